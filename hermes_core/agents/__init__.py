@@ -1,0 +1,1 @@
+"""What turns a prompt into tool calls until done: the model loop and the baselines `oracle` and `nop`."""

@@ -1,0 +1,1 @@
+"""Environments: items, prompts, hooks; one rollout, many rollouts, and the trajectory record."""

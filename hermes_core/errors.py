@@ -1,0 +1,156 @@
+"""The error tree: every error says what went wrong, where (sandbox, slot, trajectory) and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class ErrorKind(StrEnum):
+    """Why a tool call did not succeed, as carried by `ExecutionResult.error_kind`.
+
+    `command` is data (the command itself failed), `timeout` its time limit, `policy` a refusal by the rules of the
+    slot, and `infra` ours: provisioning, transport, a lost sandbox. Only `infra` is retried on a fresh slot.
+    """
+
+    COMMAND = "command"
+    TIMEOUT = "timeout"
+    INFRA = "infra"
+    POLICY = "policy"
+
+
+class FailureKind(StrEnum):
+    """Why a rollout has no reward, as carried by the trajectory record's `failure.kind`."""
+
+    INFRA = "infra"
+    SETUP = "setup"
+    MODEL = "model"
+    VERIFIER = "verifier"
+    CANCELLED = "cancelled"
+
+
+class HermesError(Exception):
+    """Base of every error that hermes-rl raises on purpose.
+
+    Args:
+        message: what went wrong, in one sentence.
+        hint: what to do next, in one sentence.
+        sandbox_id, slot_id, trajectory_id: where it happened, as far as known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        sandbox_id: str | None = None,
+        slot_id: str | None = None,
+        trajectory_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.sandbox_id = sandbox_id
+        self.slot_id = slot_id
+        self.trajectory_id = trajectory_id
+
+    def __str__(self) -> str:
+        places = (("sandbox", self.sandbox_id), ("slot", self.slot_id), ("trajectory", self.trajectory_id))
+        where = ", ".join(f"{word} {value}" for word, value in places if value)
+        text = f"{self.message} [{where}]" if where else self.message
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class UsageError(HermesError):
+    """The caller asked for something that cannot be: a wrong name, value or combination. Exit code 2."""
+
+
+class ConfigError(UsageError):
+    """A configuration file, environment variable or option is wrong."""
+
+
+class UnknownNameError(UsageError):
+    """A backend, environment, tool, profile, level or key of that name does not exist."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
+        self.name = name
+        self.known = sorted(known)
+        super().__init__(f"unknown {what} {name!r}", hint=hint or nearest_hint(name, self.known))
+
+
+class PluginError(HermesError):
+    """A plugin could not be loaded, clashes with another, or was made for another plugin API."""
+
+
+class DatasetError(HermesError):
+    """A dataset, or one row of it, cannot be used; names the row and the field."""
+
+
+class PolicyError(HermesError):
+    """The rules of the sandbox refuse this: an isolation level, a network policy, a path, a capability."""
+
+
+class InfraError(HermesError):
+    """Provisioning, transport or a lost sandbox. Never the model's doing, never turned into a reward."""
+
+
+class ProvisionError(InfraError):
+    """A sandbox could not be created or prepared."""
+
+
+class ChannelLost(InfraError):
+    """The byte stream to the sandbox broke; the sandbox itself may well be alive."""
+
+
+class SandboxLost(InfraError):
+    """The sandbox died, or could not be reached again before its deadline."""
+
+
+class SlotLost(InfraError):
+    """The slot is gone with its sandbox, or was quarantined."""
+
+
+class AcquireTimeout(InfraError):
+    """No slot became free before the deadline; carries the pool's counts in its message."""
+
+
+class StaleSlotError(UsageError):
+    """A slot handle was used after its lease had been released."""
+
+
+class CommandError(HermesError):
+    """A command or file operation inside the slot failed for a reason of its own (missing file, bad directory).
+
+    `code` is a stable word for the reason: `not_found`, `is_a_directory`, `not_a_directory`, `permission`,
+    `not_a_file`, `exists`, `no_space`, `too_large`, `invalid`, `unknown_process`, `spawn`, `failed`.
+    """
+
+    def __init__(self, message: str, *, code: str = "failed", hint: str | None = None, slot_id: str | None = None) -> None:
+        super().__init__(message, hint=hint, slot_id=slot_id)
+        self.code = code
+
+
+class ToolArgumentError(HermesError):
+    """A tool was called with arguments that its schema refuses: an answer to the model, not a crash."""
+
+
+class SetupFailed(HermesError):
+    """An environment's workspace set-up failed for a reason that lies in the task or the environment."""
+
+
+class VerifierError(HermesError):
+    """The verification itself failed (not the agent's work): no reward is given."""
+
+
+class ModelError(HermesError):
+    """The model's endpoint failed: unreachable, refused, rate-limited beyond patience, or answering garbage."""
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """One line that names the nearest known word to `name`, or lists what there is."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}? known: {', '.join(names)}"
+    return f"known: {', '.join(names)}" if names else "none is registered"

@@ -1,0 +1,100 @@
+"""What can be done in a slot: the one interface that tools and environments use, guest or no guest behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
+
+OUTPUT_LIMIT = 1 << 20
+"""Bytes of each of stdout and stderr that a command's result keeps, head and tail together."""
+
+MAX_FILE_BYTES = 64 << 20
+"""The most that `read_file` gives in one piece; larger files are read in parts."""
+
+
+class SlotCommands(Protocol):
+    """The commands of one slot.
+
+    Relative paths start at the slot's workspace. Every method may be cancelled: what it started is then killed.
+    All of them raise `InfraError` (`ChannelLost`, `SandboxLost`, `SlotLost`) when the sandbox can't be reached,
+    `StaleSlotError` after release, and `CommandError` with a `code` when the operation itself fails.
+    """
+
+    @property
+    def workspace_dir(self) -> str:
+        """The slot's workspace, as seen from inside the sandbox."""
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        merge_stderr: bool = False,
+        spool: bool = False,
+    ) -> CommandResult:
+        """Run a command to its end: a string by the slot's shell, a sequence as it is.
+
+        Args:
+            cwd: directory, relative to the workspace; missing is a `CommandError` with code `not_found`.
+            env: further environment variables.
+            stdin: what it reads; None is an empty input.
+            timeout_s: after this TERM, a grace period, KILL of all that it started; None is no limit.
+            output_limit: bytes kept of each stream, half of them the head, half the tail.
+            merge_stderr: both streams in one, in the order written.
+            spool: keep the whole output in a file of the slot (`CommandResult.spool_path`).
+        """
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        buffer_bytes: int = 200_000,
+    ) -> ProcessStatus:
+        """Start a background process; its exit code and the end of its log outlive it."""
+
+    async def processes(self) -> Sequence[ProcessStatus]:
+        """The slot's background processes, running and ended, oldest first."""
+
+    async def poll(self, process_id: str) -> ProcessStatus:
+        """One background process. `CommandError` with code `unknown_process` if there is none of that id."""
+
+    async def log(self, process_id: str, *, offset: int = 0, limit: int = 200_000) -> LogChunk:
+        """Its output from a byte offset on; the first byte still held when that one has left the buffer."""
+
+    async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
+        """Wait for its end, or until the time limit; the status says which."""
+
+    async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
+        """Write to its standard input, and close it if `eof`; the number of bytes taken."""
+
+    async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
+        """TERM, then KILL after the grace period, to it and all that it started."""
+
+    async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
+        """Up to `limit` bytes of a regular file from `offset`, opened with the slot's rights."""
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
+        """Replace (or extend) a file, making its parent directories; all of it or an error."""
+
+    async def stat(self, path: str) -> FileStat:
+        """What the path is; a link is not followed."""
+
+    async def list_dir(self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000) -> Sequence[FileStat]:
+        """The entries of a directory, sorted by path relative to it. More than `max_entries` is code `too_large`."""
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or, if `recursive`, a directory tree."""
+
+    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
+        """Unpack a tar stream (plain or gzip) below the directory `path`, which is made. Members can't leave it."""
+
+    async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """A plain tar of the directory's contents. More than `max_bytes` is code `too_large`."""

@@ -1,0 +1,234 @@
+"""The backend contract: what a sandbox provider implements (creation and one primitive, the channel)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hermes_core.errors import UnknownNameError
+
+
+class Isolation(IntEnum):
+    """What separates the slots of one sandbox, weakest to strongest. `docs/threat-model.md` says what each promises."""
+
+    SHARED = 0
+    USER = 1
+    NAMESPACE = 2
+    DEDICATED = 3
+
+    @classmethod
+    def parse(cls, value: str | Isolation) -> Isolation:
+        """The level of that name.
+
+        Raises:
+            UnknownNameError: no level has this name.
+        """
+        if isinstance(value, Isolation):
+            return value
+        try:
+            return cls[value.upper()]
+        except KeyError:
+            raise UnknownNameError("isolation level", value, [level.label for level in cls]) from None
+
+    @property
+    def label(self) -> str:
+        """The level's name as people write it: `user`."""
+        return self.name.lower()
+
+
+class Network(StrEnum):
+    """A sandbox's network policy: none at all, or the provider's ordinary network."""
+
+    NONE = "none"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend's sandboxes can do. What is not declared is refused, never silently ignored."""
+
+    isolation: frozenset[Isolation]
+    network: frozenset[Network] = frozenset({Network.OPEN})
+    attach: bool = False
+    snapshot: bool = False
+    gpu: bool = False
+
+
+class SandboxConfig(BaseModel):
+    """The settings of one profile. Backends subclass it to add their own; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    name: str = "default"
+    """The profile's name."""
+    image: str | None = None
+    """What the sandbox is made from, in the provider's terms; `local` has none."""
+    cpu: float | None = Field(default=None, gt=0)
+    """CPU cores of one sandbox; None is the provider's default."""
+    memory: int | None = Field(default=None, gt=0)
+    """Memory of one sandbox in MiB; None is the provider's default."""
+    slots_per_sandbox: int = Field(default=10, ge=1, le=256)
+    """Slots in one sandbox."""
+    min_sandboxes: int = Field(default=1, ge=0)
+    """Sandboxes kept warm."""
+    max_sandboxes: int = Field(default=5, ge=1)
+    """Sandboxes at most."""
+    reserve_slots: int = Field(default=1, ge=0)
+    """Slots that only verification may take, so that rollouts never wait for each other."""
+    idle_timeout: float = Field(default=120, gt=0)
+    """Seconds after which an idle sandbox above the minimum is ended."""
+    acquire_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that `acquire` waits for a slot before it fails."""
+    execution_timeout_s: float = Field(default=30.0, gt=0)
+    """The time limit of a tool call that names none, in seconds."""
+    orphan_ttl_s: float = Field(default=30.0, gt=0)
+    """Seconds without a word from the driver after which a sandbox ends itself."""
+    network: Network = Network.OPEN
+    """The sandbox's network policy."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Plain environment variables of every command."""
+    max_processes: int = Field(default=512, ge=16)
+    """Processes of one slot at most."""
+    visible_paths: tuple[str, ...] = ()
+    """Further paths of the sandbox (or, on `local`, the host) that slots of level `namespace` may read."""
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """Everything that a backend needs to create one sandbox."""
+
+    lease_id: str
+    """Set at creation as label, tag or record: creating twice with one lease gives one sandbox."""
+    owner: str
+    """Who the sandbox belongs to: one id per runtime."""
+    config: SandboxConfig
+    isolation: Isolation
+    """The weakest level that the sandbox must be able to give its slots."""
+    command: tuple[str, ...]
+    """Core's anchor: the main process of the sandbox, whose exit ends it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class SandboxStatus(StrEnum):
+    """Whether a sandbox runs, has ended, or is not known to its provider any more."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class SandboxInfo:
+    """One line of `Backend.list()`: what the provider says about a sandbox that carries our label."""
+
+    sandbox_id: str
+    owner: str
+    lease_id: str
+    created: float
+    """Seconds since the epoch."""
+    status: SandboxStatus
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Whether a backend can be used here, and what to do if not: a line of `hermes-rl doctor`."""
+
+    usable: bool
+    summary: str
+    details: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+class Channel(ABC):
+    """A duplex byte stream to one process in a sandbox, with backpressure both ways.
+
+    Every await may be cancelled. A transport that dies raises `ChannelLost` from `read` and `write`; a process that
+    ends gives `b""` from `read` and its status from `wait`.
+    """
+
+    @abstractmethod
+    async def read(self, n: int) -> bytes:
+        """Up to `n` bytes of standard output, at least one; `b""` at the end of the stream."""
+
+    @abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Write all of `data` to standard input; returns once the transport has taken it."""
+
+    @abstractmethod
+    async def wait(self) -> int:
+        """The exit status of the process, once it has ended."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End the stream (the process may live on). Idempotent; never raises `ChannelLost`."""
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last few KB of standard error, for error messages."""
+        return ""
+
+
+class Sandbox(ABC):
+    """One isolated machine. Only the pool that created it terminates it."""
+
+    id: str
+    workspace_base: str = "/data"
+    """Where slots' workspaces are, as seen from inside the sandbox."""
+    state_dir: str = "/data/.hermes"
+    """The guest's own directory, as seen from inside the sandbox; no slot can read it."""
+
+    @abstractmethod
+    async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+        """Start `argv` in the sandbox and give the stream to it.
+
+        Raises:
+            ChannelLost: the provider could not be reached.
+            SandboxLost: the sandbox is not there any more.
+        """
+
+    @abstractmethod
+    async def status(self) -> SandboxStatus:
+        """What the provider says about this sandbox now."""
+
+    @abstractmethod
+    async def terminate(self) -> None:
+        """End the sandbox with all of its processes and files. Idempotent; returns when it is gone."""
+
+
+class Backend(ABC):
+    """Makes sandboxes of one kind. Slots, pools, commands and files are core's, built on `Sandbox.open`."""
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[SandboxConfig]] = SandboxConfig
+    capabilities: Capabilities
+
+    @abstractmethod
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Create the sandbox of this spec, or give the one that exists for its `lease_id`.
+
+        Raises:
+            ProvisionError: the provider failed; says which step and what to do.
+            PolicyError: the spec asks for what this backend cannot grant.
+        """
+
+    @abstractmethod
+    async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
+        """The sandboxes that carry our label, of one owner or of all."""
+
+    @abstractmethod
+    async def terminate_id(self, sandbox_id: str) -> None:
+        """End a sandbox that we hold no handle of. Idempotent."""
+
+    @abstractmethod
+    async def check(self) -> Diagnosis:
+        """Whether this backend can be used here. Never raises for an unusable host."""
+
+    async def aclose(self) -> None:
+        """Release the connection to the provider. Does not end sandboxes."""
+        return

@@ -1,0 +1,1 @@
+"""What the model can call: tools, their registry, toolsets and distributions."""
