@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 
 class ErrorKind(StrEnum):
@@ -145,6 +146,9 @@ class VerifierError(HermesError):
 
 class ModelError(HermesError):
     """The model's endpoint failed: unreachable, refused, rate-limited beyond patience, or answering garbage."""
+
+    result: Any = None
+    """The `AgentResult` up to the failure, set by the agent that met it."""
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
