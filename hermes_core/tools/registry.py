@@ -1,0 +1,188 @@
+"""The tool registry: tools, toolsets and distributions by name, and the one way in which tools are called."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from hermes_core.errors import (
+    CommandError,
+    ErrorKind,
+    HermesError,
+    InfraError,
+    PluginError,
+    PolicyError,
+    StaleSlotError,
+    ToolArgumentError,
+    UnknownNameError,
+)
+from hermes_core.sandbox.results import ExecutionResult
+from hermes_core.tools.base import CallContext, Tool, ToolOutcome
+from hermes_core.tools.schema import function_schema, parse_arguments
+from hermes_core.tools.toolsets import Distribution, Toolset
+
+logger = logging.getLogger(__name__)
+
+
+class ToolRegistry:
+    """Tools, toolsets and distributions, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, Tool] = {}
+        self._toolsets: dict[str, Toolset] = {}
+        self._distributions: dict[str, Distribution] = {}
+        self._origins: dict[tuple[str, str], str] = {}
+        self._origin = "the caller"
+
+    @contextmanager
+    def adding(self, origin: str) -> Iterator[None]:
+        """Whatever is added inside the block is recorded as coming from `origin` (a plugin's name)."""
+        before, self._origin = self._origin, origin
+        try:
+            yield
+        finally:
+            self._origin = before
+
+    def add(self, tool: Tool) -> None:
+        """Add a tool.
+
+        Raises:
+            PluginError: another tool has this name; the message names both origins.
+        """
+        self._claim("tool", tool.name)
+        self._tools[tool.name] = tool
+
+    def add_toolset(
+        self, name: str, tools: Iterable[str] = (), includes: Iterable[str] = (), *, summary: str = ""
+    ) -> None:
+        """Add a named group of tools, and of the tools of other groups. Names are looked up when it is resolved.
+
+        Raises:
+            PluginError: another toolset has this name.
+            ConfigError: the name is reserved.
+        """
+        toolset = Toolset(name, tuple(tools), tuple(includes), summary)
+        self._claim("toolset", name)
+        self._toolsets[name] = toolset
+
+    def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
+        """Add a weighted choice of toolsets: each is drawn by itself with its probability in percent.
+
+        Raises:
+            PluginError: another distribution has this name.
+            ConfigError: a probability is not within 0 to 100, or all are 0.
+        """
+        distribution = Distribution(name, dict(percent), summary)
+        self._claim("distribution", name)
+        self._distributions[name] = distribution
+
+    def _claim(self, what: str, name: str) -> None:
+        if (other := self._origins.get((what, name))) is not None:
+            message = f"{what} {name!r} is registered twice: by {other} and by {self._origin}"
+            raise PluginError(message, hint="leave one of them out with HERMES_PLUGINS, or rename it")
+        self._origins[what, name] = self._origin
+
+    def get(self, name: str) -> Tool:
+        """The tool of that name.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        try:
+            return self._tools[name]
+        except KeyError:
+            raise UnknownNameError("tool", name, self._tools) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
+
+    def names(self) -> list[str]:
+        """All tools."""
+        return list(self._tools)
+
+    def origin(self, name: str) -> str:
+        """Where the tool of that name came from.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        return self._origins["tool", self.get(name).name]
+
+    @property
+    def toolsets(self) -> Mapping[str, Toolset]:
+        """All toolsets, those included that tools name as theirs and nobody added."""
+        implied = {name: Toolset(name) for tool in self._tools.values() for name in tool.toolsets}
+        return {**implied, **self._toolsets}
+
+    @property
+    def distributions(self) -> Mapping[str, Distribution]:
+        """All distributions."""
+        return dict(self._distributions)
+
+    def schemas(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """The function schemas of these tools (all, if None), for a chat completion request.
+
+        Raises:
+            UnknownNameError: there is no tool of one of the names.
+        """
+        return [function_schema(self.get(name)) for name in (self.names() if names is None else names)]
+
+    async def call(self, tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:
+        """Call a tool. Whatever it or its caller does wrong ends in the result, as an answer to the model.
+
+        Raises:
+            InfraError: the sandbox or the way to it failed.
+            StaleSlotError: the slot's lease has ended.
+        """
+        result = await _run(tool, ctx, args)
+        if ctx.slot is not None and not result.slot_id:
+            result = replace(result, slot_id=ctx.slot.slot_id)
+        return result
+
+
+async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:
+    if tool.where == "driver":
+        ctx = replace(ctx, commands=None, slot=None)
+    else:
+        ctx.require_commands()
+    try:
+        return _result(await tool.handler(ctx, parse_arguments(tool, args)))
+    except (InfraError, StaleSlotError):
+        raise
+    except ToolArgumentError as error:
+        return _failed(str(error), ErrorKind.COMMAND, invalid_arguments=True)
+    except CommandError as error:
+        return _failed(_message(error), ErrorKind.COMMAND, code=error.code)
+    except PolicyError as error:
+        return _failed(_message(error), ErrorKind.POLICY)
+    except TimeoutError:
+        return _failed(f"{tool.name} was not done within its time limit", ErrorKind.TIMEOUT, timed_out=True)
+    except Exception as error:
+        logger.exception("tool %s failed in trajectory %s", tool.name, ctx.trajectory_id)
+        return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ErrorKind.COMMAND)
+
+
+def _result(outcome: ToolOutcome) -> ExecutionResult:
+    if isinstance(outcome, str):
+        return ExecutionResult(success=True, output=outcome)
+    if isinstance(outcome, ExecutionResult):
+        json.dumps(outcome.to_tool_result())  # what the model can't be told must not surface far from here
+        return outcome
+    text = json.dumps(outcome, ensure_ascii=False)
+    error = outcome.get("error")
+    kind = ErrorKind.COMMAND if error else None
+    output = str(outcome["output"]) if "output" in outcome else text
+    return ExecutionResult(not error, output, str(error or ""), error_kind=kind, answer=dict(outcome))
+
+
+def _message(error: HermesError) -> str:
+    """The error without the ids of our sandboxes, which tell a model nothing."""
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+def _failed(error: str, kind: ErrorKind, **metadata: Any) -> ExecutionResult:
+    return ExecutionResult(False, error=error, error_kind=kind, metadata=metadata, answer={"error": error})

@@ -1,0 +1,185 @@
+"""From pydantic models to what models read: function schemas, and wrong arguments explained."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from hermes_core.errors import ToolArgumentError
+from hermes_core.tools.base import Tool
+
+Schema = dict[str, Any]
+
+_NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas")
+_LISTED_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems")
+_SINGLE_SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames")
+_MAX_ENCODINGS = 3
+"""How often arguments may have been JSON-encoded on top of each other."""
+
+
+def function_schema(tool: Tool) -> Schema:
+    """The tool as an entry of a chat completion request's `tools`."""
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters_schema(tool.params)}
+    return {"type": "function", "function": function}
+
+
+def parameters_schema(params: type[BaseModel]) -> Schema:
+    """The JSON schema of a parameters model, as plain as it can be said.
+
+    References are resolved (a model that contains itself keeps its `$defs`), generated titles are left out, an optional
+    parameter has its plain type instead of a union with null, and unknown arguments are refused unless the model
+    allows them.
+    """
+    raw = params.model_json_schema()
+    definitions: Mapping[str, Schema] = raw.pop("$defs", {})
+    recursive: set[str] = set()
+    if "$ref" in raw:  # a model that contains itself is a reference at the top
+        raw = dict(definitions[_reference(raw)])
+    schema: Schema = _plain(raw, definitions, (), recursive)
+    schema.pop("description", None)  # the class's docstring; the tool's own description stands beside the parameters
+    schema.setdefault("properties", {})
+    if params.model_config.get("extra") != "allow":
+        schema["additionalProperties"] = False
+    kept: dict[str, Schema] = {}
+    while missing := recursive - kept.keys():
+        name = min(missing)
+        kept[name] = _plain(definitions[name], definitions, (name,), recursive)
+    if kept:
+        schema["$defs"] = kept
+    return schema
+
+
+def _reference(schema: Mapping[str, Any]) -> str:
+    return str(schema["$ref"]).removeprefix("#/$defs/")
+
+
+def _plain(schema: Any, definitions: Mapping[str, Schema], inside: tuple[str, ...], recursive: set[str]) -> Any:
+    """`schema` with references resolved and noise removed. `inside` are the definitions being resolved right now."""
+    if not isinstance(schema, dict):
+        return schema  # `additionalProperties: false` and the like
+    if "$ref" in schema:
+        name = _reference(schema)
+        if name in inside or name in recursive:
+            recursive.add(name)
+            return {key: value for key, value in schema.items() if key != "title"}
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        return _plain({**definitions[name], **beside}, definitions, (*inside, name), recursive)
+    schema = _without_null(schema)
+    if "$ref" in schema:
+        return _plain(schema, definitions, inside, recursive)
+    result: Schema = {}
+    for key, value in schema.items():
+        if key in ("title", "discriminator"):
+            continue
+        if key in _NAMED_SCHEMAS:
+            result[key] = {name: _plain(each, definitions, inside, recursive) for name, each in value.items()}
+        elif key in _LISTED_SCHEMAS:
+            result[key] = [_plain(each, definitions, inside, recursive) for each in value]
+        elif key in _SINGLE_SCHEMAS:
+            result[key] = _plain(value, definitions, inside, recursive)
+        else:
+            result[key] = value
+    return result
+
+
+def _without_null(schema: Schema) -> Schema:
+    """An optional parameter whose default is null, said as its plain type: leaving it out is how to give null."""
+    branches = schema.get("anyOf")
+    if branches is None or "default" not in schema or schema["default"] is not None:
+        return schema
+    others = [branch for branch in branches if branch != {"type": "null"}]
+    rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    if len(others) == len(branches):
+        return schema
+    return {**others[0], **rest} if len(others) == 1 else {**rest, "anyOf": others}
+
+
+def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> BaseModel:
+    """The tool's parameters from what a model or a hook gave.
+
+    Args:
+        arguments: a mapping, or JSON text of one (encoded more than once is understood; empty is no arguments).
+
+    Raises:
+        ToolArgumentError: they are not what the tool takes; the message says what is wrong and what is expected.
+    """
+    values = _decode(tool, arguments)
+    model = tool.params
+    problems = []
+    if model.model_config.get("extra") not in ("forbid", "allow"):  # else pydantic would drop them without a word
+        known = {name for key, field in model.model_fields.items() for name in (key, field.alias or key)}
+        problems = [_unknown(tool, name) for name in values if name not in known]
+    try:
+        parsed = model.model_validate(values)
+    except ValidationError as error:
+        problems += [_problem(tool, each) for each in error.errors(include_url=False, include_input=False)]
+    else:
+        if not problems:
+            return parsed
+    raise _argument_error(tool, "; ".join(problems))
+
+
+def _decode(tool: Tool, arguments: Any) -> dict[str, Any]:
+    for _ in range(_MAX_ENCODINGS):
+        if not isinstance(arguments, str):
+            break
+        if not arguments.strip():
+            return {}
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise _argument_error(tool, f"the arguments are not valid JSON: {error}") from error
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        kind = {str: "a string", list: "an array", bool: "a boolean", int: "a number", float: "a number"}
+        raise _argument_error(tool, f"the arguments must be a JSON object, not {kind.get(type(arguments), 'that')}")
+    return {str(key): value for key, value in arguments.items()}
+
+
+def _problem(tool: Tool, error: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+        return _unknown(tool, place)
+    if error["type"] == "missing":
+        return f"{place}: is required"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
+
+
+def _unknown(tool: Tool, name: str) -> str:
+    close = difflib.get_close_matches(name, parameters_schema(tool.params)["properties"], n=1)
+    return f"{name}: no such argument" + (f" (did you mean {close[0]!r}?)" if close else "")
+
+
+def _argument_error(tool: Tool, problem: str) -> ToolArgumentError:
+    return ToolArgumentError(
+        f"wrong arguments for {tool.name}: {problem}", hint=f"expected: {expected_arguments(tool)}"
+    )
+
+
+def expected_arguments(tool: Tool) -> str:
+    """The tool's parameters on one line: `command: string, required; timeout: number`."""
+    schema = parameters_schema(tool.params)
+    required = schema.get("required", [])
+    parts = []
+    for name, each in schema["properties"].items():
+        words = [_type_words(each)]
+        if name in required:
+            words.append("required")
+        elif "default" in each:
+            words.append(f"default {json.dumps(each['default'], ensure_ascii=False, default=str)}")
+        parts.append(f"{name}: {', '.join(words)}")
+    return "; ".join(parts) or "no arguments"
+
+
+def _type_words(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return "one of " + ", ".join(json.dumps(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(_type_words(each) for each in schema["anyOf"])
+    return str(schema.get("type", "any"))
