@@ -1,0 +1,185 @@
+"""A leased slot as environment hooks see it: commands, tools, prepared directories, and what the agent left."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from hermes_core.errors import CommandError, InfraError, SetupFailed
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.results import ExecutionResult, Slot
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.tool_backend import ToolBackend
+
+Build = Callable[[SlotCommands, str], Awaitable[None]]
+"""Fills a prepared directory: called with the preparation user's commands and the absolute directory made for it."""
+
+T = TypeVar("T")
+
+MAX_FILES_BYTES = 64 << 20
+MAX_DIFF_BYTES = 8 << 20
+DIFF_TIMEOUT_S = 120.0
+PREPARE_TIMEOUT_S = 1800.0
+
+# A temporary index, so that the repository's own stays as the agent left it. Hooks, external diffs and text
+# conversions that the agent may have configured are not asked.
+_DIFF_SCRIPT = r"""set -e
+index=$(mktemp -d)
+trap 'rm -rf "$index"' EXIT
+export GIT_INDEX_FILE="$index/index" GIT_OPTIONAL_LOCKS=0 GIT_TERMINAL_PROMPT=0
+if [ -n "$DIFF_BINARY" ]; then printf '* -diff\n' > "$index/attributes"; else : > "$index/attributes"; fi
+git() {
+  command git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.quotePath=true \
+    -c core.attributesFile="$index/attributes" "$@"
+}
+cd "$(git rev-parse --show-toplevel)"
+git read-tree "$DIFF_BASE"
+git add -A .
+git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv "$DIFF_BASE" --
+"""
+
+
+class LeasedSlot:
+    """One leased slot. Every `InfraError` met in it is noted, so that a hook cannot swallow one by mistake.
+
+    Attributes:
+        slot: the handle.
+        commands: what can be done in the slot, as the slot's user.
+        preparation: the same as the preparation user of the slot's sandbox, in the directory of prepared things.
+    """
+
+    def __init__(
+        self, backend: ToolBackend, slot: Slot, note_infra: Callable[[InfraError], None], *, group: str | None = None
+    ) -> None:
+        self.slot = slot
+        self.group = group
+        self._backend = backend
+        self._note_infra = note_infra
+        self.commands = cast("SlotCommands", _Watched(backend.commands(slot), note_infra))
+
+    @property
+    def preparation(self) -> SlotCommands:
+        """The preparation user's commands on this slot's sandbox."""
+        return cast("SlotCommands", _Watched(self._backend.preparation(self.slot), self._note_infra))
+
+    async def exec_tool(
+        self,
+        tool_name: str,
+        args: Mapping[str, Any] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the name that environments call it by
+    ) -> ExecutionResult:
+        """Run a slot tool (`bash`, `read_file`, `write_file`) or a registered sandbox tool in this slot.
+
+        Args:
+            timeout: seconds; None is the profile's `execution_timeout`.
+
+        Raises:
+            InfraError: the sandbox failed. Everything else that goes wrong is in the result.
+            StaleSlotError: the slot was released.
+        """
+        return await self._watch(self._backend.execute(self.slot, tool_name, args or {}, timeout_s=timeout))
+
+    async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
+        """Make a directory once per sandbox and key, as a user that no slot has; slots can read it, not write it.
+
+        Args:
+            key: names the content. Whoever asks for the same key while it is being made waits for it.
+            build: an async function of the preparation user's commands and the directory, or one or more shell
+                commands that run in the directory.
+            private: slots can't even read it.
+
+        Returns:
+            The directory's absolute path in the sandbox.
+
+        Raises:
+            SetupFailed: a shell command of `build` failed; the next caller tries again.
+        """
+        function = (
+            build if callable(build) else functools.partial(_run_all, [build] if isinstance(build, str) else build)
+        )
+        return await self._watch(self._backend.prepare(self.slot, key, function, private=private))
+
+    async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
+        """A plain tar of a directory's contents as the slot's user may read them.
+
+        Raises:
+            CommandError: it is larger than `max_bytes` (code `too_large`), or is no directory.
+        """
+        return await self.commands.tar_out(path, max_bytes=max_bytes)
+
+    async def diff(self, path: str = ".", *, base: str = "HEAD", max_bytes: int = MAX_DIFF_BYTES) -> str:
+        """What changed in the git repository at `path` since `base`, new files included, as `git apply` takes it.
+
+        It runs git in the slot, on a repository that the agent could have changed in any way: what it says is the
+        agent's work, no more. Whatever that git started is dead when it returns.
+
+        Raises:
+            CommandError: there is no such repository or commit, or the diff is larger than `max_bytes`.
+        """
+        try:
+            try:
+                return (await self._diff(path, base, max_bytes, binary=False)).decode("utf-8")
+            except UnicodeDecodeError:  # text in another encoding: only git's binary form carries it through JSON
+                return (await self._diff(path, base, max_bytes, binary=True)).decode("utf-8", "replace")
+        finally:
+            await self._watch(self._backend.kill_everything(self.slot))
+
+    async def _diff(self, path: str, base: str, max_bytes: int, *, binary: bool) -> bytes:
+        done = await self.commands.run(
+            _DIFF_SCRIPT,
+            cwd=path,
+            env={"DIFF_BASE": base, "DIFF_BINARY": "1" if binary else ""},
+            timeout_s=DIFF_TIMEOUT_S,
+            output_limit=2 * max_bytes,
+        )
+        if not done.ok:
+            reason = done.error_text.strip()[-500:] or f"exit code {done.returncode}"
+            raise CommandError(f"no diff of {path!r} against {base!r}: {reason}", slot_id=self.slot.slot_id)
+        if done.truncated or len(done.stdout) > max_bytes:
+            size = f"{done.stdout_bytes} bytes, more than {max_bytes}"
+            raise CommandError(f"the diff of {path!r} has {size}", code="too_large", slot_id=self.slot.slot_id)
+        return done.stdout
+
+    async def _watch(self, awaitable: Awaitable[T]) -> T:
+        try:
+            return await awaitable
+        except InfraError as error:
+            self._note_infra(error)
+            raise
+
+
+class Fresh(LeasedSlot):
+    """A fresh slot for verification: another lease than the agent's, which no agent has written in."""
+
+
+class _Watched:
+    """`SlotCommands` whose infrastructure errors are noted on their way out."""
+
+    def __init__(self, commands: SlotCommands, note_infra: Callable[[InfraError], None]) -> None:
+        self._commands = commands
+        self._note_infra = note_infra
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._commands, name)
+        if not inspect.ismethod(attribute):
+            return attribute
+
+        @functools.wraps(attribute)
+        async def watched(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await attribute(*args, **kwargs)
+            except InfraError as error:
+                self._note_infra(error)
+                raise
+
+        return watched
+
+
+async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str) -> None:
+    for line in lines:
+        done = await commands.run(line, cwd=directory, timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
+        if not done.ok:
+            raise SetupFailed(f"preparing failed with {done.returncode}: {line[:200]}\n{done.text[-2000:]}".rstrip())
