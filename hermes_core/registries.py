@@ -1,0 +1,252 @@
+"""Names that plugins claim: who claims what, clashes, and errors that say which plugin would have had it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.errors import PluginError, UnknownNameError
+
+if TYPE_CHECKING:
+    from hermes_core.tools.base import Tool
+
+
+class PluginStatus(StrEnum):
+    """Whether a plugin is in use: loaded, failed to load, or left out by the allow-list."""
+
+    LOADED = "loaded"
+    FAILED = "failed"
+    EXCLUDED = "excluded"
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """One plugin: its name, where it comes from, and how loading it went."""
+
+    name: str
+    """The entry point's name."""
+    distribution: str = ""
+    """What was installed with pip; empty for an object that was handed to the runtime."""
+    version: str = ""
+    builtin: bool = False
+    status: PluginStatus = PluginStatus.LOADED
+    reason: str = ""
+    """Why it is not in use."""
+    hint: str = ""
+    """What to do about it."""
+    hooks: tuple[str, ...] = ()
+    """The hooks that it implements."""
+
+    @property
+    def label(self) -> str:
+        """How error messages call it: `plugin 'docker' (hermes-rl-docker 0.1.0)`."""
+        origin = f"{self.distribution} {self.version}".strip() or "given to the runtime"
+        return f"plugin {self.name!r} ({origin})"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One claim of one plugin on a name of one kind (`backend`, `environment`, `tool`, …)."""
+
+    kind: str
+    name: str
+    value: Any
+    """What the name stands for; a string is `package.module:attribute`, imported on first use."""
+    plugin: PluginInfo
+    aliases: tuple[str, ...] = ()
+    summary: str = ""
+    requires: tuple[str, ...] = ()
+
+    def load(self) -> Any:
+        """The thing itself, imported if it was given by name.
+
+        Raises:
+            PluginError: it cannot be imported; names the plugin, its distribution and the reason.
+        """
+        if not isinstance(self.value, str):
+            return self.value
+        module, _, attribute = self.value.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except Exception as error:
+            raise PluginError(
+                f"{self.kind} {self.name!r} of {self.plugin.label} cannot be loaded: {describe(error)}",
+                hint=import_hint(error, self.plugin),
+            ) from error
+
+
+class Claims:
+    """What one plugin claims, gathered while its registration hooks run."""
+
+    def __init__(self, plugin: PluginInfo) -> None:
+        self.plugin = plugin
+        self.entries: list[Entry] = []
+
+    def claim(
+        self,
+        kind: str,
+        name: str,
+        value: Any,
+        *,
+        aliases: Iterable[str] = (),
+        summary: str = "",
+        requires: Iterable[str] = (),
+    ) -> None:
+        """Record a claim on `name` and `aliases`.
+
+        Raises:
+            PluginError: a name is empty, has white space, or starts with a dash.
+        """
+        aliases = tuple(aliases)
+        for word in (name, *aliases):
+            if not isinstance(word, str) or not re.fullmatch(r"[^\s-]\S*", word):
+                raise PluginError(f"{word!r} cannot be the name of a {kind}", hint="use letters, digits, '-' and '_'")
+        self.entries.append(Entry(kind, name, value, self.plugin, aliases, summary, tuple(requires)))
+
+
+class Registrar(Claims):
+    """What a plugin's `hermes_register_…` hook is given: `add` claims a name for that plugin."""
+
+    def __init__(self, kind: str, plugin: PluginInfo) -> None:
+        super().__init__(plugin)
+        self.kind = kind
+
+    def add(
+        self,
+        name: str,
+        factory: str | Callable[..., Any],
+        *,
+        aliases: Iterable[str] = (),
+        summary: str = "",
+        requires: Iterable[str] = (),
+    ) -> None:
+        """Claim `name` (and `aliases`) for `factory`.
+
+        Args:
+            factory: a callable, or `package.module:attribute`, which is imported on first use.
+            summary: one line for `hermes-rl backends`, `envs`, ….
+            requires: what has to be there for it to work, in words: `docker daemon`, `MODAL_TOKEN_ID`.
+
+        Raises:
+            PluginError: the name or the factory is malformed.
+        """
+        if not (callable(factory) or (isinstance(factory, str) and re.fullmatch(r"[\w.]+:\w+", factory))):
+            raise PluginError(
+                f"{self.kind} {name!r}: {factory!r} is not a factory",
+                hint="give a callable, or its place as 'package.module:attribute'",
+            )
+        self.claim(self.kind, name, factory, aliases=aliases, summary=summary, requires=requires)
+
+
+class ToolRegistrar(Claims):
+    """What `hermes_register_tools` is given: tools, toolsets and distributions."""
+
+    def add(self, tool: Tool) -> None:
+        """Claim the tool's name for it."""
+        self.claim("tool", tool.name, tool, summary=tool.description, requires=tool.requires)
+
+    def add_toolset(
+        self, name: str, *, tools: Iterable[str] = (), includes: Iterable[str] = (), summary: str = ""
+    ) -> None:
+        """A named group of tools, and of the toolsets that it includes."""
+        self.claim("toolset", name, Toolset(tuple(tools), tuple(includes)), summary=summary)
+
+    def add_distribution(self, name: str, toolsets: Mapping[str, float], *, summary: str = "") -> None:
+        """A weighted choice of toolsets: the chance of each, in percent."""
+        self.claim("distribution", name, dict(toolsets), summary=summary)
+
+
+@dataclass(frozen=True)
+class Toolset:
+    """What a toolset's claim stands for."""
+
+    tools: tuple[str, ...] = ()
+    includes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The names of one kind. Names that more than one plugin claims are refused when used, and only those."""
+
+    kind: str
+    claims: tuple[Entry, ...] = ()
+    absent: tuple[PluginInfo, ...] = ()
+    """Plugins that failed to load or were left out: what they would have provided is named by these."""
+    _by_name: Mapping[str, list[Entry]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_name: dict[str, list[Entry]] = {}
+        for entry in self.claims:
+            for name in dict.fromkeys((entry.name, *entry.aliases)):
+                by_name.setdefault(name, []).append(entry)
+        object.__setattr__(self, "_by_name", by_name)
+
+    def names(self) -> list[str]:
+        """Every name that can be used, without aliases, sorted."""
+        return sorted(entry.name for entry in self.entries())
+
+    def entries(self) -> list[Entry]:
+        """The claims whose name nobody else claims, by name."""
+        return sorted((e for e in self.claims if len(self._by_name[e.name]) == 1), key=lambda e: e.name)
+
+    def clashes(self) -> dict[str, PluginError]:
+        """The names that are claimed more than once, each with its error."""
+        return {name: self._clash(name, entries) for name, entries in self._by_name.items() if len(entries) > 1}
+
+    def entry(self, name: str) -> Entry:
+        """The claim on this name or alias.
+
+        Raises:
+            UnknownNameError: nobody claims it; says so when a plugin that failed to load, or was left out, would have.
+            PluginError: more than one plugin claims it; names them.
+        """
+        entries = self._by_name.get(name, [])
+        if not entries:
+            raise self._unknown(name)
+        if len(entries) > 1:
+            raise self._clash(name, entries)
+        return entries[0]
+
+    def load(self, name: str) -> Any:
+        """What this name stands for, imported if need be. Raises as `entry` and `Entry.load` do."""
+        return self.entry(name).load()
+
+    def _clash(self, name: str, entries: Sequence[Entry]) -> PluginError:
+        who = " and ".join(dict.fromkeys(entry.plugin.label for entry in entries))
+        return PluginError(
+            f"{self.kind} {name!r} is claimed by {who}",
+            hint="uninstall one of them, or leave one out with HERMES_PLUGINS",
+        )
+
+    def _unknown(self, name: str) -> UnknownNameError:
+        wanted = _folded(name)
+        for plugin in self.absent:
+            if _folded(plugin.name) == wanted:
+                error = UnknownNameError(self.kind, name, self.names(), hint=plugin.hint)
+                error.message = f"{error.message}: {plugin.label} {plugin.reason}"
+                return error
+        error = UnknownNameError(self.kind, name, self.names())
+        failed = [plugin.label for plugin in self.absent if plugin.status is PluginStatus.FAILED]
+        if failed:
+            error.hint = f"{error.hint}; not loaded: {', '.join(failed)}, see `hermes-rl plugins`"
+        return error
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line: `ImportError: No module named 'docker'`."""
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0].rstrip(": ")
+
+
+def import_hint(error: BaseException, plugin: PluginInfo) -> str:
+    """What to do about a plugin that does not import."""
+    if isinstance(error, ModuleNotFoundError) and error.name and plugin.distribution:
+        return f"module {error.name!r} is missing: install {plugin.distribution} anew with its dependencies"
+    return f"repair or uninstall {plugin.distribution or plugin.name}"
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "-")
