@@ -1,1 +1,5 @@
-"""For authors of plugins: scripted model servers and (later) the backend conformance kit."""
+"""For authors of plugins and demos: a model server that plays a script (and, later, the backend conformance kit)."""
+
+from hermes_core.testing.scripted_server import Call, Fault, Reply, ScriptedServer, ToolScript, call
+
+__all__ = ["Call", "Fault", "Reply", "ScriptedServer", "ToolScript", "call"]

@@ -1,0 +1,155 @@
+"""Turns what a model's endpoint or client can raise into a `ModelError` that says what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from hermes_core.errors import ModelError
+
+_PASSING_STATUS = frozenset({408, 409, 425, 429})
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|window|size)|maximum context|(input|prompt) (is )?too long|too many tokens"
+    r"|longer than the (model|maximum)|max_model_len|exceeds? the maximum (number of tokens|length)",
+    re.IGNORECASE,
+)
+
+
+class ContextLengthExceeded(ModelError):
+    """The conversation no longer fits the model's context: the end of a rollout rather than a failure."""
+
+
+class BadCompletion(ModelError):
+    """The endpoint answered with something that is no chat completion."""
+
+
+class ResponseTooLarge(ModelError):
+    """The endpoint's answer has more bytes than are allowed; the rest of it was not read."""
+
+
+def root_failure(error: BaseException) -> BaseException:
+    """The failure that a retrying client gave up on, out of the wrapper that it raised."""
+    for _ in range(5):
+        attempt = getattr(error, "last_attempt", None)
+        inner = attempt.exception() if attempt is not None else None
+        if inner is None:
+            break
+        error = inner
+    return error
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether sending the same request again can help."""
+    status = status_of(error)
+    if status is None:
+        return isinstance(error, BadCompletion | TimeoutError | OSError | ValueError) or _is_connection_failure(error)
+    return (status in _PASSING_STATUS or status >= 500) and _code(error) != "insufficient_quota"
+
+
+def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "", attempts: int = 1) -> ModelError:
+    """The `ModelError` for what a client raised: what went wrong, and what to do next.
+
+    Works by status codes and shapes, so that it serves any client and loads no SDK. A `ModelError` is given back as
+    it is, except that the number of attempts is added to it.
+    """
+    error = root_failure(error)
+    place = f"the model endpoint {public_url(endpoint)}" if endpoint else "the model endpoint"
+    tries = f" after {attempts} attempts" if attempts > 1 else ""
+    if isinstance(error, ModelError):
+        return type(error)(f"{error.message}{tries}", hint=error.hint) if tries else error
+    status = status_of(error)
+    if status is not None:
+        return _for_status(status, error, place, model, tries)
+    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+        return ModelError(
+            f"{place} did not answer in time{tries}",
+            hint="lower the concurrency or the number of tokens asked for, or raise request_timeout_s",
+        )
+    if isinstance(error, OSError) or _is_connection_failure(error):
+        return ModelError(
+            f"{place} could not be reached or broke off{tries}: {_innermost(error)}",
+            hint="check that the server runs and that the base URL (host, port, /v1) is right",
+        )
+    if isinstance(error, ValueError):
+        return BadCompletion(
+            f"{place} answered with something that is not JSON{tries}: {_short(error)}",
+            hint="check that the base URL is that of an OpenAI-compatible API; it usually ends in /v1",
+        )
+    return ModelError(
+        f"asking {place} failed{tries}: {type(error).__name__}: {_short(error)}",
+        hint="this is not a failure that endpoints are known for: look at the cause below it",
+    )
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that the endpoint answered with, where it answered."""
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def public_url(url: str) -> str:
+    """The URL without the user and password that it may carry."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
+def _for_status(status: int, error: BaseException, place: str, model: str, tries: str) -> ModelError:
+    said = _said(error)
+    if status in (400, 413, 422) and (_code(error) == "context_length_exceeded" or _TOO_LONG.search(said)):
+        return ContextLengthExceeded(
+            f"the conversation no longer fits the context of model {model!r}: {said}",
+            hint="allow fewer turns or shorter tool results, or use a model with a longer context",
+        )
+    if status in (401, 403):
+        message = f"{place} refused the API key (HTTP {status}): {said}"
+        hint = "set a key that is valid for this endpoint and may use this model"
+    elif status == 404:
+        message = f"{place} does not know the model {model!r}, or has no chat completions there (HTTP 404): {said}"
+        hint = "ask it for its models (GET …/models), and check that the base URL is whole: it usually ends in /v1"
+    elif status == 429 and _code(error) == "insufficient_quota":
+        message = f"{place} has no quota left for this key (HTTP 429): {said}"
+        hint = "top up the account or use another key; waiting does not help"
+    elif status == 429:
+        message = f"{place} still limits the rate{tries} (HTTP 429): {said}"
+        hint = "lower the concurrency, or raise max_retries and max_retry_wait_s"
+    elif status >= 500 or status in _PASSING_STATUS:
+        message = f"{place} failed{tries} (HTTP {status}): {said}"
+        hint = "look at the server's own log; the run can be resumed when it is well again"
+    else:
+        message = f"{place} refused the request (HTTP {status}): {said}"
+        hint = "check that the model takes tools and the sampling parameters that are set"
+    return ModelError(message, hint=hint)
+
+
+def _said(error: BaseException) -> str:
+    """What the endpoint itself said about the failure."""
+    body = getattr(error, "body", None)
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    message: Any = inner.get("message", inner) if isinstance(inner, dict) else inner
+    return _short(message if message else error)
+
+
+def _code(error: BaseException) -> str | None:
+    """The endpoint's own word for the failure."""
+    code = getattr(error, "code", None)
+    return code if isinstance(code, str) else None
+
+
+def _is_connection_failure(error: BaseException) -> bool:
+    """By the names of the classes: every HTTP client has its own tree for these."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"APIConnectionError", "TransportError", "ClientConnectionError", "ServerDisconnectedError"})
+
+
+def _innermost(error: BaseException) -> str:
+    """The reason below a client's `Connection error.`, which names none."""
+    reason = error
+    while (cause := reason.__cause__ or reason.__context__) is not None:
+        reason = cause
+    return _short(reason) if str(reason) else type(reason).__name__
+
+
+def _short(thing: object) -> str:
+    text = " ".join(str(thing).split())
+    return text if len(text) <= 300 else f"{text[:300]}…"

@@ -1,0 +1,234 @@
+"""The agent loop: ask the model, run the tools that it calls, tell it the results, until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from hermes_core.agents.base import AgentResult, Message, StopReason, ToolError, ToolHandler
+from hermes_core.agents.failures import ContextLengthExceeded, as_model_error
+from hermes_core.agents.replies import Reply, ToolCall, encodable, read_reply
+from hermes_core.errors import (
+    HermesError,
+    InfraError,
+    ModelError,
+    StaleSlotError,
+    ToolArgumentError,
+    UsageError,
+    nearest_hint,
+)
+
+logger = logging.getLogger(__name__)
+
+_INTERRUPTED = json.dumps({"error": "interrupted before the tool had answered"})
+
+
+class ChatServer(Protocol):
+    """What the loop asks: an endpoint's wrapper, or a trainer's server that keeps tokens."""
+
+    async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
+        """One completion of `messages`, in the shape of the OpenAI API, as an object or as a dict."""
+        ...
+
+
+class HermesAgentLoop:
+    """One conversation between a model and its tools.
+
+    Args:
+        server: anything with `await chat_completion(messages=…, tools=…, n=1, temperature=…, …)`. If it also has
+            `get_state()`, that becomes the result's `managed_state`.
+        tool_schemas: the tools in the OpenAI function form.
+        valid_tool_names: the tools that may be called; a call of any other is answered with an error.
+        max_turns: answers that the model may give.
+        task_id: handed to the tool handler; made up if None.
+        temperature, max_tokens, extra_body: for each request; None leaves them out.
+        tool_handler: runs one call; may be None only if there are no tools.
+        parallel_safe: tools whose calls within one turn may run at the same time.
+    """
+
+    def __init__(  # noqa: PLR0917 (callers know these by position)
+        self,
+        server: ChatServer,
+        tool_schemas: Sequence[Mapping[str, Any]],
+        valid_tool_names: Collection[str],
+        max_turns: int = 30,
+        task_id: str | None = None,
+        temperature: float | None = 1.0,
+        max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        tool_handler: ToolHandler | None = None,
+        *,
+        parallel_safe: Collection[str] = frozenset(),
+    ) -> None:
+        if tool_handler is None and valid_tool_names:
+            raise UsageError("tools are given but nothing runs them", hint="pass a tool_handler")
+        self.server = server
+        self.valid_tool_names = frozenset(valid_tool_names)
+        self.max_turns = max_turns
+        self.task_id = task_id or str(uuid.uuid4())
+        self.tool_handler = tool_handler
+        self.parallel_safe = frozenset(parallel_safe)
+        self.result = AgentResult()
+        """The result of the current run, complete up to this moment; it survives cancellation and errors."""
+        options = {
+            "tools": list(tool_schemas) or None,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "extra_body": dict(extra_body) if extra_body else None,
+        }
+        self._options = {key: value for key, value in options.items() if value is not None}
+
+    async def run(self, messages: Sequence[Mapping[str, Any]], result: AgentResult | None = None) -> AgentResult:
+        """Talk until the model is done or has to stop, and return `self.result`. One run at a time.
+
+        Args:
+            messages: the prompt; it is copied, never changed.
+            result: an empty result to fill, for a caller that wants to hold it whatever happens.
+
+        Raises:
+            ModelError: the server failed; carries the result.
+            InfraError, StaleSlotError: as the tool handler raised them.
+        """
+        self.result = result if result is not None else AgentResult()
+        self.result.messages.extend(_prompt(messages))
+        for _ in range(self.max_turns):
+            try:
+                reply = await self._ask()
+            except ContextLengthExceeded:
+                if not self.result.turns_used:
+                    raise  # nothing was ever asked: a wrong setting, which must not look like a failed task
+                return self._stop(StopReason.CONTEXT_LENGTH)
+            answers = self._record(reply)
+            if not reply.calls:
+                return self._stop(_why_it_ended(reply))
+            await self._run_calls(reply.calls, answers)
+        return self._stop(StopReason.MAX_TURNS)
+
+    async def _ask(self) -> Reply:
+        """One answer of the model to the conversation so far."""
+        try:
+            completion = await self.server.chat_completion(messages=[*self.result.messages], n=1, **self._options)
+            return read_reply(completion, self.result.turns_used + 1)
+        except Exception as error:
+            if isinstance(error, HermesError) and not isinstance(error, ModelError):
+                raise
+            failure = as_model_error(error)
+            failure.result = self.result
+            failure.trajectory_id = failure.trajectory_id or self.task_id
+            self.result.stop(StopReason.MODEL_ERROR)
+            if failure is error:
+                raise
+            raise failure from error
+
+    def _record(self, reply: Reply) -> list[Message]:
+        """Add the answer to the result, and a tool message per call, to be filled in when the call has ended.
+
+        All at once, with no await in between: so the conversation is whole at any moment.
+        """
+        answers: list[Message] = [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": _INTERRUPTED}
+            for call in reply.calls
+        ]
+        result = self.result
+        result.messages += [reply.as_message(), *answers]
+        result.turns_used += 1
+        result.reasoning_per_turn.append(reply.reasoning)
+        result.usage.requests += 1
+        result.usage.prompt_tokens += reply.prompt_tokens
+        result.usage.completion_tokens += reply.completion_tokens
+        get_state = getattr(self.server, "get_state", None)
+        result.managed_state = get_state() if get_state is not None else None
+        return answers
+
+    async def _run_calls(self, calls: Sequence[ToolCall], answers: Sequence[Message]) -> None:
+        """Run one turn's calls: together if all of them are safe, else in order."""
+        if not all(call.name in self.parallel_safe for call in calls):
+            for call, answer in zip(calls, answers, strict=True):
+                await self._run_call(call, answer)
+            return
+        failure: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_call(*pair)) for pair in zip(calls, answers, strict=True)]
+        except BaseExceptionGroup as errors:
+            failure = errors.exceptions[0]
+        if failure is not None:  # raised out here, so that it keeps its own cause instead of the group
+            raise failure
+        if any(task.cancelled() for task in tasks):  # by the handler itself: a group takes that for an ending
+            raise asyncio.CancelledError
+
+    async def _run_call(self, call: ToolCall, answer: Message) -> None:
+        """Run one call and put its result into its tool message."""
+        result, turn = self.result, self.result.turns_used
+        result.tool_calls_attempted += 1
+        content, error, valid = await self._answer(call)
+        answer["content"] = encodable(content)
+        result.tool_calls_schema_valid += valid and not call.repaired
+        if error is None:
+            result.tool_calls_executed_ok += 1
+            return
+        result.tool_calls_exec_error += 1
+        result.tool_errors.append(ToolError(turn, call.name, call.text, error, answer["content"]))
+        logger.debug("trajectory %s, turn %d: %s failed: %s", self.task_id, turn, call.name, error)
+
+    async def _answer(self, call: ToolCall) -> tuple[str, str | None, bool]:
+        """What the model is told: `(content, error or None, whether the call was valid)`."""
+        if call.name not in self.valid_tool_names:
+            return _refusal(f"unknown tool {call.name!r}: {nearest_hint(call.name, self.valid_tool_names)}")
+        if call.arguments is None:
+            return _refusal(f"{call.error}. Call {call.name} again with one JSON object as its arguments.")
+        assert self.tool_handler is not None  # __init__: there are no valid names without one
+        try:
+            content = await self.tool_handler(call.name, call.arguments, self.task_id)
+            if not isinstance(content, str):
+                raise TypeError(f"a tool handler gives JSON text, not {type(content).__name__}")
+            return content, _error_in(content), True
+        except (InfraError, StaleSlotError):
+            raise
+        except ToolArgumentError as error:
+            return _refusal(str(error))
+        except Exception as error:
+            logger.warning("trajectory %s: tool %s raised", self.task_id, call.name, exc_info=True)
+            content, said, _ = _refusal(f"{call.name} failed: {type(error).__name__}: {error}")
+            return content, said, True
+
+    def _stop(self, reason: StopReason) -> AgentResult:
+        self.result.stop(reason)
+        return self.result
+
+
+def _prompt(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """A copy of the prompt in which each message has a role and a content."""
+    return [{"role": "user", "content": "", **copy.deepcopy(dict(message))} for message in messages]
+
+
+def _why_it_ended(reply: Reply) -> StopReason:
+    """Why an answer without tool calls is the last one."""
+    if reply.finish_reason == "length":
+        return StopReason.LENGTH
+    if reply.finish_reason == "content_filter":
+        return StopReason.CONTENT_FILTER
+    return StopReason.FINISHED if reply.content.strip() else StopReason.EMPTY_RESPONSE
+
+
+def _refusal(error: str) -> tuple[str, str, bool]:
+    """The answer to a call that could not be made."""
+    return json.dumps({"error": error}, ensure_ascii=False), error, False
+
+
+def _error_in(content: str) -> str | None:
+    """What the tool says went wrong. With an exit code, it is a command that ran: its errors are data."""
+    if '"error"' not in content:
+        return None
+    try:
+        said = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or not said.get("error") or said.get("exit_code") is not None:
+        return None
+    return str(said["error"])

@@ -1,0 +1,236 @@
+"""The `model` agent: the loop, against any OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
+from hermes_core.agents.failures import ResponseTooLarge, as_model_error, may_pass, status_of
+from hermes_core.agents.loop import ChatServer, HermesAgentLoop
+from hermes_core.agents.replies import decode_arguments, read_reply
+from hermes_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WAIT_S = 0.5
+_NO_KEY = "none"  # the SDK wants one, and would otherwise send OPENAI_API_KEY to whatever endpoint this is
+
+
+class ModelAgent:
+    """Lets a model work on tasks through `HermesAgentLoop`, many at a time over one connection pool.
+
+    Args:
+        settings: the model, its endpoint, and how to sample.
+        server: asked instead of an endpoint; it is the caller's to close. To keep token ids and logprobs, give one
+            that has `get_state()`: what that returns becomes `AgentResult.managed_state`, untouched.
+
+    Raises:
+        ConfigError: no model is named, or it is OpenAI's own endpoint and there is no key.
+    """
+
+    name = "model"
+
+    def __init__(self, settings: AgentSettings, server: ChatServer | None = None) -> None:
+        self.settings = settings
+        self._owned: OpenAIServer | None = None
+        if server is None:
+            server = self._owned = OpenAIServer(settings)
+        self._server = server
+
+    async def run(self, task: AgentTask) -> AgentResult:
+        """Work on one task until the model is done or has to stop; see `Agent.run`."""
+        loop = HermesAgentLoop(
+            server=self._server,
+            tool_schemas=task.tool_schemas,
+            valid_tool_names={schema["function"]["name"] for schema in task.tool_schemas},
+            max_turns=self.settings.max_turns,
+            task_id=task.trajectory_id,
+            temperature=self.settings.temperature,
+            max_tokens=self.settings.max_tokens,
+            extra_body=self._extra_body(task.trajectory_id),
+            tool_handler=task.tool_handler,
+            parallel_safe=task.parallel_safe,
+        )
+        return await loop.run(task.messages, task.result)
+
+    async def aclose(self) -> None:
+        """Close the connections to the endpoint."""
+        if self._owned is not None:
+            await self._owned.aclose()
+
+    def _extra_body(self, trajectory_id: str) -> dict[str, Any]:
+        """The settings' own, and this trajectory's seed: with one seed for all, a group's rollouts would be equal."""
+        extra = dict(self.settings.extra_body or {})
+        if self.settings.seed is not None:
+            digest = hashlib.sha256(f"{self.settings.seed}:{trajectory_id}".encode()).digest()
+            extra.setdefault("seed", int.from_bytes(digest[:4]) >> 1)
+        return extra
+
+
+class OpenAIServer:
+    """`chat_completion` over an OpenAI-compatible endpoint: one client, bounded answers, bounded repetitions.
+
+    Connection failures, time-outs, HTTP 408, 409, 425, 429 and 5xx, and answers that are no chat completion are
+    tried again up to `max_retries` times, waiting as `Retry-After` says or ever longer, at most `max_retry_wait_s`.
+    """
+
+    def __init__(self, settings: AgentSettings) -> None:
+        if not settings.model:
+            raise ConfigError(
+                "no model is named for the model agent", hint="give --model and, for your own, --base-url"
+            )
+        if settings.base_url is None and settings.api_key is None:
+            raise ConfigError("there is no API key for api.openai.com", hint="set one, or give your own --base-url")
+        self.settings = settings
+        self.model = settings.model
+        self._client = _open_client(settings)
+
+    async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
+        """One completion, as the SDK's object.
+
+        Args:
+            messages: the conversation.
+            request: `tools`, `n`, `temperature`, `max_tokens`, `extra_body`, … as the SDK takes them.
+
+        Raises:
+            ModelError: the endpoint failed, for good or too often; says what to do.
+            ContextLengthExceeded: the conversation does not fit the model's context.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._ask_once(messages=sendable(messages), model=self.model, **request)
+            except Exception as error:
+                if attempt > self.settings.max_retries or not may_pass(error):
+                    raise self._explain(error, attempt) from error
+                wait = min(self.settings.max_retry_wait_s, _asked_wait(error) or _backoff(attempt))
+                logger.info("model endpoint: attempt %d failed (%s), again in %.1f s", attempt, _brief(error), wait)
+            await asyncio.sleep(wait)
+
+    async def aclose(self) -> None:
+        """Close the connections. Idempotent."""
+        await self._client.close()
+
+    async def _ask_once(self, **request: Any) -> Any:
+        try:
+            # The client's own limit is per read: an endpoint that drips would never reach it.
+            async with asyncio.timeout(self.settings.request_timeout_s):
+                completion = await self._client.chat.completions.create(**request)
+        except Exception as error:
+            if isinstance(error.__cause__, ResponseTooLarge):
+                raise error.__cause__ from None
+            raise
+        read_reply(completion, turn=1)  # raises here, where it can be tried again, if this is no completion
+        return completion
+
+    def _explain(self, error: Exception, attempts: int) -> Exception:
+        endpoint = self.settings.base_url or str(self._client.base_url)
+        failure = as_model_error(error, endpoint=endpoint, model=self.model, attempts=attempts)
+        key = self.settings.api_key.get_secret_value() if self.settings.api_key else ""
+        if key:  # some endpoints repeat it when they refuse it
+            failure.message = failure.message.replace(key, "***")
+            failure.args = (failure.message,)
+        return failure
+
+
+def sendable(messages: Sequence[Message]) -> list[Message]:
+    """The messages with every tool call well-formed, as endpoints and chat templates insist on.
+
+    What the model wrote wrongly stays in the record as it is; endpoints that load the arguments of past calls as JSON
+    (vLLM does) would refuse the whole conversation for it.
+    """
+    return [_well_formed(message) if message.get("tool_calls") else message for message in messages]
+
+
+def _well_formed(message: Message) -> Message:
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments, _, repaired = decode_arguments(function["arguments"])
+        if arguments is None:
+            arguments, repaired = {"malformed_arguments": function["arguments"]}, True
+        text = json.dumps(arguments) if repaired else function["arguments"].strip() or "{}"
+        name = re.sub(r"[^\w-]", "_", function["name"], flags=re.ASCII)[:64] or "unnamed"
+        calls.append({**call, "function": {"name": name, "arguments": text}})
+    return {**message, "tool_calls": calls}
+
+
+def _open_client(settings: AgentSettings) -> AsyncOpenAI:
+    """The SDK's client: no repetitions of its own, and answers bounded in size."""
+    import openai
+
+    limit = settings.max_response_bytes
+
+    class BoundedClient(openai.DefaultAsyncHttpxClient):
+        """Reads answers whole, up to the limit, whatever their encoding and status."""
+
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            response = await super().send(request, stream=True, **options)
+            body = bytearray()
+            try:
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > limit:
+                        raise ResponseTooLarge(
+                            f"the endpoint's answer is longer than {limit} bytes",
+                            hint="check the base URL, set max_tokens, or raise max_response_bytes",
+                        )
+            finally:
+                await response.aclose()
+            kept = [(key, value) for key, value in response.headers.multi_items() if key not in _OF_THE_TRANSFER]
+            return type(response)(response.status_code, headers=kept, content=bytes(body), request=response.request)
+
+    client = openai.AsyncOpenAI(
+        api_key=settings.api_key.get_secret_value() if settings.api_key else _NO_KEY,
+        base_url=settings.base_url,
+        timeout=settings.request_timeout_s,
+        max_retries=0,
+        # A proxy from the environment is never meant for a server on this host.
+        http_client=BoundedClient(trust_env=not _is_loopback(settings.base_url)),
+    )
+    assert client.chat.completions is not None  # imports half of the SDK: here, rather than on the event loop later
+    return client
+
+
+_OF_THE_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+
+
+def _is_loopback(url: str | None) -> bool:
+    return url is not None and re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])([:/]|$)", url) is not None
+
+
+def _asked_wait(error: Exception) -> float | None:
+    """Seconds that the endpoint asks to wait before the next attempt, if it does."""
+    headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
+    try:
+        if "retry-after-ms" in headers:
+            return max(0.0, float(headers["retry-after-ms"]) / 1000)
+        value = headers.get("retry-after", "")
+        if value.strip() and not value.strip()[0].isdigit():
+            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+        return float(value) if value else None
+    except ValueError:
+        return None
+
+
+def _backoff(attempt: int) -> float:
+    """Seconds to wait after the given attempt: doubling, spread so that rollouts do not return all at once."""
+    return _FIRST_WAIT_S * float(2 ** min(attempt - 1, 10)) * random.uniform(0.75, 1.25)
+
+
+def _brief(error: Exception) -> str:
+    status = status_of(error)
+    return f"HTTP {status}" if status is not None else type(error).__name__

@@ -1,0 +1,205 @@
+"""Reads a chat completion, from an SDK object or a plain dict, into the one form that the loop works with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from hermes_core.agents.base import Message
+from hermes_core.agents.failures import BadCompletion
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One tool call as the model made it. `arguments` is None when they could not be read; `error` then says why."""
+
+    id: str
+    name: str
+    text: str
+    """The arguments as the model wrote them."""
+    arguments: Mapping[str, Any] | None
+    error: str | None = None
+    repaired: bool = False
+    """Whether the arguments could only be read leniently: JSON in JSON, raw line breaks in a string."""
+
+    def as_message_part(self) -> dict[str, Any]:
+        """The call as it stands in the assistant's message."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of the model."""
+
+    content: str
+    calls: tuple[ToolCall, ...]
+    reasoning: str | None
+    reasoning_details: Any
+    finish_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+
+    def as_message(self) -> Message:
+        """The answer as it goes into the conversation, its reasoning included."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.reasoning_details:
+            message["reasoning_details"] = self.reasoning_details
+        if self.calls:
+            message["tool_calls"] = [call.as_message_part() for call in self.calls]
+        return message
+
+
+def read_reply(completion: Any, turn: int) -> Reply:
+    """The model's answer in a chat completion.
+
+    Args:
+        completion: an SDK object, or a dict of the same shape. Only the first choice is looked at.
+        turn: the number of this answer, from which calls without an id get one.
+
+    Raises:
+        BadCompletion: it is no chat completion, or has no choices.
+    """
+    choices = get(completion, "choices")
+    message = get(choices[0], "message") if isinstance(choices, Sequence) and choices else None
+    if message is None or isinstance(choices, str):
+        _refuse(completion)
+    finish_reason = get(choices[0], "finish_reason")
+    usage = get(completion, "usage")
+    return Reply(
+        content=_text(get(message, "content")),
+        calls=_calls(get(message, "tool_calls"), turn, cut=finish_reason == "length"),
+        reasoning=_reasoning(message),
+        reasoning_details=_plain(get(message, "reasoning_details")),
+        finish_reason=finish_reason,
+        prompt_tokens=_count(get(usage, "prompt_tokens")),
+        completion_tokens=_count(get(usage, "completion_tokens")),
+    )
+
+
+def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]:
+    """Read a call's arguments: `(arguments, error, repaired)`, with exactly one of the first two None. Never raises.
+
+    Takes a mapping, JSON text, or JSON text that was encoded again; no arguments at all are an empty mapping.
+    """
+    value, repaired = raw, False
+    for encodings in range(3):
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return {}, None, repaired
+        if not isinstance(value, str):
+            break
+        repaired = repaired or encodings > 0
+        try:
+            value = json.loads(value, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as strict:
+            try:
+                value, repaired = json.loads(value, strict=False, parse_constant=_no_constant), True
+            except (ValueError, RecursionError):
+                return None, f"the arguments are not valid JSON: {strict}", True
+    if not isinstance(value, Mapping):
+        return None, f"the arguments must be a JSON object, not {_json_type(value)}", True
+    return {str(key): item for key, item in value.items()}, None, repaired
+
+
+def encodable(text: str) -> str:
+    """The text with what UTF-8 cannot hold (lone surrogates) replaced, so that it can be sent and recorded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def get(thing: Any, key: str) -> Any:
+    """A field of an SDK object or of a mapping; None where there is none."""
+    return thing.get(key) if isinstance(thing, Mapping) else getattr(thing, key, None)
+
+
+def _calls(raw: Any, turn: int, *, cut: bool) -> tuple[ToolCall, ...]:
+    calls: list[ToolCall] = []
+    taken: set[str] = set()
+    items = list(raw) if isinstance(raw, Sequence) and not isinstance(raw, str) else []
+    for index, item in enumerate(items):
+        call = _call(item, cut=cut and index == len(items) - 1)
+        if not call.id or call.id in taken:
+            call = ToolCall(f"call_{turn}_{index}", call.name, call.text, call.arguments, call.error, call.repaired)
+        taken.add(call.id)
+        calls.append(call)
+    return tuple(calls)
+
+
+def _call(item: Any, *, cut: bool) -> ToolCall:
+    """One call; `cut` says that the answer's length limit fell into it, unless its arguments are complete."""
+    function = get(item, "function")
+    identifier, name, raw = get(item, "id"), get(function, "name"), get(function, "arguments")
+    text = raw if isinstance(raw, str) else json.dumps(_plain(raw if raw is not None else {}), default=str)
+    arguments, error, repaired = decode_arguments(raw)
+    if cut and (arguments is None or not text.strip()):
+        arguments, error = None, "the call was cut off at the limit on the length of one answer: make it shorter"
+    return ToolCall(
+        id=identifier if isinstance(identifier, str) else "",
+        name=encodable(name) if isinstance(name, str) else "",
+        text=encodable(text),
+        arguments=arguments,
+        error=error,
+        repaired=repaired,
+    )
+
+
+def _reasoning(message: Any) -> str | None:
+    """What the model thought, from whichever field the endpoint puts it in."""
+    for key in ("reasoning_content", "reasoning"):
+        value = get(message, key)
+        if isinstance(value, str) and value:
+            return encodable(value)
+    details = get(message, "reasoning_details")
+    if not isinstance(details, Sequence) or isinstance(details, str):
+        return None
+    texts = [text for text in (get(detail, "text") for detail in details) if isinstance(text, str) and text]
+    return encodable("\n".join(texts)) or None
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, which is a string, a list of parts, or nothing."""
+    if isinstance(content, str):
+        return encodable(content)
+    if not isinstance(content, Sequence):
+        return ""
+    parts = (part if isinstance(part, str) else get(part, "text") for part in content)
+    return encodable("".join(part for part in parts if isinstance(part, str)))
+
+
+def _plain(value: Any) -> Any:
+    """SDK objects inside a value, as the plain data that they hold."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    return encodable(value) if isinstance(value, str) else value
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _json_type(value: Any) -> str:
+    words: dict[type, str] = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return words.get(type(value), type(value).__name__)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse(completion: Any) -> NoReturn:
+    problem = get(completion, "error")
+    said = f": it says {str(problem)[:300]}" if problem else ""
+    raise BadCompletion(
+        f"the endpoint's answer is not a chat completion with choices{said}",
+        hint="check that the base URL is that of an OpenAI-compatible API; it usually ends in /v1",
+    )

@@ -1,0 +1,331 @@
+"""An OpenAI-compatible model server on loopback that answers from a script: no model, no key, real HTTP.
+
+def solver(prompt):                                  # a script reads like the conversation
+    found = yield call("terminal", command="ls")
+    yield call("write_file", path="answer.txt", content=found["output"])
+    return "Done."
+
+async with ScriptedServer(ToolScript(solver)) as server:
+    agent = ModelAgent(AgentSettings(model="scripted", base_url=server.base_url))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_MAX_HEAD = 64 * 1024
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool call of a scripted reply."""
+
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+    """A mapping, or text that is sent as it stands (to play a model that writes bad JSON)."""
+    id: str | None = None
+    """Made up if None; an empty string is sent as it is."""
+
+
+def call(tool_name: str, /, **arguments: Any) -> Call:
+    """A tool call, written like a function call: `call("terminal", command="ls")`."""
+    return Call(tool_name, arguments)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One scripted answer of the model."""
+
+    content: str | None = None
+    tool_calls: Sequence[Call] = ()
+    reasoning: str | None = None
+    """Sent as `reasoning_content`."""
+    finish_reason: str | None = None
+    """`tool_calls` or `stop`, as the reply has it, if None."""
+    usage: tuple[int, int] = (0, 0)
+    """Prompt tokens and completion tokens, as the server claims to have counted them."""
+    message_extra: Mapping[str, Any] = field(default_factory=dict)
+    """More keys for the message: `reasoning_details`, …"""
+    choice_extra: Mapping[str, Any] = field(default_factory=dict)
+    """More keys for the choice: `logprobs`, `token_ids`, …"""
+    delay_s: float = 0.0
+    """Seconds before the answer begins."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One scripted failure: of HTTP, or of what stands in the body."""
+
+    status: int = 200
+    """The HTTP status; an error status comes with an error body in the OpenAI form unless `body` is given."""
+    message: str = "scripted failure"
+    code: str | None = None
+    """The error body's `code`: `context_length_exceeded`, `insufficient_quota`, …"""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """More headers: `{"Retry-After": "1"}`."""
+    body: bytes | None = None
+    """Sent instead of a completion, whatever it is."""
+    cut: bool = False
+    """Break the connection in the middle of the body."""
+    delay_s: float = 0.0
+    """Seconds before the answer begins."""
+
+
+Answer = Reply | Fault
+Script = Callable[[dict[str, Any]], Any] | Sequence[Answer]
+"""A function of the request that gives an answer (or an awaitable of one), or the answers of one conversation.
+
+A list serves any number of conversations: the answer to a request is the one after those that it already contains."""
+
+
+class ScriptedServer:
+    """The server: `async with ScriptedServer(script) as server: … server.base_url …`.
+
+    Args:
+        script: what it answers.
+        faults: what the first requests meet instead, one each, before the script is asked.
+        models: the models that it says it has; others get a 404.
+        api_key: if set, requests without it get a 401.
+        keep_requests: how many of the latest request bodies `requests` holds.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        faults: Sequence[Fault] = (),
+        models: Sequence[str] = ("scripted",),
+        api_key: str | None = None,
+        keep_requests: int = 1000,
+        max_request_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.script = script
+        self.faults = deque(faults)
+        self.models = tuple(models)
+        self.api_key = api_key
+        self.requests: deque[dict[str, Any]] = deque(maxlen=keep_requests)
+        """The latest chat requests, those that met a fault included."""
+        self.request_count = 0
+        self.base_url = ""
+        """Where it listens, ending in `/v1`; set once it does."""
+        self._max_request_bytes = max_request_bytes
+        self._ids = itertools.count(1)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> ScriptedServer:
+        """Listen on a free port of the loopback interface."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_MAX_HEAD, backlog=1024)
+        port = self._server.sockets[0].getsockname()[1]
+        self.base_url = f"http://127.0.0.1:{port}/v1"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening and end every connection."""
+        if self._server is not None:
+            self._server.close()
+            await asyncio.sleep(0)  # lets connections that were just accepted enter the list
+            connections = list(self._connections)
+            for connection in connections:
+                connection.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
+            await self._server.wait_closed()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, any number of requests one after the other."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while await self._serve_one(reader, writer):
+                pass
+        except (ConnectionError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the client has gone, or does not speak HTTP
+        except asyncio.CancelledError:
+            pass  # `__aexit__` ends it; asyncio would log a cancelled connection as an error
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; whether the connection can take another."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, path, _ = head[0].split(" ", 2)
+        headers = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in head[1:])}
+        length = int(headers.get("content-length") or 0)
+        if length > self._max_request_bytes:
+            fault = Fault(413, f"the request is longer than {self._max_request_bytes} bytes")
+            return await self._send(writer, fault.status, _error_body(fault), fault, keep=False)
+        body = await reader.readexactly(length)
+        answer, status, payload = await self._respond(method, path.partition("?")[0], headers, body)
+        if answer.delay_s:
+            await asyncio.sleep(answer.delay_s)
+        return await self._send(writer, status, payload, answer, keep=headers.get("connection") != "close")
+
+    async def _respond(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[Answer, int, bytes]:
+        """The answer, its status and its body."""
+        if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
+            return _failed(Fault(401, "incorrect API key provided", "invalid_api_key"))
+        if (method, path) == ("GET", "/v1/models"):
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "script"} for name in self.models]
+            return Reply(), 200, json.dumps({"object": "list", "data": models}).encode()
+        if (method, path) != ("POST", "/v1/chat/completions"):
+            return _failed(Fault(404, f"there is no {method} {path} here"))
+        try:
+            request = json.loads(body)
+        except ValueError as error:
+            return _failed(Fault(400, f"the request is not JSON: {error}"))
+        if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+            return _failed(Fault(400, "the request has no list of messages"))
+        answer = await self._answer(request)
+        if isinstance(answer, Fault):
+            return _failed(answer)
+        return answer, 200, json.dumps(self._completion(request, answer)).encode()
+
+    async def _answer(self, request: dict[str, Any]) -> Answer:
+        self.requests.append(request)
+        self.request_count += 1
+        if self.faults:
+            return self.faults.popleft()
+        if request.get("model") not in self.models:
+            return Fault(404, f"the model {request.get('model')!r} does not exist", "model_not_found")
+        if request.get("stream"):
+            return Fault(400, "this server does not stream")
+        try:
+            if callable(self.script):
+                answer = self.script(request)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+                if isinstance(answer, Reply | Fault):
+                    return answer
+                raise TypeError(f"it gave {type(answer).__name__}, not a Reply or a Fault")
+            turn = sum(message.get("role") == "assistant" for message in request["messages"])
+            return self.script[turn] if turn < len(self.script) else Fault(400, f"the script has no answer {turn + 1}")
+        except Exception as error:
+            logger.exception("a scripted server's script failed")
+            return Fault(400, f"the script failed: {type(error).__name__}: {error}")
+
+    def _completion(self, request: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
+        number = next(self._ids)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content, **reply.message_extra}
+        if reply.reasoning is not None:
+            message["reasoning_content"] = reply.reasoning
+        if reply.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call_s{number}_{index}" if made.id is None else made.id,
+                    "type": "function",
+                    "function": {"name": made.name, "arguments": _arguments_text(made.arguments)},
+                }
+                for index, made in enumerate(reply.tool_calls)
+            ]
+        finish_reason = reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+        prompt, completion = reply.usage
+        return {
+            "id": f"chatcmpl-{number}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": request["model"],
+            "choices": [{"index": 0, "message": message, "finish_reason": finish_reason, **reply.choice_extra}],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+        }
+
+    async def _send(
+        self, writer: asyncio.StreamWriter, status: int, payload: bytes, answer: Answer, *, keep: bool
+    ) -> bool:
+        """Send a response; whether the connection can take another request."""
+        cut = isinstance(answer, Fault) and answer.cut
+        extra = answer.headers if isinstance(answer, Fault) else {}
+        lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Scripted')}"]
+        lines += [f"{key}: {value}" for key, value in {"Content-Type": "application/json", **extra}.items()]
+        lines += [f"Content-Length: {len(payload)}", f"Connection: {'keep-alive' if keep else 'close'}", "", ""]
+        writer.write("\r\n".join(lines).encode("latin-1"))
+        writer.write(payload[: len(payload) // 2] if cut else payload)
+        await writer.drain()
+        return keep and not cut
+
+
+Step = Call | Reply | Sequence[Call]
+Play = Callable[[str], Generator[Step, Any, str | Reply]]
+
+
+class ToolScript:
+    """Plays a generator function as the model: `ScriptedServer(ToolScript(play))`.
+
+    `play(prompt)` is given the text of the prompt's last message. It yields the next step (a `Call`, a list of them,
+    or a whole `Reply`) and gets back what the tool said (one decoded JSON value per call; a list of them if it yielded
+    a list or a reply). What it returns is the model's last word.
+
+    The server keeps no state for it: on each request the function is played again from its start with the results
+    that the request holds. So it serves any number of conversations at once, and must decide by its arguments and the
+    results alone.
+    """
+
+    def __init__(self, play: Play) -> None:
+        self.play = play
+
+    def __call__(self, request: dict[str, Any]) -> Reply:
+        """The answer to this request."""
+        messages: list[dict[str, Any]] = request["messages"]
+        starts = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        prompt = messages[: starts[0]] if starts else messages
+        steps = self.play(_text(prompt[-1].get("content")) if prompt else "")
+        try:
+            step = next(steps)
+            for start, end in itertools.pairwise([*starts, len(messages)]):
+                said = [_decoded(message) for message in messages[start + 1 : end] if message["role"] == "tool"]
+                step = steps.send((said[0] if said else None) if isinstance(step, Call) else said)
+        except StopIteration as end_of_play:
+            last = end_of_play.value
+            return last if isinstance(last, Reply) else Reply(content=last)
+        finally:
+            steps.close()
+        if isinstance(step, Reply):
+            return step
+        return Reply(tool_calls=[step] if isinstance(step, Call) else list(step))
+
+
+def _failed(fault: Fault) -> tuple[Answer, int, bytes]:
+    return fault, fault.status, _error_body(fault) if fault.body is None else fault.body
+
+
+def _error_body(fault: Fault) -> bytes:
+    error = {"message": fault.message, "type": "scripted", "param": None, "code": fault.code}
+    return json.dumps({"error": error}).encode()
+
+
+def _arguments_text(arguments: Mapping[str, Any] | str) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _decoded(message: Mapping[str, Any]) -> Any:
+    """What a tool said: the JSON value, or the text itself if it is none."""
+    text = _text(message.get("content"))
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content, a string or a list of parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
