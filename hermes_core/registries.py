@@ -153,19 +153,11 @@ class ToolRegistrar(Claims):
         self, name: str, *, tools: Iterable[str] = (), includes: Iterable[str] = (), summary: str = ""
     ) -> None:
         """A named group of tools, and of the toolsets that it includes."""
-        self.claim("toolset", name, Toolset(tuple(tools), tuple(includes)), summary=summary)
+        self.claim("toolset", name, {"tools": tuple(tools), "includes": tuple(includes)}, summary=summary)
 
-    def add_distribution(self, name: str, toolsets: Mapping[str, float], *, summary: str = "") -> None:
+    def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
         """A weighted choice of toolsets: the chance of each, in percent."""
-        self.claim("distribution", name, dict(toolsets), summary=summary)
-
-
-@dataclass(frozen=True)
-class Toolset:
-    """What a toolset's claim stands for."""
-
-    tools: tuple[str, ...] = ()
-    includes: tuple[str, ...] = ()
+        self.claim("distribution", name, {"percent": dict(percent)}, summary=summary)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,278 @@
+"""The runtime: owns the settings, the plugins and whatever is made from them. Any number can live side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from pydantic import BaseModel
+
+from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError
+from hermes_core.plugins import PluginManager
+from hermes_core.registries import Entry, describe, import_hint
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
+from hermes_core.settings import Settings, validated
+
+if TYPE_CHECKING:
+    from hermes_core.agents.base import Agent, AgentSettings
+    from hermes_core.envs.base import Environment
+    from hermes_core.sandbox.tool_backend import ToolBackend
+    from hermes_core.tools.registry import ToolRegistry
+
+log = logging.getLogger(__name__)
+
+
+class Closable(Protocol):
+    """Something that is closed with the runtime; closing twice does no harm."""
+
+    async def aclose(self) -> None:
+        """Release what it holds."""
+
+
+Thing = TypeVar("Thing", bound=Closable)
+
+
+class Runtime:
+    """Makes backends, tool backends, environments and agents by name, and closes them with itself.
+
+        async with Runtime() as runtime:
+            async with runtime.tool_backend("local", isolation="user") as backend:
+                ...
+
+    Args:
+        settings: None reads them from the environment, once, now.
+        plugins: further plugin objects beside the installed ones.
+        load_entry_points: whether installed plugins are loaded.
+
+    Raises:
+        ConfigError: the environment or a file that it names is wrong.
+        PluginError: one of `plugins` is broken. An installed plugin that is broken is only reported.
+    """
+
+    def __init__(
+        self, settings: Settings | None = None, *, plugins: Sequence[object] = (), load_entry_points: bool = True
+    ) -> None:
+        self.settings = Settings.load() if settings is None else settings
+        self.owner = self.settings.owner or _new_owner()
+        """Whose the sandboxes of this runtime are, as their label says."""
+        self.redact = self.settings.redactor()
+        """Takes the secrets that the driver knows out of a text."""
+        self.plugin_manager = PluginManager(
+            allow=self.settings.plugins, extra=plugins, load_entry_points=load_entry_points
+        )
+        self.backends = self.plugin_manager.registry("backend")
+        self.agents = self.plugin_manager.registry("agent")
+        self.parsers = self.plugin_manager.registry("parser")
+        self.environments = self.plugin_manager.registry("environment")
+        self.sinks = self.plugin_manager.registry("sink")
+        self._tools: ToolRegistry | None = None
+        self._backends: dict[str, Backend] = {}
+        self._made: list[Closable] = []
+        self._closed = False
+
+    @property
+    def tools(self) -> ToolRegistry:
+        """Every tool, toolset and distribution that the plugins registered."""
+        if self._tools is None:
+            self._tools = self._new_tools()
+        return self._tools
+
+    def backend(self, name: str) -> Backend:
+        """The backend of that name, made on first use and closed with the runtime.
+
+        Raises:
+            UnknownNameError: no plugin provides it.
+            PluginError: two plugins claim it, or it cannot be made here.
+        """
+        entry = self.backends.entry(name)
+        if entry.name not in self._backends:
+            backend = self._make(entry, self.settings)
+            if not isinstance(backend, Backend):
+                raise PluginError(f"backend {name!r} of {entry.plugin.label} made {backend!r}, which is no Backend")
+            self._backends[entry.name] = self._keep(backend)
+        return self._backends[entry.name]
+
+    def tool_backend(
+        self,
+        name: str,
+        *,
+        profiles: Mapping[str, Mapping[str, Any] | SandboxConfig] | None = None,
+        isolation: str | Isolation = Isolation.USER,
+        config: Mapping[str, Any] | None = None,
+    ) -> ToolBackend:
+        """A new tool backend on the backend of that name: an async context manager, closed with the runtime at last.
+
+        Args:
+            profiles: profiles by name; None is the settings' profiles. There is always one called `default`.
+            isolation: the least isolation between slots.
+            config: keys set in every profile.
+
+        Raises:
+            UnknownNameError: the backend, the isolation level, the default profile or a key does not exist.
+            ConfigError: a profile has a wrong value.
+            PluginError: as `backend` does.
+        """
+        from hermes_core.sandbox.tool_backend import ToolBackend
+
+        level = Isolation.parse(isolation)
+        backend = self.backend(name)
+        return self._keep(
+            ToolBackend(
+                backend,
+                profiles=self._profiles(backend, self.settings.profiles if profiles is None else profiles, config),
+                tools=self.tools,
+                isolation=level,
+                owner=self.owner,
+                default_profile=self.settings.default_profile,
+                observers=self.plugin_manager.observers,
+            )
+        )
+
+    def environment(self, name: str, config: Mapping[str, Any] | BaseModel | None = None) -> Environment:
+        """A new environment of that name. Its `setup` and `aclose` are called by whoever runs it.
+
+        Args:
+            config: the environment's settings, checked by its `config_class`; or that class's instance.
+
+        Raises:
+            UnknownNameError: no plugin provides it, or it has no such setting.
+            ConfigError: a setting has a wrong value.
+            PluginError: two plugins claim it, or it cannot be imported or made.
+        """
+        from hermes_core.envs.base import Environment
+
+        entry = self.environments.entry(name)
+        kind = entry.load()
+        if not (isinstance(kind, type) and issubclass(kind, Environment)):
+            raise PluginError(
+                f"environment {name!r} of {entry.plugin.label} is {kind!r}, which is no Environment class"
+            )
+        if not isinstance(config, kind.config_class):
+            given = config.model_dump(exclude_unset=True) if isinstance(config, BaseModel) else config or {}
+            config = validated(kind.config_class, given, f"environment {name!r}")
+        environment: Environment = self._make(entry, config)
+        return environment
+
+    def agent(self, name: str, settings: AgentSettings | None = None) -> Agent:
+        """A new agent of that name, closed with the runtime.
+
+        Args:
+            settings: how it is to work; the model, endpoint and key that they do not set come from the runtime's.
+
+        Raises:
+            UnknownNameError: no plugin provides it.
+            UsageError, ConfigError: the agent refuses these settings.
+            PluginError: two plugins claim it, or it cannot be imported or made.
+        """
+        from hermes_core.agents.base import AgentSettings
+
+        entry = self.agents.entry(name)
+        given = settings or AgentSettings()
+        unset = {"model", "base_url", "api_key"} - given.model_fields_set
+        filled = given.model_copy(update={key: getattr(self.settings, key) for key in unset})
+        agent: Agent = self._make(entry, filled)
+        return self._keep(agent)
+
+    async def aclose(self) -> None:
+        """Close everything that was made, last made first, each even if another fails. Idempotent.
+
+        Raises:
+            ExceptionGroup: what failed.
+        """
+        self._closed = True
+        errors: list[Exception] = []
+        cancelled: asyncio.CancelledError | None = None
+        while self._made:
+            try:
+                await self._made.pop().aclose()
+            except asyncio.CancelledError as error:
+                cancelled = error
+            except Exception as error:
+                errors.append(error)
+        self._backends.clear()
+        failed = ExceptionGroup("closing the runtime", errors) if errors else None
+        if cancelled is not None:
+            raise cancelled from failed
+        if failed is not None:
+            raise failed
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _make(self, entry: Entry, *arguments: Any) -> Any:
+        """What the entry's factory gives for these arguments."""
+        self._check_open()
+        factory: Callable[..., Any] = entry.load()
+        try:
+            return factory(*arguments)
+        except HermesError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"{entry.kind} {entry.name!r} of {entry.plugin.label} cannot be made: {describe(error)}",
+                hint=import_hint(error, entry.plugin),
+            ) from error
+
+    def _keep(self, thing: Thing) -> Thing:
+        self._made.append(thing)
+        return thing
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this runtime is closed", hint="make a new Runtime")
+
+    def _profiles(
+        self,
+        backend: Backend,
+        profiles: Mapping[str, Mapping[str, Any] | SandboxConfig],
+        config: Mapping[str, Any] | None,
+    ) -> dict[str, SandboxConfig]:
+        """The profiles as the backend's own models; a profile called `default` is always there."""
+        if self.settings.default_profile not in {*profiles, "default"}:
+            raise UnknownNameError("profile", self.settings.default_profile, profiles)
+        return {
+            name: _profile(backend, name, given, config or {}) for name, given in {"default": {}, **profiles}.items()
+        }
+
+    def _new_tools(self) -> ToolRegistry:
+        from hermes_core.tools.registry import ToolRegistry
+
+        tools = ToolRegistry()
+        for entry in self.plugin_manager.registry("tool").entries():
+            tools.add(entry.value)
+        for entry in self.plugin_manager.registry("toolset").entries():
+            tools.add_toolset(entry.name, **entry.value, summary=entry.summary)
+        for entry in self.plugin_manager.registry("distribution").entries():
+            tools.add_distribution(entry.name, **entry.value, summary=entry.summary)
+        return tools
+
+
+def _profile(
+    backend: Backend, name: str, given: Mapping[str, Any] | SandboxConfig, config: Mapping[str, Any]
+) -> SandboxConfig:
+    """One profile, with the keys of `config` set in it."""
+    what = f"profile {name!r} of backend {backend.name!r}"
+    if isinstance(given, SandboxConfig):
+        if not isinstance(given, backend.config_class):
+            raise ConfigError(f"{what} is a {type(given).__name__}", hint=f"use {backend.config_class.__name__}")
+        given = given.model_dump(exclude_unset=True)
+    return validated(backend.config_class, {**given, **config, "name": name}, what)
+
+
+def _new_owner() -> str:
+    """An id that no other runtime has, in letters that every provider takes as a label."""
+    host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")[:24]
+    return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,0 +1,274 @@
+"""Settings: environment variables, `.env` and YAML read once into frozen models. `os.environ` is never written."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from hermes_core.errors import ConfigError, UnknownNameError
+
+log = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+VARIABLES = {
+    "HERMES_PLUGINS": "plugins",
+    "HERMES_OWNER": "owner",
+    "HERMES_STATE_DIR": "state_dir",
+    "HERMES_PROFILES_FILE": "profiles_file",
+    "HERMES_MODEL": "model",
+    "OPENAI_BASE_URL": "base_url",
+    "OPENAI_API_KEY": "api_key",
+}
+"""The environment variables that are read, and the setting that each gives."""
+
+READ_ELSEWHERE = ("HERMES_CONFIG", "HERMES_ENV_FILE", "HERMES_REQUIRE", "HERMES_SWE_TASKS")
+"""Further variables of ours: two files that `Settings.load` reads, and two that the tests use."""
+
+_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|(ACCESS|SECRET|PRIVATE)_KEY|TOKEN|SECRET|PASSWORD|PASSWD)(_ID)?$")
+_SHORTEST_SECRET = 8
+
+
+class Settings(BaseModel):
+    """What a runtime is told from outside. Make one directly in code, or with `load` from the environment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plugins: tuple[str, ...] | None = None
+    """Entry-point names of the plugins to load; None is every installed one. The built-ins are always on."""
+    owner: str | None = None
+    """Whose the sandboxes are, as label or tag; None gives each runtime an id of its own."""
+    state_dir: Path = Field(default_factory=lambda: default_state_dir(os.environ))
+    """Where records that must outlive the process are kept."""
+    model: str | None = None
+    """The model that agents use when none is named."""
+    base_url: str | None = None
+    """The OpenAI-compatible endpoint that agents use when none is named; None is OpenAI's own."""
+    api_key: SecretStr | None = None
+    """The key for that endpoint."""
+    profiles_file: Path | None = None
+    """A YAML file with `default_profile` and `profiles`, read once by `load`."""
+    default_profile: str = "default"
+    """The profile used when none is named."""
+    profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Profiles by name, in the terms of the backend that they are used with; that backend checks their keys."""
+    secrets: dict[str, SecretStr] = Field(default_factory=dict)
+    """Values that must not appear in logs, results and trajectories, by name."""
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
+        """Read the settings once. What is given here comes first, then the environment, `.env`, and YAML.
+
+        `HERMES_CONFIG` names a YAML file of settings; `HERMES_ENV_FILE` names the `.env` file, which is `.env` in the
+        current directory otherwise (set it to nothing for none). `HERMES_PLUGINS` is a comma-separated list; set to
+        nothing it loads no plugin.
+
+        Args:
+            environ: the environment; None is this process's.
+
+        Raises:
+            UnknownNameError: a key that does not exist, with the nearest one.
+            ConfigError: a value of the wrong form, or a file that can't be read.
+        """
+        environ = os.environ if environ is None else environ
+        dotenv = _read_dotenv(environ)
+        variables = {**dotenv, **environ}
+        values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
+        if config := variables.get("HERMES_CONFIG"):
+            values.update(read_yaml(Path(config)))
+        for variable, key in VARIABLES.items():
+            if variables.get(variable):
+                values[key] = variables[variable]
+        if "HERMES_PLUGINS" in variables:
+            values["plugins"] = tuple(variables["HERMES_PLUGINS"].replace(",", " ").split())
+        values.update(given)
+        if path := values.get("profiles_file"):
+            values = {**_read_profiles(Path(path)), **values}
+        values["secrets"] = {**_secrets(variables), **values.get("secrets", {})}
+        _warn_of_misspelt(variables)
+        return validated(cls, values, "the settings")
+
+    def redactor(self) -> Redactor:
+        """What removes these secrets from a text."""
+        known = {name: secret.get_secret_value() for name, secret in self.secrets.items()}
+        if self.api_key is not None:
+            known.setdefault("OPENAI_API_KEY", self.api_key.get_secret_value())
+        return Redactor(known)
+
+
+class Redactor:
+    """Replaces secret values in a text by their names; called as `redact(text)`.
+
+    Values shorter than 8 characters are left: they would match half of every log.
+    """
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        self._names: dict[str, str] = {}
+        for name, value in secrets.items():
+            for line in (value, *value.splitlines()):
+                if len(line.strip()) >= _SHORTEST_SECRET:
+                    self._names.setdefault(line.strip(), name)
+        longest_first = sorted(self._names, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def __call__(self, text: str) -> str:
+        """The text without the secrets."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda match: f"[redacted: {self._names[match.group()]}]", text)
+
+
+class RedactingFormatter(logging.Formatter):
+    """A formatter whose output has the secrets removed, tracebacks included."""
+
+    def __init__(self, redact: Redactor, fmt: str) -> None:
+        super().__init__(fmt)
+        self._redact = redact
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as text, redacted."""
+        return self._redact(super().format(record))
+
+
+def validated(model: type[Model], data: Mapping[str, Any], what: str) -> Model:
+    """`data` as an instance of `model`.
+
+    Args:
+        what: where the data is from, for messages: `the settings`, `profile 'default'`, `environment 'tasks'`.
+
+    Raises:
+        UnknownNameError: a key that the model does not have, with the nearest one.
+        ConfigError: a value that the model refuses; names every such key.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        for problem in problems:
+            if problem["type"] == "extra_forbidden":
+                *path, key = problem["loc"]
+                place = f" (in {_dotted(path)})" if path else ""
+                raise UnknownNameError(f"key of {what}{place}", str(key), _keys_at(model, path)) from None
+        lines = "; ".join(_problem(problem) for problem in problems)
+        raise ConfigError(f"{what}: {lines}", hint=_field_hint(model, problems)) from None
+
+
+def _problem(problem: Mapping[str, Any]) -> str:
+    key = _dotted(problem["loc"])
+    given = problem["input"]
+    shown = isinstance(given, str | int | float) and not _SECRET_NAME.search(key.upper())
+    value = f", not {given!r}" if shown and len(repr(given)) <= 80 else ""
+    return f"{key}: {problem['msg']}{value}" if key else f"{problem['msg']}"
+
+
+def _field_hint(model: type[BaseModel], problems: Iterable[Mapping[str, Any]]) -> str:
+    """What the first wrong key may hold."""
+    for problem in problems:
+        if problem["loc"] and (field := model.model_fields.get(str(problem["loc"][0]))):
+            kind = field.annotation
+            return f"{problem['loc'][0]} is of type {getattr(kind, '__name__', None) or kind}"
+    return "see the documentation of these settings"
+
+
+def _dotted(path: Iterable[Any]) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _keys_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
+    """The keys of the model that lies at `path` inside `model`; list indexes and mapping keys are stepped over."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is not None:
+            model = next(_models_in(field.annotation), model)
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> typing.Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        ConfigError: it can't be read, is not YAML, or holds something else than a mapping with words as keys.
+    """
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}", hint="check the path") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not valid YAML: {where}", hint="mend the file") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{path} holds no mapping of settings", hint="write `key: value` lines")
+    return data
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """`hermes-rl` below `XDG_STATE_HOME`, which is `~/.local/state` unless set."""
+    base = environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "hermes-rl"
+
+
+def _read_dotenv(environ: Mapping[str, str]) -> dict[str, str]:
+    """The `.env` file's variables, as they stand: nothing is interpolated."""
+    name = environ.get("HERMES_ENV_FILE")
+    if name == "":
+        return {}
+    path = Path(name or ".env")
+    if not path.is_file():
+        if name:
+            raise ConfigError(f"HERMES_ENV_FILE names {name}, which is not a file", hint="check the path, or unset it")
+        return {}
+    from dotenv import dotenv_values
+
+    try:
+        values = dotenv_values(path, interpolate=False, encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}", hint="mend it, or set HERMES_ENV_FILE") from error
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _read_profiles(path: Path) -> dict[str, Any]:
+    """`profiles` and `default_profile` from a profiles file."""
+    data = read_yaml(path)
+    known = ("profiles", "default_profile")
+    for key in data:
+        if key not in known:
+            raise UnknownNameError(f"key of {path}", key, known)
+    return data
+
+
+def _secrets(variables: Mapping[str, str]) -> dict[str, SecretStr]:
+    """The values that look like secrets by their variable's name; paths and plain numbers are none."""
+    return {
+        name: SecretStr(value)
+        for name, value in variables.items()
+        if _SECRET_NAME.search(name.upper()) and not value.startswith(("/", "~")) and not value.isdigit()
+    }
+
+
+def _warn_of_misspelt(variables: Mapping[str, str]) -> None:
+    """Another program may well have HERMES_… variables of its own, so only near misses are mentioned."""
+    known = [*VARIABLES, *READ_ELSEWHERE]
+    for name in variables:
+        if name.startswith("HERMES_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if close:
+                log.warning("the environment variable %s is not read: did you mean %s?", name, close[0])
