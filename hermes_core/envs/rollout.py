@@ -54,7 +54,9 @@ class RolloutContext:
     tools: ToolRegistry
     tool_names: tuple[str, ...] = ()
     """The tools that the model can call."""
+    backend_name: str = "local"
     profile: str | None = None
+    """The profile of the slots; None is the backend's default."""
     limits: Limits = field(default_factory=Limits)
     redact: Redact | None = None
     """Takes out of a text the secrets that the driver knows."""
@@ -64,7 +66,7 @@ class Rollout(LeasedSlot):
     """The rollout as its hooks see it: the agent's own slot, fresh slots beside it, and the patch for the record.
 
     Attributes:
-        trajectory_id: of this attempt; unique.
+        trajectory_id: unique; the same when the rollout is begun anew after an infrastructure failure.
     """
 
     def __init__(self, context: RolloutContext, trajectory: Trajectory, slot: Slot) -> None:

@@ -78,8 +78,7 @@ class Trajectory:
     _failed_stage: str | None = field(default=None, init=False)
 
     def begin_again(self) -> None:
-        """Forget an attempt that the infrastructure spoiled, and start the next one under a new id."""
-        self.trajectory_id = uuid.uuid4().hex
+        """Forget an attempt that the infrastructure spoiled."""
         self.infra_retries += 1
         self.reward, self.details, self.failure, self.patch = None, {}, None, None
         self.result, self.timings = AgentResult(), {}

@@ -1,0 +1,145 @@
+"""How a run shows where it stands: a live display on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from hermes_core.envs.summary import Tally
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+LINE_EVERY_S = 2.0
+"""Seconds between two plain lines at least; the last one always comes."""
+
+
+class Progress(Protocol):
+    """Told by a run where it stands."""
+
+    def begin(self, total: int, tally: Tally) -> None:
+        """The run starts; `tally` holds what an earlier session did."""
+
+    def update(self, tally: Tally) -> None:
+        """A rollout ended."""
+
+    def end(self, tally: Tally) -> None:
+        """The run is over, whatever the reason."""
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def begin(self, total: int, tally: Tally) -> None:
+        """Show nothing."""
+
+    def update(self, tally: Tally) -> None:
+        """Show nothing."""
+
+    def end(self, tally: Tally) -> None:
+        """Show nothing."""
+
+
+class PlainProgress:
+    """A line now and then: done, solved, failed, rate, time left."""
+
+    def __init__(self, stream: TextIO, every_s: float = LINE_EVERY_S) -> None:
+        self._stream = stream
+        self._every_s = every_s
+        self._total = 0
+        self._shown = ""
+        self._next = 0.0
+
+    def begin(self, total: int, tally: Tally) -> None:
+        """Start with a line of what there is to do."""
+        self._total = total
+        earlier = f", {tally.scored} of them scored before" if tally.scored else ""
+        self._write(f"{total} rollouts{earlier}")
+        self._next = time.monotonic() + self._every_s
+
+    def update(self, tally: Tally) -> None:
+        """A line, if the last one is old enough."""
+        if time.monotonic() >= self._next:
+            self._write(status_line(tally, self._total))
+            self._next = time.monotonic() + self._every_s
+
+    def end(self, tally: Tally) -> None:
+        """The last line."""
+        self._write(status_line(tally, self._total))
+
+    def _write(self, line: str) -> None:
+        if line != self._shown:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+            self._shown = line
+
+
+class LiveProgress:
+    """A bar that moves, on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._total = 0
+        self._display: RichProgress = Progress(
+            SpinnerColumn(),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+            console=Console(file=stream),
+            refresh_per_second=8,
+        )
+        self._task: TaskID | None = None
+
+    def begin(self, total: int, tally: Tally) -> None:
+        """Put the bar up."""
+        self._total = total
+        self._task = self._display.add_task("starting", total=total, completed=tally.scored)
+        self._display.start()
+
+    def update(self, tally: Tally) -> None:
+        """Move the bar."""
+        if self._task is not None:
+            done, text = _done(tally), counts(tally, self._total)
+            self._display.update(self._task, completed=done, description=text)
+
+    def end(self, tally: Tally) -> None:
+        """Leave the bar as it is now."""
+        self.update(tally)
+        self._display.stop()
+
+
+def progress_on(stream: TextIO) -> Progress:
+    """The display that suits the stream."""
+    return LiveProgress(stream) if stream.isatty() else PlainProgress(stream)
+
+
+def status_line(tally: Tally, total: int) -> str:
+    """`12/24 done, 10 solved, 1 failed, 431/h, 0:01:40 left`."""
+    return f"{_done(tally)}/{total} done, {counts(tally, total)}"
+
+
+def counts(tally: Tally, total: int) -> str:
+    """Solved, failed, rate and time left, as far as there are any."""
+    parts = [f"{tally.solved} solved"]
+    if tally.failed:
+        parts.append(f"{tally.failed} failed")
+    if tally.session:
+        rate = tally.rate()
+        parts.append(f"{rate * 3600:.0f}/h")
+        if left := total - _done(tally):
+            parts.append(f"{_clock(left / rate)} left")
+    return ", ".join(parts)
+
+
+def _done(tally: Tally) -> int:
+    return tally.scored + tally.failed
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

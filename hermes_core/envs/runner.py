@@ -1,0 +1,347 @@
+"""Many rollouts: every item of an environment, `group_size` times each, some of them at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hermes_core.agents.base import Agent, AgentSettings
+from hermes_core.envs.base import Environment, Item
+from hermes_core.envs.options import (
+    RunOptions,
+    agent_settings,
+    granted_isolation,
+    pool_size,
+    run_configuration,
+)
+from hermes_core.envs.progress import NoProgress, Progress
+from hermes_core.envs.rollout import RolloutContext, run_rollout
+from hermes_core.envs.store import OutputFolder, Sink
+from hermes_core.envs.summary import RunSummary, Tally
+from hermes_core.envs.trajectory import Redact, Trajectory, plain
+from hermes_core.errors import DatasetError
+
+if TYPE_CHECKING:
+    from hermes_core.runtime import Runtime
+    from hermes_core.sandbox.tool_backend import ToolBackend
+    from hermes_core.tools.registry import ToolRegistry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SYNC_EVERY_S = 1.0
+"""Seconds between two waits for the disk."""
+
+
+async def run_rollouts(
+    runtime: Runtime,
+    environment: str | Environment,
+    agent: str | Agent = "model",
+    *,
+    env: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | AgentSettings | None = None,
+    out_dir: str | Path | None = None,
+    resume: bool = False,
+    on_record: Callable[[Mapping[str, Any]], None] | None = None,
+    sinks: Sequence[Sink] = (),
+    progress: Progress | None = None,
+    **options: Any,
+) -> RunSummary:
+    """Roll out every item of an environment and score it.
+
+    Args:
+        environment: its name, or an instance; its `setup` and `aclose` are called here.
+        agent: its name, or an instance (which stays the caller's to close).
+        env: the environment's configuration, when it is named.
+        settings: the agent's settings, when it is named.
+        out_dir: where the records, `run.json` and `summary.json` go; None keeps nothing.
+        resume: go on with the run in `out_dir`: what is scored there is not done again.
+        on_record: called with each record as it is written, on the event loop.
+        sinks: where else the records go, those of cancelled rollouts excepted; closed at the end.
+        options: the fields of `RunOptions`: `backend`, `concurrency`, `group_size`, `isolation`, `seed`, ….
+
+    Returns:
+        What the run amounts to; `summary.complete` says whether every rollout has a reward.
+
+    Raises:
+        UsageError: something that was asked for does not exist or can't be.
+        DatasetError: the dataset can't be used.
+        OutputError: the records can't be written.
+        InfraError: the backend could not be started.
+    """
+    from hermes_core.settings import validated
+
+    chosen = validated(RunOptions, options, "the run")
+    filled = agent_settings(runtime, settings, chosen.seed)
+    async with AsyncExitStack() as stack:
+        for sink in sinks:
+            stack.push_async_callback(sink.aclose)
+        loaded = await stack.enter_async_context(open_environment(runtime, environment, env, chosen.seed))
+        redact = redactor(runtime, filled)
+        worker = open_agent(runtime, agent, filled, stack)
+        isolation = granted_isolation(chosen, loaded, chosen.backend, worker.name)
+        total = len(item_ids(loaded)) * chosen.group_size
+        tools = Tools.of(runtime, loaded, chosen.seed)
+        run = _Run(Tally(), redact, progress or NoProgress(), on_record, sinks, chosen.stop_on_infra)
+        if out_dir is not None:
+            run.folder = OutputFolder(Path(out_dir))
+            stack.callback(run.folder.close)
+            configuration = run_configuration(
+                chosen, loaded, worker.name, filled if isinstance(agent, str) else None, isolation
+            )
+            about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
+            await asyncio.to_thread(run.folder.open, plain(configuration, redact), about, run.tally, resume=resume)
+        backend, concurrency = await stack.enter_async_context(open_backend(runtime, chosen, isolation))
+        context = RolloutContext(
+            environment=loaded,
+            hooks=hooks_of(runtime, loaded),
+            agent=worker,
+            backend=backend,
+            backend_name=chosen.backend,
+            tools=runtime.tools,
+            limits=chosen.limits,
+            redact=redact,
+        )
+        return await run.all(context, tools, _jobs(loaded, chosen.group_size), total, concurrency)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout to do."""
+
+    item: Item
+    item_id: str
+    rollout_index: int
+
+
+def _jobs(environment: Environment, group_size: int) -> Iterator[Job]:
+    """The rollouts in order, those of one item next to each other, so that a group runs at the same time."""
+    for item in environment.selected_items():
+        item_id = environment.item_id(item)
+        for index in range(group_size):
+            yield Job(item, item_id, index)
+
+
+@dataclass
+class _Run:
+    """Where the outcomes of a run go, and when it stops."""
+
+    tally: Tally
+    redact: Redact
+    progress: Progress
+    on_record: Callable[[Mapping[str, Any]], None] | None
+    sinks: Sequence[Sink]
+    stop_on_infra: float | None
+    folder: OutputFolder | None = None
+    stopped: str | None = None
+    _synced: float = field(default_factory=time.monotonic)
+
+    async def all(
+        self, context: RolloutContext, tools: Tools, jobs: Iterable[Job], total: int, concurrency: int
+    ) -> RunSummary:
+        """Do the rollouts that have no score yet, and sum up, whatever ends it."""
+        self.tally.start_session()
+        self.progress.begin(total, self.tally)
+        try:
+            await each(self._left(jobs), lambda job: self._one(context, tools, job), concurrency)
+        except BaseException as error:
+            self.stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
+            raise
+        finally:
+            self.progress.end(self.tally)
+            summary = self.tally.summary(
+                total, stopped=self.stopped, out_dir=str(self.folder.path) if self.folder else None
+            )
+            if self.folder is not None:
+                self.folder.write_summary(summary)
+        return summary
+
+    def _left(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        for job in jobs:
+            if self.stopped:
+                return
+            if not self.tally.is_scored((job.item_id, job.rollout_index)):
+                yield job
+
+    async def _one(self, context: RolloutContext, tools: Tools, job: Job) -> None:
+        """One rollout and its record. A cancelled one has its record too: it runs again when the run is resumed."""
+        observers = context.hooks.observers
+        trajectory = Trajectory(
+            environment=context.environment.name,
+            item_id=job.item_id,
+            group=job.item_id,
+            rollout_index=job.rollout_index,
+            agent=context.agent.name,
+            backend=context.backend_name,
+        )
+        observers.trajectory_started(
+            trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=job.item_id
+        )
+        try:
+            await run_rollout(replace(context, tool_names=tools.for_group(job.item_id)), job.item, trajectory)
+        except asyncio.CancelledError:
+            self._keep(trajectory, context)
+            raise
+        record = self._keep(trajectory, context)
+        for sink in self.sinks:
+            await sink.write(record)
+        if self.folder is not None and time.monotonic() - self._synced > SYNC_EVERY_S:
+            self._synced = time.monotonic()
+            await asyncio.to_thread(self.folder.sync)
+
+    def _keep(self, trajectory: Trajectory, context: RolloutContext) -> dict[str, Any]:
+        record = trajectory.to_record(self.redact)
+        if self.folder is not None:
+            self.folder.append(record)
+        self.tally.add(record)
+        self.progress.update(self.tally)
+        context.hooks.observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=record)
+        if self.on_record is not None:
+            self.on_record(record)
+        if self.stop_on_infra is not None and self.tally.infra_rate() > self.stop_on_infra:
+            self.stopped = f"{self.tally.infra_rate():.0%} of the last rollouts were infrastructure failures"
+        return record
+
+
+async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurrency: int) -> None:
+    """Do `work` on every job, `concurrency` at a time; the first that raises ends it all, with just its exception."""
+
+    async def worker() -> None:
+        for job in jobs:
+            await work(job)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(worker())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0]  # noqa: B904 - the others are its cancelled neighbours
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of each group: the same for all rollouts of an item, drawn anew for the next if from a distribution."""
+
+    registry: ToolRegistry
+    enabled: tuple[str, ...]
+    disabled: tuple[str, ...]
+    distribution: str | None
+    seed: int
+    fixed: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, runtime: Runtime, environment: Environment, seed: int | None) -> Tools:
+        """What the environment's configuration says, checked.
+
+        Raises:
+            UnknownNameError: a toolset or the distribution does not exist.
+        """
+        config = environment.config
+        enabled: tuple[str, ...] = ()
+        if config.distribution is None:
+            enabled = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
+        tools = cls(runtime.tools, enabled, config.disabled_toolsets, config.distribution, seed or 0, None)
+        names = tools.for_group("")
+        return tools if config.distribution else replace(tools, fixed=names)
+
+    def for_group(self, group: str) -> tuple[str, ...]:
+        """The names of the tools that the group's rollouts can call."""
+        from hermes_core.tools.toolsets import resolve_tools
+
+        if self.fixed is not None:
+            return self.fixed
+        seed = f"{self.seed}:{group}"
+        return tuple(resolve_tools(self.registry, self.enabled, self.disabled, self.distribution, seed))
+
+
+@asynccontextmanager
+async def open_environment(
+    runtime: Runtime, environment: str | Environment, config: Mapping[str, Any] | None, seed: int | None
+) -> AsyncIterator[Environment]:
+    """The environment, its dataset loaded; closed at the end."""
+    if isinstance(environment, str):
+        seeded = {} if seed is None else {"seed": seed}
+        environment = runtime.environment(environment, {**seeded, **(config or {})})
+    try:
+        await environment.setup()
+        yield environment
+    finally:
+        await environment.aclose()
+
+
+@asynccontextmanager
+async def open_backend(runtime: Runtime, options: RunOptions, isolation: Any) -> AsyncIterator[tuple[ToolBackend, int]]:
+    """The tool backend, started, large enough for the run; and how many rollouts it has room for at a time."""
+    profile = runtime.settings.profiles.get(runtime.settings.default_profile, {})
+    size = pool_size(options, isolation, profile)
+    async with runtime.tool_backend(options.backend, isolation=isolation, config=size.config) as backend:
+        yield backend, size.concurrency
+
+
+def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettings, stack: AsyncExitStack) -> Agent:
+    """The agent; closed at the end if it was made here."""
+    if not isinstance(agent, str):
+        return agent
+    made = runtime.agent(agent, settings)
+    stack.push_async_callback(made.aclose)
+    return made
+
+
+def item_ids(environment: Environment) -> list[str]:
+    """The ids of the selected items.
+
+    Raises:
+        DatasetError: there is none, or two items have the same.
+    """
+    ids: dict[str, None] = {}
+    for item in environment.selected_items():
+        item_id = environment.item_id(item)
+        if item_id in ids:
+            raise DatasetError(
+                f"two items of environment {environment.name!r} have the id {item_id!r}",
+                hint="ids tell rollouts apart: give each item its own",
+            )
+        ids[item_id] = None
+    if not ids:
+        raise DatasetError(
+            f"environment {environment.name!r} has no items",
+            hint="check its dataset, and the settings that select from it",
+        )
+    return list(ids)
+
+
+def redactor(runtime: Runtime, settings: AgentSettings | None = None) -> Redact:
+    """What takes the secrets that the driver knows out of a text, the agent's key included."""
+    from hermes_core.settings import Redactor
+
+    if settings is None or settings.api_key is None:
+        return runtime.redact
+    own = Redactor({"the agent's api_key": settings.api_key.get_secret_value()})
+    return lambda text: own(runtime.redact(text))
+
+
+def hooks_of(runtime: Runtime, environment: Environment) -> Any:
+    """The environment's hooks, with the plugins' wrappers and observers.
+
+    Raises:
+        PluginError: a hook of the environment can't work.
+    """
+    from hermes_core.hooks import environment_hooks
+
+    return environment_hooks(environment, runtime.plugin_manager)
+
+
+def versions(runtime: Runtime) -> dict[str, str]:
+    """What ran: Python, hermes-rl, and every plugin's distribution."""
+    from hermes_core import __version__
+
+    plugins = {plugin.distribution: plugin.version for plugin in runtime.plugin_manager.plugins if plugin.distribution}
+    return {"python": platform.python_version(), "hermes-rl": __version__, **plugins}

@@ -1,0 +1,215 @@
+"""The output folder of a run: `trajectories.jsonl`, `run.json`, `summary.json`, and what makes a run resumable."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from hermes_core.envs.summary import RunSummary, Tally
+from hermes_core.envs.trajectory import dump_record
+from hermes_core.errors import HermesError, UsageError
+
+log = logging.getLogger(__name__)
+
+TRAJECTORIES, RUN, SUMMARY, LOCK = "trajectories.jsonl", "run.json", "summary.json", ".lock"
+
+
+class Sink(Protocol):
+    """Where else trajectories go."""
+
+    async def write(self, record: Mapping[str, Any]) -> None:
+        """Take one record. What it raises ends the run."""
+
+    async def aclose(self) -> None:
+        """Called once, after the last record."""
+
+
+class OutputError(HermesError):
+    """The output folder can't be written to."""
+
+
+class OutputFolder:
+    """A run's folder, locked for as long as this is open.
+
+    Each record is one write of one whole line to a file opened for appending, so after `kill -9` at most the last line
+    is torn; it is cut off when the run is resumed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UsageError(f"can't use {path} as the output folder: {error.strerror}", hint="name another") from error
+        self._file = -1
+        self._size = 0
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise UsageError(f"another run is writing to {path}", hint="wait for it, or name another folder") from error
+
+    def open(self, configuration: Mapping[str, Any], about: Mapping[str, Any], tally: Tally, *, resume: bool) -> None:
+        """Start a run here, or go on with the one that is here.
+
+        Args:
+            configuration: everything that decides what the run's records say; the same when it is resumed.
+            about: what else `run.json` is to say (versions, seed, …).
+            tally: gets the records that are here already.
+
+        Raises:
+            UsageError: there is a run here and `resume` is not asked for; or it is of another configuration, whose
+                differing keys are named; or a line in the middle of its records is no record.
+        """
+        trajectories = self.path / TRAJECTORIES
+        held = trajectories.stat().st_size if trajectories.exists() else 0
+        if held and not resume:
+            raise UsageError(f"{self.path} already holds a run", hint="add --resume to go on with it, or name another")
+        if held:
+            self._check_same(configuration)
+        self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._size = self._recover(tally)
+        self._write_run(configuration, about, resumed=bool(held))
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record, whole.
+
+        Raises:
+            OutputError: the disk is full or fails. What was written of the line is taken back.
+        """
+        line = dump_record(record)
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError as error:
+            os.ftruncate(self._file, self._size)
+            message = f"can't write to {self.path / TRAJECTORIES}: {error.strerror}"
+            raise OutputError(message, hint="make room, then go on with --resume") from error
+        self._size += len(line)
+
+    def sync(self) -> None:
+        """Wait until what was appended is on the disk. For a thread: it can take a while."""
+        os.fsync(self._file)
+
+    def write_summary(self, summary: RunSummary) -> None:
+        """Replace `summary.json`, in one step."""
+        _replace(self.path / SUMMARY, summary.to_dict())
+
+    def close(self) -> None:
+        """Close the files and give up the lock. Idempotent."""
+        for name in ("_file", "_lock"):
+            if (descriptor := getattr(self, name)) >= 0:
+                setattr(self, name, -1)
+                os.close(descriptor)
+
+    def _check_same(self, configuration: Mapping[str, Any]) -> None:
+        run = read_run(self.path)
+        if run["configuration_hash"] == configuration_hash(configuration):
+            return
+        here, asked = dict(_leaves(run["configuration"])), dict(_leaves(configuration))
+        differing = sorted(key for key in here.keys() | asked.keys() if here.get(key) != asked.get(key))
+        changes = ", ".join(f"{key} ({here.get(key)!r} there, {asked.get(key)!r} now)" for key in differing)
+        raise UsageError(
+            f"the run in {self.path} has another configuration: {changes}",
+            hint="give the same options to resume it, or name another folder",
+        )
+
+    def _recover(self, tally: Tally) -> int:
+        """Read the records that are here, cut a torn end off, and return the size that is left."""
+        good = 0
+        for number, line, end in _lines(self.path / TRAJECTORIES):
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("the line is torn")
+                tally.add(json.loads(line), earlier=True)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if end != os.fstat(self._file).st_size:
+                    place = f"{self.path / TRAJECTORIES}, line {number}"
+                    raise UsageError(f"{place}: no record of a rollout", hint="remove that line to go on") from error
+                log.warning("%s: the last line is torn, as after a crash; its rollout runs again", self.path)
+                break
+            good = end
+        os.ftruncate(self._file, good)
+        return good
+
+    def _write_run(self, configuration: Mapping[str, Any], about: Mapping[str, Any], *, resumed: bool) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        run = {
+            "configuration": configuration,
+            "configuration_hash": configuration_hash(configuration),
+            **about,
+            "started": now,
+            "resumed": [],
+        }
+        if resumed:
+            earlier = read_run(self.path)
+            run["started"] = earlier.get("started")
+            run["resumed"] = [*earlier.get("resumed", []), now]
+        _replace(self.path / RUN, run)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """The folder's `run.json`.
+
+    Raises:
+        UsageError: there is none, or it is not one of ours.
+    """
+    try:
+        run = json.loads((path / RUN).read_bytes())
+        return {"configuration": run["configuration"], "configuration_hash": run["configuration_hash"], **run}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} has no usable {RUN}", hint="name the folder of a run") from error
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The folder's records in the order written, one at a time; a torn last line is left out."""
+    for _, line, _ in _lines(path / TRAJECTORIES):
+        if line.endswith(b"\n"):
+            yield json.loads(line)
+
+
+def configuration_hash(configuration: Mapping[str, Any]) -> str:
+    """The same for equal configurations, in any process."""
+    text = json.dumps(configuration, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
+    """Each line with its number and the offset at which it ends."""
+    end = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            end += len(line)
+            yield number, line, end
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested mapping by their dotted keys."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _replace(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON so that a reader sees the old content or the new, never half of it."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise OutputError(f"can't write {path}: {error.strerror}", hint="make room, or name another folder") from error

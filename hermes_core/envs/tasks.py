@@ -1,0 +1,163 @@
+"""The environment `tasks`: a JSONL file of commands that set a task up, check it and solve it. It needs no code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from hermes_core.envs.base import Environment, EnvironmentConfig, Item
+from hermes_core.envs.rollout import Rollout
+from hermes_core.errors import DatasetError, SetupFailed
+from hermes_core.hookspecs import hookimpl
+from hermes_core.sandbox.results import CommandResult
+
+OUTPUT_KEPT = 4000
+"""Characters of a check's output that the details keep."""
+
+
+class TasksConfig(EnvironmentConfig):
+    """What `tasks` can be told."""
+
+    dataset_name: str
+    """The JSONL file."""
+    setup_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds for each set-up command, and each command of the solution."""
+    check_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds for each command of the check; over it the task counts as not done."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Commands = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
+class TaskRow(BaseModel):
+    """One line of the file. Commands are run by the slot's shell in its workspace, one after the other, and the first
+    that fails ends it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    id: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    check: Commands = Field(min_length=1)
+    """The task is done when all of them exit with 0."""
+    setup: Commands = ()
+    solution: Commands = ()
+    """The reference solution, for the agent `oracle`."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Whatever else belongs to the row. Not used."""
+
+
+class TasksEnvironment(Environment):
+    """Shell commands as tasks. The check runs in the agent's own slot, after the agent's processes are dead."""
+
+    name = "tasks"
+    config_class = TasksConfig
+    config: TasksConfig
+
+    def __init__(self, config: TasksConfig) -> None:
+        super().__init__(config)
+        self._items: Sequence[Item] = ()
+
+    async def setup(self) -> None:
+        """Read the file.
+
+        Raises:
+            DatasetError: it can't be read, or a line of it is no task; names the file, the line and the field.
+        """
+        self._items = tuple(row.model_dump() for row in read_tasks(self.config.dataset_name))
+
+    def items(self) -> Sequence[Item]:
+        """The tasks, in the file's order."""
+        return self._items
+
+    def format_prompt(self, item: Item) -> str:
+        """The task's prompt as it is."""
+        return str(item["prompt"])
+
+    @hookimpl
+    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+        """Run the set-up commands in the agent's slot."""
+        failed = await self._run(rollout, item["setup"], self.config.setup_timeout_s)
+        if failed is not None:
+            raise SetupFailed(f"a set-up command of task {item['id']!r} failed with {_described(failed)}")
+        return {}
+
+    @hookimpl
+    async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
+        """Run the reference solution in the agent's slot."""
+        if not item["solution"]:
+            raise SetupFailed(f"task {item['id']!r} has no solution", hint="give its row the field `solution`")
+        failed = await self._run(rollout, item["solution"], self.config.setup_timeout_s)
+        if failed is not None:
+            raise SetupFailed(f"the solution of task {item['id']!r} failed with {_described(failed)}")
+
+    @hookimpl
+    async def verify_and_score_trajectory(self, item: Item, rollout: Rollout) -> tuple[float, dict[str, Any]]:
+        """1.0 if every command of the check exits with 0, else 0.0 and what the failing one said."""
+        failed = await self._run(rollout, item["check"], self.config.check_timeout_s)
+        if failed is None:
+            return 1.0, {}
+        return 0.0, {"exit_code": failed.returncode, "timed_out": failed.timed_out, "output": _tail(failed)}
+
+    async def _run(self, rollout: Rollout, commands: Sequence[str], timeout_s: float) -> CommandResult | None:
+        """Run the commands in order; the result of the first that fails, or None."""
+        for command in commands:
+            done = await rollout.commands.run(command, timeout_s=timeout_s, merge_stderr=True)
+            if not done.ok:
+                return done
+        return None
+
+
+def read_tasks(name: str) -> Iterator[TaskRow]:
+    """The tasks of a file.
+
+    Raises:
+        DatasetError: it can't be read, or a line is no task; names the file, the line and the field.
+    """
+    path = Path(name).expanduser()
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _parsed(line, f"{path}, line {number}")
+    except OSError as error:
+        reason = error.strerror or error
+        raise DatasetError(
+            f"can't read {path}: {reason}", hint="env.dataset_name is the path of a JSONL file"
+        ) from error
+
+
+def _parsed(line: bytes, where: str) -> TaskRow:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DatasetError(f"{where}: not JSON: {error}", hint="each line is one JSON object in UTF-8") from error
+    if not isinstance(row, Mapping):
+        raise DatasetError(f"{where}: {type(row).__name__} instead of an object", hint="each line is one JSON object")
+    try:
+        return TaskRow.model_validate({key: _tuples(value) for key, value in row.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0]) if first["loc"] else "?"
+        known = ", ".join(TaskRow.model_fields)
+        raise DatasetError(f"{where}, field {field!r}: {first['msg']}", hint=f"the fields are {known}") from error
+
+
+def _tuples(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _tail(result: CommandResult) -> str:
+    return result.text.strip()[-OUTPUT_KEPT:]
+
+
+def _described(result: CommandResult) -> str:
+    how = "a time-out" if result.timed_out else f"status {result.returncode}"
+    return f"{how}: {_tail(result)}"
