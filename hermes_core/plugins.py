@@ -74,7 +74,8 @@ class PluginManager:
         """pluggy's manager, holding every plugin that loaded."""
         self.plugins: list[PluginInfo] = []
         """Every plugin that was found, in the order of loading: built-ins, entry points by name, extras."""
-        self._claims: list[Entry] = []
+        self.claims: list[Entry] = []
+        """What they claim, clashes included."""
 
         for name, module in BUILTINS.items():
             self._try(PluginInfo(name, CORE, __version__, builtin=True), partial(importlib.import_module, module))
@@ -92,12 +93,12 @@ class PluginManager:
     def registry(self, kind: str) -> Registry:
         """The names of one kind: a key of `REGISTRATION`, `tool`, `toolset` or `distribution`."""
         absent = tuple(plugin for plugin in self.plugins if plugin.status is not PluginStatus.LOADED)
-        return Registry(kind, tuple(entry for entry in self._claims if entry.kind == kind), absent)
+        return Registry(kind, tuple(entry for entry in self.claims if entry.kind == kind), absent)
 
     def problems(self) -> list[str]:
         """What is wrong, one line each: plugins that failed to load, and names that more than one plugin claims."""
         lines = [f"{p.label} {p.reason} ({p.hint})" for p in self.plugins if p.status is PluginStatus.FAILED]
-        for kind in dict.fromkeys(entry.kind for entry in self._claims):
+        for kind in dict.fromkeys(entry.kind for entry in self.claims):
             lines.extend(str(error) for error in self.registry(kind).clashes().values())
         return lines
 
@@ -145,7 +146,7 @@ class PluginManager:
         claims = list(_claims(info, hooks))
         self.hooks.register(hooks, self._free_name(info.name))
         self.plugins.append(info)
-        self._claims.extend(claims)
+        self.claims.extend(claims)
 
     def _free_name(self, name: str) -> str:
         """`name`, or with a number after it when pluggy has a plugin of that name (two extras of one class)."""

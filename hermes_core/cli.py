@@ -1,0 +1,167 @@
+"""The command line: parse, call, print. Only click is imported here, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from hermes_core import __version__
+from hermes_core.errors import HermesError, UnknownNameError, UsageError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+ELSEWHERE = {
+    "rollout": ("hermes_core.envs.cli:rollout", "Let an agent work on an environment's items, and score it."),
+    "validate": ("hermes_core.envs.cli:validate", "Check that oracle scores 1.0 and nop 0.0 on every item."),
+    "rescore": ("hermes_core.envs.cli:rescore", "Verify the recorded patches of a run again."),
+}
+"""Commands that live in a module of their own, each with the line that `--help` shows for it."""
+
+
+class Program(click.Group):
+    """Imports the commands in `ELSEWHERE` when they are run, and turns our errors into messages and exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """What the program is for first, then what describes it."""
+        return [*ELSEWHERE, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported if need be.
+
+        Raises:
+            UnknownNameError: there is none; names the nearest.
+        """
+        if cmd_name in ELSEWHERE:
+            module, _, attribute = ELSEWHERE[cmd_name][0].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
+        if cmd_name not in self.commands and not cmd_name.startswith("-"):
+            raise UnknownNameError("command", cmd_name, self.list_commands(ctx))
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands with one line each, without importing any."""
+        own = {name: command.get_short_help_str(90) for name, command in self.commands.items()}
+        lines = {name: line for name, (_, line) in ELSEWHERE.items()} | own
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Expected errors end in a message: exit 2 for wrong use, 1 otherwise, 130 for Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+        except (HermesError, ExceptionGroup) as error:
+            expected = _expected(error)
+            if not expected or ctx.params["traceback"]:
+                raise
+            for one in expected:
+                click.echo(f"error: {one}", err=True)
+            ctx.exit(EXIT_USAGE if isinstance(expected[0], UsageError) else EXIT_FAILED)
+
+
+def _expected(error: Exception) -> list[HermesError]:
+    """The errors of ours that this is made of; none if anything else is among them."""
+    if isinstance(error, HermesError):
+        return [error]
+    if not isinstance(error, ExceptionGroup):
+        return []
+    parts = [_expected(part) for part in error.exceptions]
+    return [one for part in parts for one in part] if all(parts) else []
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hermes-rl")
+@click.option("-v", "--verbose", count=True, help="Log more: -v what happens, -vv everything.")
+@click.option("--traceback", is_flag=True, help="Show where an expected error came from, too.")
+@click.pass_context
+def main(ctx: click.Context, verbose: int, traceback: bool) -> None:
+    """Tool-using agents in sandboxes, scored by what really happened there."""
+    ctx.obj = verbose
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def plugins(verbose: int, as_json: bool) -> None:
+    """List the plugins: where each is from, what it provides, and why one is not in use."""
+    _list("plugins", verbose, as_json)
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def backends(verbose: int, as_json: bool) -> None:
+    """List the backends, which make sandboxes."""
+    _list("backends", verbose, as_json)
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def envs(verbose: int, as_json: bool) -> None:
+    """List the environments, which have the tasks."""
+    _list("environments", verbose, as_json)
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def tools(verbose: int, as_json: bool) -> None:
+    """List the tools, toolsets and distributions."""
+    _list("tools", verbose, as_json)
+
+
+@main.command()
+@click.argument("backend", nargs=-1)
+@_json_option
+@click.pass_context
+def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
+    """Say whether each backend can be used here, and what to do if not.
+
+    Checks each BACKEND named, or all. Exits with 1 when one of them can't be used, or a plugin is broken.
+    """
+    import asyncio
+
+    from hermes_core.cli_support import new_runtime
+    from hermes_core.doctor import Report, examine
+
+    async def report() -> Report:
+        async with new_runtime(ctx.obj) as runtime:
+            return await examine(runtime, backend)
+
+    found = asyncio.run(report())
+    click.echo(found.as_json() if as_json else found.as_text())
+    ctx.exit(0 if found.healthy else EXIT_FAILED)
+
+
+def _list(what: str, verbose: int, as_json: bool) -> None:
+    """Print one of the listings; what is wrong with the plugins goes to standard error."""
+    import shutil
+    import sys
+
+    from hermes_core import listing
+    from hermes_core.cli_support import new_runtime
+
+    runtime = new_runtime(verbose)
+    tables: listing.Tables = getattr(listing, what)(runtime)
+    if as_json:
+        click.echo(listing.as_json(tables))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(listing.as_text(tables, terminal_width=width))
+    for problem in runtime.plugin_manager.problems():
+        click.echo(f"problem: {problem}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What the commands share: a runtime from the environment, with a log on standard error that gives no secret away."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from hermes_core.runtime import Runtime
+from hermes_core.settings import RedactingFormatter, Settings
+
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
+    """A runtime with the environment's settings, and our log on standard error.
+
+    Args:
+        verbose: 0 logs warnings, 1 what happens, 2 everything.
+        given: settings that come before the environment's.
+
+    Raises:
+        ConfigError: the environment or a file that it names is wrong.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    logger = logging.getLogger("hermes_core")
+    logger.setLevel(_LEVELS[min(verbose, 2)])
+    # One handler however often this is called in one process; the loggers of plugins are below ours by convention.
+    logger.handlers = [handler]
+    settings = Settings.load(**given)
+    form = "%(levelname)s %(name)s: %(message)s" if verbose else "%(levelname)s: %(message)s"
+    handler.setFormatter(RedactingFormatter(settings.redactor(), form))
+    return Runtime(settings)

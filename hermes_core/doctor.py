@@ -1,0 +1,70 @@
+"""What `hermes-rl doctor` finds: whether each backend can be used here, and what to do if not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from hermes_core.errors import HermesError
+from hermes_core.registries import describe
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Diagnosis
+
+CHECK_TIMEOUT_S = 30.0
+"""Seconds that a backend has for its check."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings, backend by backend, and what is wrong with the plugins."""
+
+    backends: dict[str, Diagnosis]
+    problems: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every backend that was asked about can be used, and no plugin is broken."""
+        return not self.problems and all(found.usable for found in self.backends.values())
+
+    def as_json(self) -> str:
+        """The report for programs."""
+        backends = {name: asdict(found) for name, found in self.backends.items()}
+        return json.dumps({"healthy": self.healthy, "backends": backends, "problems": self.problems}, indent=2)
+
+    def as_text(self) -> str:
+        """The report for people: a line for each backend, with details and advice below it."""
+        lines = []
+        for name, found in self.backends.items():
+            lines.append(f"{name}: {'usable' if found.usable else 'NOT usable'}: {found.summary}")
+            lines.extend(f"    {detail}" for detail in found.details)
+            lines.extend(f"    -> {advice}" for advice in found.advice)
+        lines.extend(f"problem: {problem}" for problem in self.problems)
+        return "\n".join(lines)
+
+
+async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Report:
+    """Check the backends of these names, or all; each by itself, all at once.
+
+    Raises:
+        UnknownNameError: there is no backend of one of the names.
+    """
+    for name in names:
+        runtime.backends.entry(name)
+    async with asyncio.TaskGroup() as group:
+        checks = {name: group.create_task(_check(runtime, name)) for name in names or runtime.backends.names()}
+    return Report({name: check.result() for name, check in checks.items()}, tuple(runtime.plugin_manager.problems()))
+
+
+async def _check(runtime: Runtime, name: str) -> Diagnosis:
+    """One backend's own diagnosis; a backend that can't even be made, or hangs, is not usable."""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await runtime.backend(name).check()
+    except TimeoutError:
+        return Diagnosis(False, f"its check was not done within {CHECK_TIMEOUT_S:g} s")
+    except HermesError as error:
+        return Diagnosis(False, error.message, advice=(error.hint,) if error.hint else ())
+    except Exception as error:
+        return Diagnosis(False, f"its check failed: {describe(error)}", advice=("report this to the backend's author",))

@@ -1,0 +1,154 @@
+"""What `hermes-rl plugins|backends|tools|envs` show, as tables on a terminal, aligned lines in a pipe, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hermes_core.errors import HermesError
+from hermes_core.registries import Entry, Registry
+from hermes_core.runtime import Runtime
+from hermes_core.tools.registry import ToolRegistry
+from hermes_core.tools.toolsets import expand_toolset
+
+Row = Mapping[str, str | Sequence[str]]
+"""One line: a text, or several, for each column. Every row of a table has the same columns."""
+
+Tables = Mapping[str, Sequence[Row]]
+"""Tables by title."""
+
+
+DETAILS = frozenset({"hooks", "reason", "advice"})
+"""Columns that only the JSON has; the reasons are told on standard error."""
+
+
+def plugins(runtime: Runtime) -> Tables:
+    """Every plugin that was found: its origin, whether it is in use, and what it provides."""
+    manager = runtime.plugin_manager
+    rows = []
+    for plugin in manager.plugins:
+        provided = [f"{entry.kind} {entry.name}" for entry in manager.claims if entry.plugin.name == plugin.name]
+        rows.append(
+            {
+                "name": plugin.name,
+                "status": plugin.status.value,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "provides": provided,
+                "hooks": plugin.hooks,
+                "reason": plugin.reason,
+                "advice": plugin.hint,
+            }
+        )
+    return {"plugins": rows}
+
+
+def backends(runtime: Runtime) -> Tables:
+    """The backends."""
+    return {"backends": _entries(runtime.backends)}
+
+
+def environments(runtime: Runtime) -> Tables:
+    """The environments."""
+    return {"environments": _entries(runtime.environments)}
+
+
+def tools(runtime: Runtime) -> Tables:
+    """The tools, and the two kinds of groups of them."""
+    manager, known = runtime.plugin_manager, runtime.tools
+    tools = [
+        {
+            "name": entry.name,
+            "where": entry.value.where,
+            "toolsets": entry.value.toolsets,
+            **_origin(entry),
+            "summary": entry.summary.split("\n", 1)[0],
+        }
+        for entry in manager.registry("tool").entries()
+    ]
+    toolsets = [
+        {"name": name, "tools": _members(known, name), "includes": toolset.includes, "summary": toolset.summary}
+        for name, toolset in known.toolsets.items()
+    ]
+    distributions = [
+        {"name": name, "percent": [f"{toolset} {share:g}" for toolset, share in distribution.percent.items()]}
+        for name, distribution in known.distributions.items()
+    ]
+    return {"tools": tools, "toolsets": toolsets, "distributions": distributions}
+
+
+def as_json(tables: Tables) -> str:
+    """One table as a list of objects, several as an object of lists."""
+    data: Any = next(iter(tables.values())) if len(tables) == 1 else tables
+    return json.dumps(data, indent=2, ensure_ascii=False, default=list)
+
+
+def as_text(tables: Tables, *, terminal_width: int | None) -> str:
+    """The tables for people: drawn for a terminal of that width, as aligned lines where that is None.
+
+    Left out are columns that are empty in every row, titles where there is only one table, and what is in the JSON
+    for programs.
+    """
+    parts = []
+    for title, rows in tables.items():
+        columns = (
+            [column for column in rows[0] if column not in DETAILS and any(row[column] for row in rows)] if rows else []
+        )
+        cells = [[_text(row[column]) for column in columns] for row in rows]
+        heading = [title] if len(tables) > 1 else []
+        if not rows:
+            parts.append("\n".join([*heading, "none"]))
+        elif terminal_width is None:
+            parts.append("\n".join([*heading, *_aligned([columns, *cells])]))
+        else:
+            parts.append(_drawn(title if heading else None, columns, cells, terminal_width))
+    return "\n\n".join(parts)
+
+
+def _entries(registry: Registry) -> list[Row]:
+    return [
+        {"name": entry.name, "aliases": entry.aliases, **_origin(entry), "summary": entry.summary}
+        for entry in registry.entries()
+    ]
+
+
+def _members(known: ToolRegistry, toolset: str) -> list[str]:
+    """The toolset's tools, or what is wrong with it."""
+    try:
+        return expand_toolset(known, toolset)
+    except HermesError as error:
+        return [f"({error})"]
+
+
+def _origin(entry: Entry) -> dict[str, str | Sequence[str]]:
+    return {
+        "plugin": entry.plugin.name,
+        "distribution": f"{entry.plugin.distribution} {entry.plugin.version}".strip(),
+        "needs": entry.requires,
+    }
+
+
+def _text(cell: str | Iterable[str]) -> str:
+    return cell if isinstance(cell, str) else ", ".join(cell)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _drawn(title: str | None, columns: Sequence[str], cells: Iterable[Sequence[str]], width: int) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console = Console(width=width, force_terminal=True)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip("\n")
