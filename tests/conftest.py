@@ -1,0 +1,200 @@
+"""Fixtures for every test: what the host has to have, a loop that never stalls, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LOOP_STALL_S = 0.05
+"""The longest that the event loop may be kept from running, unless the test says otherwise."""
+
+
+LEAK_GRACE_S = 5.0
+"""How long after a test what it started may take to end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "entry_points: loads the plugins that are installed here")
+    config.addinivalue_line("markers", "loop_stall(seconds): how long the event loop may stall under `loop_lag`")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the developer's settings, keys or installed plugins (unless marked `entry_points`)."""
+    for name in os.environ:
+        if name.startswith(("HERMES_", "OPENAI_")) and name not in ("HERMES_REQUIRE", "HERMES_SWE_TASKS"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HERMES_ENV_FILE", "")
+    if request.node.get_closest_marker("entry_points") is None:
+        monkeypatch.setenv("HERMES_PLUGINS", "")
+
+
+@pytest.fixture(scope="session")
+def require() -> Callable[[str, str | None], None]:
+    """`require("docker", reason)`: skip with the reason, or fail if HERMES_REQUIRE names it; None means it is there."""
+    named = set(re.split(r"[,\s]+", os.environ.get("HERMES_REQUIRE", "")))
+
+    def check(name: str, missing: str | None) -> None:
+        if missing is None:
+            return
+        if name in named:
+            pytest.fail(f"HERMES_REQUIRE names {name}, but {missing}", pytrace=False)
+        pytest.skip(f"{name}: {missing}")
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def swe_tasks(require: Callable[[str, str | None], None]) -> Path:
+    """The folder of real SWE-smith tasks: HERMES_SWE_TASKS, or `shared/swe_tasks` beside the checkout."""
+    folder = Path(os.environ.get("HERMES_SWE_TASKS") or ROOT.parent / "shared" / "swe_tasks")
+    there = (folder / "tasks.jsonl").is_file()
+    require("swe_tasks", None if there else f"{folder} has no tasks.jsonl; set HERMES_SWE_TASKS")
+    return folder
+
+
+@pytest.fixture
+async def loop_lag(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """Fails the test if its event loop stalled for more than 50 ms; `loop_stall(seconds)` is another limit.
+
+    What counts is processor time of the loop's thread, and time in which it was blocked: not time in which the
+    machine was busy with something else.
+    """
+    marker = request.node.get_closest_marker("loop_stall")
+    limit = marker.args[0] if marker else LOOP_STALL_S
+    stalls: list[float] = []
+    witness = _Witness()
+
+    async def watch() -> None:
+        while True:
+            began, worked, late = time.monotonic(), time.thread_time(), witness.late_s
+            await asyncio.sleep(_Witness.INTERVAL_S)
+            overrun = time.monotonic() - began - _Witness.INTERVAL_S
+            stall = max(min(overrun, time.thread_time() - worked), overrun - (witness.late_s - late))
+            if stall > limit:
+                stalls.append(stall)
+
+    witness.start()
+    watcher = asyncio.create_task(watch())
+    yield
+    await asyncio.sleep(0)
+    watcher.cancel()
+    await asyncio.wait([watcher])
+    witness.stop()
+    if stalls:
+        pytest.fail(f"the event loop stalled {len(stalls)} times, {max(stalls) * 1000:.0f} ms at worst", pytrace=False)
+
+
+class _Witness(threading.Thread):
+    """A thread that only sleeps: when it wakes late, the machine was busy, whatever the event loop did."""
+
+    INTERVAL_S = 0.005
+
+    def __init__(self) -> None:
+        super().__init__(name="loop_lag witness", daemon=True)
+        self.late_s = 0.0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            time.sleep(self.INTERVAL_S)
+            self.late_s += max(0.0, time.monotonic() - began - self.INTERVAL_S)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+@pytest.fixture
+def leak_check() -> Iterator[None]:
+    """Fails the test if processes, descriptors or threads are left a few seconds after it.
+
+    Orphans are adopted for the time of the test, so a process that was left by a dead parent is seen as well.
+    """
+    before = _Census.take()
+    _adopt_orphans(True)
+    try:
+        yield
+        deadline = time.monotonic() + LEAK_GRACE_S
+        while (left := _Census.take().beyond(before)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        _adopt_orphans(False)
+    if left:
+        pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+
+
+@dataclass(frozen=True)
+class _Census:
+    """What this process holds: descendants by (pid, start time), descriptors, and threads."""
+
+    processes: dict[tuple[int, str], str]
+    descriptors: dict[int, str]
+    threads: frozenset[threading.Thread]
+
+    @classmethod
+    def take(cls) -> _Census:
+        return cls(_descendants(), _descriptors(), frozenset(threading.enumerate()))
+
+    def beyond(self, before: _Census) -> list[str]:
+        """What is here and was not there before. The loop's own worker threads end with the loop."""
+        processes = [
+            f"process {key[0]} {self.processes[key]}" for key in self.processes.keys() - before.processes.keys()
+        ]
+        descriptors = [
+            f"descriptor {n} {what}" for n, what in self.descriptors.items() if before.descriptors.get(n) != what
+        ]
+        started = [t for t in self.threads - before.threads if not isinstance(t, _Witness)]
+        threads = [f"thread {t.name}" for t in started if not t.name.startswith("asyncio_")]
+        return processes + descriptors + threads
+
+
+def _descendants() -> dict[tuple[int, str], str]:
+    """Every process below this one that has not ended, by pid and start time, with its command line."""
+    children: dict[int, list[tuple[int, str, str]]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        except OSError:
+            continue
+        state, parent, start = rest.split()[0], int(rest.split()[1]), rest.split()[19]
+        if state != "Z":
+            children.setdefault(parent, []).append((int(entry.name), start, command or name))
+    found, queue = {}, [os.getpid()]
+    while queue:
+        for pid, start, command in children.get(queue.pop(), []):
+            found[pid, start] = command[:200]
+            queue.append(pid)
+    return found
+
+
+def _descriptors() -> dict[int, str]:
+    """The open descriptors and what they lead to."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[int(entry.name)] = os.readlink(entry)
+        except OSError:
+            continue  # the one of this very listing
+    return found
+
+
+def _adopt_orphans(adopt: bool) -> None:
+    """Whether processes below this one whose parent ends become this one's children."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, int(adopt), 0, 0, 0)
