@@ -1,0 +1,384 @@
+"""Bridges to `Channel`: one from a child process's pipes, one from any blocking stream (a socket, an SDK's object)."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.contract import Channel
+
+BUFFER_BYTES = 1 << 20
+"""Bytes read ahead of the caller at most; what is more waits in the transport, and so slows the far end."""
+
+CHUNK_BYTES = 1 << 18
+"""The most that one read or write of a transport carries, and the size that we ask pipes to have."""
+
+STDERR_BYTES = 8192
+"""Bytes of standard error that are kept."""
+
+_WRITES_AHEAD = 4
+"""Writes that may be under way in a blocking stream; cancelled ones stay under way, as they can't be taken back."""
+
+
+T = TypeVar("T")
+
+
+class _Inbox:
+    """What has been read but not yet asked for. Lives in the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._ended = False
+        self._error: Exception | None = None
+        self._arrival = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+        self._arrival.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """No more data; `error` if that is because the transport broke."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._arrival.set()
+
+    async def take(self, n: int) -> bytes:
+        while not self._data:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return b""
+            self._arrival.clear()
+            await self._arrival.wait()
+        data = bytes(self._data[:n])
+        del self._data[:n]
+        return data
+
+
+class _Tail:
+    """The end of a byte stream, by a bound. Safe to feed from any thread."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def feed(self, data: bytes) -> None:
+        self._data = (self._data + data)[-STDERR_BYTES:]
+
+    def text(self) -> str:
+        return self._data.decode("utf-8", "replace").strip()
+
+
+class AsyncioStreamChannel(Channel):
+    """A channel to the standard streams of a child process of ours, which does the transporting.
+
+    Closing lets go of the child: it gets end-of-file and, if it has not ended by then, SIGKILL. So the child is to be a
+    mere carrier (`ssh`, an entering process), not the thing in the sandbox itself.
+    """
+
+    def __init__(self) -> None:
+        self._inbox = _Inbox()
+        self._tail = _Tail()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._exited = asyncio.Event()
+        self._closed = False
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._paused = False
+
+    @classmethod
+    async def spawn(
+        cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+    ) -> AsyncioStreamChannel:
+        """Start a child in a session of its own (so that Ctrl-C at our terminal is ours alone) and hold its streams.
+
+        Args:
+            env: the whole environment of the child; None is ours.
+            pass_fds: descriptors that it inherits besides its standard streams.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        channel = cls()
+        transport, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _ChildProtocol(channel),
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=None if env is None else dict(env),
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+        channel._transport = transport
+        for descriptor in (0, 1):
+            _widen(transport.get_pipe_transport(descriptor))
+        return channel
+
+    async def read(self, n: int) -> bytes:
+        """Up to `n` bytes of the child's standard output; `b""` once it has ended or closed it."""
+        data = await self._inbox.take(n)
+        if self._paused and len(self._inbox) <= BUFFER_BYTES // 2:
+            self._paused = False
+            self._reader().resume_reading()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Write to the child's standard input, waiting while its pipe is full."""
+        writer = None if self._transport is None else self._transport.get_pipe_transport(0)
+        if self._closed or writer is None or writer.is_closing():
+            raise self._lost("its standard input is closed")
+        assert isinstance(writer, asyncio.WriteTransport)
+        writer.write(data)
+        await self._writable.wait()
+        if self._closed or writer.is_closing():
+            raise self._lost("it stopped reading")
+
+    async def wait(self) -> int:
+        """The child's exit status; `ChannelLost` if a signal ended the child, as then the far end may live on."""
+        await self._exited.wait()
+        status = None if self._transport is None else self._transport.get_returncode()
+        if status is None or status < 0:
+            raise self._lost("it was closed" if self._closed else f"signal {-(status or 0)} ended it")
+        return status
+
+    async def aclose(self) -> None:
+        """End the stream and let the child go."""
+        self._closed = True
+        self._inbox.end()
+        self._writable.set()
+        if self._transport is not None:
+            self._transport.close()
+            await self._exited.wait()  # SIGKILL does not wait for anything
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last of the child's standard error."""
+        return self._tail.text()
+
+    def _reader(self) -> asyncio.ReadTransport:
+        assert self._transport is not None
+        reader = self._transport.get_pipe_transport(1)
+        assert isinstance(reader, asyncio.ReadTransport)
+        return reader
+
+    def _lost(self, reason: str) -> ChannelLost:
+        tail = self.stderr_tail
+        return ChannelLost(f"the channel's process is gone: {reason}" + (f"; it said: {tail}" if tail else ""))
+
+
+class _ChildProtocol(asyncio.SubprocessProtocol):
+    """Carries what asyncio reports of the child to its channel."""
+
+    def __init__(self, channel: AsyncioStreamChannel) -> None:
+        self._channel = channel
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._channel._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        channel = self._channel
+        if fd == 2:
+            channel._tail.feed(data)
+            return
+        channel._inbox.feed(data)
+        if not channel._paused and len(channel._inbox) >= BUFFER_BYTES:
+            channel._paused = True
+            channel._reader().pause_reading()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 0:
+            self._channel._writable.set()
+        elif fd == 1:
+            self._channel._inbox.end()
+
+    def pause_writing(self) -> None:
+        self._channel._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._channel._writable.set()
+
+    def process_exited(self) -> None:
+        self._channel._exited.set()
+
+
+def _widen(pipe: asyncio.BaseTransport | None) -> None:
+    """Ask for a larger pipe: fewer turns of the event loop per megabyte. A host that is short of them says no."""
+    file = None if pipe is None else pipe.get_extra_info("pipe")
+    if file is not None:
+        try:
+            fcntl.fcntl(file.fileno(), fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
+        except (OSError, ValueError):  # none to be had, not a pipe (asyncio may take a socket), or closed already
+            pass
+
+
+class BlockingStreamChannel(Channel):
+    """A channel over blocking calls, with one thread for each direction.
+
+    Args:
+        read: at most n bytes of standard output, at least one; `b""` at the end. Raises when the transport breaks.
+        write: takes all of its argument, or raises.
+        close: ends the stream; makes a `read` or `write` that is waiting return or raise. Called once, in a thread.
+        wait: the exit status, blocking until there is one; called once, in a thread.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        write: Callable[[bytes], object],
+        *,
+        close: Callable[[], object],
+        wait: Callable[[], int],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._blocking_read, self._blocking_write = read, write
+        self._blocking_close, self._blocking_wait = close, wait
+        self._inbox = _Inbox()
+        self._tail = _Tail()
+        self._room = threading.Condition()
+        self._buffered = 0
+        self._outbox: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._permits = asyncio.Semaphore(_WRITES_AHEAD)
+        self._failure: Exception | None = None
+        self._status: asyncio.Future[int] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        for name, run in (("reader", self._read_on), ("writer", self._write_on)):
+            threading.Thread(target=run, name=f"channel-{name}", daemon=True).start()
+
+    @classmethod
+    def from_socket(cls, connection: socket.socket, *, wait: Callable[[], int]) -> BlockingStreamChannel:
+        """A channel over a connected socket, which is made blocking and belongs to the channel from now on."""
+        connection.settimeout(None)
+
+        def close() -> None:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the far end was first
+                pass
+            connection.close()
+
+        return cls(connection.recv, connection.sendall, close=close, wait=wait)
+
+    async def read(self, n: int) -> bytes:
+        """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
+        data = await self._inbox.take(n)
+        with self._room:
+            self._buffered -= len(data)
+            self._room.notify()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Write all of `data`; returns once the blocking call has."""
+        await self._permits.acquire()
+        if self._failure is not None or self._closing is not None:
+            self._permits.release()
+            raise self._lost(self._failure)
+        done: asyncio.Future[None] = self._loop.create_future()
+        done.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._outbox.put((data, done))
+        await asyncio.shield(done)
+
+    async def wait(self) -> int:
+        """The exit status, as the transport's `wait` gives it."""
+        if self._closing is not None and self._status is None:
+            raise self._lost(None)
+        if self._status is None:
+            self._status = self._in_thread(self._blocking_wait, "wait")
+        try:
+            return await asyncio.shield(self._status)
+        except Exception as error:
+            raise self._lost(error) from error
+
+    async def aclose(self) -> None:
+        """End the stream. Does not wait for the threads, which end with the calls that they are in."""
+        if self._closing is None:
+            self._inbox.end()
+            with self._room:
+                self._buffered = -1  # the reader is not to wait for room any more
+                self._room.notify()
+            self._outbox.put(None)
+            self._closing = self._in_thread(self._blocking_close, "close")
+        try:
+            await asyncio.shield(self._closing)
+        except Exception:
+            return  # a stream that can't even be closed is closed
+
+    def feed_stderr(self, data: bytes) -> None:
+        """Keep what the transport carried as standard error, apart from what `read` gives. From any thread."""
+        self._tail.feed(data)
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last of what `feed_stderr` was given."""
+        return self._tail.text()
+
+    def _read_on(self) -> None:
+        error: Exception | None = None
+        try:
+            while data := self._blocking_read(CHUNK_BYTES):
+                with self._room:
+                    if self._buffered < 0 or not self._call(self._inbox.feed, data):
+                        return
+                    self._buffered += len(data)
+                    self._room.wait_for(lambda: self._buffered < BUFFER_BYTES)
+        except Exception as caught:
+            error = caught
+        self._call(self._inbox.end, None if error is None else self._lost(error))
+
+    def _write_on(self) -> None:
+        while (item := self._outbox.get()) is not None:
+            data, done = item
+            try:
+                if self._failure is None:
+                    self._blocking_write(data)
+            except Exception as caught:
+                self._failure = caught
+            if not self._call(self._written, done):
+                return
+
+    def _written(self, done: asyncio.Future[None]) -> None:
+        self._permits.release()
+        if done.done():
+            return
+        if self._failure is not None:
+            done.set_exception(self._lost(self._failure))
+        else:
+            done.set_result(None)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> bool:
+        """Call in the event loop's thread; False if the loop is closed, and with it everyone who could care."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    def _in_thread(self, function: Callable[[], T], name: str) -> asyncio.Future[T]:
+        """Run a blocking call in a daemon thread: unlike the executor's, it never holds up the end of the program."""
+        outcome: asyncio.Future[T] = self._loop.create_future()
+        outcome.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+        def run() -> None:
+            try:
+                value = function()
+            except Exception as error:
+                self._call(outcome.set_exception, error)
+            else:
+                self._call(outcome.set_result, value)
+
+        threading.Thread(target=run, name=f"channel-{name}", daemon=True).start()
+        return outcome
+
+    def _lost(self, error: Exception | None) -> ChannelLost:
+        reason = "it was closed" if error is None else f"{type(error).__name__}: {error}"
+        tail = self.stderr_tail
+        return ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {tail}" if tail else ""))

@@ -1,0 +1,271 @@
+"""Both bridges: bytes, backpressure, cancellation, ends and breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.channels import BUFFER_BYTES, AsyncioStreamChannel, BlockingStreamChannel
+from hermes_core.sandbox.contract import Channel
+
+
+@asynccontextmanager
+async def child(*argv: str, **options: object) -> AsyncIterator[AsyncioStreamChannel]:
+    channel = await AsyncioStreamChannel.spawn(argv, **options)
+    try:
+        yield channel
+    finally:
+        await channel.aclose()
+
+
+@asynccontextmanager
+async def over_socket(status: int = 0) -> AsyncIterator[tuple[BlockingStreamChannel, socket.socket]]:
+    near, far = socket.socketpair()
+    ended = threading.Event()
+    channel = BlockingStreamChannel.from_socket(near, wait=lambda: status if ended.wait(20) else -1)
+    ended.set()
+    try:
+        yield channel, far
+    finally:
+        await channel.aclose()
+        far.close()
+
+
+async def everything(channel: Channel) -> bytes:
+    parts = []
+    while data := await channel.read(1 << 20):
+        parts.append(data)
+    return b"".join(parts)
+
+
+# --- a child process -----------------------------------------------------------------------------------------------
+
+
+async def test_a_child_answers_and_its_status_arrives() -> None:
+    async with child("/bin/sh", "-c", 'read line; printf "<%s>" "$line"; echo oh dear >&2; exit 7') as channel:
+        await channel.write(b"hello\n")
+        assert await everything(channel) == b"<hello>"
+        assert await channel.wait() == 7
+        assert await channel.read(10) == b""
+        await asyncio.sleep(0.05)
+        assert channel.stderr_tail == "oh dear"
+
+
+async def test_a_read_gives_no_more_than_asked() -> None:
+    async with child("/bin/sh", "-c", "printf abcdef") as channel:
+        assert await channel.read(2) == b"ab"
+        assert await everything(channel) == b"cdef"
+
+
+async def test_a_child_has_a_session_and_an_environment_of_its_own() -> None:
+    async with child(
+        "/bin/sh", "-c", "ps -o sid= -p $$; env", env={"ONLY": "this", "PATH": "/usr/bin:/bin"}
+    ) as channel:
+        text = (await everything(channel)).decode()
+    assert int(text.split()[0]) != os.getsid(0)
+    assert "ONLY=this" in text and "HOME=" not in text
+
+
+async def test_megabytes_go_through_in_both_directions() -> None:
+    data = os.urandom(1 << 20) * 8
+    async with child("/bin/cat") as channel, asyncio.TaskGroup() as group:
+
+        async def send() -> None:
+            for start in range(0, len(data), 100_000):
+                await channel.write(data[start : start + 100_000])
+
+        group.create_task(send())
+        received = bytearray()
+        while len(received) < len(data):
+            received += await channel.read(1 << 18)
+        assert received == data
+
+
+async def test_a_slow_reader_slows_the_child_and_memory_stays_bounded() -> None:
+    writes = (
+        "import sys\nfor n in range(64): sys.stdout.buffer.write(bytes(1 << 20)); print(n, file=sys.stderr, flush=True)"
+    )
+    async with child(sys.executable, "-I", "-S", "-c", writes) as channel:
+        await channel.read(1)
+        await asyncio.sleep(0.5)
+        assert int(channel.stderr_tail.split()[-1]) < 8
+        assert len(channel._inbox) <= BUFFER_BYTES + (1 << 18)
+        assert len(await everything(channel)) == (64 << 20) - 1
+
+
+async def test_writes_wait_for_a_child_that_does_not_read() -> None:
+    async with child("/bin/sleep", "60") as channel:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                for _ in range(1000):
+                    await channel.write(bytes(1 << 16))
+
+
+async def test_writing_to_a_child_that_has_ended_is_a_lost_channel() -> None:
+    async with child("/bin/sh", "-c", "echo no such sandbox >&2; exit 1") as channel:
+        await channel.wait()
+        with pytest.raises(ChannelLost, match="no such sandbox"):
+            for _ in range(50):
+                await channel.write(b"x")
+                await asyncio.sleep(0.01)
+
+
+async def test_a_killed_child_has_no_status() -> None:
+    async with child("/bin/sh", "-c", "kill -9 $$") as channel:
+        assert await channel.read(1) == b""
+        with pytest.raises(ChannelLost, match="signal 9"):
+            await channel.wait()
+
+
+async def test_closing_gives_end_of_file_is_quick_and_frees_whoever_waits() -> None:
+    async with child("/bin/sleep", "60") as channel, asyncio.TaskGroup() as group:
+        reading = group.create_task(channel.read(1))
+        await asyncio.sleep(0.05)
+        begin = time.monotonic()
+        await channel.aclose()
+        await channel.aclose()
+        assert await reading == b""
+        assert time.monotonic() - begin < 1
+        with pytest.raises(ChannelLost):
+            await channel.write(b"x")
+        with pytest.raises(ChannelLost):
+            await channel.wait()
+
+
+async def test_a_cancelled_read_loses_nothing() -> None:
+    async with child("/bin/sh", "-c", "read line; printf late") as channel:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.read(10), 0.05)
+        await channel.write(b"\n")
+        assert await everything(channel) == b"late"
+
+
+async def test_a_program_that_does_not_exist() -> None:
+    with pytest.raises(FileNotFoundError):
+        await AsyncioStreamChannel.spawn(["/no/such/program"])
+
+
+# --- a blocking stream ---------------------------------------------------------------------------------------------
+
+
+async def test_a_socket_carries_bytes_and_the_status_comes_from_its_owner() -> None:
+    async with over_socket(status=3) as (channel, far):
+        await channel.write(b"ping")
+        assert far.recv(10) == b"ping"
+        far.sendall(b"pong")
+        assert await channel.read(2) == b"po"
+        assert await channel.read(10) == b"ng"
+        far.shutdown(socket.SHUT_WR)
+        assert await channel.read(10) == b""
+        assert await channel.wait() == 3
+        assert await channel.wait() == 3
+        channel.feed_stderr(b"x" * 20_000 + b"end")
+        assert channel.stderr_tail.endswith("xend") and len(channel.stderr_tail) <= 8192
+
+
+async def test_a_slow_reader_slows_the_far_end_of_a_socket() -> None:
+    async with over_socket() as (channel, far):
+        sent = 0
+        far.setblocking(False)
+        for _ in range(200):
+            try:
+                sent += far.send(bytes(1 << 18))
+            except BlockingIOError:
+                await asyncio.sleep(0.005)
+        assert BUFFER_BYTES // 2 < sent < 4 * BUFFER_BYTES
+        received = 0
+        far.shutdown(socket.SHUT_WR)
+        while data := await channel.read(1 << 20):
+            received += len(data)
+        assert received == sent
+
+
+async def test_a_write_that_blocks_can_be_cancelled_and_order_is_kept() -> None:
+    async with over_socket() as (channel, far):
+        block = bytes(8 << 20)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.write(block), 0.1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.write(b"after"), 0.1)
+
+        def drain() -> bytes:
+            data = bytearray()
+            while len(data) < len(block) + 5:
+                data += far.recv(1 << 20)
+            return bytes(data)
+
+        assert await asyncio.to_thread(drain) == block + b"after"
+
+
+async def test_cancelled_writes_do_not_pile_up() -> None:
+    async with over_socket() as (channel, _far):
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(channel.write(bytes(8 << 20)), 0.01)
+        assert channel._outbox.qsize() <= 4
+
+
+async def test_a_transport_that_breaks_is_a_lost_channel_after_what_had_arrived() -> None:
+    parts = [b"last", None]
+
+    def read(n: int) -> bytes:
+        part = parts.pop(0)
+        if part is None:
+            raise ConnectionResetError("the peer reset it")
+        return part
+
+    def write(data: bytes) -> None:
+        raise BrokenPipeError("nobody there")
+
+    def wait() -> int:
+        raise OSError("no answer")
+
+    channel = BlockingStreamChannel(read, write, close=lambda: None, wait=wait)
+    assert await channel.read(10) == b"last"
+    with pytest.raises(ChannelLost, match="the peer reset it"):
+        await channel.read(10)
+    for _ in range(2):
+        with pytest.raises(ChannelLost, match="nobody there"):
+            await channel.write(b"x")
+    with pytest.raises(ChannelLost, match="no answer"):
+        await channel.wait()
+    await channel.aclose()
+
+
+async def test_closing_frees_a_blocked_reader_and_its_thread() -> None:
+    before = threading.active_count()
+    async with over_socket() as (channel, _far), asyncio.TaskGroup() as group:
+        reading = group.create_task(channel.read(1))
+        await asyncio.sleep(0.05)
+        await channel.aclose()
+        assert await reading == b""
+        with pytest.raises(ChannelLost):
+            await channel.write(b"x")
+    deadline = time.monotonic() + 3
+    while threading.active_count() > before and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_a_stream_left_open_does_not_hold_up_the_end_of_the_loop() -> None:
+    near, far = socket.socketpair()
+
+    async def leave() -> None:
+        channel = BlockingStreamChannel.from_socket(near, wait=lambda: time.sleep(60) or 0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.wait(), 0.05)
+
+    begin = time.monotonic()
+    asyncio.run(leave())
+    assert time.monotonic() - begin < 2
+    far.close()
+    near.close()
