@@ -22,6 +22,8 @@ CHUNK_BYTES = 1 << 18
 STDERR_BYTES = 8192
 """Bytes of standard error that are kept."""
 
+_LAST_WORDS_S = 0.25
+
 _WRITES_AHEAD = 4
 """Writes that may be under way in a blocking stream; cancelled ones stay under way, as they can't be taken back."""
 
@@ -90,6 +92,7 @@ class AsyncioStreamChannel(Channel):
         self._writable = asyncio.Event()
         self._writable.set()
         self._exited = asyncio.Event()
+        self._silent = asyncio.Event()
         self._closed = False
         self._transport: asyncio.SubprocessTransport | None = None
         self._paused = False
@@ -135,19 +138,20 @@ class AsyncioStreamChannel(Channel):
         """Write to the child's standard input, waiting while its pipe is full."""
         writer = None if self._transport is None else self._transport.get_pipe_transport(0)
         if self._closed or writer is None or writer.is_closing():
-            raise self._lost("its standard input is closed")
+            raise await self._lost("its standard input is closed")
         assert isinstance(writer, asyncio.WriteTransport)
         writer.write(data)
         await self._writable.wait()
         if self._closed or writer.is_closing():
-            raise self._lost("it stopped reading")
+            raise await self._lost("it stopped reading")
 
     async def wait(self) -> int:
         """The child's exit status; `ChannelLost` if a signal ended the child, as then the far end may live on."""
         await self._exited.wait()
+        await self._last_words()
         status = None if self._transport is None else self._transport.get_returncode()
         if status is None or status < 0:
-            raise self._lost("it was closed" if self._closed else f"signal {-(status or 0)} ended it")
+            raise await self._lost("it was closed" if self._closed else f"signal {-(status or 0)} ended it")
         return status
 
     async def aclose(self) -> None:
@@ -170,7 +174,16 @@ class AsyncioStreamChannel(Channel):
         assert isinstance(reader, asyncio.ReadTransport)
         return reader
 
-    def _lost(self, reason: str) -> ChannelLost:
+    async def _last_words(self) -> None:
+        """Give standard error the moment that it may need to arrive; something else may hold it open for ever."""
+        try:
+            async with asyncio.timeout(0 if self._closed else _LAST_WORDS_S):
+                await self._silent.wait()
+        except TimeoutError:
+            pass
+
+    async def _lost(self, reason: str) -> ChannelLost:
+        await self._last_words()
         tail = self.stderr_tail
         return ChannelLost(f"the channel's process is gone: {reason}" + (f"; it said: {tail}" if tail else ""))
 
@@ -200,6 +213,8 @@ class _ChildProtocol(asyncio.SubprocessProtocol):
             self._channel._writable.set()
         elif fd == 1:
             self._channel._inbox.end()
+        else:
+            self._channel._silent.set()
 
     def pause_writing(self) -> None:
         self._channel._writable.clear()
@@ -250,7 +265,7 @@ class BlockingStreamChannel(Channel):
         self._permits = asyncio.Semaphore(_WRITES_AHEAD)
         self._failure: Exception | None = None
         self._status: asyncio.Future[int] | None = None
-        self._closing: asyncio.Future[None] | None = None
+        self._closing: asyncio.Future[object] | None = None
         for name, run in (("reader", self._read_on), ("writer", self._write_on)):
             threading.Thread(target=run, name=f"channel-{name}", daemon=True).start()
 

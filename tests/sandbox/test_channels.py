@@ -56,7 +56,6 @@ async def test_a_child_answers_and_its_status_arrives() -> None:
         assert await everything(channel) == b"<hello>"
         assert await channel.wait() == 7
         assert await channel.read(10) == b""
-        await asyncio.sleep(0.05)
         assert channel.stderr_tail == "oh dear"
 
 
@@ -112,7 +111,7 @@ async def test_writes_wait_for_a_child_that_does_not_read() -> None:
 
 async def test_writing_to_a_child_that_has_ended_is_a_lost_channel() -> None:
     async with child("/bin/sh", "-c", "echo no such sandbox >&2; exit 1") as channel:
-        await channel.wait()
+        await channel.read(1)
         with pytest.raises(ChannelLost, match="no such sandbox"):
             for _ in range(50):
                 await channel.write(b"x")
