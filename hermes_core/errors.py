@@ -92,12 +92,21 @@ class PolicyError(HermesError):
     """The rules of the sandbox refuse this: an isolation level, a network policy, a path, a capability."""
 
 
+class NoPythonError(PolicyError):
+    """The sandbox has no Python for the guest; the direct mode is for such sandboxes."""
+
+
 class InfraError(HermesError):
     """Provisioning, transport or a lost sandbox. Never the model's doing, never turned into a reward."""
 
 
 class ProvisionError(InfraError):
-    """A sandbox could not be created or prepared."""
+    """A sandbox could not be created or prepared.
+
+    A backend sets `retryable` to False when trying again can't help (an image that does not exist, a wrong key).
+    """
+
+    retryable: bool = True
 
 
 class ChannelLost(InfraError):
