@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes_core.errors import (
     CommandError,
@@ -27,6 +26,8 @@ from hermes_core.tools.toolsets import Distribution, Toolset
 
 logger = logging.getLogger(__name__)
 
+_Named = TypeVar("_Named", Tool, Toolset, Distribution)
+
 
 class ToolRegistry:
     """Tools, toolsets and distributions, in the order in which they were added."""
@@ -35,26 +36,14 @@ class ToolRegistry:
         self._tools: dict[str, Tool] = {}
         self._toolsets: dict[str, Toolset] = {}
         self._distributions: dict[str, Distribution] = {}
-        self._origins: dict[tuple[str, str], str] = {}
-        self._origin = "the caller"
-
-    @contextmanager
-    def adding(self, origin: str) -> Iterator[None]:
-        """Whatever is added inside the block is recorded as coming from `origin` (a plugin's name)."""
-        before, self._origin = self._origin, origin
-        try:
-            yield
-        finally:
-            self._origin = before
 
     def add(self, tool: Tool) -> None:
         """Add a tool.
 
         Raises:
-            PluginError: another tool has this name; the message names both origins.
+            PluginError: another tool has this name.
         """
-        self._claim("tool", tool.name)
-        self._tools[tool.name] = tool
+        _add("tool", self._tools, tool)
 
     def add_toolset(
         self, name: str, tools: Iterable[str] = (), includes: Iterable[str] = (), *, summary: str = ""
@@ -65,9 +54,7 @@ class ToolRegistry:
             PluginError: another toolset has this name.
             ConfigError: the name is reserved.
         """
-        toolset = Toolset(name, tuple(tools), tuple(includes), summary)
-        self._claim("toolset", name)
-        self._toolsets[name] = toolset
+        _add("toolset", self._toolsets, Toolset(name, tuple(tools), tuple(includes), summary))
 
     def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
         """Add a weighted choice of toolsets: each is drawn by itself with its probability in percent.
@@ -76,15 +63,7 @@ class ToolRegistry:
             PluginError: another distribution has this name.
             ConfigError: a probability is not within 0 to 100, or all are 0.
         """
-        distribution = Distribution(name, dict(percent), summary)
-        self._claim("distribution", name)
-        self._distributions[name] = distribution
-
-    def _claim(self, what: str, name: str) -> None:
-        if (other := self._origins.get((what, name))) is not None:
-            message = f"{what} {name!r} is registered twice: by {other} and by {self._origin}"
-            raise PluginError(message, hint="leave one of them out with HERMES_PLUGINS, or rename it")
-        self._origins[what, name] = self._origin
+        _add("distribution", self._distributions, Distribution(name, dict(percent), summary))
 
     def get(self, name: str) -> Tool:
         """The tool of that name.
@@ -103,14 +82,6 @@ class ToolRegistry:
     def names(self) -> list[str]:
         """All tools."""
         return list(self._tools)
-
-    def origin(self, name: str) -> str:
-        """Where the tool of that name came from.
-
-        Raises:
-            UnknownNameError: there is none.
-        """
-        return self._origins["tool", self.get(name).name]
 
     @property
     def toolsets(self) -> Mapping[str, Toolset]:
@@ -142,6 +113,12 @@ class ToolRegistry:
         if ctx.slot is not None and not result.slot_id:
             result = replace(result, slot_id=ctx.slot.slot_id)
         return result
+
+
+def _add(what: str, known: dict[str, _Named], new: _Named) -> None:
+    if new.name in known:
+        raise PluginError(f"{what} {new.name!r} is registered twice", hint="give one of them another name")
+    known[new.name] = new
 
 
 async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:

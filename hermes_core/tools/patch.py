@@ -1,0 +1,283 @@
+"""The tool `patch`: change part of a file by quoting it, or several files at once by a patch, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from hermes_core.errors import CommandError, HermesError
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.tools.base import CallContext, CommandText, Text, Tool, ToolParams
+from hermes_core.tools.diffs import DIFF_CHARS, unified_diff
+from hermes_core.tools.files import path_error, write_error
+from hermes_core.tools.fuzzy import ReplaceError, replace_text
+from hermes_core.tools.limits import cut_output
+from hermes_core.tools.v4a import FilePatch, PatchError, apply_hunks, parse_patch
+
+MAX_BYTES = 4 << 20
+"""The largest file that is changed in this way."""
+
+DESCRIPTION = """\
+Change files. mode=replace: in `path`, replace old_string by new_string. Quote old_string exactly and with enough \
+lines around it to be unique, or set replace_all; small differences in blanks are forgiven. mode=patch: `patch` \
+changes several files, all or none of them, in this format:
+*** Begin Patch
+*** Update File: path/to/file
+@@ a line above the change (optional)
+ a line that stays
+-a line that goes
++a line that comes
+*** Add File: path/to/new
++its first line
+*** Delete File: path/to/old
+*** End Patch
+The answer has a diff of what was changed."""
+
+_CHECK_TIMEOUT_S = 5.0
+# Run where the code will run, so that the grammar is the right one and hostile text can only harm its own slot.
+_CHECK = """\
+import ast, sys
+try:
+    ast.parse(sys.stdin.buffer.read())
+except SyntaxError as error:
+    print("line %s: %s" % (error.lineno, error.msg))
+except Exception as error:
+    print(error)
+"""
+
+Answer = dict[str, Any]
+
+
+class PatchParams(ToolParams):
+    """Parameters of `patch`."""
+
+    mode: Literal["replace", "patch"] = Field(default="replace", description="How the change is said.")
+    path: CommandText | None = Field(default=None, description="For replace: the file.")
+    old_string: Text | None = Field(default=None, description="For replace: the text to replace.")
+    new_string: Text | None = Field(default=None, description="For replace: what to put there.")
+    replace_all: bool = Field(default=False, description="For replace: every place instead of the only one.")
+    patch: Text | None = Field(default=None, description="For patch: from '*** Begin Patch' to '*** End Patch'.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> PatchParams:
+        needed = {"replace": ("path", "old_string", "new_string"), "patch": ("patch",)}[self.mode]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"{', '.join(missing)}: needed for mode {self.mode!r}")
+        return self
+
+
+class _Unusable(HermesError):
+    """A file that the patch names can't be changed in this way; `answer` says why."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(str(answer["error"]))
+        self.answer = answer
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file's bytes, as text that can be written back byte for byte."""
+
+    data: bytes
+    mode: int | None = None
+    """Its permissions, where a file that takes its place is to have the same."""
+
+    @property
+    def crlf(self) -> bool:
+        """Whether every line ends with CRLF. Such a file is changed as if with plain newlines, as models quote it."""
+        return b"\r\n" in self.data and self.data.count(b"\n") == self.data.count(b"\r\n")
+
+    @property
+    def text(self) -> str:
+        text = self.data.decode("utf-8", "surrogateescape")
+        return text.replace("\r\n", "\n") if self.crlf else text
+
+    def with_text(self, text: str) -> _File:
+        data = (text.replace("\n", "\r\n") if self.crlf else text).encode("utf-8", "surrogateescape")
+        return replace(self, data=data)
+
+
+@dataclass
+class _Changes:
+    """Files as they were and as they are to be; nothing is written before `apply`. None is a file that isn't there."""
+
+    commands: SlotCommands
+    before: dict[str, _File | None] = field(default_factory=dict)
+    after: dict[str, _File | None] = field(default_factory=dict)
+
+    async def get(self, path: str) -> _File | None:
+        """The file as changed so far.
+
+        Raises:
+            _Unusable: it is too large, or can't be read.
+        """
+        if path not in self.before:
+            self.before[path] = self.after[path] = await self._read(path)
+        return self.after[path]
+
+    async def existing(self, path: str) -> _File:
+        """The same, for a text file that must be there."""
+        file = await self.get(path)
+        if file is None:
+            missing = CommandError(f"{path} does not exist", code="not_found")
+            raise _Unusable(await path_error(self.commands, path, missing))
+        if b"\0" in file.data:
+            raise _Unusable({"error": f"{path} is binary data, not text"})
+        return file
+
+    async def _read(self, path: str) -> _File | None:
+        try:
+            content = await self.commands.read_file(path, limit=MAX_BYTES + 1)
+        except CommandError as error:
+            if error.code == "not_found":
+                return None
+            raise _Unusable(await path_error(self.commands, path, error)) from error
+        if content.size > MAX_BYTES:
+            raise _Unusable({"error": f"{path} has {content.size} bytes, more than the {MAX_BYTES} that patch handles"})
+        return _File(content.data)
+
+    def changed(self) -> list[str]:
+        return [path for path, file in self.after.items() if file != self.before[path]]
+
+    async def apply(self) -> str | None:
+        """Write everything, new content before removals. If one fails, undo the others; what went wrong, or None."""
+        done: list[str] = []
+        for path in sorted(self.changed(), key=lambda path: self.after[path] is None):
+            try:
+                await self._put(path, self.after[path])
+            except CommandError as error:
+                return write_error(path, error) + await self._undo(done)
+            done.append(path)
+        return None
+
+    async def _put(self, path: str, file: _File | None) -> None:
+        if file is None:
+            await self.commands.remove(path)
+        else:
+            await self.commands.write_file(path, file.data, mode=file.mode)
+
+    async def _undo(self, paths: list[str]) -> str:
+        left = []
+        for path in reversed(paths):
+            try:
+                await self._put(path, self.before[path])
+            except CommandError:
+                left.append(path)
+        return f"; these could not be put back as they were: {', '.join(left)}" if left else "; nothing was changed"
+
+
+async def run_patch(ctx: CallContext, params: PatchParams) -> Answer:
+    """Make the change; the answer has its diff, or says why nothing was changed."""
+    changes = _Changes(ctx.require_commands())
+    try:
+        if params.mode == "replace":
+            answer = await _replace(changes, params)
+        else:
+            answer = await _patch(changes, params.patch or "")
+    except _Unusable as error:
+        return {"success": False, **error.answer}
+    except (ReplaceError, PatchError) as error:
+        return {"success": False, "error": str(error)}
+    if problem := await changes.apply():
+        return {"success": False, "error": problem}
+    return {**answer, **await _syntax_errors(changes)}
+
+
+async def _replace(changes: _Changes, params: PatchParams) -> Answer:
+    path = params.path or ""
+    file = await changes.existing(path)
+    old, new = params.old_string or "", params.new_string or ""
+    if file.crlf:
+        old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
+    # In a thread: looking for text that is only alike can take longer than others should wait.
+    done = await asyncio.to_thread(replace_text, file.text, old, new, replace_all=params.replace_all)
+    changes.after[path] = file.with_text(done.text)
+    diff = await asyncio.to_thread(unified_diff, path, file.text, done.text)
+    return {"success": True, "diff": diff, "replacements": done.count, "matched": done.strategy}
+
+
+async def _patch(changes: _Changes, patch: str) -> Answer:
+    for file_patch in parse_patch(patch):
+        await _plan(changes, file_patch)
+    answer: Answer = {"success": True, "diff": await asyncio.to_thread(_diff, changes)}
+    for word, was, now in (("modified", True, True), ("created", False, True), ("deleted", True, False)):
+        paths = [
+            path
+            for path in changes.changed()
+            if (changes.before[path] is not None) is was and (changes.after[path] is not None) is now
+        ]
+        if paths:
+            answer[f"files_{word}"] = paths
+    return answer
+
+
+async def _plan(changes: _Changes, patch: FilePatch) -> None:
+    path = patch.path
+    if patch.action == "add":
+        await _check_free(changes, path)
+        changes.after[path] = _File(patch.content.encode())
+    elif patch.action == "delete":
+        file = await changes.get(path) or await changes.existing(path)  # which says what there is instead
+        changes.before[path] = replace(file, mode=await _mode(changes, path))
+        changes.after[path] = None
+    else:
+        file = await changes.existing(path)
+        changed = file.with_text(await asyncio.to_thread(apply_hunks, file.text, patch))
+        target = patch.move_to or path
+        if target != path:
+            await _check_free(changes, target)
+            changed = replace(changed, mode=await _mode(changes, path))
+            changes.after[path] = None
+        changes.after[target] = changed
+
+
+async def _mode(changes: _Changes, path: str) -> int | None:
+    """The permissions of a file that is there already; None for a link, or for what the patch itself made."""
+    if changes.before[path] is None:
+        return None
+    stat = await changes.commands.stat(path)
+    return stat.mode if stat.kind == "file" else None
+
+
+async def _check_free(changes: _Changes, path: str) -> None:
+    if await changes.get(path) is not None:
+        raise PatchError(f"{path} exists already", hint="change it with '*** Update File: '")
+
+
+def _diff(changes: _Changes) -> str:
+    diffs = (unified_diff(path, _text(changes.before[path]), _text(changes.after[path])) for path in changes.changed())
+    return cut_output("".join(diffs).encode(), limit=DIFF_CHARS)[0]
+
+
+def _text(file: _File | None) -> str | None:
+    return None if file is None else file.text
+
+
+async def _syntax_errors(changes: _Changes) -> Answer:
+    """Python files that don't parse after the change, by path."""
+    found = {}
+    for path in changes.changed():
+        file = changes.after[path]
+        if file is not None and posixpath.splitext(path)[1] in (".py", ".pyi"):
+            problem = await _syntax_error(changes.commands, file.data)
+            if problem:
+                found[path] = problem
+    return {"syntax_errors": found} if found else {}
+
+
+async def _syntax_error(commands: SlotCommands, data: bytes) -> str | None:
+    """What is wrong with this Python text; None if nothing is, or the slot has no Python to ask."""
+    argv = ["python3", "-I", "-W", "ignore", "-c", _CHECK]
+    try:
+        result = await commands.run(argv, stdin=data, timeout_s=_CHECK_TIMEOUT_S, output_limit=4096)
+    except CommandError:
+        return None
+    return result.text.strip() or None if result.ok else None
+
+
+PATCH = Tool("patch", PatchParams, run_patch, DESCRIPTION, toolsets=("file",))

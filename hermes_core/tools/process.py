@@ -1,0 +1,229 @@
+"""The tool `process`: follow, feed and end what `terminal` left in the background."""
+
+from __future__ import annotations
+
+import codecs
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from hermes_core.errors import CommandError
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.results import ProcessStatus
+from hermes_core.tools.base import CallContext, Text, Tool, ToolParams
+from hermes_core.tools.limits import cut_output, time_limit
+
+DESCRIPTION = """\
+Manage the background processes that terminal(background=true) started. Actions: list (all of them), poll (state and \
+newest output), log (output by lines: offset counts from 0 at the first line still held, leave it out for the newest \
+lines), wait (until it ends or the timeout passes), kill, write (data to its standard input as it is), submit (data \
+and a newline)."""
+
+_STATE = "hermes.processes"
+_CHUNK = 200_000
+_DEFAULT_LINES = 200
+_LIST_CHARS = 200
+_POLL_CHARS = 1000
+_WAIT_CHARS = 2000
+
+
+class ProcessParams(ToolParams):
+    """Parameters of `process`."""
+
+    action: Literal["list", "poll", "log", "wait", "kill", "write", "submit"] = Field(description="What to do.")
+    session_id: str | None = Field(default=None, description="The process; needed for every action but list.")
+    data: Text | None = Field(default=None, description="For write and submit: what it reads on standard input.")
+    timeout: float | None = Field(default=None, gt=0, description="For wait: seconds to wait at most.")
+    offset: int | None = Field(default=None, ge=0, description="For log: the first line, counted from 0.")
+    limit: int = Field(default=_DEFAULT_LINES, ge=1, le=2000, description="For log: lines at most.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> ProcessParams:
+        if self.action != "list" and not self.session_id:
+            raise ValueError(f"session_id: is required for action {self.action!r}")
+        if self.action == "write" and self.data is None:
+            raise ValueError("data: is required for action 'write'")
+        return self
+
+
+Answer = dict[str, Any]
+
+
+def _sessions(ctx: CallContext) -> dict[str, str]:
+    """The slot's process ids by session id. A trajectory knows only what it started: nobody else's can be driven."""
+    sessions: dict[str, str] = ctx.state.setdefault(_STATE, {})
+    return sessions
+
+
+async def start_session(ctx: CallContext, command: str, cwd: str | None) -> tuple[str, ProcessStatus]:
+    """Start a background process of this trajectory; its session id (`proc_` and 12 hexadecimal digits) and status.
+
+    Raises:
+        CommandError: it could not be started.
+    """
+    # Python keeps back what it writes to a pipe, which would leave the log of a server empty.
+    status = await ctx.require_commands().start(command, cwd=cwd, env={"PYTHONUNBUFFERED": "1"})
+    session_id = f"proc_{uuid.uuid4().hex[:12]}"
+    _sessions(ctx)[session_id] = status.process_id
+    return session_id, status
+
+
+async def run_process(ctx: CallContext, params: ProcessParams) -> Answer:
+    """Do what `params.action` says."""
+    if params.action == "list":
+        return await _list(ctx)
+    session_id = params.session_id or ""
+    process_id = _sessions(ctx).get(session_id)
+    if process_id is None:
+        return _not_found(ctx, session_id)
+    try:
+        return {"session_id": session_id, **await _ACTIONS[params.action](ctx, process_id, params)}
+    except CommandError as error:
+        if error.code == "unknown_process":
+            return _not_found(ctx, session_id)
+        return {"session_id": session_id, "status": "error", "error": error.message}
+
+
+def _not_found(ctx: CallContext, session_id: str) -> Answer:
+    known = ", ".join(_sessions(ctx)) or "none"
+    return {"status": "not_found", "error": f"no background process {session_id!r} here; there are: {known}"}
+
+
+async def _list(ctx: CallContext) -> Answer:
+    commands = ctx.require_commands()
+    by_id = {status.process_id: status for status in await commands.processes()}
+    processes = []
+    for session_id, process_id in _sessions(ctx).items():
+        if process_id not in by_id:
+            continue
+        status = by_id[process_id]
+        started = datetime.fromtimestamp(status.started_at, UTC).isoformat(timespec="seconds")
+        processes.append(
+            {"session_id": session_id, **_state(status), "cwd": status.cwd, "started_at": started}
+            | {"output_preview": await _newest(commands, status, _LIST_CHARS)}
+        )
+    return {"processes": processes}
+
+
+def _state(status: ProcessStatus) -> Answer:
+    state: Answer = {
+        "command": status.command[:_LIST_CHARS],
+        "status": "running" if status.running else "exited",
+        "pid": status.pid,
+        "uptime_seconds": round(status.uptime_s, 1),
+    }
+    return state if status.running else {**state, **_ending(status)}
+
+
+def _ending(status: ProcessStatus) -> Answer:
+    """How it ended: its exit code, or minus the number of the signal that ended it."""
+    return {"exit_code": -status.signal if status.signal is not None else status.exit_code}
+
+
+async def _poll(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
+    commands = ctx.require_commands()
+    status = await commands.poll(process_id)
+    return {**_state(status), "output_preview": await _newest(commands, status, _POLL_CHARS)}
+
+
+async def _log(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
+    commands = ctx.require_commands()
+    running = (await commands.poll(process_id)).running
+    data, start = await _held(commands, process_id)
+    if start:  # the first line still held is the first one that is whole
+        partial = data.find(b"\n") + 1
+        data, start = data[partial:], start + partial
+    lines = _decode(data, starts_inside=start > 0, ends_inside=running).split("\n")
+    if not lines[-1]:
+        lines.pop()
+    first = max(0, len(lines) - params.limit) if params.offset is None else params.offset
+    shown = lines[first : first + params.limit]
+    output, _ = cut_output("\n".join(shown).encode())
+    answer: Answer = {
+        "status": "running" if running else "exited",
+        "output": output,
+        "total_lines": len(lines),
+        "showing": f"lines {first} to {first + len(shown) - 1}" if shown else "no lines",
+        "dropped_bytes": start,
+    }
+    if start:
+        answer["note"] = f"the first {start} bytes were dropped: line 0 is the first line still held"
+    return answer
+
+
+async def _wait(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
+    commands = ctx.require_commands()
+    limit_s, note = time_limit(ctx, params.timeout)
+    status = await commands.wait(process_id, timeout_s=limit_s)
+    answer: Answer = {"status": "timeout"} if status.running else {"status": "exited", **_ending(status)}
+    answer["output"] = await _newest(commands, status, _WAIT_CHARS)
+    if status.running:
+        note = f"{note}; " if note else ""
+        note += f"still running after {limit_s:g} s: wait again, or go on and poll it later"
+    return {**answer, "timeout_note": note} if note else answer
+
+
+async def _kill(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
+    commands = ctx.require_commands()
+    status = await commands.poll(process_id)
+    if not status.running:
+        return {"status": "already_exited", **_ending(status)}
+    status = await commands.kill(process_id)
+    if status.running:
+        return {"status": "error", "error": f"it is still running (pid {status.pid}) after SIGTERM and SIGKILL"}
+    return {"status": "killed", **_ending(status)}
+
+
+async def _write(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
+    commands = ctx.require_commands()
+    status = await commands.poll(process_id)
+    if not status.running:
+        return {"status": "already_exited", "error": "it has exited and reads nothing more", **_ending(status)}
+    data = (params.data or "").encode() + (b"\n" if params.action == "submit" else b"")
+    written = await commands.write(process_id, data)
+    if written < len(data):
+        error = f"only {written} of {len(data)} bytes were taken: it does not read its standard input now"
+        return {"status": "error", "error": error, "bytes_written": written}
+    return {"status": "ok", "bytes_written": written}
+
+
+_ACTIONS: dict[str, Callable[[CallContext, str, ProcessParams], Awaitable[Answer]]] = {
+    "poll": _poll,
+    "log": _log,
+    "wait": _wait,
+    "kill": _kill,
+    "write": _write,
+    "submit": _write,
+}
+
+
+async def _held(commands: SlotCommands, process_id: str) -> tuple[bytes, int]:
+    """The output that is still held, and the byte offset of its first byte in everything written."""
+    chunk = await commands.log(process_id, offset=0, limit=_CHUNK)
+    start, end, data = chunk.offset, chunk.total, bytearray(chunk.data)
+    while chunk.data and start + len(data) < end:
+        chunk = await commands.log(process_id, offset=start + len(data), limit=_CHUNK)
+        if chunk.dropped:  # it wrote so fast that there is a gap: what came before it is gone
+            start, data = chunk.offset, bytearray()
+        data += chunk.data
+    return bytes(data), start
+
+
+async def _newest(commands: SlotCommands, status: ProcessStatus, chars: int) -> str:
+    """The last `chars` characters of output."""
+    chunk = await commands.log(status.process_id, offset=max(0, status.output_bytes - 4 * chars), limit=4 * chars)
+    return _decode(chunk.data, starts_inside=chunk.offset > 0, ends_inside=status.running)[-chars:]
+
+
+def _decode(data: bytes, *, starts_inside: bool, ends_inside: bool) -> str:
+    """Bytes of a longer stream as text, without the halves of characters at either end."""
+    if starts_inside:
+        skip = next((n for n, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
+        data = data[skip:]
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final=not ends_inside)
+
+
+PROCESS = Tool("process", ProcessParams, run_process, DESCRIPTION, toolsets=("terminal",))

@@ -1,0 +1,122 @@
+"""The tool `search_files`: by content with ripgrep (find and grep where the slot has none), by name with find."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from typing import Any
+
+from hermes_core.errors import CommandError
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.results import CommandResult
+from hermes_core.tools.base import CallContext, Tool
+from hermes_core.tools.files import path_error
+from hermes_core.tools.found import Engine, Found, Place, SearchParams
+
+SKIPPED = (".git", ".hg", ".svn", "node_modules", "__pycache__")
+"""Names that are not searched, unless `path` itself is one of them or below one."""
+
+TIMEOUT_S = 60.0
+_KEPT_BYTES = 4 << 20
+"""What is kept of a search's output; its first half counts."""
+
+DESCRIPTION = """\
+Search the workspace. target=content: `pattern` is a regular expression, the answer the lines that match (or, by \
+output_mode, only the files, or a count for each). target=files: `pattern` is a glob of file names such as *.py or \
+src/**/test_*.py. Page with offset and limit. Directories such as .git and node_modules are left out."""
+
+Answer = dict[str, Any]
+
+_ENGINE = "hermes.search_engine"
+# What the slot has: ripgrep, GNU's grep with Perl's regular expressions, or anything. A constant without arguments.
+_PROBE = """\
+command -v rg >/dev/null 2>&1 && { echo rg; exit; }
+echo x | grep -qP '\\w' 2>/dev/null && echo x | grep -HZ x >/dev/null 2>&1 && { echo gnu; exit; }
+echo posix
+"""
+
+
+async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
+    """Search; the answer lists what was found, how much there is in all, and how to see more."""
+    commands = ctx.require_commands()
+    limit_s = min(TIMEOUT_S, ctx.timeout_s or TIMEOUT_S)
+    try:
+        place = await _place(commands, params.path)
+    except CommandError as error:
+        return await path_error(commands, params.path, error)
+    globs = params.globs if place.start == "." else []  # a file that was named itself is searched whatever the glob
+    if params.target == "files":
+        engine, argv = Engine.FIND, [*_find(globs, place.start), "-print0"]
+    else:
+        engine = await _engine(ctx, commands)
+        argv = _content_argv(engine, params, globs, place.start)
+    result = await commands.run(argv, cwd=place.directory, timeout_s=limit_s, output_limit=_KEPT_BYTES)
+    # The output is data here, not text to show: of what was cut, only the unbroken first half can be read.
+    data = result.stdout[: _KEPT_BYTES // 2] if result.truncated else result.stdout
+    found = Found(params, place, engine, globs, whole=not result.truncated and not result.timed_out)
+    answer = await asyncio.to_thread(found.answer, data)  # in a thread: some MB of output take their time
+    return _with_problems(answer, result, limit_s)
+
+
+async def _place(commands: SlotCommands, path: str) -> Place:
+    kind = (await commands.stat(path)).kind
+    if kind == "link":  # `stat` does not follow it; what can be listed is a directory
+        try:
+            await commands.list_dir(path, max_entries=1)
+            kind = "dir"
+        except CommandError as error:
+            kind = "dir" if error.code == "too_large" else "file"
+    if kind == "dir":
+        return Place(path, ".")
+    directory, name = posixpath.split(path)
+    return Place(directory or ".", f"./{name}")
+
+
+async def _engine(ctx: CallContext, commands: SlotCommands) -> Engine:
+    """The best that the slot has to search with; asked once."""
+    if _ENGINE not in ctx.state:
+        answer = (await commands.run(["sh", "-c", _PROBE], timeout_s=10)).text.strip()
+        ctx.state[_ENGINE] = answer if answer in tuple(Engine) else Engine.POSIX
+    return Engine(ctx.state[_ENGINE])
+
+
+# Command lines. What comes from the model is an argument of its own, and can't be taken for an option.
+
+
+def _content_argv(engine: Engine, params: SearchParams, globs: list[str], start: str) -> list[str]:
+    flags = {"content": ["-n"], "files_only": ["-l"], "count": ["-c"]}[params.output_mode]
+    if params.context and params.output_mode == "content":
+        flags = [*flags, "-C", str(params.context)]
+    if engine is Engine.RIPGREP:
+        argv = ["rg", "--no-config", "--no-messages", "--color=never", "--no-heading", "--with-filename", "--null"]
+        argv += ["--hidden", "--no-ignore", "--sort=path", *flags]
+        argv += [f"--glob={glob}" for glob in globs] + [f"--glob=!{name}" for name in SKIPPED]
+        return [*argv, "-e", params.pattern, "--", start]
+    grep = ["grep", "-HIsZP", "--color=never"] if engine is Engine.GNU else ["grep", "-HsE"]
+    return [*_find(globs, start), "-exec", *grep, *flags, "-e", params.pattern, "--", "{}", "+"]
+
+
+def _find(globs: list[str], start: str) -> list[str]:
+    """Find, for files whose names the globs can match; `Found` looks at their directories."""
+    skipped = [word for name in SKIPPED for word in ("-o", "-name", name)][1:]
+    prune = ["(", *skipped, ")", "-prune", "-o"] if start == "." else []
+    names = [glob.rpartition("/")[2] for glob in globs]
+    tests = [word for name in names for word in ("-o", "-name", name)][1:]
+    wanted = ["(", *tests, ")"] if tests and "**" not in names else []
+    return ["find", start, *prune, "-type", "f", *wanted]
+
+
+def _with_problems(answer: Answer, result: CommandResult, limit_s: float) -> Answer:
+    """The answer, with what kept the search from being complete."""
+    if result.timed_out:
+        return {**answer, "note": f"stopped after {limit_s:g} s: these are not all; narrow the path or the pattern"}
+    # Directories that the slot can't read are nothing to the model.
+    complaints = [line for line in result.error_text.splitlines() if "ermission denied" not in line]
+    if result.returncode != 0 and complaints and not answer["total_count"]:
+        return {"error": "the search failed: " + "\n".join(complaints)[:1000]}
+    return answer
+
+
+SEARCH_FILES = Tool(
+    "search_files", SearchParams, run_search, DESCRIPTION, toolsets=("file", "safe"), parallel_safe=True
+)

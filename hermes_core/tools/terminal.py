@@ -1,0 +1,96 @@
+"""The tool `terminal`: a command line in the slot, run to its end or left in the background."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from pydantic import Field
+
+from hermes_core.errors import CommandError, ErrorKind
+from hermes_core.sandbox.results import CommandResult, ExecutionResult
+from hermes_core.tools.base import CallContext, CommandText, Tool, ToolParams
+from hermes_core.tools.limits import OUTPUT_BYTES, cut_output, time_limit
+from hermes_core.tools.process import start_session
+from hermes_core.tools.slot_tools import command_error_kind, command_metadata
+
+NOT_RUN = -1
+"""`exit_code` of a command that could not be started."""
+
+DESCRIPTION = """\
+Run a shell command in the workspace and get its output (stdout and stderr together) and exit code. Each command has a \
+fresh shell that starts in the workspace: `cd` and variables do not carry over, files do. Long output keeps its start \
+and end. For servers and long jobs set background=true and follow them with the process tool."""
+
+
+class TerminalParams(ToolParams):
+    """Parameters of `terminal`."""
+
+    command: CommandText = Field(min_length=1, description="The shell command line.")
+    background: bool = Field(default=False, description="Start it and return at once with a session_id for `process`.")
+    timeout: float | None = Field(default=None, gt=0, description="Seconds after which it is killed.")
+    workdir: CommandText | None = Field(default=None, description="Directory to run in; the workspace if not given.")
+
+
+async def run_terminal(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
+    """Run the command; the answer is `{output, exit_code, error}`, with exit code 124 for a time-out."""
+    try:
+        return await (_background(ctx, params) if params.background else _foreground(ctx, params))
+    except CommandError as error:
+        text = f"{error.message} ({error.hint})" if error.hint else error.message
+        answer = {"output": "", "exit_code": NOT_RUN, "error": f"the command was not run: {text}"}
+        metadata = {"exit_code": NOT_RUN, "code": error.code}
+        return ExecutionResult(False, "", text, metadata, error_kind=ErrorKind.COMMAND, answer=answer)
+
+
+async def _foreground(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
+    limit_s, note = time_limit(ctx, params.timeout)
+    result = await ctx.require_commands().run(
+        params.command, cwd=params.workdir, timeout_s=limit_s, output_limit=OUTPUT_BYTES, merge_stderr=True
+    )
+    output, cut = cut_output(result.stdout, result.stdout_bytes)
+    answer: dict[str, Any] = {"output": output, "exit_code": result.returncode, "error": _ending(result, limit_s)}
+    if note:
+        answer["timeout_note"] = note
+    kind = command_error_kind(result)
+    metadata = {**command_metadata(result), "truncated": cut}
+    return ExecutionResult(kind is None, output, answer["error"] or "", metadata, error_kind=kind, answer=answer)
+
+
+def _ending(result: CommandResult, limit_s: float) -> str | None:
+    """What the exit code does not say: a time-out or a signal, as opposed to a command's own 124 or 137."""
+    if result.timed_out:
+        return (
+            f"timed out after {limit_s:g} s: the command and what it started were killed"
+            " (give a longer timeout, or background=true)"
+        )
+    if result.signal is not None:
+        return f"killed by signal {result.signal} ({signal_name(result.signal)})"
+    return None
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 99` for one that has no name here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+async def _background(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
+    session_id, status = await start_session(ctx, params.command, params.workdir)
+    answer: dict[str, Any] = {
+        "output": "Background process started",
+        "session_id": session_id,
+        "pid": status.pid,
+        "exit_code": 0,
+        "error": None,
+        "note": f"follow it with process(action='poll' or 'log' or 'wait', session_id='{session_id}')",
+    }
+    if params.timeout is not None:
+        answer["timeout_note"] = "timeout does not apply to background processes: end it with process(action='kill')"
+    metadata = {"exit_code": 0, "session_id": session_id, "pid": status.pid}
+    return ExecutionResult(True, answer["output"], metadata=metadata, answer=answer)
+
+
+TERMINAL = Tool("terminal", TerminalParams, run_terminal, DESCRIPTION, toolsets=("terminal",))

@@ -1,0 +1,261 @@
+"""The multi-file patch format that models write (V4A): parsing it, and applying one file's part to its text.
+
+*** Begin Patch
+*** Update File: src/app.py
+*** Move to: src/main.py          (optional)
+@@ class App                      (optional: the change is below this line; several narrow it down)
+ a line that stays
+-a line that goes
++a line that comes
+*** End of File                   (optional: the lines above are the file's last)
+*** Add File: notes.txt
++its only line
+*** Delete File: old.py
+*** End Patch
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hermes_core.errors import HermesError
+from hermes_core.tools.fuzzy import find_lines, reindent, with_single_blanks, without_indent, without_trailing
+
+BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
+_FILE = re.compile(r"\*\*\* (Update|Add|Delete) File:(.*)")
+_MOVE = re.compile(r"\*\*\* Move to:(.*)")
+_LINE_NUMBERS = re.compile(r"-\d+(?:,\d+)? \+\d+(?:,\d+)? @@(.*)")
+
+
+class PatchError(HermesError):
+    """The patch is malformed, or does not fit the files."""
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One change: lines that stay (` `), go (`-`) and come (`+`), and the lines above it that say where."""
+
+    line: int
+    """Where it starts in the patch, from 1."""
+    lines: tuple[tuple[str, str], ...]
+    """`(mark, text)` each."""
+    hints: tuple[str, ...] = ()
+    at_end: bool = False
+
+    @property
+    def old(self) -> list[str]:
+        """The lines that must be in the file."""
+        return [text for mark, text in self.lines if mark != "+"]
+
+
+@dataclass(frozen=True)
+class FilePatch:
+    """What a patch does to one file."""
+
+    action: Literal["update", "add", "delete"]
+    path: str
+    hunks: tuple[Hunk, ...] = ()
+    content: str = ""
+    """For `add`: the new file."""
+    move_to: str | None = None
+
+
+def parse_patch(patch: str) -> list[FilePatch]:
+    """The files that a patch touches, in its order.
+
+    Raises:
+        PatchError: it is malformed; the message names the line of the patch.
+    """
+    return _Parser(patch).parse()
+
+
+class _Parser:
+    """Reads a patch line by line; `number` is the index of the next line."""
+
+    def __init__(self, patch: str) -> None:
+        self.lines = patch.replace("\r\n", "\n").strip("\n").split("\n")
+        self.number = 0
+
+    def parse(self) -> list[FilePatch]:
+        if self.lines[0].strip() != BEGIN:
+            raise self._error(f"a patch begins with {BEGIN!r}", 0)
+        self.number = 1
+        files = []
+        while (line := self._peek()) is not None and line.rstrip() != END:
+            if not line.strip():
+                self.number += 1
+            else:
+                files.append(self._file())
+        if line is None:
+            raise self._error(f"a patch ends with {END!r}", len(self.lines))
+        if any(rest.strip() for rest in self.lines[self.number + 1 :]):
+            raise self._error(f"there is more text after {END!r}", self.number + 1)
+        if not files:
+            raise self._error("the patch names no file", self.number)
+        return files
+
+    def _peek(self) -> str | None:
+        return self.lines[self.number] if self.number < len(self.lines) else None
+
+    def _error(self, message: str, number: int) -> PatchError:
+        text = f", {self.lines[number][:200]!r}" if number < len(self.lines) else ", its end"
+        return PatchError(f"line {number + 1} of the patch{text}: {message}", hint="see the tool's description")
+
+    def _file(self) -> FilePatch:
+        header = _FILE.fullmatch(self.lines[self.number])
+        if header is None:
+            raise self._error(
+                "expected '*** Update File: <path>', '*** Add File: …' or '*** Delete File: …'", self.number
+            )
+        path = self._path(header[2])
+        if header[1] == "Delete":
+            return FilePatch("delete", path)
+        if header[1] == "Add":
+            return FilePatch("add", path, content=self._added())
+        move = _MOVE.fullmatch(self._peek() or "")
+        move_to = self._path(move[1]) if move else None
+        hunks = []
+        while (line := self._peek()) is not None and not _ends_file(line):
+            hunks.append(self._hunk())
+        if not hunks and move_to is None:
+            raise self._error(f"nothing is changed in {path}", self.number - 1)
+        return FilePatch("update", path, tuple(hunks), move_to=move_to)
+
+    def _path(self, text: str) -> str:
+        path = text.strip()
+        if not path or "\0" in path or path.endswith("/"):
+            raise self._error("a file's path is needed", self.number)
+        self.number += 1
+        return posixpath.normpath(path)
+
+    def _added(self) -> str:
+        lines = []
+        while (line := self._peek()) is not None and not _ends_file(line):
+            if line.startswith("+"):
+                lines.append(line[1:])
+            elif line.strip():
+                raise self._error("each line of a new file begins with '+'", self.number)
+            self.number += 1
+        return "".join(f"{line}\n" for line in lines)
+
+    def _hunk(self) -> Hunk:
+        start, hints, numbers = self.number, [], []
+        while (line := self._peek()) is not None and line.startswith("@@"):
+            if hint := _hint(line):
+                hints.append(hint)
+            self.number += 1
+        at_end = False
+        while (line := self._peek()) is not None and not _ends_file(line) and not line.startswith("@@") and not at_end:
+            at_end = line.rstrip() == END_OF_FILE
+            if not at_end:
+                numbers.append(self.number)
+            self.number += 1
+        while numbers and not self.lines[numbers[-1]]:
+            numbers.pop()  # empty lines that merely separate this part of the patch from the next
+        lines = tuple(self._marked(number) for number in numbers)
+        if all(mark == " " for mark, _ in lines):
+            raise self._error("this part of the patch changes nothing", start)
+        return Hunk(start + 1, lines, tuple(hints), at_end)
+
+    def _marked(self, number: int) -> tuple[str, str]:
+        line = self.lines[number]
+        if not line:
+            return " ", ""  # an empty line that stays, whose blank was lost
+        if line[0] not in " +-":
+            raise self._error("a line begins with ' ' (stays), '-' (goes) or '+' (comes)", number)
+        return line[0], line[1:]
+
+
+def _ends_file(line: str) -> bool:
+    return line.rstrip() == END or _FILE.match(line) is not None
+
+
+def _hint(line: str) -> str:
+    """The line that a `@@` line names; of a unified diff's line numbers only what follows them."""
+    hint = line.removeprefix("@@").strip()
+    numbers = _LINE_NUMBERS.fullmatch(hint)
+    return numbers[1].strip() if numbers else hint.removesuffix("@@").strip()
+
+
+def apply_hunks(text: str, file: FilePatch) -> str:
+    """The text of a file after its hunks, which apply from top to bottom.
+
+    Raises:
+        PatchError: a hunk's lines are not there, or in more than one place.
+    """
+    lines = text.split("\n")
+    ends_with_newline = not lines[-1]
+    if ends_with_newline:
+        lines.pop()
+    done = 0
+    for hunk in file.hunks:
+        place = _locate(lines, hunk, done, file.path)
+        found = lines[place : place + len(hunk.old)]
+        put = _changed(hunk, found)
+        lines[place : place + len(found)] = put
+        done = place + len(put)
+    return "\n".join(lines) + ("\n" if lines and ends_with_newline else "")
+
+
+def _changed(hunk: Hunk, found: Sequence[str]) -> list[str]:
+    """The lines after the change. Those that stay are the file's own, however loosely the patch quoted them."""
+    added = iter(reindent([text for mark, text in hunk.lines if mark == "+"], hunk.old, found))
+    own = iter(found)
+    result = []
+    for mark, _ in hunk.lines:
+        line = next(added if mark == "+" else own)
+        if mark != "-":
+            result.append(line)
+    return result
+
+
+def _locate(lines: Sequence[str], hunk: Hunk, start: int, path: str) -> int:
+    """The index of the line where the hunk's lines are."""
+    for hint in hunk.hints:
+        start = _below(lines, hint, start, hunk, path)
+    wanted = hunk.old
+    if not wanted:
+        return start if hunk.hints and not hunk.at_end else len(lines)
+    # The line that a hint names may be quoted once more, as the change's own first line.
+    for first in (start, start - 1) if hunk.hints else (start,):
+        for key in _KEYS:
+            places = list(find_lines(lines, wanted, key, first))
+            if hunk.at_end:
+                places = [place for place in places if place + len(wanted) == len(lines)]
+            if len(places) > 1 and not hunk.hints:
+                raise _ambiguous(hunk, places, path)
+            if places:
+                return places[0]
+    hint = "read the file again and quote its lines as they are; changes apply from top to bottom"
+    message = f"{path}: the lines of the change at line {hunk.line} of the patch were not found"
+    raise PatchError(f"{message} (the first is {wanted[0]!r})", hint=hint)
+
+
+def _ambiguous(hunk: Hunk, places: Sequence[int], path: str) -> PatchError:
+    numbers = ", ".join(str(place + 1) for place in places[:5]) + (", …" if len(places) > 5 else "")
+    times = f"there {len(places)} times (line {numbers} of the file)"
+    message = f"{path}: the lines of the change at line {hunk.line} of the patch are {times}"
+    return PatchError(message, hint="quote more lines around the change, or name a line above it with '@@ '")
+
+
+def _below(lines: Sequence[str], hint: str, start: int, hunk: Hunk, path: str) -> int:
+    for key in _KEYS:
+        for place in find_lines(lines, [hint], key, start):
+            return place + 1
+    for place in range(start, len(lines)):  # a hint may name only the beginning: `def run` for `def run(self):`
+        if lines[place].strip().startswith(hint):
+            return place + 1
+    message = f"{path}: there is no line {hint!r} (named by '@@' at line {hunk.line} of the patch)"
+    raise PatchError(message, hint="'@@' names a line of the file above the change")
+
+
+def _exactly(line: str) -> str:
+    return line
+
+
+_KEYS = (_exactly, without_trailing, without_indent, with_single_blanks)
+"""How a hunk's lines are looked for; each way only when the ones before found nothing."""
