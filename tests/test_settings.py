@@ -1,0 +1,204 @@
+"""Settings: what comes first, what is refused, and which values never reach a log."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.settings import RedactingFormatter, Redactor, Settings, read_yaml, validated
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_each_source_comes_before_the_next(here: Path) -> None:
+    (here / "settings.yaml").write_text(
+        "model: from-yaml\nbase_url: http://yaml\nowner: from-yaml\ndefault_profile: x\n"
+    )
+    (here / ".env").write_text("HERMES_MODEL=from-dotenv\nHERMES_OWNER=from-dotenv\nOPENAI_BASE_URL=http://dotenv\n")
+    environ = {"HERMES_CONFIG": "settings.yaml", "HERMES_MODEL": "from-environ", "HERMES_OWNER": "from-environ"}
+    settings = Settings.load(environ, owner="given")
+    assert settings.owner == "given"
+    assert settings.model == "from-environ"
+    assert settings.base_url == "http://dotenv"
+    assert settings.default_profile == "x"
+
+
+def test_the_environment_is_read_once_and_never_written(here: Path) -> None:
+    (here / ".env").write_text("OPENAI_API_KEY=sk-from-the-file\nSOMETHING_ELSE=1\n")
+    before = dict(os.environ)
+    environ = {"HERMES_MODEL": "first"}
+    settings = Settings.load(environ)
+    environ["HERMES_MODEL"] = "second"
+    assert settings.model == "first"
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "sk-from-the-file"
+    assert dict(os.environ) == before
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.model = "third"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("value", "plugins"), [(None, None), ("", ()), (" ", ()), ("a,b", ("a", "b")), ("a, b ,", ("a", "b"))]
+)
+def test_the_list_of_plugins(here: Path, value: str | None, plugins: tuple[str, ...] | None) -> None:
+    assert Settings.load({} if value is None else {"HERMES_PLUGINS": value}).plugins == plugins
+
+
+def test_an_empty_variable_is_no_setting(here: Path) -> None:
+    settings = Settings.load({"HERMES_MODEL": "", "OPENAI_API_KEY": "", "HERMES_STATE_DIR": ""})
+    assert settings.model is settings.api_key is None
+    assert settings.state_dir.is_absolute()
+
+
+def test_the_state_directory_follows_xdg(here: Path) -> None:
+    assert Settings.load({"XDG_STATE_HOME": "/var/state"}).state_dir == Path("/var/state/hermes-rl")
+    assert Settings.load({"XDG_STATE_HOME": "relative"}).state_dir == Path.home() / ".local/state/hermes-rl"
+    assert Settings.load({"HERMES_STATE_DIR": "/elsewhere"}).state_dir == Path("/elsewhere")
+
+
+def test_an_unknown_key_names_the_nearest(here: Path) -> None:
+    (here / "settings.yaml").write_text("modle: x\n")
+    with pytest.raises(UnknownNameError, match=r"unknown key of the settings 'modle' \(did you mean 'model'"):
+        Settings.load({"HERMES_CONFIG": "settings.yaml"})
+
+
+def test_a_misspelt_variable_is_mentioned_and_another_programs_is_not(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        Settings.load({"HERMES_PLUGIN": "a", "HERMES_HOME": "/x"})
+    assert caplog.messages == ["the environment variable HERMES_PLUGIN is not read: did you mean HERMES_PLUGINS?"]
+
+
+def test_profiles_come_from_their_file(here: Path) -> None:
+    (here / "profiles.yaml").write_text("default_profile: big\nprofiles:\n  big: {cpu: 4}\n  small:\n    cpu: 1\n")
+    settings = Settings.load({"HERMES_PROFILES_FILE": "profiles.yaml"})
+    assert settings.default_profile == "big"
+    assert settings.profiles == {"big": {"cpu": 4}, "small": {"cpu": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("profile: {}", "did you mean 'profiles'"),
+        ("profiles: 3", "profiles: Input should be"),
+        ("profiles: {a: 3}", "profiles.a: Input should be"),
+        ("- a\n- b", "holds no mapping"),
+        ("1: a", "holds no mapping"),
+        ("a: [", "not valid YAML"),
+        ("a: !!python/object:os.system x", "not valid YAML"),
+    ],
+)
+def test_a_wrong_profiles_file_is_refused(here: Path, text: str, message: str) -> None:
+    (here / "profiles.yaml").write_text(text)
+    with pytest.raises(ConfigError if "mean" not in message else UnknownNameError, match=message):
+        Settings.load({"HERMES_PROFILES_FILE": "profiles.yaml"})
+
+
+def test_missing_and_unreadable_files_are_named(here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml can't be read"):
+        Settings.load({"HERMES_CONFIG": "nowhere.yaml"})
+    with pytest.raises(ConfigError, match="HERMES_ENV_FILE names nowhere"):
+        Settings.load({"HERMES_ENV_FILE": "nowhere"})
+    (here / "latin").write_bytes(b"K=\xff\n")
+    with pytest.raises(ConfigError, match="latin can't be read"):
+        Settings.load({"HERMES_ENV_FILE": "latin"})
+    (here / "empty.yaml").write_text("")
+    assert read_yaml(here / "empty.yaml") == {}
+
+
+def test_dotenv_values_are_taken_as_they_stand(here: Path) -> None:
+    (here / ".env").write_text("OPENAI_API_KEY='pa${HOME}ss$word'\n")
+    key = Settings.load({}).api_key
+    assert key is not None
+    assert key.get_secret_value() == "pa${HOME}ss$word"
+    assert Settings.load({"HERMES_ENV_FILE": ""}).api_key is None
+
+
+def test_secrets_that_the_driver_knows_are_redacted(here: Path) -> None:
+    (here / ".env").write_text("WANDB_API_KEY=wandb-0123456789\n")
+    environ = {
+        "OPENAI_API_KEY": "sk-abcdefghijkl",
+        "MODAL_TOKEN_ID": "ak-modal-token",
+        "DB_PASSWORD": "short",
+        "GITHUB_TOKEN": "ghp_0123456789",
+        "SSH_PRIVATE_KEY": "/home/someone/.ssh/id",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "TOKENIZER_NAME": "some-tokenizer",
+    }
+    redact = Settings.load(environ, secrets={"given": SecretStr("given-secret-value")}).redactor()
+    text = "sk-abcdefghijkl ak-modal-token ghp_0123456789 wandb-0123456789 given-secret-value"
+    names = ("OPENAI_API_KEY", "MODAL_TOKEN_ID", "GITHUB_TOKEN", "WANDB_API_KEY", "given")
+    assert redact(text) == " ".join(f"[redacted: {name}]" for name in names)
+    untouched = "short /home/someone/.ssh/id safe.directory some-tokenizer"
+    assert redact(untouched) == untouched
+
+
+def test_a_settings_repr_shows_no_secret(here: Path) -> None:
+    settings = Settings.load({"OPENAI_API_KEY": "sk-abcdefghijkl"})
+    assert "sk-abc" not in repr(settings) + str(settings) + settings.model_dump_json()
+
+
+def test_redaction_takes_the_longest_match_and_each_line_of_a_long_one() -> None:
+    redact = Redactor({"short": "abcdefgh", "long": "abcdefgh-ijkl", "pem": "-----BEGIN\nMIIE0123456789\n-----END"})
+    assert redact("abcdefgh-ijkl abcdefgh MIIE0123456789") == "[redacted: long] [redacted: short] [redacted: pem]"
+    assert Redactor({})("anything") == "anything"
+    assert Redactor({"odd": "a.b*c(d)e["})("a.b*c(d)e[ axbbbc") == "[redacted: odd] axbbbc"
+
+
+def test_logs_are_redacted_with_their_tracebacks() -> None:
+    formatter = RedactingFormatter(Redactor({"KEY": "sk-abcdefghijkl"}), "%(message)s")
+    try:
+        raise ValueError("refused: sk-abcdefghijkl")
+    except ValueError as error:
+        info = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("x", logging.ERROR, "f", 1, "key %s", ("sk-abcdefghijkl",), info)
+    text = formatter.format(record)
+    assert "sk-abc" not in text
+    assert text.count("[redacted: KEY]") >= 2
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    width: int = 1
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    count: int = Field(default=1, ge=0)
+    inner: Inner | None = None
+    many: dict[str, list[Inner]] = Field(default_factory=dict)
+    api_key: str | None = Field(default=None, min_length=20)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ({"cuont": 1}, UnknownNameError, r"unknown key of profile 'x' 'cuont' \(did you mean 'count'"),
+        ({"inner": {"widht": 1}}, UnknownNameError, r"in inner.*did you mean 'width'"),
+        ({"many": {"a": [{"widht": 1}]}}, UnknownNameError, r"in many\.a\.0.*did you mean 'width'"),
+        ({"count": "many"}, ConfigError, r"profile 'x': count: .*valid integer.*not 'many'.*count is of type int"),
+        ({"count": -1, "inner": 3}, ConfigError, r"count: .*greater.*; inner: "),
+    ],
+)
+def test_bad_data_is_named_by_key(data: dict[str, Any], error: type[ConfigError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        validated(Outer, data, "profile 'x'")
+
+
+def test_a_refused_secret_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validated(Outer, {"api_key": "sk-tooshort"}, "agent")
+    assert "sk-tooshort" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
