@@ -175,14 +175,15 @@ def world_writable(skip):
     return found
 
 
-def run_detached(body):
-    """Fork a child that runs `body` at low priority and leaves; its pid."""
+def run_detached(body, keep):
+    """Fork a child that runs `body` at low priority, with the descriptor `keep` and our log, and leaves; its pid."""
     pid = os.fork()
     if pid:
         return pid
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        close_all_but({0, 1, 2, keep})
         os.nice(10)
         body()
     except BaseException as error:

@@ -43,6 +43,7 @@ class Daemon:
         self._heard = time.monotonic()
         self._beats = 0
         self._discarded = 0
+        self._remover = None
         self._instance = os.urandom(8).hex()
         loop.add(listener.fileno(), select.EPOLLIN, self._accept)
         loop.later(1.0, self._check_driver)
@@ -171,7 +172,7 @@ class Daemon:
             with os.fdopen(writer, "wb") as file:
                 file.write(data)
 
-        confine.run_detached(search)
+        confine.run_detached(search, keep=writer)
         os.close(writer)
         found = bytearray()
 
@@ -212,7 +213,11 @@ class Daemon:
             os.rename(path, trash)
         except FileNotFoundError:
             return
-        confine.run_detached(lambda: remove_tree(trash))
+        if self._remover is None:
+            reader, self._remover = os.pipe2(os.O_CLOEXEC)
+            confine.run_detached(lambda: _remove_named(reader), keep=reader)
+            os.close(reader)
+        os.write(self._remover, os.fsencode(trash) + b"\0")
 
     def _beat(self):
         self._beats += 1
@@ -249,6 +254,18 @@ class Daemon:
         finally:
             shutil.rmtree(os.path.join(self.state_dir, "trash"), ignore_errors=True)
             self.loop.stop()
+
+
+def _remove_named(reader):
+    """Remove the trees whose paths come through a pipe, until the guest is gone."""
+    rest = b""
+    while True:
+        data = os.read(reader, 1 << 16)
+        if not data:
+            return
+        *paths, rest = (rest + data).split(b"\0")
+        for path in paths:
+            remove_tree(os.fsdecode(path))
 
 
 def _maps(uid_base, count):

@@ -207,7 +207,7 @@ class Slot:
         }
 
     def _start_parent(self):
-        if self.daemon.world_writable is None:
+        if self._wipe and self.daemon.world_writable is None:
             self.daemon.loop.later(0.02, self._start_parent)
             return
         plan = self._plan()
