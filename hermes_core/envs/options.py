@@ -15,6 +15,7 @@ from hermes_core.envs.base import Environment
 from hermes_core.envs.rollout import Limits
 from hermes_core.errors import UsageError
 from hermes_core.sandbox.contract import Isolation, SandboxConfig
+from hermes_core.settings import validated
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime
@@ -153,8 +154,6 @@ def agent_settings(
     Raises:
         UnknownNameError, ConfigError: a key or a value of them is wrong.
     """
-    from hermes_core.settings import validated
-
     if not isinstance(given, AgentSettings):
         given = validated(AgentSettings, given or {}, "the agent")
     inherited = {key: getattr(runtime.settings, key) for key in ("model", "base_url", "api_key")}

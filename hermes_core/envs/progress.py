@@ -44,8 +44,9 @@ class NoProgress:
 class PlainProgress:
     """A line now and then: done, solved, failed, rate, time left."""
 
-    def __init__(self, stream: TextIO, every_s: float = LINE_EVERY_S) -> None:
+    def __init__(self, stream: TextIO, title: str = "", every_s: float = LINE_EVERY_S) -> None:
         self._stream = stream
+        self._prefix = f"{title}: " if title else ""
         self._every_s = every_s
         self._total = 0
         self._shown = ""
@@ -70,7 +71,7 @@ class PlainProgress:
 
     def _write(self, line: str) -> None:
         if line != self._shown:
-            self._stream.write(line + "\n")
+            self._stream.write(f"{self._prefix}{line}\n")
             self._stream.flush()
             self._shown = line
 
@@ -78,13 +79,14 @@ class PlainProgress:
 class LiveProgress:
     """A bar that moves, on a terminal."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, title: str = "") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         self._total = 0
         self._display: RichProgress = Progress(
             SpinnerColumn(),
+            TextColumn(title, markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.description}", markup=False),
@@ -112,9 +114,9 @@ class LiveProgress:
         self._display.stop()
 
 
-def progress_on(stream: TextIO) -> Progress:
+def progress_on(stream: TextIO, title: str = "") -> Progress:
     """The display that suits the stream."""
-    return LiveProgress(stream) if stream.isatty() else PlainProgress(stream)
+    return LiveProgress(stream, title) if stream.isatty() else PlainProgress(stream, title)
 
 
 def status_line(tally: Tally, total: int) -> str:

@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from hermes_core.tools.registry import ToolRegistry
 
 log = logging.getLogger(__name__)
+
+
+ScorePatch = Callable[[Item, str, "Rollout"], Awaitable[tuple[float, Mapping[str, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class RolloutContext:
     tools: ToolRegistry
     tool_names: tuple[str, ...] = ()
     """The tools that the model can call."""
-    backend_name: str = "local"
+    backend_name: str = ""
     profile: str | None = None
     """The profile of the slots; None is the backend's default."""
     limits: Limits = field(default_factory=Limits)
@@ -146,8 +149,19 @@ async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajector
     Raises:
         UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
     """
+    return await _until_no_infra(context, trajectory, lambda: _attempt(context, item, trajectory))
+
+
+async def run_rescoring(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> Trajectory:
+    """Score a patch by itself, with the environment's `score_patch`; otherwise as `run_rollout`."""
+    return await _until_no_infra(context, trajectory, lambda: _score_patch(context, item, patch, trajectory))
+
+
+async def _until_no_infra(
+    context: RolloutContext, trajectory: Trajectory, attempt: Callable[[], Awaitable[None]]
+) -> Trajectory:
     for attempts_left in range(context.limits.infra_retries, -1, -1):
-        await _attempt(context, item, trajectory)
+        await attempt()
         if trajectory.failure is None or trajectory.failure.kind is not FailureKind.INFRA or not attempts_left:
             break
         log.warning("trajectory %s: %s; begun anew", trajectory.trajectory_id, trajectory.failure.message)
@@ -171,6 +185,16 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
                 await context.backend.kill_everything(rollout.slot)
                 async with _within(limits.verify_timeout_s, VerifierError):
                     trajectory.score(*await hooks.verify(result=trajectory.result, **on_slot))
+
+
+async def _score_patch(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> None:
+    """One lease of a slot, and the verification of a patch beside it."""
+    score_patch: ScorePatch = getattr(context.environment, "score_patch")  # noqa: B009 - not every environment has it
+    with trajectory.records_failure():
+        async with _leased(context, trajectory) as rollout:
+            with trajectory.stage("verify"):
+                async with _within(context.limits.verify_timeout_s, VerifierError):
+                    trajectory.score(*await score_patch(item, patch, rollout))
 
 
 async def _work(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import platform
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,10 @@ from hermes_core.envs.store import OutputFolder, Sink
 from hermes_core.envs.summary import RunSummary, Tally
 from hermes_core.envs.trajectory import Redact, Trajectory, plain
 from hermes_core.errors import DatasetError
+from hermes_core.hooks import environment_hooks
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.settings import Redactor, validated
+from hermes_core.tools.toolsets import resolve_tools
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime
@@ -77,40 +81,33 @@ async def run_rollouts(
         OutputError: the records can't be written.
         InfraError: the backend could not be started.
     """
-    from hermes_core.settings import validated
-
     chosen = validated(RunOptions, options, "the run")
     filled = agent_settings(runtime, settings, chosen.seed)
     async with AsyncExitStack() as stack:
         for sink in sinks:
             stack.push_async_callback(sink.aclose)
         loaded = await stack.enter_async_context(open_environment(runtime, environment, env, chosen.seed))
-        redact = redactor(runtime, filled)
-        worker = open_agent(runtime, agent, filled, stack)
+        worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
         isolation = granted_isolation(chosen, loaded, chosen.backend, worker.name)
-        total = len(item_ids(loaded)) * chosen.group_size
-        tools = Tools.of(runtime, loaded, chosen.seed)
-        run = _Run(Tally(), redact, progress or NoProgress(), on_record, sinks, chosen.stop_on_infra)
+        redact = redactor(runtime, filled)
+        run = Run(
+            tools=Tools.of(runtime, loaded, chosen.seed),
+            jobs=Jobs(loaded, chosen.group_size),
+            on_record=on_record,
+            sinks=sinks,
+            progress=progress or NoProgress(),
+            stop_on_infra=chosen.stop_on_infra,
+        )
         if out_dir is not None:
             run.folder = OutputFolder(Path(out_dir))
             stack.callback(run.folder.close)
-            configuration = run_configuration(
-                chosen, loaded, worker.name, filled if isinstance(agent, str) else None, isolation
-            )
+            told = filled if isinstance(agent, str) else None
+            configuration = plain(run_configuration(chosen, loaded, worker.name, told, isolation), redact)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
-            await asyncio.to_thread(run.folder.open, plain(configuration, redact), about, run.tally, resume=resume)
-        backend, concurrency = await stack.enter_async_context(open_backend(runtime, chosen, isolation))
-        context = RolloutContext(
-            environment=loaded,
-            hooks=hooks_of(runtime, loaded),
-            agent=worker,
-            backend=backend,
-            backend_name=chosen.backend,
-            tools=runtime.tools,
-            limits=chosen.limits,
-            redact=redact,
-        )
-        return await run.all(context, tools, _jobs(loaded, chosen.group_size), total, concurrency)
+            await asyncio.to_thread(run.folder.open, configuration, about, run.tally, resume=resume)
+        async with open_backend(runtime, chosen, isolation) as (backend, concurrency):
+            context = new_context(runtime, loaded, worker, backend, chosen, redact=redact)
+            return await run.all(context, concurrency)
 
 
 @dataclass(frozen=True)
@@ -122,58 +119,69 @@ class Job:
     rollout_index: int
 
 
-def _jobs(environment: Environment, group_size: int) -> Iterator[Job]:
-    """The rollouts in order, those of one item next to each other, so that a group runs at the same time."""
-    for item in environment.selected_items():
-        item_id = environment.item_id(item)
-        for index in range(group_size):
-            yield Job(item, item_id, index)
+class Jobs:
+    """The rollouts of a run, in order; those of one item next to each other, so that a group runs at the same time.
+
+    Raises:
+        DatasetError: there are no items, or two have the same id.
+    """
+
+    def __init__(self, environment: Environment, group_size: int) -> None:
+        self._environment = environment
+        self._group_size = group_size
+        self._items = _count_items(environment)
+
+    def __len__(self) -> int:
+        return self._items * self._group_size
+
+    def __iter__(self) -> Iterator[Job]:
+        for item in self._environment.selected_items():
+            item_id = self._environment.item_id(item)
+            for index in range(self._group_size):
+                yield Job(item, item_id, index)
 
 
 @dataclass
-class _Run:
-    """Where the outcomes of a run go, and when it stops."""
+class Run:
+    """The rollouts of one agent: what is to be done, where the outcomes go, and when to stop."""
 
-    tally: Tally
-    redact: Redact
-    progress: Progress
-    on_record: Callable[[Mapping[str, Any]], None] | None
-    sinks: Sequence[Sink]
-    stop_on_infra: float | None
+    tools: Tools
+    jobs: Jobs
+    on_record: Callable[[Mapping[str, Any]], None] | None = None
+    sinks: Sequence[Sink] = ()
+    progress: Progress = field(default_factory=NoProgress)
+    stop_on_infra: float | None = None
     folder: OutputFolder | None = None
-    stopped: str | None = None
+    tally: Tally = field(default_factory=Tally)
+    _stopped: str | None = None
     _synced: float = field(default_factory=time.monotonic)
 
-    async def all(
-        self, context: RolloutContext, tools: Tools, jobs: Iterable[Job], total: int, concurrency: int
-    ) -> RunSummary:
+    async def all(self, context: RolloutContext, concurrency: int) -> RunSummary:
         """Do the rollouts that have no score yet, and sum up, whatever ends it."""
         self.tally.start_session()
-        self.progress.begin(total, self.tally)
+        self.progress.begin(len(self.jobs), self.tally)
         try:
-            await each(self._left(jobs), lambda job: self._one(context, tools, job), concurrency)
+            await each(self._left(), lambda job: self._one(context, job), concurrency)
         except BaseException as error:
-            self.stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
+            self._stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
             raise
         finally:
             self.progress.end(self.tally)
-            summary = self.tally.summary(
-                total, stopped=self.stopped, out_dir=str(self.folder.path) if self.folder else None
-            )
+            place = str(self.folder.path) if self.folder else None
+            summary = self.tally.summary(len(self.jobs), stopped=self._stopped, out_dir=place)
             if self.folder is not None:
                 self.folder.write_summary(summary)
         return summary
 
-    def _left(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        for job in jobs:
-            if self.stopped:
+    def _left(self) -> Iterator[Job]:
+        for job in self.jobs:
+            if self._stopped:
                 return
             if not self.tally.is_scored((job.item_id, job.rollout_index)):
                 yield job
 
-    async def _one(self, context: RolloutContext, tools: Tools, job: Job) -> None:
+    async def _one(self, context: RolloutContext, job: Job) -> None:
         """One rollout and its record. A cancelled one has its record too: it runs again when the run is resumed."""
-        observers = context.hooks.observers
         trajectory = Trajectory(
             environment=context.environment.name,
             item_id=job.item_id,
@@ -182,23 +190,23 @@ class _Run:
             agent=context.agent.name,
             backend=context.backend_name,
         )
-        observers.trajectory_started(
+        context.hooks.observers.trajectory_started(
             trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=job.item_id
         )
         try:
-            await run_rollout(replace(context, tool_names=tools.for_group(job.item_id)), job.item, trajectory)
+            await run_rollout(replace(context, tool_names=self.tools.for_group(job.item_id)), job.item, trajectory)
         except asyncio.CancelledError:
-            self._keep(trajectory, context)
+            self._keep(context, trajectory)
             raise
-        record = self._keep(trajectory, context)
+        record = self._keep(context, trajectory)
         for sink in self.sinks:
             await sink.write(record)
         if self.folder is not None and time.monotonic() - self._synced > SYNC_EVERY_S:
             self._synced = time.monotonic()
             await asyncio.to_thread(self.folder.sync)
 
-    def _keep(self, trajectory: Trajectory, context: RolloutContext) -> dict[str, Any]:
-        record = trajectory.to_record(self.redact)
+    def _keep(self, context: RolloutContext, trajectory: Trajectory) -> dict[str, Any]:
+        record = trajectory.to_record(context.redact)
         if self.folder is not None:
             self.folder.append(record)
         self.tally.add(record)
@@ -207,7 +215,7 @@ class _Run:
         if self.on_record is not None:
             self.on_record(record)
         if self.stop_on_infra is not None and self.tally.infra_rate() > self.stop_on_infra:
-            self.stopped = f"{self.tally.infra_rate():.0%} of the last rollouts were infrastructure failures"
+            self._stopped = f"{self.tally.infra_rate():.0%} of the last rollouts were infrastructure failures"
         return record
 
 
@@ -254,8 +262,6 @@ class Tools:
 
     def for_group(self, group: str) -> tuple[str, ...]:
         """The names of the tools that the group's rollouts can call."""
-        from hermes_core.tools.toolsets import resolve_tools
-
         if self.fixed is not None:
             return self.fixed
         seed = f"{self.seed}:{group}"
@@ -278,7 +284,9 @@ async def open_environment(
 
 
 @asynccontextmanager
-async def open_backend(runtime: Runtime, options: RunOptions, isolation: Any) -> AsyncIterator[tuple[ToolBackend, int]]:
+async def open_backend(
+    runtime: Runtime, options: RunOptions, isolation: Isolation
+) -> AsyncIterator[tuple[ToolBackend, int]]:
     """The tool backend, started, large enough for the run; and how many rollouts it has room for at a time."""
     profile = runtime.settings.profiles.get(runtime.settings.default_profile, {})
     size = pool_size(options, isolation, profile)
@@ -286,22 +294,47 @@ async def open_backend(runtime: Runtime, options: RunOptions, isolation: Any) ->
         yield backend, size.concurrency
 
 
-def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettings, stack: AsyncExitStack) -> Agent:
+@asynccontextmanager
+async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettings) -> AsyncIterator[Agent]:
     """The agent; closed at the end if it was made here."""
     if not isinstance(agent, str):
-        return agent
+        yield agent
+        return
     made = runtime.agent(agent, settings)
-    stack.push_async_callback(made.aclose)
-    return made
+    try:
+        yield made
+    finally:
+        await made.aclose()
 
 
-def item_ids(environment: Environment) -> list[str]:
-    """The ids of the selected items.
+def new_context(
+    runtime: Runtime,
+    environment: Environment,
+    agent: Agent,
+    backend: ToolBackend,
+    options: RunOptions,
+    *,
+    redact: Redact | None = None,
+) -> RolloutContext:
+    """What the rollouts of an agent have in common.
 
     Raises:
-        DatasetError: there is none, or two items have the same.
+        PluginError: a hook of the environment can't work.
     """
-    ids: dict[str, None] = {}
+    return RolloutContext(
+        environment=environment,
+        hooks=environment_hooks(environment, runtime.plugin_manager),
+        agent=agent,
+        backend=backend,
+        tools=runtime.tools,
+        backend_name=options.backend,
+        limits=options.limits,
+        redact=redact or runtime.redact,
+    )
+
+
+def _count_items(environment: Environment) -> int:
+    ids: set[str] = set()
     for item in environment.selected_items():
         item_id = environment.item_id(item)
         if item_id in ids:
@@ -309,34 +342,21 @@ def item_ids(environment: Environment) -> list[str]:
                 f"two items of environment {environment.name!r} have the id {item_id!r}",
                 hint="ids tell rollouts apart: give each item its own",
             )
-        ids[item_id] = None
+        ids.add(item_id)
     if not ids:
         raise DatasetError(
             f"environment {environment.name!r} has no items",
             hint="check its dataset, and the settings that select from it",
         )
-    return list(ids)
+    return len(ids)
 
 
 def redactor(runtime: Runtime, settings: AgentSettings | None = None) -> Redact:
     """What takes the secrets that the driver knows out of a text, the agent's key included."""
-    from hermes_core.settings import Redactor
-
     if settings is None or settings.api_key is None:
         return runtime.redact
     own = Redactor({"the agent's api_key": settings.api_key.get_secret_value()})
     return lambda text: own(runtime.redact(text))
-
-
-def hooks_of(runtime: Runtime, environment: Environment) -> Any:
-    """The environment's hooks, with the plugins' wrappers and observers.
-
-    Raises:
-        PluginError: a hook of the environment can't work.
-    """
-    from hermes_core.hooks import environment_hooks
-
-    return environment_hooks(environment, runtime.plugin_manager)
 
 
 def versions(runtime: Runtime) -> dict[str, str]:

@@ -23,6 +23,7 @@ from hermes_core.errors import (
     PolicyError,
     SetupFailed,
     UsageError,
+    VerifierError,
 )
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,13 @@ class Trajectory:
         self.failure = Failure(kind, self._failed_stage or "acquire", message[:MAX_MESSAGE])
 
     def score(self, reward: float, details: Mapping[str, Any]) -> None:
-        """Take the reward and its details."""
+        """Take the reward and its details.
+
+        Raises:
+            VerifierError: the reward is not a finite number.
+        """
+        if not math.isfinite(reward):
+            raise VerifierError(f"the verification gave the reward {reward!r}", hint="a reward is a finite number")
         self.reward, self.details = reward, dict(details)
 
     def to_record(self, redact: Redact | None = None) -> dict[str, Any]:

@@ -1,0 +1,326 @@
+"""The commands `rollout`, `validate` and `rescore`: parse, call, print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from hermes_core.cli_support import new_runtime
+from hermes_core.envs.cli_options import DottedCommand, dotted, merged, read_config
+from hermes_core.envs.store import TRAJECTORIES
+from hermes_core.envs.summary import RunSummary
+from hermes_core.errors import DatasetError, PolicyError
+
+if TYPE_CHECKING:
+    from hermes_core.envs.rescore import Rescoring
+    from hermes_core.envs.validate import Validation
+    from hermes_core.runtime import Runtime
+
+T = TypeVar("T")
+Command = Callable[..., Any]
+
+EXIT_USAGE = 2
+EXIT_INCOMPLETE = 3
+EXIT_INTERRUPTED = 130
+
+CLEANUP_S = 20.0
+"""Seconds that Ctrl-C leaves for ending sandboxes; they end themselves later if it takes longer."""
+
+SHOWN = 10
+"""Failures and items that are shown at most."""
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_DIR = click.Path(file_okay=False, path_type=Path)
+
+
+def _run_options(command: Command) -> Command:
+    """The options that all three commands have."""
+    options = [
+        click.option("--backend", metavar="NAME", help="What makes the sandboxes [local]."),
+        click.option("--isolation", metavar="LEVEL", help="shared, user, namespace or dedicated [user]."),
+        click.option("--allow-unisolated", is_flag=True, help="Accept a weaker level than is asked for."),
+        click.option("--concurrency", type=int, metavar="C", help="Rollouts at the same time [4]."),
+        click.option("--seed", type=int, metavar="S", help="Seed of whatever is drawn."),
+        click.option("--stop-on-infra", type=float, metavar="RATE", help="Stop when infra failures exceed this share."),
+        click.option("--config", type=_FILE, metavar="FILE.yaml", help="Sections env, agent, backend and run."),
+        click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_EPILOG = "\b\nAlso: --env.KEY=VALUE, --agent.KEY=VALUE, --backend.KEY=VALUE for every setting of the three."
+
+
+@click.command(cls=DottedCommand, epilog=_EPILOG)
+@click.argument("environment", metavar="ENV")
+@click.option("--agent", metavar="NAME", help="model, oracle, nop, or a plugin's [model].")
+@click.option("--items", type=click.IntRange(min=1), metavar="N", help="Use N items only.")
+@click.option("--group-size", type=int, metavar="G", help="Rollouts of each item [1].")
+@click.option("--max-turns", type=int, metavar="N", help="Answers that the model may give [30].")
+@click.option("--temperature", type=float, metavar="T", help="Sampling temperature [1.0].")
+@click.option("--model", metavar="M", help="The model's name.")
+@click.option("--base-url", metavar="URL", help="The OpenAI-compatible endpoint.")
+@click.option("--rollout-timeout", type=float, metavar="S", help="Seconds for the agent; then it is verified [3600].")
+@click.option("--out", type=_DIR, metavar="DIR", help="Where the records go; without it only the summary is shown.")
+@click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
+@_run_options
+@click.pass_context
+def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
+    """Let an agent work on the items of ENV, and score what it did.
+
+    Exits with 0 when every rollout was scored, 3 when some were not, 2 for wrong use, 130 after Ctrl-C.
+    """
+    from hermes_core.envs.progress import progress_on
+    from hermes_core.envs.runner import run_rollouts
+
+    failures: dict[str, str] = {}
+
+    async def main(runtime: Runtime) -> RunSummary:
+        config = read_config(given["config"])
+        return await run_rollouts(
+            runtime,
+            environment,
+            _agent_name(config, given),
+            env=_env(ctx, runtime, environment, config["env"], given),
+            settings=_agent_settings(ctx, config["agent"], given),
+            out_dir=given["out"],
+            resume=given["resume"],
+            on_record=lambda record: _note_failure(record, failures),
+            progress=progress_on(sys.stderr),
+            **_options(ctx, runtime, config, given),
+        )
+
+    summary = _finish(ctx, main)
+    click.echo(json.dumps(summary.to_dict(), indent=2) if given["as_json"] else _summary_text(summary, failures))
+    ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
+
+
+@click.command(cls=DottedCommand, epilog=_EPILOG)
+@click.argument("environment", metavar="ENV")
+@click.option("--items", type=click.IntRange(min=1), metavar="N", help="Use N items only.")
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=1, metavar="N", help="Rollouts of each item and agent [1]."
+)
+@_run_options
+@click.pass_context
+def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any) -> None:
+    """Check that on every item of ENV the reference solution scores 1.0 and doing nothing 0.0.
+
+    Exits with 0 when that is so every time, 3 when it is not.
+    """
+    from hermes_core.envs.progress import progress_on
+    from hermes_core.envs.validate import validate as run_validation
+
+    async def main(runtime: Runtime) -> Validation:
+        config = read_config(given["config"])
+        return await run_validation(
+            runtime,
+            environment,
+            env=_env(ctx, runtime, environment, config["env"], given),
+            repeat=repeat,
+            progress=lambda agent: progress_on(sys.stderr, agent),
+            **_options(ctx, runtime, config, given),
+        )
+
+    outcome = _finish(ctx, main)
+    click.echo(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else _validation_text(outcome))
+    ctx.exit(0 if outcome.sound else EXIT_INCOMPLETE)
+
+
+@click.command(cls=DottedCommand, epilog=_EPILOG)
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@_run_options
+@click.pass_context
+def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
+    """Verify the recorded patches of the run in DIR again, and write DIR/rescored.jsonl.
+
+    Exits with 0 when all of them got the same reward again, 3 when some did not.
+    """
+    from hermes_core.envs.progress import progress_on
+    from hermes_core.envs.rescore import rescore as run_rescore
+    from hermes_core.envs.store import read_run
+
+    async def main(runtime: Runtime) -> Rescoring:
+        config = read_config(given["config"])
+        ran = read_run(directory)["configuration"]
+        return await run_rescore(
+            runtime,
+            directory,
+            env=_env(ctx, runtime, ran["environment"], config["env"], given),
+            progress=progress_on(sys.stderr),
+            **_options(ctx, runtime, config, {**given, "backend": given["backend"] or ran["backend"]}),
+        )
+
+    outcome = _finish(ctx, main)
+    click.echo(json.dumps(_rescoring_dict(outcome), indent=2) if given["as_json"] else _rescoring_text(outcome))
+    ctx.exit(0 if outcome.agrees else EXIT_INCOMPLETE)
+
+
+# ---------------------------------------------------------------------- from the command line to arguments
+
+
+def _agent_name(config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> str:
+    return str(given["agent"] or config["agent"].get("name") or "model")
+
+
+def _env(
+    ctx: click.Context, runtime: Runtime, environment: str, section: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The environment's configuration: the file's, then `--env.…`, then `--items`."""
+    model = runtime.environments.load(environment).config_class
+    values = merged(section, dotted(ctx, "env"), model)
+    return {**values, "max_items": given["items"]} if given.get("items") else values
+
+
+def _agent_settings(ctx: click.Context, section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    from hermes_core.agents.base import AgentSettings
+
+    values = merged(
+        {key: value for key, value in section.items() if key != "name"}, dotted(ctx, "agent"), AgentSettings
+    )
+    flags = {key: given[key] for key in ("max_turns", "temperature", "model", "base_url") if given[key] is not None}
+    return {**values, **flags}
+
+
+def _options(
+    ctx: click.Context, runtime: Runtime, config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of `RunOptions`: the file's, then the flags."""
+    backend = str(given["backend"] or config["backend"].get("name") or config["run"].get("backend") or "local")
+    section = {key: value for key, value in config["backend"].items() if key != "name"}
+    written = dotted(ctx, "backend")
+    options = {**config["run"], "backend": backend}
+    if section or written:
+        options["backend_config"] = merged(section, written, runtime.backend(backend).config_class)
+    names = ("isolation", "concurrency", "group_size", "seed", "rollout_timeout", "stop_on_infra")
+    flags = {name: given[name] for name in names if given.get(name) is not None}
+    return {**options, **flags, **({"allow_unisolated": True} if given["allow_unisolated"] else {})}
+
+
+# ---------------------------------------------------------------------- running, and being interrupted
+
+
+def _finish(ctx: click.Context, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
+    """Run it to its end. Wrong input of any kind exits with 2, Ctrl-C with 130."""
+    try:
+        return asyncio.run(_interruptible(_within_runtime(ctx.obj or 0, main)))
+    except asyncio.CancelledError:
+        click.echo("interrupted", err=True)
+        ctx.exit(EXIT_INTERRUPTED)
+    except (DatasetError, PolicyError) as error:
+        if ctx.find_root().params.get("traceback"):
+            raise
+        click.echo(f"error: {error}", err=True)
+        ctx.exit(EXIT_USAGE)
+
+
+async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
+    async with new_runtime(verbose) as runtime:
+        return await main(runtime)
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """The first Ctrl-C (or TERM) cancels and cleans up for a while at most, the second leaves at once."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        if interrupted:
+            _leave()
+        interrupted = True
+        click.echo("stopping: ending the sandboxes (Ctrl-C again leaves at once)", err=True)
+        task.cancel()
+        loop.call_later(CLEANUP_S, _leave)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    return await work
+
+
+def _leave() -> NoReturn:
+    click.echo("left without cleaning up: what is left ends itself when it misses us", err=True)
+    os._exit(EXIT_INTERRUPTED)
+
+
+# ---------------------------------------------------------------------- what is printed
+
+
+def _note_failure(record: Mapping[str, Any], failures: dict[str, str]) -> None:
+    if record["failure"] and len(failures) < SHOWN:
+        failure = record["failure"]
+        failures[record["item_id"]] = f"{failure['kind']} in {failure['stage']}: {failure['message']}"
+
+
+def _summary_text(summary: RunSummary, failures: Mapping[str, str]) -> str:
+    mean = "none" if summary.mean_reward is None else f"{summary.mean_reward:.3f}"
+    lines = [
+        f"{summary.scored} of {summary.total} scored, {summary.solved} solved, mean reward {mean}",
+        f"{summary.elapsed_s:.1f} s, {summary.rollouts_per_hour:.0f} rollouts an hour",
+    ]
+    for stage, seconds in summary.timings.items():
+        figures = "  ".join(f"{name} {seconds[name]:8.3f} s" for name in ("p50", "p95", "max"))
+        lines.append(f"  {stage.removesuffix('_s'):8} {figures}")
+    if summary.failures:
+        lines.append("failures: " + ", ".join(f"{count} {kind}" for kind, count in summary.failures.items()))
+    lines += [f"  {item_id}: {_line(message)}" for item_id, message in failures.items()]
+    if summary.infra_retries:
+        lines.append(f"begun anew after an infrastructure failure: {summary.infra_retries}")
+    if summary.stopped:
+        lines.append(f"stopped: {summary.stopped}")
+    if summary.out_dir:
+        lines.append(f"records: {summary.out_dir}/{TRAJECTORIES}")
+    return "\n".join(lines)
+
+
+def _validation_text(outcome: Validation) -> str:
+    lines = []
+    for verdict in outcome.unsound[:SHOWN]:
+        word = "flaky" if verdict.flaky else "wrong"
+        rewards = ", ".join("none" if reward is None else f"{reward:g}" for reward in verdict.rewards)
+        lines.append(f"{word}: {verdict.item_id} with {verdict.agent}: {rewards}")
+        lines += [f"  {_line(failure)}" for failure in verdict.failures[:1]]
+    if len(outcome.unsound) > SHOWN:
+        lines.append(f"… and {len(outcome.unsound) - SHOWN} more: --json lists all")
+    if outcome.stopped:
+        lines.append(f"stopped: {outcome.stopped}")
+    unsound = len({verdict.item_id for verdict in outcome.unsound})
+    times = "once" if outcome.repeat == 1 else f"{outcome.repeat} times"
+    lines.append(f"{outcome.items - unsound} of {outcome.items} items are sound, each tried {times} with either agent")
+    return "\n".join(lines)
+
+
+def _rescoring_dict(outcome: Rescoring) -> dict[str, Any]:
+    return {
+        "patches": outcome.patches,
+        "agreed": outcome.agreed,
+        "without_patch": outcome.without_patch,
+        "differing": list(outcome.differing),
+    }
+
+
+def _rescoring_text(outcome: Rescoring) -> str:
+    lines = [
+        f"differs: {line['item_id']} {line['rollout_index']}: {line['recorded_reward']} recorded, {line['reward']} now"
+        for line in outcome.differing[:SHOWN]
+    ]
+    lines.append(f"{outcome.agreed} of {outcome.patches} patches got the same reward again")
+    if outcome.without_patch:
+        lines.append(f"{outcome.without_patch} rollouts recorded no patch")
+    return "\n".join(lines)
+
+
+def _line(message: str) -> str:
+    return " ".join(message.split())[:200]

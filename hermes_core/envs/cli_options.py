@@ -1,0 +1,155 @@
+"""`--env.KEY=VALUE` and its like: taken out of the command line, typed by the configuration they are for, merged."""
+
+from __future__ import annotations
+
+import collections.abc
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import BaseModel
+
+from hermes_core.errors import ConfigError, UnknownNameError, UsageError
+
+SECTIONS = ("env", "backend", "agent")
+"""What `--SECTION.KEY=VALUE` can be about; the configuration file has the same sections, and `run`."""
+
+_DOTTED = "hermes_core.dotted"
+
+
+class DottedCommand(click.Command):
+    """A command that takes `--env.KEY=VALUE` (or `--env.KEY VALUE`) beside its own options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the dotted options out, and leave the others to click."""
+        rest, ctx.meta[_DOTTED] = split_dotted(args)
+        return super().parse_args(ctx, rest)
+
+
+def dotted(ctx: click.Context, section: str) -> dict[str, str]:
+    """The dotted options of one section, as written."""
+    found: Mapping[str, dict[str, str]] = ctx.meta[_DOTTED]
+    return found.get(section, {})
+
+
+def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """The arguments without the dotted options, and those by section. Without a value, an option means `true`.
+
+    Raises:
+        UnknownNameError: there is no such section.
+        UsageError: an option has no key.
+    """
+    rest: list[str] = []
+    found: dict[str, dict[str, str]] = {}
+    waiting = list(args)
+    while waiting:
+        argument = waiting.pop(0)
+        option, equals, value = argument.partition("=")
+        section, dot, key = option.removeprefix("--").partition(".")
+        if argument == "--":
+            rest += [argument, *waiting]
+            break
+        if not option.startswith("--") or not dot:
+            rest.append(argument)
+            continue
+        if section not in SECTIONS:
+            raise UnknownNameError("section of options", section, SECTIONS)
+        if not key:
+            raise UsageError(f"{argument!r} names no key", hint=f"write --{section}.KEY=VALUE")
+        if not equals:
+            value = waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true"
+        found.setdefault(section, {})[key.replace("-", "_")] = value
+    return rest, found
+
+
+def read_config(path: Path | None) -> dict[str, dict[str, Any]]:
+    """The sections of a configuration file.
+
+    Raises:
+        UnknownNameError: there is a section of another name.
+        ConfigError: the file can't be read, or a section is no mapping.
+    """
+    from hermes_core.settings import read_yaml
+
+    sections: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "run")}
+    if path is None:
+        return sections
+    for name, content in read_yaml(path).items():
+        if name not in sections:
+            raise UnknownNameError(f"section of {path}", name, sections)
+        if isinstance(content, str) and name in ("agent", "backend"):
+            sections[name] = {"name": content}
+        elif isinstance(content, Mapping):
+            sections[name] = dict(content)
+        else:
+            raise ConfigError(f"section {name!r} of {path} is no mapping", hint="write `key: value` lines below it")
+    return sections
+
+
+def merged(config: Mapping[str, Any], written: Mapping[str, str], model: type[BaseModel]) -> dict[str, Any]:
+    """A section of the file with the command line's options in it, each read as its key's type asks.
+
+    `a.b` sets key `b` of the mapping `a`. Keys that the model does not have stay as they are, for its own check to
+    refuse.
+    """
+    values: dict[str, Any] = dict(config)
+    for path, text in written.items():
+        key, *inner = path.split(".")
+        if not inner:
+            field = model.model_fields.get(key)
+            values[key] = text if field is None else read_value(text, field.annotation)
+            continue
+        place = values[key] = dict(values[key]) if isinstance(values.get(key), Mapping) else {}
+        for part in inner[:-1]:
+            place[part] = dict(place[part]) if isinstance(place.get(part), Mapping) else {}
+            place = place[part]
+        place[inner[-1]] = text
+    return values
+
+
+def read_value(text: str, annotation: Any) -> Any:
+    """What a written value means where this type is expected: text stays text unless it can't be meant.
+
+    A list is JSON or comma-separated, a mapping is JSON, and `null` or `none` is None where that is allowed.
+    """
+    kinds = set(_kinds(annotation))
+    if type(None) in kinds and text.lower() in ("null", "none"):
+        return None
+    if str in kinds:
+        return text
+    if kinds & {dict, collections.abc.Mapping, Any} or any(_is_model(kind) for kind in kinds):
+        return _json_or_text(text)
+    if kinds & {list, tuple, set, frozenset, collections.abc.Sequence}:
+        if text.lstrip().startswith("["):
+            return _json_or_text(text)
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation allows, without their parameters."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            yield from _kinds(part)
+    elif origin is typing.Annotated:
+        yield from _kinds(typing.get_args(annotation)[0])
+    elif origin is typing.Literal:
+        yield from (type(value) for value in typing.get_args(annotation))
+    else:
+        yield origin or annotation
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

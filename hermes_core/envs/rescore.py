@@ -1,0 +1,155 @@
+"""Verifies the recorded patches of a run again: does the environment still give each of them the same reward?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.agents.base import AgentSettings
+from hermes_core.envs.base import Environment, Item
+from hermes_core.envs.options import RunOptions, granted_isolation
+from hermes_core.envs.progress import NoProgress, Progress
+from hermes_core.envs.rollout import RolloutContext, run_rescoring
+from hermes_core.envs.runner import each, new_context, open_agent, open_backend, open_environment
+from hermes_core.envs.store import OutputFolder, read_records, read_run
+from hermes_core.envs.summary import Key, Tally
+from hermes_core.envs.trajectory import Trajectory, dump_record
+from hermes_core.errors import UsageError
+from hermes_core.settings import validated
+
+if TYPE_CHECKING:
+    from hermes_core.runtime import Runtime
+
+RESCORED = "rescored.jsonl"
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """The outcome of `rescore`."""
+
+    patches: int
+    """Recorded patches that were verified again."""
+    agreed: int
+    """Those with the same reward as before; one that had none before can't agree."""
+    differing: tuple[Mapping[str, Any], ...]
+    """The others, as their lines in `rescored.jsonl`, without details and timings."""
+    without_patch: int
+    """Rollouts that recorded none."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every patch got the same reward again."""
+        return not self.differing
+
+
+async def rescore(
+    runtime: Runtime,
+    run_dir: str | Path,
+    *,
+    env: Mapping[str, Any] | None = None,
+    environment: Environment | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Rescoring:
+    """Verify the last recorded patch of every rollout in `run_dir` again, and write `rescored.jsonl` beside them.
+
+    Args:
+        env: changes to the environment's configuration in `run.json`.
+        environment: an instance to use instead of the one that `run.json` names.
+        options: the fields of `RunOptions`; backend and isolation are those of the run unless given.
+
+    Raises:
+        UsageError: `run_dir` holds no run, a run is writing to it, or the environment can't score patches.
+        As `run_rollouts` does.
+    """
+    path = Path(run_dir)
+    ran = read_run(path)["configuration"]
+    inherited = {key: ran[key] for key in ("backend", "backend_config", "isolation", "verify_timeout")}
+    chosen = validated(RunOptions, {**inherited, **options}, "the run")
+    async with AsyncExitStack() as stack:
+        stack.callback(OutputFolder(path).close)
+        loaded = await stack.enter_async_context(
+            open_environment(runtime, environment or ran["environment"], {**ran["env"], **(env or {})}, None)
+        )
+        if not hasattr(loaded, "score_patch"):
+            raise UsageError(
+                f"environment {loaded.name!r} can't verify a patch by itself", hint="it would need score_patch()"
+            )
+        items = {loaded.item_id(item): item for item in loaded.items()}
+        places, without_patch = _places_of_patches(path)
+        isolation = granted_isolation(chosen, loaded, chosen.backend, str(ran["agent"]))
+        nobody = await stack.enter_async_context(open_agent(runtime, "nop", AgentSettings()))
+        backend, concurrency = await stack.enter_async_context(open_backend(runtime, chosen, isolation))
+        context = new_context(runtime, loaded, nobody, backend, chosen)
+        again = _Again(context, items, path / RESCORED, progress or NoProgress())
+        await again.all(_at(path, places), len(places), concurrency)
+    return Rescoring(len(places), len(places) - len(again.differing), tuple(again.differing), without_patch)
+
+
+class _Again:
+    """The second verification of a run's patches."""
+
+    def __init__(self, context: RolloutContext, items: Mapping[str, Item], out: Path, progress: Progress) -> None:
+        self.differing: list[Mapping[str, Any]] = []
+        self._context = context
+        self._items = items
+        self._out = out
+        self._progress = progress
+        self._tally = Tally()
+
+    async def all(self, patches: Iterator[Mapping[str, Any]], total: int, concurrency: int) -> None:
+        self._out.write_bytes(b"")
+        self._tally.start_session()
+        self._progress.begin(total, self._tally)
+        try:
+            await each(patches, self._one, concurrency)
+        finally:
+            self._progress.end(self._tally)
+
+    async def _one(self, recorded: Mapping[str, Any]) -> None:
+        item_id = recorded["item_id"]
+        if item_id not in self._items:
+            raise UsageError(f"the dataset has no item {item_id!r} any more", hint="rescore with the run's own dataset")
+        trajectory = Trajectory(
+            environment=recorded["environment"],
+            item_id=item_id,
+            group=recorded["group"],
+            rollout_index=recorded["rollout_index"],
+            agent=recorded["agent"],
+            backend=self._context.backend_name,
+        )
+        await run_rescoring(self._context, self._items[item_id], recorded["patch"], trajectory)
+        self._keep(recorded, trajectory.to_record(self._context.redact))
+
+    def _keep(self, recorded: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+        line = {
+            "trajectory_id": recorded["trajectory_id"],
+            "item_id": record["item_id"],
+            "rollout_index": record["rollout_index"],
+            "recorded_reward": recorded["reward"],
+            "reward": record["reward"],
+            "agrees": record["reward"] is not None and record["reward"] == recorded["reward"],
+            "failure": record["failure"],
+        }
+        with self._out.open("ab") as out:
+            out.write(dump_record({**line, "details": record["details"], "timings": record["timings"]}))
+        if not line["agrees"]:
+            self.differing.append(line)
+        self._tally.add(record)
+        self._progress.update(self._tally)
+
+
+def _places_of_patches(path: Path) -> tuple[set[int], int]:
+    """Where the records are that count (the last of each rollout) and have a patch; and how many have none."""
+    last: dict[Key, tuple[int, bool]] = {}
+    for place, record in enumerate(read_records(path)):
+        last[record["item_id"], record["rollout_index"]] = (place, record["patch"] is not None)
+    places = {place for place, has_patch in last.values() if has_patch}
+    return places, len(last) - len(places)
+
+
+def _at(path: Path, places: set[int]) -> Iterator[Mapping[str, Any]]:
+    return (record for place, record in enumerate(read_records(path)) if place in places)

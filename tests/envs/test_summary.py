@@ -1,0 +1,127 @@
+"""What a run amounts to."""
+
+import io
+
+from hermes_core.envs.progress import PlainProgress, progress_on, status_line
+from hermes_core.envs.summary import Tally, percentile
+
+
+def record(item="a", index=0, reward=1.0, kind=None, retries=0, **timings):
+    failure = {"kind": kind, "stage": "setup", "message": "m"} if kind else None
+    details = {"infra_retries": retries} if retries else {}
+    return {
+        "item_id": item,
+        "rollout_index": index,
+        "reward": None if kind else reward,
+        "failure": failure,
+        "details": details,
+        "timings": timings,
+    }
+
+
+def test_counts_rewards_failures_and_retries():
+    tally = Tally()
+    for one in (
+        record("a", 0, 1.0, retries=2),
+        record("a", 1, 0.0),
+        record("b", 0, 0.25),
+        record("b", 1, kind="model"),
+        record("c", 0, kind="infra", retries=1),
+    ):
+        tally.add(one)
+    summary = tally.summary(6)
+    assert (summary.total, summary.scored, summary.solved) == (6, 3, 1)
+    assert summary.mean_reward == 1.25 / 3
+    assert summary.failures == {"infra": 1, "model": 1}
+    assert summary.infra_retries == 3
+    assert not summary.complete
+
+
+def test_a_later_record_replaces_the_earlier_one():
+    tally = Tally()
+    tally.add(record("a", kind="infra"), earlier=True)
+    tally.add(record("a", reward=1.0))
+    summary = tally.summary(1)
+    assert summary.complete
+    assert (summary.scored, summary.solved, summary.failures) == (1, 1, {})
+    assert tally.session == 1
+
+
+def test_the_mean_of_nothing_is_none():
+    assert Tally().summary(3).mean_reward is None
+
+
+def test_percentiles_are_values_that_occurred():
+    tally = Tally()
+    for index in range(1, 21):
+        tally.add(record("a", index, acquire_s=float(index), release_s=None))
+    assert tally.summary(20).timings == {"acquire_s": {"p50": 10.0, "p95": 19.0, "max": 20.0}}
+    assert percentile([7.0], 0.5) == 7.0
+
+
+def test_the_infra_rate_is_about_the_last_rollouts_and_needs_ten():
+    tally = Tally(window=10)
+    for index in range(9):
+        tally.add(record("a", index, kind="infra"))
+    assert tally.infra_rate() == 0.0
+    tally.add(record("a", 9, kind="infra"))
+    assert tally.infra_rate() == 1.0
+    for index in range(10, 15):
+        tally.add(record("a", index))
+    assert tally.infra_rate() == 0.5
+
+
+def test_earlier_sessions_do_not_count_for_the_infra_rate_or_the_speed():
+    tally = Tally()
+    for index in range(20):
+        tally.add(record("a", index, kind="infra"), earlier=True)
+    assert tally.infra_rate() == 0.0
+    assert tally.session == 0
+
+
+def test_a_pipe_gets_plain_lines():
+    stream = io.StringIO()
+    progress, tally = progress_on(stream, "oracle"), Tally()
+    progress.begin(3, tally)
+    tally.add(record("a"))
+    progress.update(tally)
+    tally.add(record("b", kind="infra"))
+    progress.end(tally)
+    first, *_, last = stream.getvalue().splitlines()
+    assert first == "oracle: 3 rollouts"
+    assert last.startswith("oracle: 2/3 done, 1 solved, 1 failed, ")
+    assert "left" in last
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_plain_lines_are_not_one_for_each_rollout():
+    stream, tally = io.StringIO(), Tally()
+    progress = PlainProgress(stream, every_s=3600)
+    progress.begin(1000, tally)
+    for index in range(1000):
+        tally.add(record("a", index))
+        progress.update(tally)
+    progress.end(tally)
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_terminal_gets_a_display():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream, tally = Terminal(), Tally()
+    progress = progress_on(stream)
+    progress.begin(2, tally)
+    tally.add(record("a"))
+    progress.update(tally)
+    progress.end(tally)
+    assert "1 solved" in stream.getvalue()
+
+
+def test_a_resumed_run_says_what_was_done_before():
+    stream, tally = io.StringIO(), Tally()
+    tally.add(record("a"), earlier=True)
+    progress_on(stream).begin(4, tally)
+    assert stream.getvalue() == "4 rollouts, 1 of them scored before\n"
+    assert status_line(tally, 4).startswith("1/4 done, 1 solved")
