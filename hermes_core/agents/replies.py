@@ -197,7 +197,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _refuse(completion: Any) -> NoReturn:
-    problem = get(completion, "error")
+    problem = completion if isinstance(completion, str) else get(completion, "error")
     said = f": it says {str(problem)[:300]}" if problem else ""
     raise BadCompletion(
         f"the endpoint's answer is not a chat completion with choices{said}",

@@ -172,7 +172,8 @@ async def test_a_request_that_takes_too_long_is_tried_again():
         (Fault(429, "pay up", "insufficient_quota"), "no quota left", "top up", 1),
         (Fault(500, "oops"), "failed after 3 attempts (HTTP 500): oops", "server's own log", 3),
         (Fault(400, "temperature is too hot"), "refused the request (HTTP 400): temperature is too hot", "sampling", 1),
-        (Fault(body=b"<html>"), "not a chat completion", "/v1", 3),
+        (Fault(body=b"<html>"), "not JSON after 3 attempts", "/v1", 3),
+        (Fault(headers={"Content-Type": "text/html"}, body=b"<html>"), "with choices: it says <html>", "/v1", 3),
         (Fault(body=b'{"choices": []}'), "not a chat completion with choices after 3 attempts", "/v1", 3),
         (Fault(cut=True), "could not be reached or broke off after 3 attempts", "server runs", 3),
         (Fault(delay_s=30), "did not answer in time after 3 attempts", "request_timeout_s", 3),
@@ -338,19 +339,18 @@ def counting(turns: int):
 
 
 async def test_two_hundred_at_once_finish_quickly_and_do_not_stall_the_event_loop():
-    worst = 0.0
+    stalls = []
 
     async def watch():
-        nonlocal worst
         while True:
-            begin = time.perf_counter()
-            await asyncio.sleep(0.01)
-            worst = max(worst, time.perf_counter() - begin - 0.01)
+            begin = time.process_time()  # our own work only, however busy the machine is
+            await asyncio.sleep(0.005)
+            stalls.append(time.process_time() - begin)
 
     async with ScriptedServer(counting(9)) as server:
         agent = ModelAgent(settings(server))
         async with asyncio.timeout(60):
-            begin, cpu = time.perf_counter(), time.process_time()
+            cpu = time.process_time()
             watcher = asyncio.create_task(watch())
             results = await asyncio.gather(*(agent.run(task(f"t{n}")) for n in range(200)))
             took = time.process_time() - cpu
@@ -360,8 +360,9 @@ async def test_two_hundred_at_once_finish_quickly_and_do_not_stall_the_event_loo
     assert {result.turns_used for result in results} == {10}
     assert [result.messages[-1]["content"] for result in results] == [f"finished work on t{n}" for n in range(200)]
     assert took < 20, f"{took:.1f} s of CPU time for 2000 requests"  # 3.3 s on the machine that this was written on
-    # Without the turnstile all 200 requests are built in one go, half a second or more.
-    assert worst < 0.4 * max(1.0, (time.perf_counter() - begin) / 4), f"stalled for {worst * 1000:.0f} ms"
+    # 20 ms there; without the turnstile all 200 requests of a turn are built in one round of the event loop, 300 ms or
+    # more, ten times over. Once or twice may be the machine's doing.
+    assert sorted(stalls)[-3] < 0.15, f"the event loop stood still for {sorted(stalls)[-5:]} s"
 
 
 @pytest.mark.parametrize("seed", range(8))
