@@ -116,6 +116,9 @@ class AgentTask:
     """Apply the environment's reference solution in the agent's slot; raises where there is none."""
     parallel_safe: frozenset[str] = frozenset()
     """Tools whose calls within one turn may run at the same time."""
+    seed_key: str | None = None
+    """What tells this rollout from the others in every run alike (item and rollout index), for sampling seeds; the
+    trajectory id if None."""
     result: AgentResult = field(default_factory=AgentResult)
     """The result in the making: `run` fills and returns this very object. So whoever cancels `run`, or gets an
     exception from it, still holds what was said and done so far."""
@@ -161,7 +164,7 @@ class AgentSettings(BaseModel):
     extra_body: dict[str, Any] | None = None
     """More keys for each request's JSON body: provider preferences, template arguments, …"""
     seed: int | None = None
-    """Sampling seed. Each trajectory gets one of its own, derived from this and its id."""
+    """Sampling seed. Each rollout sends one of its own, derived from this and its task's `seed_key`."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds for one request, from the first byte sent to the last byte received."""
     max_retries: int = Field(default=5, ge=0)

@@ -59,7 +59,7 @@ class ModelAgent:
             task_id=task.trajectory_id,
             temperature=self.settings.temperature,
             max_tokens=self.settings.max_tokens,
-            extra_body=self._extra_body(task.trajectory_id),
+            extra_body=self._extra_body(task.seed_key or task.trajectory_id),
             tool_handler=task.tool_handler,
             parallel_safe=task.parallel_safe,
         )
@@ -70,11 +70,11 @@ class ModelAgent:
         if self._owned is not None:
             await self._owned.aclose()
 
-    def _extra_body(self, trajectory_id: str) -> dict[str, Any]:
-        """The settings' own, and this trajectory's seed: with one seed for all, a group's rollouts would be equal."""
+    def _extra_body(self, seed_key: str) -> dict[str, Any]:
+        """The settings' own, and this rollout's seed: with one seed for all, a group's rollouts would be equal."""
         extra = dict(self.settings.extra_body or {})
         if self.settings.seed is not None:
-            digest = hashlib.sha256(f"{self.settings.seed}:{trajectory_id}".encode()).digest()
+            digest = hashlib.sha256(f"{self.settings.seed}:{seed_key}".encode()).digest()
             extra.setdefault("seed", int.from_bytes(digest[:4]) >> 1)
         return extra
 

@@ -120,10 +120,11 @@ async def test_malformed_calls_go_back_well_formed_but_are_recorded_as_written()
     assert (result.tool_calls_attempted, result.tool_calls_schema_valid, result.stop_reason) == (4, 1, "finished")
 
 
-async def test_each_trajectory_has_its_own_seed_and_the_same_one_every_time():
+async def test_each_rollout_has_its_own_seed_and_the_same_one_in_every_run():
     async with ScriptedServer(DONE) as server:
-        for name in ("a", "b", "a"):
-            await run(server, task(name), seed=7)
+        await run(server, task("x", seed_key="a"), seed=7)
+        await run(server, task("b"), seed=7)
+        await run(server, task("a"), seed=7)
         await run(server, task("a"), seed=8)
         await run(server, task("a"))
         seeds = [request.get("seed") for request in server.requests]
