@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.errors import PluginError, UnknownNameError
+from hermes_core.errors import HermesError, PluginError, UnknownNameError
 
 if TYPE_CHECKING:
     from hermes_core.tools.base import Tool
@@ -196,12 +196,25 @@ class Registry:
             UnknownNameError: nobody claims it; says so when a plugin that failed to load, or was left out, would have.
             PluginError: more than one plugin claims it; names them.
         """
-        entries = self._by_name.get(name, [])
-        if not entries:
+        if (error := self.explain(name)) is not None:
+            raise error
+        if name not in self._by_name:
             raise self._unknown(name)
+        return self._by_name[name][0]
+
+    def explain(self, name: str) -> HermesError | None:
+        """Why this name can't be used although it is claimed or would be: a clash, or a plugin that is not in use."""
+        entries = self._by_name.get(name, [])
         if len(entries) > 1:
-            raise self._clash(name, entries)
-        return entries[0]
+            return self._clash(name, entries)
+        if not entries:
+            wanted = _folded(name)
+            for plugin in self.absent:
+                if _folded(plugin.name) == wanted:
+                    error = UnknownNameError(self.kind, name, self.names(), hint=plugin.hint)
+                    error.message = f"{error.message}: {plugin.label} {plugin.reason}"
+                    return error
+        return None
 
     def load(self, name: str) -> Any:
         """What this name stands for, imported if need be. Raises as `entry` and `Entry.load` do."""
@@ -215,12 +228,6 @@ class Registry:
         )
 
     def _unknown(self, name: str) -> UnknownNameError:
-        wanted = _folded(name)
-        for plugin in self.absent:
-            if _folded(plugin.name) == wanted:
-                error = UnknownNameError(self.kind, name, self.names(), hint=plugin.hint)
-                error.message = f"{error.message}: {plugin.label} {plugin.reason}"
-                return error
         error = UnknownNameError(self.kind, name, self.names())
         failed = [plugin.label for plugin in self.absent if plugin.status is PluginStatus.FAILED]
         if failed:

@@ -23,6 +23,7 @@ from hermes_core.settings import Settings, validated
 if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentSettings
     from hermes_core.envs.base import Environment
+    from hermes_core.hooks import Observers
     from hermes_core.sandbox.tool_backend import ToolBackend
     from hermes_core.tools.registry import ToolRegistry
 
@@ -131,7 +132,7 @@ class Runtime:
                 isolation=level,
                 owner=self.owner,
                 default_profile=self.settings.default_profile,
-                observers=self.plugin_manager.observers,
+                observers=_SandboxEvents(self.plugin_manager.observers),
             )
         )
 
@@ -250,13 +251,22 @@ class Runtime:
     def _new_tools(self) -> ToolRegistry:
         from hermes_core.tools.registry import ToolRegistry
 
-        tools = ToolRegistry()
+        refused: dict[tuple[str, str], HermesError] = {}
+
+        def explain(kind: str, name: str) -> HermesError | None:
+            return refused.get((kind, name)) or self.plugin_manager.registry(kind).explain(name)
+
+        tools = ToolRegistry(explain)
         for entry in self.plugin_manager.registry("tool").entries():
             tools.add(entry.value)
-        for entry in self.plugin_manager.registry("toolset").entries():
-            tools.add_toolset(entry.name, **entry.value, summary=entry.summary)
-        for entry in self.plugin_manager.registry("distribution").entries():
-            tools.add_distribution(entry.name, **entry.value, summary=entry.summary)
+        for kind, add in (("toolset", tools.add_toolset), ("distribution", tools.add_distribution)):
+            for entry in self.plugin_manager.registry(kind).entries():
+                try:
+                    add(entry.name, **entry.value, summary=entry.summary)
+                except HermesError as error:
+                    # One plugin's mistake is no reason to have no tools at all: it is told to whoever asks for this.
+                    log.warning("%s %r of %s: %s", kind, entry.name, entry.plugin.label, error)
+                    refused[kind, entry.name] = error
         return tools
 
 
@@ -270,6 +280,19 @@ def _profile(
             raise ConfigError(f"{what} is a {type(given).__name__}", hint=f"use {backend.config_class.__name__}")
         given = given.model_dump(exclude_unset=True)
     return validated(backend.config_class, {**given, **config, "name": name}, what)
+
+
+class _SandboxEvents:
+    """What a tool backend tells the plugins' observers: of its sandboxes. Its tool calls are told by the rollout, which
+    knows those that the model made, driver tools included."""
+
+    def __init__(self, observers: Observers) -> None:
+        self.sandbox_created = observers.sandbox_created
+        self.sandbox_lost = observers.sandbox_lost
+        self.sandbox_terminated = observers.sandbox_terminated
+
+    def tool_called(self, **call: Any) -> None:
+        """Not passed on."""
 
 
 def _new_owner() -> str:

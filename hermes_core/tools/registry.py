@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -30,9 +30,15 @@ _Named = TypeVar("_Named", Tool, Toolset, Distribution)
 
 
 class ToolRegistry:
-    """Tools, toolsets and distributions, in the order in which they were added."""
+    """Tools, toolsets and distributions, in the order in which they were added.
 
-    def __init__(self) -> None:
+    Args:
+        explain: why a `tool`, `toolset` or `distribution` of a name is missing, where more is known than that it is
+            (two plugins claim it, the plugin that has it is broken).
+    """
+
+    def __init__(self, explain: Callable[[str, str], HermesError | None] | None = None) -> None:
+        self._explain = explain
         self._tools: dict[str, Tool] = {}
         self._toolsets: dict[str, Toolset] = {}
         self._distributions: dict[str, Distribution] = {}
@@ -70,11 +76,17 @@ class ToolRegistry:
 
         Raises:
             UnknownNameError: there is none.
+            PluginError: there would be one, but two plugins claim its name.
         """
         try:
             return self._tools[name]
         except KeyError:
-            raise UnknownNameError("tool", name, self._tools) from None
+            raise self.missing("tool", name, self._tools) from None
+
+    def missing(self, what: str, name: str, known: Iterable[str], *, where: str = "") -> HermesError:
+        """The error for a tool, toolset or distribution that is not here; `where` says who asked for it."""
+        explanation = self._explain(what, name) if self._explain is not None else None
+        return explanation or UnknownNameError(what + where, name, known)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hermes_core.tools.registry import ToolRegistry
@@ -84,13 +84,13 @@ def _expand(registry: ToolRegistry, name: str, path: tuple[str, ...], found: dic
         raise ConfigError(f"toolsets include each other in a circle: {circle}", hint="remove one of these `includes`")
     toolsets = registry.toolsets
     if name not in toolsets:
-        what = f"toolset (included by {path[-1]!r})" if path else "toolset"
-        raise UnknownNameError(what, name, [*toolsets, ALL[0]])
+        where = f" (included by {path[-1]!r})" if path else ""
+        raise registry.missing("toolset", name, [*toolsets, ALL[0]], where=where)
     for included in toolsets[name].includes:
         _expand(registry, included, (*path, name), found)
     for tool in toolsets[name].tools:
         if tool not in registry:
-            raise UnknownNameError(f"tool (of toolset {name!r})", tool, registry.names())
+            raise registry.missing("tool", tool, registry.names(), where=f" (of toolset {name!r})")
         found[tool] = None
     found.update(dict.fromkeys(tool for tool in registry.names() if name in registry.get(tool).toolsets))
 
@@ -120,7 +120,7 @@ def resolve_tools(
     left_out = _tools_of(registry, disabled_toolsets or ())
     if distribution:
         if distribution not in registry.distributions:
-            raise UnknownNameError("distribution", distribution, registry.distributions)
+            raise registry.missing("distribution", distribution, registry.distributions)
         chosen: Iterable[str] = registry.distributions[distribution].sample(seed)
     elif enabled_toolsets:
         chosen = enabled_toolsets
