@@ -1,0 +1,489 @@
+"""One rollout against slots that fail on demand: what real sandboxes can't be made to do at a chosen moment."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+from pydantic import BaseModel
+
+from hermes_core.agents.base import AgentSettings, StopReason
+from hermes_core.agents.baselines import NopAgent, OracleAgent
+from hermes_core.envs.base import Environment
+from hermes_core.envs.rollout import Limits, RolloutContext, run_rescoring, run_rollout
+from hermes_core.envs.trajectory import Trajectory
+from hermes_core.errors import (
+    FailureKind,
+    InfraError,
+    ModelError,
+    PolicyError,
+    SandboxLost,
+    SetupFailed,
+    VerifierError,
+)
+from hermes_core.hooks import environment_hooks
+from hermes_core.plugins import PluginManager
+from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
+from hermes_core.tools.base import Tool
+from hermes_core.tools.registry import ToolRegistry
+
+ITEM = {"id": "one"}
+
+
+class Commands:
+    """A slot's commands: what is run is noted, and fails where the test says so."""
+
+    workspace_dir = "/data/slot_0"
+
+    def __init__(self, backend, slot):
+        self._backend, self._slot = backend, slot
+
+    async def run(self, command, **_):
+        self._backend.note(f"run {command}", self._slot)
+        return CommandResult(exit_code=0, stdout=b"out")
+
+
+class Slots:
+    """A tool backend without sandboxes."""
+
+    def __init__(self, *failures):
+        self.log, self.failures, self.given = [], list(failures), 0
+
+    def note(self, event, slot):
+        self.log.append(event)
+        for failure in self.failures:
+            if failure[0] == event:
+                self.failures.remove(failure)
+                raise failure[1]
+
+    @asynccontextmanager
+    async def lease(self, trajectory_id=None, *, profile=None, group=None, verification=False):
+        kind = "fresh" if verification else "slot"
+        self.note(f"acquire {kind}", None)
+        self.given += 1
+        try:
+            yield Slot(f"s{self.given}", "box", "default", f"/data/{kind}", self.given, "user", trajectory_id)
+        finally:
+            self.note(f"release {kind}", None)
+
+    def commands(self, slot):
+        return Commands(self, slot)
+
+    preparation = commands
+
+    async def execute(self, slot, tool_name, args, *, timeout_s=None):
+        self.note(f"execute {tool_name} in {slot.workspace_dir}", slot)
+        return ExecutionResult(True, output=json.dumps([tool_name, dict(args)]))
+
+    async def kill_everything(self, slot):
+        self.note("kill", slot)
+
+    async def prepare(self, slot, key, build, *, private=False):
+        await build(self.commands(slot), f"/data/prepared/{key}")
+        return f"/data/prepared/{key}"
+
+
+class Plain(Environment):
+    """Hooks that do what the test says."""
+
+    name = "plain"
+
+    def __init__(self, **hooks):
+        super().__init__()
+        self.hooks = hooks
+
+    def items(self):
+        return [ITEM]
+
+    def format_prompt(self, item):
+        return f"do {item['id']}"
+
+    async def _do(self, name, default, **given):
+        hook = self.hooks.get(name)
+        return default if hook is None else await hook(SimpleNamespace(**given))
+
+    async def setup_trajectory_workspace(self, item, *, trajectory_id, exec_tool, rollout):
+        return await self._do("setup", {"made": True}, exec_tool=exec_tool, rollout=rollout)
+
+    async def solve_trajectory(self, item, exec_tool, workspace_meta, rollout):
+        await self._do("solve", None, rollout=rollout, meta=workspace_meta)
+
+    async def verify_and_score_trajectory(self, item, result, *, exec_tool, workspace_meta, rollout):
+        return await self._do("verify", 1.0, result=result, rollout=rollout, meta=workspace_meta, exec_tool=exec_tool)
+
+
+class Doing:
+    """An agent that does what the test says."""
+
+    name = "doing"
+
+    def __init__(self, work):
+        self._work = work
+
+    async def run(self, task):
+        task.result.messages.extend(task.messages)
+        await self._work(task)
+        task.result.stop(StopReason.FINISHED)
+        return task.result
+
+    async def aclose(self):
+        pass
+
+
+class Nothing(BaseModel):
+    text: str = ""
+
+
+def tools() -> ToolRegistry:
+    registry = ToolRegistry()
+
+    async def look(context, args):
+        assert context.commands is None
+        assert context.slot is None
+        context.state["calls"] = context.state.get("calls", 0) + 1
+        return {"output": args.text, "calls": context.state["calls"]}
+
+    async def never(context, args):
+        raise AssertionError("the backend runs it")
+
+    registry.add(Tool("look", Nothing, look, "Looks.", where="driver", parallel_safe=True))
+    registry.add(Tool("shell", Nothing, never, "Runs."))
+    registry.add(Tool("hidden", Nothing, never, "Not given to this rollout."))
+    return registry
+
+
+def context(environment=None, agent=None, backend=None, **changes) -> RolloutContext:
+    environment = environment or Plain()
+    return RolloutContext(
+        environment=environment,
+        hooks=environment_hooks(environment, PluginManager(load_entry_points=False)),
+        agent=agent or NopAgent(AgentSettings()),
+        backend=backend or Slots(),
+        backend_name="fake",
+        tools=tools(),
+        tool_names=("look", "shell"),
+        **changes,
+    )
+
+
+async def roll(*args, **kwargs) -> Trajectory:
+    return await run_rollout(context(*args, **kwargs), ITEM, Trajectory("plain", "one", "one", 0, "doing", "fake"))
+
+
+def raising(error):
+    async def hook(_):
+        raise error
+
+    return hook
+
+
+async def test_the_stages_come_in_order_and_each_is_timed():
+    backend = Slots()
+
+    async def setup(given):
+        await given.rollout.commands.run("setup")
+        return {"made": True}
+
+    async def solve(given):
+        assert given.meta == {"made": True}
+        await given.rollout.commands.run("solve")
+
+    async def verify(given):
+        assert given.meta == {"made": True}
+        await given.rollout.commands.run("verify")
+        return 0.5, {"said": "half"}
+
+    done = await roll(Plain(setup=setup, solve=solve, verify=verify), OracleAgent(), backend)
+    assert backend.log == ["acquire slot", "run setup", "run solve", "kill", "run verify", "release slot"]
+    assert (done.reward, done.details, done.failure) == (0.5, {"said": "half"}, None)
+    record = done.to_record()
+    assert all(seconds >= 0 for seconds in record["timings"].values())
+    assert record["stop_reason"] == "finished"
+    assert record["messages"] == [{"role": "user", "content": "do one"}]
+
+
+@pytest.mark.parametrize(
+    ("hook", "error", "kind", "stage", "released"),
+    [
+        ("setup", SetupFailed("no"), "setup", "setup", 1),
+        ("setup", OSError("no"), "setup", "setup", 1),
+        ("setup", InfraError("no"), "infra", "setup", 3),
+        ("verify", VerifierError("no"), "verifier", "verify", 1),
+        ("verify", ZeroDivisionError(), "verifier", "verify", 1),
+        ("verify", InfraError("no"), "infra", "verify", 3),
+    ],
+)
+async def test_a_hook_that_fails_ends_in_the_record_and_the_slot_is_released(hook, error, kind, stage, released):
+    backend = Slots()
+    done = await roll(Plain(**{hook: raising(error)}), backend=backend)
+    assert (done.reward, str(done.failure.kind), done.failure.stage) == (None, kind, stage)
+    assert backend.log.count("release slot") == released
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "1.0", (1.0, None)])
+async def test_a_reward_that_is_none_is_the_verifiers_failure(reward):
+    async def verify(_):
+        return reward
+
+    done = await roll(Plain(verify=verify))
+    assert (done.reward, done.failure.kind) == (None, FailureKind.VERIFIER)
+
+
+async def test_a_failing_model_is_not_verified_and_keeps_what_was_said():
+    async def work(task):
+        task.result.messages.append({"role": "assistant", "content": "half an answer"})
+        task.result.stop(StopReason.MODEL_ERROR)
+        raise ModelError("the endpoint is down")
+
+    backend = Slots()
+    done = await roll(agent=Doing(work), backend=backend)
+    assert (done.failure.kind, done.failure.stage) == (FailureKind.MODEL, "agent")
+    assert "kill" not in backend.log
+    record = done.to_record()
+    assert record["messages"][-1]["content"] == "half an answer"
+    assert record["stop_reason"] == "model_error"
+
+
+async def test_infrastructure_is_tried_again_on_a_fresh_slot_and_the_record_says_how_often():
+    backend = Slots(("kill", SandboxLost("gone")), ("acquire slot", InfraError("none")))
+    done = await roll(backend=backend)
+    assert (done.reward, done.infra_retries) == (1.0, 2)
+    assert done.to_record()["details"] == {"infra_retries": 2}
+    assert backend.given == 2
+
+
+async def test_infrastructure_that_keeps_failing_is_a_failure_and_never_a_reward():
+    backend = Slots(*[("kill", SandboxLost("gone"))] * 5)
+    done = await roll(backend=backend, limits=Limits(infra_retries=3))
+    assert (done.reward, done.failure.kind, done.infra_retries) == (None, FailureKind.INFRA, 3)
+    assert backend.given == 4
+
+
+async def test_an_infrastructure_failure_that_a_hook_swallows_is_one_all_the_same():
+    async def verify(given):
+        try:
+            await given.exec_tool("bash", {"command": "check"})
+        except Exception:
+            return 0.0
+        return 1.0
+
+    backend = Slots(("execute bash in /data/slot", SandboxLost("gone")))
+    done = await roll(Plain(verify=verify), backend=backend, limits=Limits(infra_retries=0))
+    assert (done.reward, done.failure.kind, done.failure.message) == (None, FailureKind.INFRA, "gone")
+
+
+@pytest.mark.parametrize("call", ["run", "fresh", "acquire", "prepare"])
+async def test_it_is_noticed_wherever_a_hook_meets_it(call):
+    async def verify(given):
+        try:
+            if call == "run":
+                await given.rollout.commands.run("check")
+            elif call == "prepare":
+                await given.rollout.prepare("key", "check")
+            else:
+                async with given.rollout.fresh_slot() as fresh:
+                    await fresh.commands.run("check")
+        except InfraError:
+            pass
+        return 0.0
+
+    event = "acquire fresh" if call == "acquire" else "run check"
+    done = await roll(Plain(verify=verify), backend=Slots((event, SandboxLost("gone"))), limits=Limits(infra_retries=0))
+    assert (done.reward, done.failure.kind) == (None, FailureKind.INFRA)
+
+
+async def test_an_infrastructure_failure_inside_a_group_of_tasks_wins():
+    async def verify(given):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(given.rollout.commands.run("check"))
+
+    done = await roll(Plain(verify=verify), backend=Slots(*[("run check", SandboxLost("gone"))] * 3))
+    assert (done.reward, done.failure.kind) == (None, FailureKind.INFRA)
+
+
+async def test_no_slot_to_be_had_by_anyone_is_raised_not_recorded():
+    with pytest.raises(PolicyError):
+        await roll(backend=Slots(("acquire slot", PolicyError("no such level"))))
+
+
+async def test_a_slot_that_cannot_be_released_does_not_cost_the_score():
+    done = await roll(backend=Slots(("release slot", SandboxLost("gone"))))
+    assert (done.reward, done.failure) == (1.0, None)
+
+
+async def test_over_its_time_the_rollout_is_verified_as_it_is():
+    async def work(task):
+        task.result.messages.append({"role": "assistant", "content": "so far"})
+        await asyncio.sleep(60)
+
+    backend = Slots()
+    done = await roll(agent=Doing(work), backend=backend, limits=Limits(rollout_timeout_s=0.05))
+    assert (done.reward, done.failure) == (1.0, None)
+    record = done.to_record()
+    assert (record["stop_reason"], record["messages"][-1]["content"]) == ("time_limit", "so far")
+    assert backend.log[-3:] == ["acquire slot", "kill", "release slot"]
+
+
+async def test_a_time_out_of_the_agents_own_is_not_the_rollouts():
+    async def work(task):
+        raise TimeoutError("a request")
+
+    done = await roll(agent=Doing(work))
+    assert (done.failure.kind, done.result.stop_reason) == (FailureKind.MODEL, StopReason.INTERRUPTED)
+
+
+@pytest.mark.parametrize(("hook", "kind"), [("setup", FailureKind.SETUP), ("verify", FailureKind.VERIFIER)])
+async def test_hooks_have_limits_of_their_own(hook, kind):
+    async def forever(_):
+        await asyncio.sleep(60)
+
+    limits = Limits(setup_timeout_s=0.05, verify_timeout_s=0.05, rollout_timeout_s=60)
+    done = await roll(Plain(**{hook: forever}), limits=limits)
+    assert (done.failure.kind, done.failure.stage) == (kind, hook)
+    assert "not done after 0.05 s" in done.failure.message
+
+
+async def test_cancelling_releases_the_slot_and_is_recorded():
+    started = asyncio.Event()
+
+    async def work(task):
+        started.set()
+        await asyncio.sleep(60)
+
+    backend, trajectory = Slots(), Trajectory("plain", "one", "one", 0, "doing", "fake")
+    task = asyncio.create_task(run_rollout(context(agent=Doing(work), backend=backend), ITEM, trajectory))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert backend.log == ["acquire slot", "release slot"]
+    assert (trajectory.failure.kind, trajectory.failure.stage) == (FailureKind.CANCELLED, "agent")
+
+
+async def test_a_prompt_that_cannot_be_made_is_the_tasks_fault():
+    class Broken(Plain):
+        def format_prompt(self, item):
+            return item["missing"]
+
+    done = await roll(Broken())
+    assert done.failure.kind is FailureKind.SETUP
+
+
+async def test_an_oracle_without_a_solution_is_told_so():
+    class Unsolved(Plain):
+        solve_trajectory = None
+
+    done = await roll(Unsolved(), OracleAgent())
+    assert "reference solution" in done.failure.message
+
+
+async def test_tools_are_routed_and_the_model_is_told_json():
+    told = {}
+
+    async def work(task):
+        assert [schema["function"]["name"] for schema in task.tool_schemas] == ["look", "shell"]
+        assert task.parallel_safe == {"look"}
+        for name, args in (("look", {"text": "a"}), ("shell", {"text": "b"}), ("look", {"text": "c"})):
+            told[name] = json.loads(await task.tool_handler(name, args, task.trajectory_id))
+        for name in ("hidden", "bash", "shel", "nonsense"):
+            told[name] = json.loads(await task.tool_handler(name, {}, task.trajectory_id))
+
+    backend = Slots()
+    done = await roll(agent=Doing(work), backend=backend)
+    assert done.failure is None
+    assert told["look"] == {"output": "c", "calls": 2}
+    assert json.loads(told["shell"]["output"]) == ["shell", {"text": "b"}]
+    assert all("unknown tool" in told[name]["error"] for name in ("hidden", "bash", "shel", "nonsense"))
+    assert "did you mean 'shell'" in told["shel"]["error"]
+    assert [event for event in backend.log if event.startswith("execute")] == ["execute shell in /data/slot"]
+
+
+async def test_what_the_model_is_told_is_redacted():
+    told = []
+
+    async def work(task):
+        told.append(await task.tool_handler("look", {"text": "the sekret"}, task.trajectory_id))
+
+    await roll(agent=Doing(work), redact=lambda text: text.replace("sekret", "***"))
+    assert "the ***" in told[0]
+    assert "sekret" not in told[0]
+
+
+async def test_a_lost_sandbox_in_a_tool_call_ends_the_rollout_even_if_the_agent_goes_on():
+    async def work(task):
+        try:
+            await task.tool_handler("shell", {}, task.trajectory_id)
+        except InfraError:
+            pass
+
+    backend = Slots(("execute shell in /data/slot", SandboxLost("gone")))
+    done = await roll(agent=Doing(work), backend=backend, limits=Limits(infra_retries=0))
+    assert done.failure.kind is FailureKind.INFRA
+
+
+async def test_observers_hear_of_every_tool_call():
+    heard = []
+
+    class Watched(Plain):
+        pass
+
+    environment = Watched()
+    base = context(environment, Doing(lambda task: task.tool_handler("shell", {"text": "x"}, task.trajectory_id)))
+    base.hooks.observers.tool_called = lambda **event: heard.append(event)
+    trajectory = await run_rollout(base, ITEM, Trajectory("plain", "one", "one", 0, "doing", "fake"))
+    assert [(event["tool_name"], event["arguments"]) for event in heard] == [("shell", {"text": "x"})]
+    assert heard[0]["trajectory_id"] == trajectory.trajectory_id
+
+
+async def test_a_fresh_slot_is_another_lease_and_is_given_back():
+    async def verify(given):
+        async with given.rollout.fresh_slot() as fresh:
+            assert fresh.slot.slot_id != given.rollout.slot.slot_id
+            result = await fresh.exec_tool("bash", {"command": "true"})
+            await given.exec_tool("bash", {"command": "true"})
+        return float(result.success)
+
+    backend = Slots()
+    done = await roll(Plain(verify=verify), backend=backend)
+    assert done.reward == 1.0
+    assert backend.log == [
+        "acquire slot",
+        "kill",
+        "acquire fresh",
+        "execute bash in /data/fresh",
+        "execute bash in /data/slot",
+        "release fresh",
+        "release slot",
+    ]
+
+
+async def test_shell_commands_prepare_a_directory_and_a_failing_one_says_so():
+    async def setup(given):
+        return {"dir": await given.rollout.prepare("key", ["one", "two"])}
+
+    backend = Slots()
+    done = await roll(Plain(setup=setup), backend=backend)
+    assert done.failure is None
+    assert backend.log[1:3] == ["run one", "run two"]
+
+
+async def test_a_recorded_patch_is_kept():
+    async def verify(given):
+        given.rollout.record_patch("--- a\n+++ b\n")
+        return 1.0
+
+    assert (await roll(Plain(verify=verify))).to_record()["patch"] == "--- a\n+++ b\n"
+
+
+async def test_rescoring_asks_the_environment_and_begins_anew_like_a_rollout():
+    class Patches(Plain):
+        async def score_patch(self, item, patch, rollout):
+            async with rollout.fresh_slot() as fresh:
+                await fresh.commands.run(f"apply {patch}")
+            return 1.0, {"patch": patch}
+
+    backend = Slots(("run apply P", SandboxLost("gone")))
+    trajectory = Trajectory("plain", "one", "one", 0, "doing", "fake")
+    await run_rescoring(context(Patches(), backend=backend), ITEM, "P", trajectory)
+    assert (trajectory.reward, trajectory.details, trajectory.infra_retries) == (1.0, {"patch": "P"}, 1)

@@ -1,0 +1,189 @@
+"""The record of a rollout: its fields, what is cut, what is redacted, whose doing a failure was."""
+
+import asyncio
+import json
+
+import pytest
+
+from hermes_core.envs.trajectory import MAX_PATCH, MAX_TEXT, Trajectory, dump_record, failure_kind
+from hermes_core.errors import (
+    CommandError,
+    DatasetError,
+    FailureKind,
+    InfraError,
+    ModelError,
+    PolicyError,
+    SandboxLost,
+    SetupFailed,
+    UsageError,
+    VerifierError,
+)
+
+FIELDS = (
+    "trajectory_id environment item_id group rollout_index agent backend reward details failure patch messages tokens"
+    " masks logprobs stop_reason timings tool_calls"
+).split()
+
+
+def new(**changes) -> Trajectory:
+    return Trajectory("tasks", "item", "item", 0, "model", "local", **changes)
+
+
+def test_the_record_has_exactly_the_fields_of_the_format():
+    record = new().to_record()
+    assert list(record) == FIELDS
+    assert list(record["timings"]) == ["acquire_s", "setup_s", "agent_s", "verify_s", "release_s"]
+    assert record["tokens"] is record["masks"] is record["logprobs"] is record["stop_reason"] is None
+    assert json.loads(dump_record(record)) == record
+
+
+def test_ids_are_unique():
+    assert len({new().trajectory_id for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_not_finite_is_refused(reward):
+    with pytest.raises(VerifierError, match="finite"):
+        new().score(reward, {})
+
+
+def test_details_become_plain_json():
+    class Odd:
+        def __str__(self) -> str:
+            return "odd"
+
+    nested: list = []
+    nested.append(nested)
+    details = {"nan": float("nan"), 1: (1, 2), "set": {3}, "bytes": b"x", "odd": Odd(), "loop": nested, "\ud800": "\ud800"}
+    trajectory = new()
+    trajectory.score(1, details)
+    got = json.loads(dump_record(trajectory.to_record()))["details"]
+    assert (got["nan"], got["1"], got["set"], got["bytes"], got["odd"]) == ("nan", [1, 2], [3], "b'x'", "odd")
+
+
+def test_overlong_texts_are_cut_and_named():
+    trajectory = new()
+    trajectory.result.messages.append({"role": "tool", "content": "a" * MAX_TEXT + "b" * MAX_TEXT})
+    record = trajectory.to_record()
+    text = record["messages"][0]["content"]
+    assert len(text) < MAX_TEXT + 100
+    assert text.startswith("aaa")
+    assert text.endswith("bbb")
+    assert record["details"]["cut"] == [f"messages.0.content: {2 * MAX_TEXT} characters, {MAX_TEXT} kept"]
+
+
+def test_half_a_patch_is_never_kept():
+    record = new(patch="x" * (MAX_PATCH + 1)).to_record()
+    assert record["patch"] is None
+    assert "patch" in record["details"]["cut"][0]
+    assert new(patch="x" * MAX_PATCH).to_record()["patch"] == "x" * MAX_PATCH
+
+
+def test_secrets_are_redacted_everywhere():
+    trajectory = new(patch="+ sekret")
+    trajectory.result.messages.append({"role": "user", "content": ["sekret", {"text": "my sekret"}]})
+    trajectory.score(1.0, {"output": "sekret"})
+    with trajectory.records_failure(), trajectory.stage("verify"):
+        raise VerifierError("it said sekret")
+    record = trajectory.to_record(lambda text: text.replace("sekret", "***"))
+    assert "sekret" not in dump_record(record).decode()
+    assert record["failure"]["message"] == "it said ***"
+
+
+@pytest.mark.parametrize(
+    ("error", "stage", "kind"),
+    [
+        (SandboxLost("x"), "setup", FailureKind.INFRA),
+        (SandboxLost("x"), "agent", FailureKind.INFRA),
+        (SandboxLost("x"), "verify", FailureKind.INFRA),
+        (OSError("x"), "acquire", FailureKind.INFRA),
+        (RuntimeError("x"), "setup", FailureKind.SETUP),
+        (PolicyError("x"), "setup", FailureKind.SETUP),
+        (CommandError("x"), "setup", FailureKind.SETUP),
+        (ModelError("x"), "agent", FailureKind.MODEL),
+        (RuntimeError("x"), "agent", FailureKind.MODEL),
+        (SetupFailed("x"), "agent", FailureKind.SETUP),
+        (DatasetError("x"), "agent", FailureKind.SETUP),
+        (RuntimeError("x"), "verify", FailureKind.VERIFIER),
+        (VerifierError("x"), "verify", FailureKind.VERIFIER),
+    ],
+)
+def test_whose_doing_a_failure_was(error, stage, kind):
+    assert failure_kind(error, stage) is kind
+
+
+def test_a_failure_says_where_and_takes_the_reward_away():
+    trajectory = new()
+    with trajectory.records_failure(), trajectory.stage("verify"):
+        trajectory.score(1.0, {})
+        raise VerifierError("broken", hint="mend it")
+    record = trajectory.to_record()
+    assert record["reward"] is None
+    assert record["failure"] == {"kind": "verifier", "stage": "verify", "message": "broken (mend it)"}
+
+
+def test_the_stage_that_failed_is_the_innermost_not_the_release_that_follows():
+    trajectory = new()
+    with trajectory.records_failure():
+        try:
+            with trajectory.stage("setup"):
+                raise ValueError("no")
+        finally:
+            with trajectory.timed("release"):
+                pass
+    assert (trajectory.failure.kind, trajectory.failure.stage) == (FailureKind.SETUP, "setup")
+    assert trajectory.failure.message == "ValueError: no"
+
+
+def test_an_infrastructure_failure_that_a_hook_swallowed_wins():
+    trajectory = new()
+    with trajectory.records_failure(), trajectory.stage("verify"):
+        trajectory.note_infra(SandboxLost("gone"))
+        trajectory.note_infra(SandboxLost("later"))
+        trajectory.score(0.0, {})
+    assert (trajectory.reward, trajectory.failure.kind) == (None, FailureKind.INFRA)
+    assert trajectory.failure.message == "gone"
+
+
+def test_an_infrastructure_failure_wins_over_what_a_hook_made_of_it():
+    trajectory = new()
+    lost = InfraError("gone")
+    with trajectory.records_failure(), trajectory.stage("setup"):
+        trajectory.note_infra(lost)
+        raise RuntimeError("can't set up")
+    assert (trajectory.failure.kind, trajectory.failure.message) == (FailureKind.INFRA, "gone")
+
+
+def test_wrong_use_met_while_acquiring_is_nothing_of_this_rollout():
+    trajectory = new()
+    with pytest.raises(UsageError), trajectory.records_failure(), trajectory.stage("acquire"):
+        raise UsageError("no such profile")
+    assert trajectory.failure is None
+
+
+def test_cancellation_is_recorded_and_goes_on():
+    trajectory = new()
+    with pytest.raises(asyncio.CancelledError), trajectory.records_failure(), trajectory.stage("agent"):
+        raise asyncio.CancelledError
+    assert (trajectory.failure.kind, trajectory.failure.stage) == (FailureKind.CANCELLED, "agent")
+
+
+def test_a_score_stands_when_the_rollout_is_cancelled_after_it():
+    trajectory = new()
+    with pytest.raises(asyncio.CancelledError), trajectory.records_failure():
+        with trajectory.stage("verify"):
+            trajectory.score(1.0, {})
+        raise asyncio.CancelledError
+    assert (trajectory.reward, trajectory.failure) == (1.0, None)
+
+
+def test_beginning_again_forgets_the_attempt_and_counts_it():
+    trajectory = new(patch="x")
+    with trajectory.records_failure(), trajectory.stage("agent"):
+        trajectory.result.messages.append({"role": "user", "content": "x"})
+        raise InfraError("gone")
+    trajectory.begin_again()
+    record = trajectory.to_record()
+    assert (record["failure"], record["messages"], record["patch"]) == (None, [], None)
+    assert record["details"] == {"infra_retries": 1}
+    assert record["timings"]["agent_s"] is None
