@@ -85,8 +85,10 @@ class ToolRegistry:
 
     def missing(self, what: str, name: str, known: Iterable[str], *, where: str = "") -> HermesError:
         """The error for a tool, toolset or distribution that is not here; `where` says who asked for it."""
-        explanation = self._explain(what, name) if self._explain is not None else None
-        return explanation or UnknownNameError(what + where, name, known)
+        return self._reason(what, name) or UnknownNameError(what + where, name, known)
+
+    def _reason(self, what: str, name: str) -> HermesError | None:
+        return self._explain(what, name) if self._explain is not None else None
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
@@ -98,7 +100,8 @@ class ToolRegistry:
     @property
     def toolsets(self) -> Mapping[str, Toolset]:
         """All toolsets, those included that tools name as theirs and nobody added."""
-        implied = {name: Toolset(name) for tool in self._tools.values() for name in tool.toolsets}
+        named = {name for tool in self._tools.values() for name in tool.toolsets}
+        implied = {name: Toolset(name) for name in sorted(named) if self._reason("toolset", name) is None}
         return {**implied, **self._toolsets}
 
     @property
