@@ -1,0 +1,239 @@
+"""The command line as a user meets it: what it prints, where, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "hermes_core.cli"]
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`plugin(name, source)`: an installed plugin, the only one that is allowed."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def install(name: str, source: str) -> None:
+        info = tmp_path / f"hermes_rl_{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hermes-rl-{name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[hermes_core]\n{name} = t_{name}\n")
+        (tmp_path / f"t_{name}.py").write_text("from hermes_core.hookspecs import hookimpl\n" + textwrap.dedent(source))
+        names = [name, *filter(None, os.environ["HERMES_PLUGINS"].split(","))]
+        monkeypatch.setenv("HERMES_PLUGINS", ",".join(names))
+
+    return install
+
+
+def hermes(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+HOST = """
+    from hermes_core.sandbox.contract import Backend, Capabilities, Diagnosis, Isolation
+
+    class Host(Backend):
+        name = "host"
+        capabilities = Capabilities(isolation=frozenset({Isolation.USER}))
+        def __init__(self, settings): pass
+        async def create(self, spec): raise AssertionError
+        async def list(self, owner=None): return []
+        async def terminate_id(self, sandbox_id): pass
+        async def check(self): return VERDICT
+
+    @hookimpl
+    def hermes_register_backends(registry):
+        registry.add("host", Host, summary="A host of the test", requires=("patience", "HOST_KEY"))
+"""
+
+USABLE = HOST.replace("VERDICT", "Diagnosis(True, 'all is well', details=('one', 'two'))")
+UNUSABLE = HOST.replace("VERDICT", "Diagnosis(False, 'no daemon', advice=('start the daemon',))")
+
+
+def test_version_and_help() -> None:
+    version = hermes("--version")
+    assert re.fullmatch(r"hermes-rl, version \d+\.\d+\.\d+\n", version.stdout)
+    shown = hermes("--help")
+    assert shown.returncode == 0
+    for command in ("rollout", "validate", "rescore", "plugins", "backends", "tools", "envs", "doctor"):
+        assert re.search(rf"^  {command} +\w", shown.stdout, re.M), command
+
+
+@pytest.mark.parametrize("command", ["rollout", "validate", "rescore"])
+def test_commands_from_elsewhere_are_there(command: str) -> None:
+    done = hermes(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"hermes-rl {command}" in done.stdout or f"cli {command}" in done.stdout
+
+
+def test_backends_are_listed_with_origin_and_needs(plugin: Any) -> None:
+    plugin("host", USABLE)
+    lines = hermes("backends").stdout.splitlines()
+    assert lines[0].split() == ["name", "plugin", "distribution", "needs", "summary"]
+    [host] = [line for line in lines if line.startswith("host")]
+    assert re.split(r"  +", host) == ["host", "host", "hermes-rl-host 1.0", "patience, HOST_KEY", "A host of the test"]
+    assert host.index("hermes-rl-host") == lines[0].index("distribution"), "columns are aligned"
+
+
+def test_json_is_for_programs(plugin: Any) -> None:
+    plugin("host", USABLE)
+    backends = {row["name"]: row for row in json.loads(hermes("backends", "--json").stdout)}
+    assert backends["host"]["needs"] == ["patience", "HOST_KEY"]
+    assert backends["local"]["plugin"] == "core"
+    plugins = {row["name"]: row for row in json.loads(hermes("plugins", "--json").stdout)}
+    assert plugins["host"]["provides"] == ["backend host"]
+    assert plugins["host"]["distribution"] == "hermes-rl-host"
+    assert plugins["core"]["hooks"][0] == "hermes_register_agents"
+    tools = json.loads(hermes("tools", "--json").stdout)
+    assert set(tools) == {"tools", "toolsets", "distributions"}
+    assert {"terminal", "read_file"} <= {row["name"] for row in tools["tools"]}
+    assert ["terminal", "process"] in [row["tools"] for row in tools["toolsets"]]
+    assert "tasks" in [row["name"] for row in json.loads(hermes("envs", "--json").stdout)]
+
+
+def test_a_broken_plugin_is_told_on_standard_error_and_the_listing_goes_on(plugin: Any) -> None:
+    plugin("host", USABLE)
+    plugin("broken", "import no_such_module_here")
+    done = hermes("plugins")
+    assert done.returncode == 0
+    assert re.search(r"^broken +failed +hermes-rl-broken +1.0", done.stdout, re.M)
+    assert "problem: plugin 'broken' (hermes-rl-broken 1.0) failed to load: ModuleNotFoundError" in done.stderr
+    assert re.search(r"^host ", hermes("backends").stdout, re.M)
+    assert json.loads(hermes("backends", "--json").stdout), "standard output is JSON whatever is broken"
+
+
+def test_a_terminal_gets_tables_and_a_pipe_does_not() -> None:
+    controller, terminal = pty.openpty()
+    done = subprocess.Popen(
+        [*COMMAND, "backends"], stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            part = os.read(controller, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    os.close(controller)
+    assert done.wait() == 0
+    assert "┃" in shown.decode()
+    assert "┃" not in hermes("backends").stdout
+    assert "\x1b" not in hermes("backends").stdout
+
+
+def test_doctor_says_what_is_usable_and_what_to_do(plugin: Any) -> None:
+    plugin("host", USABLE)
+    done = hermes("doctor", "host")
+    assert (done.returncode, done.stdout) == (0, "host: usable: all is well\n    one\n    two\n")
+
+
+def test_doctor_fails_when_a_backend_or_a_plugin_does(plugin: Any) -> None:
+    plugin("host", UNUSABLE)
+    done = hermes("doctor", "host")
+    assert (done.returncode, done.stdout) == (1, "host: NOT usable: no daemon\n    -> start the daemon\n")
+    report = json.loads(hermes("doctor", "host", "--json").stdout)
+    assert report["healthy"] is False
+    assert report["backends"]["host"]["advice"] == ["start the daemon"]
+
+
+def test_doctor_survives_a_backend_that_breaks(plugin: Any) -> None:
+    plugin("host", HOST.replace("return VERDICT", "raise KeyError('inside')"))
+    plugin(
+        "lazy", "@hookimpl\ndef hermes_register_backends(registry):\n    registry.add('lazy', 'no_such_sdk:Backend')\n"
+    )
+    done = hermes("doctor", "host", "lazy")
+    assert done.returncode == 1
+    assert "host: NOT usable: its check failed: KeyError: 'inside'" in done.stdout
+    assert "no_such_sdk" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rolout", "tasks"], "unknown command 'rolout' (did you mean 'rollout'?"),
+        (["doctor", "locl"], "unknown backend 'locl' (did you mean 'local'?"),
+        (["backends", "--jsn"], "No such option"),
+        ([], "Commands:"),
+    ],
+)
+def test_wrong_use_exits_with_2_and_no_traceback(arguments: list[str], message: str) -> None:
+    done = hermes(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_traceback_is_shown_when_asked_for() -> None:
+    done = hermes("--traceback", "doctor", "locl")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+    assert "UnknownNameError" in done.stderr
+
+
+def test_a_wrong_setting_is_wrong_use() -> None:
+    done = hermes("backends", HERMES_CONFIG="nowhere.yaml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nowhere.yaml can't be read")
+
+
+def test_ctrl_c_exits_with_130(plugin: Any, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    waiting = f"open({str(ready)!r}, 'w').close(); import asyncio; await asyncio.sleep(60)"
+    plugin("host", HOST.replace("return VERDICT", waiting))
+    process = subprocess.Popen([*COMMAND, "doctor", "host"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not ready.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_a_reader_that_leaves_early_is_no_crash() -> None:
+    process = subprocess.Popen([*COMMAND, "plugins", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    process.wait()
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
+
+
+LOGGING = """import logging
+            logging.getLogger("hermes_core.x").warning("key %s", "sk-abcdefghijkl")
+            return Diagnosis(True, "ok")"""
+
+
+def test_secrets_never_reach_the_log(plugin: Any) -> None:
+    plugin(
+        "host",
+        HOST.replace("return VERDICT", LOGGING).replace("check(self): import", "check(self):\n            import"),
+    )
+    done = hermes("doctor", "host", OPENAI_API_KEY="sk-abcdefghijkl")
+    assert "WARNING: key [redacted: OPENAI_API_KEY]" in done.stderr
+    assert "sk-abc" not in done.stderr
