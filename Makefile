@@ -1,0 +1,75 @@
+# Everything lands in .venv: `make demo` shows it work, `make test` tests it. PYTHON=... picks the interpreter.
+
+PYTHON ?= python3
+EXTRAS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+TORCH := torch==2.13.0
+
+.PHONY: help setup demo test test-fast lint format bench clean
+
+help:
+	@echo 'make setup      .venv with hermes-rl and every plugin, editable (EXTRAS="atropos torch" adds the heavy ones)'
+	@echo 'make demo       the whole way once, on tasks that come with the SWE-smith plugin'
+	@echo 'make test       all tests, in parallel (ARGS="-k name" goes to pytest)'
+	@echo 'make test-fast  those that take no more than a few seconds each'
+	@echo 'make lint       ruff, formatting, mypy --strict'
+	@echo 'make format     let ruff format and mend what it can'
+	@echo 'make bench      the benchmarks, ours beside the reference'
+	@echo 'make clean      remove .venv'
+
+setup: $(STAMP) $(patsubst %,$(VENV)/.extra-%,$(EXTRAS))
+
+# pip takes hashes for all of its arguments or for none, and ours have no hashes: hence two calls.
+$(STAMP): requirements.lock $(PROJECTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'hermes-rl needs Python 3.11 or newer; "$(PYTHON)" is:' "$$($(PYTHON) --version 2>&1)"; \
+	  echo 'name another one: make $(firstword $(MAKECMDGOALS) setup) PYTHON=python3.12'; exit 1; } >&2
+	@begin=$$(date +%s); set -e; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  echo 'making $(VENV) ...'; \
+	  $(PYTHON) -m venv --clear $(VENV) || { echo 'on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }; \
+	fi; \
+	echo 'installing what requirements.lock names ...'; \
+	$(PIP) --require-hashes -r requirements.lock; \
+	echo 'installing hermes-rl and its plugins, editable ...'; \
+	$(PIP) --no-deps --no-build-isolation $(patsubst %,-e ./%,$(patsubst %/,%,$(dir $(PROJECTS)))); \
+	touch $@; \
+	echo "set up in $$(( $$(date +%s) - begin )) s"
+
+$(VENV)/.extra-%: $(STAMP)
+	@begin=$$(date +%s); set -e; \
+	if [ -f requirements-$*.lock ]; then $(PIP) --require-hashes -r requirements-$*.lock; \
+	elif [ $* = torch ]; then $(PIP) $(TORCH); \
+	else echo 'unknown extra "$*": there is no requirements-$*.lock' >&2; exit 1; fi; \
+	touch $@; \
+	echo "extra $* set up in $$(( $$(date +%s) - begin )) s"
+
+demo: setup
+	@$(BIN)/python -m hermes_swe_smith.demo $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+test-fast: setup
+	$(BIN)/python -m pytest -n auto -m 'not slow' $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+clean:
+	rm -rf $(VENV)
