@@ -180,7 +180,7 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
                 async with _within(limits.setup_timeout_s, SetupFailed):
                     on_slot["workspace_meta"] = await hooks.setup(**on_slot)
             with trajectory.stage("agent"):
-                trajectory.result = await _work(context, prompt, rollout, trajectory.result, on_slot)
+                trajectory.result = await _work(context, trajectory, prompt, on_slot)
             with trajectory.stage("verify"):
                 await context.backend.kill_everything(rollout.slot)
                 async with _within(limits.verify_timeout_s, VerifierError):
@@ -198,21 +198,18 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
 
 
 async def _work(
-    context: RolloutContext,
-    prompt: list[Message],
-    rollout: Rollout,
-    result: AgentResult,
-    on_slot: Mapping[str, Any],
+    context: RolloutContext, trajectory: Trajectory, prompt: list[Message], on_slot: Mapping[str, Any]
 ) -> AgentResult:
     """Let the agent work until it is done or its time is up; what it did until then stands."""
     task = AgentTask(
-        trajectory_id=rollout.trajectory_id,
+        trajectory_id=trajectory.trajectory_id,
         messages=prompt,
         tool_schemas=context.tools.schemas(context.tool_names),
-        tool_handler=rollout.tool_handler,
+        tool_handler=on_slot["rollout"].tool_handler,
         solve=functools.partial(context.hooks.solve, **on_slot),
         parallel_safe=frozenset(name for name in context.tool_names if context.tools.get(name).parallel_safe),
-        result=result,
+        seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",
+        result=trajectory.result,
     )
     try:
         async with asyncio.timeout(context.limits.rollout_timeout_s) as limit:
@@ -220,8 +217,8 @@ async def _work(
     except TimeoutError:
         if not limit.expired():
             raise
-        result.stop(StopReason.TIME_LIMIT)
-        return result
+        task.result.stop(StopReason.TIME_LIMIT)
+        return task.result
 
 
 @asynccontextmanager

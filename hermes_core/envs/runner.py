@@ -86,8 +86,9 @@ async def run_rollouts(
     async with AsyncExitStack() as stack:
         for sink in sinks:
             stack.push_async_callback(sink.aclose)
-        loaded = await stack.enter_async_context(open_environment(runtime, environment, env, chosen.seed))
+        runtime.backends.entry(chosen.backend)
         worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
+        loaded = await stack.enter_async_context(open_environment(runtime, environment, env, chosen.seed))
         isolation = granted_isolation(chosen, loaded, chosen.backend, worker.name)
         redact = redactor(runtime, filled)
         run = Run(

@@ -30,11 +30,14 @@ class TasksConfig(EnvironmentConfig):
     """Seconds for each command of the check; over it the task counts as not done."""
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+def _commands(value: object) -> tuple[str, ...]:
+    commands = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(command, str) and command.strip() for command in commands):
+        raise ValueError("Input should be a shell command or a list of shell commands")
+    return tuple(commands)
 
 
-Commands = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+Commands = Annotated[tuple[str, ...], BeforeValidator(_commands)]
 
 
 class TaskRow(BaseModel):
@@ -142,16 +145,13 @@ def _parsed(line: bytes, where: str) -> TaskRow:
     if not isinstance(row, Mapping):
         raise DatasetError(f"{where}: {type(row).__name__} instead of an object", hint="each line is one JSON object")
     try:
-        return TaskRow.model_validate({key: _tuples(value) for key, value in row.items()})
+        return TaskRow.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0]) if first["loc"] else "?"
         known = ", ".join(TaskRow.model_fields)
-        raise DatasetError(f"{where}, field {field!r}: {first['msg']}", hint=f"the fields are {known}") from error
-
-
-def _tuples(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+        message = first["msg"].removeprefix("Value error, ")
+        raise DatasetError(f"{where}, field {field!r}: {message}", hint=f"the fields are {known}") from error
 
 
 def _tail(result: CommandResult) -> str:
