@@ -1,0 +1,109 @@
+"""What `hermes-rl doctor` says of local sandboxes: what a real one gives here, and what to do about the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes_core.errors import HermesError
+from hermes_core.sandbox.anchor import anchor_command
+from hermes_core.sandbox.contract import Diagnosis, Isolation, Network, Sandbox, SandboxSpec
+from hermes_core.sandbox.local import view
+from hermes_core.sandbox.local.probe import Probe
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.local.backend import LocalBackend
+
+_LIMIT_S = 20.0
+_LIMITS = (  # what can stand in the way of a user namespace, the value that does, and what to do
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or an AppArmor profile with `userns,` for {python}",
+    ),
+    ("kernel/unprivileged_userns_clone", "0", "`sysctl kernel.unprivileged_userns_clone=1`"),
+    ("user/max_user_namespaces", "0", "`sysctl user.max_user_namespaces=10000`"),
+)
+
+
+async def diagnose(backend: LocalBackend, probe: Probe) -> Diagnosis:
+    """Try a sandbox of the strongest level that the host seems to allow."""
+    capabilities = backend.capabilities
+    strongest = max(capabilities.isolation)
+    try:
+        version = await _try(backend, strongest)
+    except HermesError as error:
+        return Diagnosis(
+            False, f"a sandbox of level {strongest.label} does not work: {error}", (), tuple(_advice(probe))
+        )
+    levels = ", ".join(level.label for level in sorted(capabilities.isolation))
+    details = [f"levels: {levels}", f"interpreter in sandboxes: {view.interpreter()} ({version})"]
+    if probe.isolates:
+        details.append(_mechanism(probe))
+    if Network.NONE not in capabilities.network:
+        details.append("network 'none' is not available")
+    if probe.reason:
+        details.append(f"the kernel says: {probe.reason}")
+    return Diagnosis(True, f"sandboxes up to level {strongest.label}", tuple(details), tuple(_advice(probe)))
+
+
+def _mechanism(probe: Probe) -> str:
+    if not probe.namespaces:
+        return "isolation by user namespaces: every slot in one of its own"
+    return "isolation by namespaces and a user id for each slot" if probe.root else "isolation by namespaces"
+
+
+def _advice(probe: Probe) -> list[str]:
+    if probe.isolates:
+        return []
+    found = []
+    for name, value, advice in _LIMITS:
+        try:
+            actual = Path("/proc/sys", name).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if actual == value:
+            found.append(advice.format(python=view.interpreter()))
+    if not found and os.geteuid() == 0:
+        found.append("run where root may make namespaces (in a container: `--cap-add SYS_ADMIN`)")
+    elif not found:
+        found.append("allow user namespaces (in a container, its seccomp profile may forbid them), or run as root")
+    return [*found, "until then, only trusted work: `--isolation shared --allow-unisolated`"]
+
+
+async def _try(backend: LocalBackend, level: Isolation) -> str:
+    """Make a sandbox, run the interpreter in it, end it; the interpreter's version."""
+    spec = SandboxSpec(
+        lease_id=f"doctor-{uuid.uuid4().hex}",
+        owner="doctor",
+        config=backend.config_class(),
+        isolation=level,
+        command=anchor_command(f"{Sandbox.state_dir}/heartbeat", _LIMIT_S),
+    )
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            sandbox = await backend.create(spec)
+    except TimeoutError:
+        raise HermesError("creating it takes for ever") from None
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            channel = await sandbox.open(["python3", "-I", "-S", "-c", "import sys; print(sys.version.split()[0])"])
+            try:
+                version = (await channel.read(100)).decode().strip()
+                status = await channel.wait()
+                said = channel.stderr_tail
+            finally:
+                await channel.aclose()
+    except TimeoutError:
+        raise HermesError("the interpreter does not answer in it") from None
+    finally:
+        await sandbox.terminate()
+    if status != 0 or not version:
+        raise HermesError(
+            f"the interpreter {view.interpreter()} does not run in it: {said or f'exit status {status}'}",
+            hint="name what it needs in `visible_paths`",
+        )
+    return version

@@ -1,0 +1,117 @@
+"""A sandbox's directory on the host: made, held by its keeper's lock, and removed. Light imports only.
+
+Its keeper holds a lock on the directory itself from before it has its name until after it is gone. So who can take
+that lock knows that the sandbox is dead, whatever process ids say, and from another pid namespace too.
+"""
+# pathlib is slow to import
+# ruff: noqa: PTH101, PTH102, PTH104, PTH118, PTH120, PTH208
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from hermes_core.sandbox.local.trees import remove_tree
+
+RECORD, DATA, TMP, VAR_TMP, ROOT, DISK = "record.json", "data", "tmp", "vartmp", "root", "disk"
+"""What is in it: the record, three writable directories, and two empty ones to mount on."""
+
+PREFIX = "local-"
+"""How the name of every sandbox begins."""
+
+_NEW, _TRASH = ".new-", ".trash-"
+_UNFINISHED_S = 60.0
+
+
+def claim(state_root: str, sandbox_id: str) -> tuple[str, int]:
+    """Make the directory of a sandbox and hold it: `(path, the descriptor that holds it)`.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    path = os.path.join(state_root, sandbox_id)
+    unnamed = os.path.join(state_root, _NEW + os.urandom(8).hex())
+    os.mkdir(unnamed, 0o700)
+    holder = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    furnish(unnamed)
+    for name in (ROOT, DISK):
+        os.mkdir(os.path.join(unnamed, name), 0o700)
+    try:
+        os.rename(unnamed, path)
+    except OSError:  # a directory that is not empty is in the way
+        remove_tree(unnamed)
+        os.close(holder)
+        raise FileExistsError(path) from None
+    return path, holder
+
+
+def furnish(place: str) -> None:
+    """Make the writable directories."""
+    for name, mode in ((DATA, 0o755), (TMP, 0o1777), (VAR_TMP, 0o1777)):
+        path = os.path.join(place, name)
+        os.mkdir(path)
+        os.chmod(path, mode)  # mkdir's mode is subject to the umask and has no sticky bit
+
+
+def held(path: str) -> bool:
+    """Whether there is such a sandbox with a living keeper."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def discard(path: str) -> bool:
+    """Remove a directory that the caller holds, or that nobody does; True when all of it is gone.
+
+    It loses its name first: a half-removed directory is nobody's sandbox, and its lease may be used again at once.
+    """
+    trash = os.path.join(os.path.dirname(path), _TRASH + os.urandom(8).hex())
+    try:
+        os.rename(path, trash)
+    except OSError:
+        return not os.path.lexists(path)
+    return remove_tree(trash)
+
+
+def discard_dead(path: str) -> bool:
+    """Remove a directory unless its keeper lives; whether it was there, dead, and is gone now."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):  # or it has been replaced meanwhile
+            return discard(path)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def leftovers(state_root: str) -> list[str]:
+    """The paths of what may be dead: sandboxes without a keeper, and remains of unfinished work."""
+    found = []
+    for name in os.listdir(state_root):
+        path = os.path.join(state_root, name)
+        if name.startswith((PREFIX, _TRASH)) or (name.startswith(_NEW) and _age(path) > _UNFINISHED_S):
+            found.append(path)
+    return [path for path in found if not held(path)]
+
+
+def _age(path: str) -> float:
+    try:
+        return time.time() - os.lstat(path).st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,246 @@
+"""What the launcher does: keep a sandbox from its first process to its last file, or enter one. Light imports only.
+
+A keeper is outside of everything: it is the parent of the sandbox's first process (for a sandbox with namespaces, the
+init of its pid namespace, whose death is the death of all in it), waits for its end, and removes the directory. If the
+keeper itself is killed, the kernel kills that first process; the directory is then left to the next sweep.
+
+Requests and reports are marshalled: both ends are the same interpreter, and `json` would take longer than all the rest.
+"""
+# pathlib is slow to import
+# ruff: noqa: PTH104, PTH118, PTH123
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+from hermes_core.sandbox.guest import namespaces
+from hermes_core.sandbox.local import directories, processes, uids
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+KINDS = ("user", "mnt", "pid", "ipc", "net")
+"""The namespaces that a sandbox may have of its own."""
+
+NOT_THERE, CANNOT_RUN, NOT_FOUND = 125, 126, 127
+"""Exit statuses of `enter` itself: no such sandbox, a program that can't be run, none of that name."""
+
+_SHM_BYTES = 1 << 30
+_SIGHUP, _SIGINT, _SIGKILL, _SIGTERM = 1, 2, 9, 15
+_IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which a program expects to be deadly
+
+
+def main(mode: str, descriptor: int) -> None:
+    """Run a mode of the launcher; `descriptor` holds the request."""
+    if mode == "probe":
+        os.write(1, marshal.dumps(namespaces.probe()))
+        return
+    with open(descriptor, "rb") as stream:
+        request = marshal.load(stream)  # from our own parent
+    if mode == "keep":
+        keep(request)
+    else:
+        sys.exit(enter(request))
+
+
+# --- keeping -------------------------------------------------------------------------------------------------------
+
+
+def keep(request: dict[str, Any]) -> None:
+    """Start a sandbox, report on standard output, and stay until it has ended and its directory is gone.
+
+    The report is one of `{"record": …}`, `{"exists": True}` and `{"error": …}`.
+    """
+    os.umask(0o022)
+    try:
+        directory, _holder = directories.claim(request["state_root"], request["sandbox_id"])
+    except FileExistsError:
+        return _report({"exists": True})
+    except OSError as error:
+        return _report({"error": f"its directory can't be made: {error}"})
+    try:
+        init, record = _start(request, directory)
+    except OSError as error:
+        directories.discard(directory)
+        return _report({"error": error.strerror or str(error)})
+    _report({"record": record})
+    _stay(init)
+    if not request["isolated"]:
+        processes.kill_marked(request["sandbox_id"])
+    directories.discard(directory)
+    return None
+
+
+def _start(request: dict[str, Any], directory: str) -> tuple[int, dict[str, Any]]:
+    """Start the first process, and record it; its pid and the record."""
+    block = uids.reserve() if request["reserve_uids"] else None
+    if request["isolated"]:
+        namespaces.unshare(user=request["user_namespace"], pid=True)
+    go_reader, go_writer = os.pipe()
+    ready_reader, ready_writer = os.pipe()
+    init = os.fork()
+    if init == 0:
+        os.close(go_writer)
+        _be_init(request, directory, block, go_reader, ready_writer)
+    os.close(go_reader)
+    os.close(ready_writer)
+    os.write(go_writer, b"g")
+    os.close(go_writer)
+    _prepare_to_stay(init)
+    with open(ready_reader, "rb") as stream:
+        complaint = stream.read()
+    if complaint:
+        os.waitpid(init, 0)
+        raise OSError(0, complaint.decode("utf-8", "replace"))
+    record = {
+        **request["record"],
+        "keeper": (os.getpid(), processes.start_time(os.getpid())),
+        "init": (init, processes.start_time(init)),
+        "uid_base": None if block is None else block[0],
+    }
+    _write_record(os.path.join(directory, directories.RECORD), record)
+    return init, record
+
+
+def _prepare_to_stay(init: int) -> None:
+    """TERM from now on is the sandbox's end. (The imports take their time while the first process sets itself up.)"""
+    import json  # noqa: F401 (for the record)
+    import signal
+
+    signal.signal(_SIGTERM, lambda *_: os.kill(init, _SIGKILL))
+    for number in (_SIGHUP, _SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _stay(init: int) -> None:
+    """Wait for the end of the first process."""
+    import signal
+
+    os.chdir("/")
+    _silence()
+    os.waitid(os.P_PID, init, os.WEXITED | os.WNOWAIT)  # its pid stays its own until nobody can send to it any more
+    signal.signal(_SIGTERM, signal.SIG_IGN)
+    os.waitpid(init, 0)
+
+
+def _write_record(path: str, record: dict[str, Any]) -> None:
+    import json
+
+    descriptor = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as stream:
+        json.dump(record, stream)
+    os.rename(path + ".new", path)
+
+
+def _report(report: dict[str, Any]) -> None:
+    try:
+        os.write(1, marshal.dumps(report))
+    except BrokenPipeError:  # nobody waits for it any more; the anchor will see to the sandbox's end
+        pass
+    _silence()
+
+
+def _silence() -> None:
+    """Let go of the standard streams."""
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    if null > 2:
+        os.close(null)
+
+
+# --- the first process ---------------------------------------------------------------------------------------------
+
+
+def _be_init(request: dict[str, Any], directory: str, block: tuple[int, int] | None, go: int, ready: int) -> NoReturn:
+    """Become the sandbox's first process: what goes wrong is written to `ready`, which the exec closes."""
+    try:
+        namespaces.death_signal(_SIGKILL)
+        if os.read(go, 1) != b"g":  # the keeper died before the death signal was set
+            os._exit(1)
+        os.setsid()
+        if request["isolated"]:
+            _build(request, directory)
+        else:
+            os.chdir(os.path.join(directory, directories.DATA))
+        _silence()
+        if block is not None:
+            os.set_inheritable(block[1], True)  # the block is the sandbox's as long as either of us lives
+        _execute(request["command"], request["environment"])
+    except BaseException as error:
+        text = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        os.write(ready, text.encode("utf-8", "replace")[:4000])
+    finally:
+        os._exit(1)
+
+
+def _build(request: dict[str, Any], directory: str) -> None:
+    """Namespaces, and a root that shows the system, what the request names, and three directories to write to."""
+    namespaces.unshare(mount=True, ipc=True, net=request["no_network"])
+    place = directory
+    if request["tmpfs_bytes"] is not None:
+        place = os.path.join(directory, directories.DISK)
+        namespaces.make_private()
+        flags = namespaces.MS_NOSUID | namespaces.MS_NODEV
+        namespaces.mount("tmpfs", place, "tmpfs", flags, f"mode=755,size={request['tmpfs_bytes']}")
+        directories.furnish(place)
+    own = ((directories.DATA, "/data"), (directories.TMP, "/tmp"), (directories.VAR_TMP, "/var/tmp"))
+    namespaces.build_root(
+        os.path.join(directory, directories.ROOT),
+        binds=[*request["binds"], *((os.path.join(place, name), path, True) for name, path in own)],
+        tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],
+        masks=request["masks"],
+        symlinks=request["symlinks"],
+        proc_options=None if request["user_namespace"] else "hidepid=2",
+    )
+    if request["no_network"]:
+        namespaces.loopback_up()
+    namespaces.no_sysv_ipc()  # slots that share this ipc namespace are not to meet in it
+
+
+def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
+    import ctypes
+
+    for number in _IGNORED_BY_PYTHON:
+        ctypes.CDLL(None).signal(number, None)
+    os.execvpe(command[0], command, environment)
+
+
+# --- entering ------------------------------------------------------------------------------------------------------
+
+
+def enter(request: dict[str, Any]) -> int:
+    """Run a program in a sandbox with our standard streams as its own; its exit status, 128 + n for signal n."""
+    pid, started = request["init"]
+    try:
+        joined = namespaces.open_namespaces(pid, KINDS) if request["isolated"] else []
+        if not processes.alive(pid, started):  # after opening, so that what is open is that very process's
+            raise ProcessLookupError(0, "its first process has ended")
+        namespaces.join(joined)
+    except OSError as error:
+        os.write(2, f"the sandbox is not there: {error.strerror or error}\n".encode())
+        return NOT_THERE
+    child = os.fork()  # only a child is in the pid namespace
+    if child == 0:
+        _be_program(request)
+    _silence()  # a copy of ours would keep the program's readers and writers from seeing its end
+    _, status = os.waitpid(child, 0)
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _be_program(request: dict[str, Any]) -> NoReturn:
+    status = CANNOT_RUN
+    try:
+        os.setsid()
+        os.chdir(request["directory"])
+        _execute(request["command"], request["environment"])
+    except FileNotFoundError:
+        status = NOT_FOUND
+        os.write(2, f"{request['command'][0]}: not found in the sandbox\n".encode("utf-8", "replace"))
+    except BaseException as error:
+        os.write(2, f"{request['command'][0]}: {error}\n".encode("utf-8", "replace"))
+    finally:
+        os._exit(status)

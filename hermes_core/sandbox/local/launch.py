@@ -1,0 +1,112 @@
+"""Starting the launcher: its command line, its request, and the report of a keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_core.errors import ProvisionError
+from hermes_core.sandbox.local import directories, view
+
+LAUNCHER = Path(__file__).with_name("launcher.py")
+
+_REPORT_S = 30.0
+
+
+def launcher_argv(mode: str, descriptor: int) -> list[str]:
+    """The command line of a launcher: the bare interpreter, without its site packages or the caller's settings."""
+    return [view.interpreter(), "-I", "-S", str(LAUNCHER), mode, str(descriptor)]
+
+
+@contextlib.contextmanager
+def request_file(request: Mapping[str, object]) -> Iterator[int]:
+    """A descriptor to read the request from. Not on the command line, which all users of a host can read."""
+    descriptor = os.memfd_create("request")
+    try:
+        with open(descriptor, "wb", closefd=False) as stream:
+            marshal.dump(dict(request), stream)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def start_keeper(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Start a keeper and wait for its report. Cancelled, or without a report, it leaves nothing behind.
+
+    Raises:
+        ProvisionError: it could not be started, or gave no report.
+    """
+    reader, writer = os.pipe()
+    try:
+        try:
+            pid = _spawn(request, writer)
+        finally:
+            os.close(writer)
+        try:
+            async with asyncio.timeout(_REPORT_S):
+                report: dict[str, Any] = marshal.loads(await _read_all(reader))
+        except BaseException:
+            _abandon(pid, directory)
+            raise
+    except OSError as error:
+        hint = None if not isinstance(error, TimeoutError) else "is this host overloaded?"
+        raise ProvisionError(f"the launcher can't be started: {error or 'it gives no report'}", hint=hint) from error
+    except (EOFError, ValueError) as error:
+        raise ProvisionError("the launcher ended without a report", hint="is this host out of memory?") from error
+    finally:
+        os.close(reader)
+    if "record" not in report:
+        await asyncio.to_thread(os.waitpid, pid, 0)  # it has nothing more to do
+    return report
+
+
+def _spawn(request: Mapping[str, Any], report: int) -> int:
+    """A keeper's pid. It is to outlive us if it has to; whoever ends the sandbox reaps it, by its pid."""
+    with request_file(request) as descriptor:
+        keeper = subprocess.Popen(
+            launcher_argv("keep", descriptor),
+            stdin=subprocess.DEVNULL,
+            stdout=report,
+            stderr=subprocess.DEVNULL,
+            env={},
+            pass_fds=(descriptor,),
+            cwd="/",
+            start_new_session=True,  # Ctrl-C at our terminal is not for it
+        )
+    keeper.returncode = 0  # so that this object does not complain that the process lives on
+    return keeper.pid
+
+
+def _abandon(pid: int, directory: Path) -> None:
+    """Undo a start, wherever it has got to: the first process dies with its keeper."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    directories.discard_dead(str(directory))
+
+
+async def _read_all(descriptor: int) -> bytes:
+    """Everything up to the end of a pipe."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    os.set_blocking(descriptor, False)
+    loop.add_reader(descriptor, ready.set)
+    parts = []
+    try:
+        while True:
+            await ready.wait()
+            ready.clear()
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(descriptor, 1 << 16):
+                    parts.append(data)
+                return b"".join(parts)
+    finally:
+        loop.remove_reader(descriptor)

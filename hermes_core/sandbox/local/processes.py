@@ -1,0 +1,65 @@
+"""Processes of this host by identity: a pid alone may soon be another's, so it goes with its start time.
+
+Light imports only.
+"""
+# pathlib is slow to import
+# ruff: noqa: PTH123, PTH208
+
+from __future__ import annotations
+
+import os
+import time
+
+MARKER = "HERMES_SANDBOX_ID"
+"""The environment variable that everything opened in a sandbox carries: how a `shared` one's processes are found."""
+
+_ROUNDS, _PAUSE_S, _CLEAN_ROUNDS = 100, 0.01, 2
+
+
+def start_time(pid: int) -> int:
+    """When the process began, in clock ticks since boot; 0 if there is none, or only its zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            fields = stream.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return 0
+    return 0 if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def alive(pid: int, started: int) -> bool:
+    """Whether that very process runs."""
+    return started > 0 and start_time(pid) == started
+
+
+def marked(sandbox_id: str) -> list[int]:
+    """The processes that carry this sandbox's marker in their environment, as far as we may read it; not ourselves."""
+    wanted = f"{MARKER}={sandbox_id}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as stream:
+                if wanted in stream.read().split(b"\0") and start_time(int(name)):
+                    found.append(int(name))
+        except OSError:  # ended meanwhile, or another user's
+            continue
+    return found
+
+
+def kill_marked(sandbox_id: str) -> bool:
+    """SIGKILL to all that carry the marker, again until none is found; False if some are left (best effort)."""
+    clean = 0
+    for _ in range(_ROUNDS):
+        pids = marked(sandbox_id)
+        clean = 0 if pids else clean + 1
+        if clean == _CLEAN_ROUNDS:  # one look may miss what forked behind it
+            return True
+        for pid in pids:
+            try:
+                os.kill(pid, 9)
+            except OSError:
+                pass
+        if pids:
+            time.sleep(_PAUSE_S)
+    return False

@@ -1,0 +1,116 @@
+"""Removing a directory tree of any depth: no link followed, no mount left, few descriptors. Light imports only."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove_tree(path: str) -> bool:
+    """Remove a directory with all in it, whatever its modes; True when nothing of it is left.
+
+    Directories are moved up to the top before they are emptied. So a tree that is deeper than any path may be long, or
+    than Python recurses, goes like any other. What is mounted inside stays, as does what we have no right to.
+    """
+    try:
+        top = os.open(path, _DIRECTORY)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        _empty(top)
+    finally:
+        os.close(top)
+    return _works(os.rmdir, path)
+
+
+def _empty(top: int) -> None:
+    device = os.fstat(top).st_dev
+    prefix = ".removed-" + os.urandom(8).hex()
+    moved = 0
+    waiting = _unlink_files(top)
+    while waiting:
+        name = waiting.pop()
+        directory = _open(name, top)
+        if directory < 0:
+            continue
+        try:
+            if os.fstat(directory).st_dev != device:
+                continue
+            for inner in _unlink_files(directory):
+                moved += 1
+                if _move(inner, directory, f"{prefix}-{moved}", top):
+                    waiting.append(f"{prefix}-{moved}")
+        finally:
+            os.close(directory)
+        _works(os.rmdir, name, dir_fd=top)
+
+
+def _unlink_files(directory: int) -> list[str]:
+    """Remove all but the directories of a directory; the names of those."""
+    directories = []
+    try:
+        with os.scandir(directory) as entries:
+            listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except OSError:
+        return []
+    for name, is_directory in listed:
+        if is_directory:
+            directories.append(name)
+        else:
+            _works(os.unlink, name, dir_fd=directory)
+    return directories
+
+
+def _open(name: str, parent: int) -> int:
+    """A descriptor of the directory, its owner made able to empty it; -1 if that can't be."""
+    try:
+        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+        if os.fstat(descriptor).st_mode & 0o700 != 0o700:
+            _works(os.fchmod, descriptor, 0o700)
+        return descriptor
+    except PermissionError:
+        if not _open_up(name, parent):
+            return -1
+    except OSError:
+        return -1
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except OSError:
+        return -1
+
+
+def _move(name: str, source: int, new: str, target: int) -> bool:
+    try:
+        os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+    except OSError as error:
+        # Moving a directory changes its "..", for which its owner needs the right to write to it.
+        if error.errno not in (errno.EACCES, errno.EPERM) or not _open_up(name, source):
+            return False
+        return _works(os.rename, name, new, src_dir_fd=source, dst_dir_fd=target)
+    return True
+
+
+def _open_up(name: str, parent: int) -> bool:
+    """Mode 0700 for a directory that can't be opened: by way of a descriptor, so that no link is followed."""
+    try:
+        handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError:
+        return False
+    try:
+        return _works(os.chmod, f"/proc/self/fd/{handle}", 0o700)
+    finally:
+        os.close(handle)
+
+
+def _works(call: Callable[..., object], *arguments: object, **options: object) -> bool:
+    """Make the call; whether the system let it."""
+    try:
+        call(*arguments, **options)
+    except OSError:
+        return False
+    return True
