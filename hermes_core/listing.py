@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,11 @@ from hermes_core.runtime import Runtime
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.toolsets import expand_toolset
 
-Row = Mapping[str, str | Sequence[str]]
-"""One line: a text, or several, for each column. Every row of a table has the same columns."""
+Cell = str | Sequence[str] | Mapping[str, Sequence[str]]
+"""A text, several, or several by kind."""
+
+Row = Mapping[str, Cell]
+"""One line, by column. Every row of a table has the same columns."""
 
 Tables = Mapping[str, Sequence[Row]]
 """Tables by title."""
@@ -28,7 +32,10 @@ def plugins(runtime: Runtime) -> Tables:
     manager = runtime.plugin_manager
     rows = []
     for plugin in manager.plugins:
-        provided = [f"{entry.kind} {entry.name}" for entry in manager.claims if entry.plugin.name == plugin.name]
+        provided: dict[str, list[str]] = {}
+        for entry in manager.claims:
+            if entry.plugin == plugin:
+                provided.setdefault(entry.kind, []).append(entry.name)
         rows.append(
             {
                 "name": plugin.name,
@@ -63,7 +70,7 @@ def tools(runtime: Runtime) -> Tables:
             "where": entry.value.where,
             "toolsets": entry.value.toolsets,
             **_origin(entry),
-            "summary": entry.summary.split("\n", 1)[0],
+            "summary": re.split(r"(?<=[.:])\s", entry.summary, maxsplit=1)[0],
         }
         for entry in manager.registry("tool").entries()
     ]
@@ -121,7 +128,7 @@ def _members(known: ToolRegistry, toolset: str) -> list[str]:
         return [f"({error})"]
 
 
-def _origin(entry: Entry) -> dict[str, str | Sequence[str]]:
+def _origin(entry: Entry) -> dict[str, Cell]:
     return {
         "plugin": entry.plugin.name,
         "distribution": f"{entry.plugin.distribution} {entry.plugin.version}".strip(),
@@ -129,7 +136,9 @@ def _origin(entry: Entry) -> dict[str, str | Sequence[str]]:
     }
 
 
-def _text(cell: str | Iterable[str]) -> str:
+def _text(cell: Cell) -> str:
+    if isinstance(cell, Mapping):
+        return "; ".join(f"{kind} {_text(names)}" for kind, names in cell.items())
     return cell if isinstance(cell, str) else ", ".join(cell)
 
 

@@ -99,7 +99,7 @@ def test_json_is_for_programs(plugin: Any) -> None:
     assert backends["host"]["needs"] == ["patience", "HOST_KEY"]
     assert backends["local"]["plugin"] == "core"
     plugins = {row["name"]: row for row in json.loads(hermes("plugins", "--json").stdout)}
-    assert plugins["host"]["provides"] == ["backend host"]
+    assert plugins["host"]["provides"] == {"backend": ["host"]}
     assert plugins["host"]["distribution"] == "hermes-rl-host"
     assert plugins["core"]["hooks"][0] == "hermes_register_agents"
     tools = json.loads(hermes("tools", "--json").stdout)
