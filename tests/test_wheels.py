@@ -237,4 +237,6 @@ def test_the_wheels_hold_every_file_of_the_packages(core_wheel: Path, tmp_path: 
     for package, wheel in wheels.items():
         files = zipfile.ZipFile(wheel).namelist()
         assert sources(package) <= set(files), f"{wheel.name} lacks files"
-        assert not [name for name in files if "/tests/" in name or name.endswith(".pyc")]
+        others = {name.split("/")[0] for name in files} - {package.name}
+        assert len(others) == 1 and others.pop().endswith(".dist-info")
+        assert not [name for name in files if name.endswith(".pyc")]
