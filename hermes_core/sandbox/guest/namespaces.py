@@ -43,13 +43,8 @@ SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/lib
 """What of the surrounding system is visible in a root made by `build_root`, where it exists."""
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_DEVICE_LINKS = (
-    ("/proc/self/fd", "fd"),
-    ("fd/0", "stdin"),
-    ("fd/1", "stdout"),
-    ("fd/2", "stderr"),
-    ("pts/ptmx", "ptmx"),
-)
+_DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
+_NO_SYSV_IPC = {"kernel/shmmni": "0", "kernel/msgmni": "0", "kernel/sem": "0 0 0 0", "fs/mqueue/queues_max": "0"}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,11 +66,6 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
     result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
     _check(result, "mount %s on %s" % (source or kind or "(again)", target))
-
-
-def unmount(target: str) -> None:
-    """Take a mount and all below it out of this mount namespace at once, busy or not."""
-    _check(_libc.umount2(os.fsencode(target), _MNT_DETACH), "umount " + target)
 
 
 def make_private() -> None:
@@ -239,7 +229,7 @@ def build_root(
         os.umask(umask)
     os.chdir(new_root)
     _check(_libc.pivot_root(b".", b"."), "pivot_root " + new_root)  # the old root now lies on top of the new one
-    unmount(".")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount of the old root")
     os.chdir("/")
     mount(None, "/", None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
@@ -267,7 +257,7 @@ def restrict_by_remount(path: str, flags: int) -> None:
     with open("/proc/self/mountinfo", "rb") as lines:
         entries = [line.split() for line in lines]
     for entry in entries:
-        target = os.fsdecode(entry[4].decode("latin-1").encode("latin-1").decode("unicode_escape").encode("latin-1"))
+        target = os.fsdecode(entry[4].decode("unicode_escape").encode("latin-1"))
         if not is_below(target, [path]):
             continue
         kept = 0
@@ -353,7 +343,7 @@ def _make_devices(root: str) -> None:
             restrict(root + device, MS_NOSUID | MS_NOEXEC)
     _mount_point(root, "/dev/pts", True)
     mount("devpts", root + "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
-    for text, name in _DEVICE_LINKS:
+    for name, text in _DEVICE_LINKS.items():
         os.symlink(text, root + "/dev/" + name)
 
 
@@ -370,14 +360,8 @@ def loopback_up() -> None:
 
 def no_sysv_ipc() -> bool:
     """Allow no System V object and no message queue in this ipc namespace; whether that worked (it needs its root)."""
-    settings = (
-        ("kernel/shmmni", "0"),
-        ("kernel/msgmni", "0"),
-        ("kernel/sem", "0 0 0 0"),
-        ("fs/mqueue/queues_max", "0"),
-    )
     worked = True
-    for name, value in settings:
+    for name, value in _NO_SYSV_IPC.items():
         try:
             _write("/proc/sys/" + name, value)
         except OSError:
