@@ -15,7 +15,7 @@ Protocol: the driver sends one JSON object (`root`, `import_path`, `args`, `ids`
 on standard input and reads two lines: one as soon as the supervisor runs, before any test, and the report.
 """
 
-# ruff: noqa: PTH100, PTH113, PTH118, PTH120
+# ruff: noqa: PTH113, PTH118, PTH120
 # (pathlib would be one import more in each of the two processes)
 
 from __future__ import annotations

@@ -1,0 +1,60 @@
+"""What the SWE-smith environment can be told."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from hermes_core.envs.base import EnvironmentConfig
+
+DEMO = "demo"
+"""The `dataset_name` of the tasks that ship with this package."""
+
+
+class SweSmithConfig(EnvironmentConfig):
+    """Settings of the environment `swe-smith`; on a command line `--env.dataset_name=tasks.jsonl`."""
+
+    dataset_name: str = "NousResearch/SWE-smith-oracle"
+    """A `.jsonl` or `.parquet` file, a folder of such files, `demo`, or the name of a dataset on the Hugging Face hub.
+    What exists as a path is a path."""
+    dataset_split: str = "train"
+    """The split of a hub dataset; in a folder, the files whose names start with it."""
+    variant: Literal["auto", "swe-smith", "swe-smith-2025", "oracle"] = "auto"
+    """The kind of rows: `auto` decides by the fields present and refuses what could be two things. See `rows.py`."""
+    patch_is: Literal["auto", "bug", "fix"] = "auto"
+    """Whether a row's `patch` makes the bug or mends it: `auto` is `bug` for the SWE-smith variants, and refused for
+    `oracle`, where both occur."""
+    shuffle: bool = True
+    """Whether the items are taken in an order drawn from `seed`."""
+    python_only: bool = True
+    """Leave out rows with a PASS_TO_PASS test outside of `.py` files."""
+    score_include_fail_to_pass: bool = True
+    """Score the FAIL_TO_PASS tests too. Without them an untouched buggy tree scores 1.0."""
+    score: Literal["all", "fraction"] = "all"
+    """`all`: 1.0 when every scored test passes, else 0.0. `fraction`: the share of the FAIL_TO_PASS tests that pass,
+    as long as every PASS_TO_PASS test does, else 0.0."""
+    prompt_mode: Literal["problem_statement", "problem_statement+text"] = "problem_statement"
+    """What of a row is put to the agent; `text` is a field of the `oracle` rows."""
+    hide_fail_to_pass: bool = True
+    """Take the files of the FAIL_TO_PASS tests out of the agent's tree, as SWE-smith does."""
+    repo_base_url: str = "https://github.com"
+    """A folder with `repos.json` and the bundles it names, or the URL that repositories are cloned from."""
+    install_timeout_s: float = Field(default=600, gt=0)
+    """Seconds for cloning a repository, and for installing a set of test dependencies."""
+    test_timeout_s: float = Field(default=600, gt=0)
+    """Seconds for all of a task's tests together; over it the task counts as not solved."""
+    installer_variables: tuple[str, ...] = (
+        "PIP_*",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "GIT_SSL_CAINFO",
+        "*_PROXY",
+        "*_proxy",
+    )
+    """The driver's environment variables that git and pip get while a sandbox is prepared, and nothing else does."""
+    max_workspace_bytes: int = Field(default=256 << 20, gt=0)
+    """The largest checkout that an agent may leave; a larger one counts as not solved."""
+    max_patch_bytes: int = Field(default=8 << 20, gt=0)
+    """The largest patch that an agent may leave; a larger one counts as not solved."""

@@ -1,0 +1,140 @@
+"""Reads SWE-smith datasets: JSONL and Parquet files, folders of them, and datasets of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_core.errors import DatasetError
+from hermes_swe_smith.config import SweSmithConfig
+from hermes_swe_smith.rows import Task, parse_row, test_file
+
+log = logging.getLogger(__name__)
+
+Placed = tuple[str, Mapping[str, Any]]
+"""A row, after the place where it stands: `tasks.jsonl, line 3`."""
+
+JSONL = (".jsonl", ".ndjson")
+PARQUET = (".parquet",)
+
+
+def load_tasks(rows: Iterable[Placed], config: SweSmithConfig) -> dict[str, Task]:
+    """The rows as tasks by instance id, in the dataset's order. Blocking.
+
+    Raises:
+        DatasetError: a row is wrong, or two have one id; names file, line, instance and field.
+    """
+    tasks: dict[str, Task] = {}
+    left_out = 0
+    for where, row in rows:
+        task = parse_row(row, where, config)
+        if config.python_only and not all(test_file(node_id).endswith(".py") for node_id in task.pass_to_pass):
+            left_out += 1
+            continue
+        if tasks.setdefault(task.instance_id, task) is not task:
+            raise DatasetError(f"{where}: instance {task.instance_id!r} is there twice", hint="keep one of them")
+    if left_out:
+        log.info("%s: %d rows left out, with tests outside of .py files (python_only)", config.dataset_name, left_out)
+    if not tasks:
+        reason = "all of its rows were left out by python_only" if left_out else "it has no rows"
+        raise DatasetError(f"nothing to do in dataset {config.dataset_name!r}: {reason}", hint="look into it")
+    return tasks
+
+
+def read_rows(name: str, split: str) -> Iterator[Placed]:
+    """The rows of a file, a folder or a hub dataset. What exists as a path, or looks like one, is a path. Blocking.
+
+    Raises:
+        DatasetError: there is no such thing, it can't be read, or what reads it is not installed.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        for file in _files_in(path, split):
+            yield from _read_file(file)
+    elif path.exists():
+        yield from _read_file(path)
+    elif path.suffix in JSONL + PARQUET or name.startswith(("/", "./", "../", "~")):
+        raise DatasetError(f"there is no dataset at {path}", hint="dataset_name is a path, or a name on the hub")
+    elif re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        yield from _read_hub(name, split)
+    else:
+        raise DatasetError(f"{name!r} is neither a path nor the name of a dataset", hint="give a file, or owner/name")
+
+
+def _files_in(folder: Path, split: str) -> list[Path]:
+    """The split's files in a folder, or in its `data` as in a snapshot of a hub dataset."""
+    for place in (folder, folder / "data"):
+        for suffixes in (JSONL, PARQUET):
+            files = [file for file in sorted(place.glob(f"{split}*")) if file.suffix in suffixes]
+            if files:
+                return files
+    raise DatasetError(f"no {split}*.jsonl or {split}*.parquet in {folder}", hint="set dataset_split, or name one file")
+
+
+def _read_file(path: Path) -> Iterator[Placed]:
+    if path.suffix in PARQUET:
+        yield from _read_parquet(path)
+    elif path.suffix in JSONL:
+        yield from _read_jsonl(path)
+    else:
+        raise DatasetError(f"{path}: not a kind of file that can be read", hint="use .jsonl or .parquet")
+
+
+def _read_jsonl(path: Path) -> Iterator[Placed]:
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                where = f"{path}, line {number}"
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise DatasetError(f"{where}: not JSON: {error}", hint="one JSON object a line") from error
+                if not isinstance(row, dict):
+                    raise DatasetError(f"{where}: {type(row).__name__} instead of an object", hint="one object a line")
+                yield where, row
+    except OSError as error:
+        raise DatasetError(f"{path} can't be read: {error.strerror or error}", hint="check path and rights") from error
+
+
+def _read_parquet(path: Path) -> Iterator[Placed]:
+    try:
+        import pyarrow.lib
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DatasetError(
+            f"{path}: reading Parquet needs pyarrow", hint="pip install 'hermes-rl-swe-smith[parquet]'"
+        ) from error
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
+    except (pyarrow.lib.ArrowException, OSError) as error:
+        raise DatasetError(f"{path} can't be read after row {number}: {error}", hint="is it whole?") from error
+
+
+def _read_hub(name: str, split: str) -> Iterator[Placed]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DatasetError(
+            f"dataset {name!r} is no path, and names on the hub need the package datasets",
+            hint="pip install 'hermes-rl-swe-smith[hub]', or give a .jsonl or .parquet file",
+        ) from error
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except Exception as error:  # of many kinds, its own and those of what it downloads with
+        raise DatasetError(
+            f"dataset {name!r}, split {split!r}, can't be loaded: {type(error).__name__}: {str(error)[:500]}",
+            hint="check name, split and network, or give a file",
+        ) from error
+    for number, row in enumerate(rows, 1):
+        yield f"{name}[{split}], row {number}", row

@@ -1,0 +1,76 @@
+"""The demo's dataset: a small package with its tests, and four bugs, in the form that every SWE-smith dataset has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from hermes_core.errors import ConfigError
+
+REPO = "swesmith/hermes__ledgerline.demo0001"
+BUNDLE = "ledgerline.bundle"
+REQUIREMENTS = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0", "Pygments==2.21.0", "pytest==8.4.2")
+
+_PACKAGE = Path(__file__).parent
+_WHEN = "2024-01-01T00:00:00Z"
+
+
+def write(folder: Path) -> Path:
+    """Write the dataset into a folder: `tasks.jsonl` (whose path it gives), `repos.json` and the bundle. Blocking.
+
+    The repository's one commit is the same wherever it is made.
+
+    Raises:
+        ConfigError: there is no git here.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        checkout = Path(scratch, "ledgerline")
+        shutil.copytree(_PACKAGE / "project", checkout, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        for path in checkout.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        _git(checkout, "init", "-q", "--template=")
+        _git(checkout, "symbolic-ref", "HEAD", "refs/heads/main")
+        _git(checkout, "add", "-A")
+        _git(checkout, "commit", "-q", "-m", "ledgerline 1.0")
+        commit = _git(checkout, "rev-parse", "HEAD")
+        _git(checkout, "bundle", "create", "-q", str(folder.absolute() / BUNDLE), "main")
+    entry = {
+        "repo": REPO,
+        "bundle": BUNDLE,
+        "base_commit": commit,
+        "python": ">=3.9",
+        "requirements": REQUIREMENTS,
+        "pythonpath": ".",
+        "test_cmd": "python -m pytest",
+    }
+    (folder / "repos.json").write_text(json.dumps([entry], indent=1), encoding="utf-8")
+    shutil.copyfile(_PACKAGE / "tasks.jsonl", folder / "tasks.jsonl")
+    return folder / "tasks.jsonl"
+
+
+def _git(checkout: Path, *words: str) -> str:
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(checkout),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in _IDENTITY.items()},
+    }
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+        )
+    except FileNotFoundError as error:
+        raise ConfigError("the demo's repository is made with git, which is not here", hint="install git") from error
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(
+            f"the demo's repository can't be made: {error.stderr.strip()}", hint="try git here"
+        ) from error
+    return done.stdout.strip()
+
+
+_IDENTITY = {"NAME": "ledgerline", "EMAIL": "ledgerline@example.invalid", "DATE": _WHEN}

@@ -1,0 +1,233 @@
+"""The virtual environment of a repository's tests: made once per sandbox and set of pins, read-only for the slots.
+
+Where the pins are known (`repos.json`), they are all that is installed: the project itself is found in the checkout, by
+its `pythonpath`. Where nothing is known, the project is installed with its dependencies and pytest, and its own code is
+taken out again: the clean tree's code in a place that agents can read would be the fix.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hermes_core.errors import CommandError, SetupFailed
+from hermes_core.settings import Redactor
+from hermes_swe_smith.workspace import operate
+
+if TYPE_CHECKING:
+    from hermes_core.envs.workspace import LeasedSlot
+    from hermes_core.sandbox.commands import SlotCommands
+    from hermes_core.sandbox.results import CommandResult
+    from hermes_swe_smith.repos import Source
+
+LEAST_PIP = (22, 3)
+"""The first pip that installs into another interpreter's environment (`--python`)."""
+
+_NEWEST_MINOR = 20
+
+_VERSION = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
+
+# What can be imported without the project: names that a file of the project must not take from it.
+_NOTES = """
+import json, os, pkgutil, sys, sysconfig
+names = set(sys.builtin_module_names) | set(getattr(sys, "stdlib_module_names", ()))
+places = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+names.update(module.name for module in pkgutil.iter_modules(places))
+print(json.dumps({"modules": sorted(names), "pythonpath": sys.argv[1:]}))
+"""
+
+# Removes every installed file of the project but its metadata; entry points would name code that is not there.
+_TAKE_OUT = """
+import importlib.metadata, os, sys
+for distribution in list(importlib.metadata.distributions()):
+    origin = distribution.read_text("direct_url.json") or ""
+    if sys.argv[1] not in origin:
+        continue
+    for file in distribution.files or ():
+        path = str(distribution.locate_file(file))
+        if ".dist-info" not in str(file) or os.path.basename(path) in ("entry_points.txt", "direct_url.json"):
+            if os.path.exists(path):
+                os.unlink(path)
+"""
+
+
+@dataclass(frozen=True)
+class TestEnvironment:
+    """A prepared virtual environment."""
+
+    __test__ = False
+
+    directory: str
+    """Holds `venv` and `notes.json`."""
+    pythonpath: tuple[str, ...]
+    """Where the project is imported from, relative to the checkout."""
+
+    @property
+    def python(self) -> str:
+        """The interpreter."""
+        return f"{self.directory}/venv/bin/python"
+
+    @property
+    def notes(self) -> str:
+        """The file that names the environment's modules."""
+        return f"{self.directory}/notes.json"
+
+
+def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of the driver whose names match, for git and pip while a sandbox is prepared."""
+    variables = os.environ if environ is None else environ
+    return {name: value for name, value in variables.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)}
+
+
+async def prepare_environment(
+    site: LeasedSlot, source: Source, repository: str, env: Mapping[str, str], timeout_s: float
+) -> TestEnvironment:
+    """The environment of this repository's tests on the site's sandbox.
+
+    Args:
+        repository: the directory of `workspace.prepare_repository`, read only where the pins are not known.
+        env: for the installer alone.
+
+    Raises:
+        SetupFailed: there is no such Python, or the installation failed; says which and what to do.
+    """
+
+    async def build(commands: SlotCommands, directory: str) -> None:
+        installer = _Installer(commands, directory, env, timeout_s)
+        python, has_pip = await installer.find_python(source.python)
+        await installer.make_venv(python, has_pip)
+        if source.requirements is not None:
+            await installer.install(source.requirements)
+            pythonpath = source.pythonpath or (".",)
+        else:
+            pythonpath = await installer.install_project(repository)
+        notes = await installer.run([f"{directory}/venv/bin/python", "-I", "-c", _NOTES, *pythonpath], "looking around")
+        await commands.write_file(f"{directory}/notes.json", notes.stdout)
+
+    directory = await site.prepare(f"swe-smith-env-{environment_key(source)}", build)
+    if source.pythonpath is not None:
+        return TestEnvironment(directory, source.pythonpath)
+    notes = await site.commands.read_file(f"{directory}/notes.json")
+    return TestEnvironment(directory, tuple(json.loads(notes.data)["pythonpath"]))
+
+
+def environment_key(source: Source) -> str:
+    """Names an environment by what is in it: repositories with the same pins share one."""
+    if source.requirements is None:
+        return source.key
+    pins = "\n".join((source.python, *sorted(source.requirements)))
+    return hashlib.sha256(pins.encode()).hexdigest()[:16]
+
+
+class _Installer:
+    """What the preparation user does to make one environment; every failure says what was tried."""
+
+    def __init__(self, commands: SlotCommands, directory: str, env: Mapping[str, str], timeout_s: float) -> None:
+        self._commands = commands
+        self._directory = directory
+        self._env = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": "1", **env}
+        self._redact = Redactor({name: value for name, value in env.items() if "@" in value})
+        self._timeout_s = timeout_s
+        self._pip: list[str] = []
+
+    async def run(self, argv: list[str], what: str, *, stdin: bytes | None = None) -> CommandResult:
+        """Run a step with the installer's variables.
+
+        Raises:
+            SetupFailed: it failed, with the end of what it said.
+        """
+        done = await self._commands.run(
+            argv, cwd=self._directory, env=self._env, stdin=stdin, timeout_s=self._timeout_s
+        )
+        if not done.ok:
+            said = self._redact((done.error_text.strip() or done.text.strip())[-2000:])
+            reason = f"no end after {self._timeout_s:g} s; {said}" if done.timed_out else said
+            raise SetupFailed(
+                f"preparing the test environment failed at {what}: {reason}",
+                hint="check the pins, the network and the package index (PIP_INDEX_URL), or raise install_timeout_s",
+            )
+        return done
+
+    async def find_python(self, wanted: str) -> tuple[str, bool]:
+        """An interpreter of the wanted version, and whether its pip can be used for the environment."""
+        found: dict[str, tuple[str, bool]] = {}
+        for name in _candidates(wanted):
+            version, path = await self._version(name)
+            if _fits(version, wanted) and path not in found:
+                found[path] = (path, await self._has_pip(path))
+                if found[path][1]:
+                    return found[path]
+        if not found:
+            raise SetupFailed(
+                f"the sandbox has no Python {wanted or '3'}",
+                hint=f"install python{wanted.removeprefix('>=')} there, or take an image or profile that has it",
+            )
+        return next(iter(found.values()))
+
+    async def make_venv(self, python: str, has_pip: bool) -> None:
+        """An empty environment. The interpreter's own pip serves it, as another copy would take seconds to install."""
+        target = f"{self._directory}/venv"
+        bare = ["--without-pip"] if has_pip else []
+        await self.run([python, "-I", "-m", "venv", *bare, target], f"{python} -m venv (is python3-venv installed?)")
+        own = f"{target}/bin/python"
+        self._pip = [python, "-I", "-m", "pip", "--python", own] if has_pip else [own, "-I", "-m", "pip"]
+
+    async def install(self, requirements: Sequence[str]) -> None:
+        """Install these requirements."""
+        listing = "".join(f"{line}\n" for line in requirements).encode()
+        await self._commands.write_file(f"{self._directory}/requirements.txt", listing)
+        if requirements:
+            await self.run([*self._pip, "install", "-q", "-r", "requirements.txt"], "pip install")
+
+    async def install_project(self, repository: str) -> tuple[str, ...]:
+        """Install what the project needs, and pytest, and give the project's import directories."""
+        checkout = f"{repository}/checkout"
+        await operate(self._commands, "check_out", {"repo": f"{repository}/repo.git", "to": checkout})
+        try:
+            await self.run([*self._pip, "install", "-q", "pytest", checkout], "pip install of the project")
+            source = await self._commands.run(["test", "-d", f"{checkout}/src"])
+        finally:
+            await self._commands.remove(checkout, recursive=True)
+        await self.run([f"{self._directory}/venv/bin/python", "-I", "-c", _TAKE_OUT, checkout], "taking it out again")
+        return ("src",) if source.ok else (".",)
+
+    async def _version(self, name: str) -> tuple[str, str]:
+        try:
+            done = await self._commands.run([name, "-I", "-c", _VERSION], timeout_s=self._timeout_s)
+        except CommandError:
+            return "", ""
+        version, _, path = done.text.strip().partition(" ")
+        return (version, path) if done.ok else ("", "")
+
+    async def _has_pip(self, python: str) -> bool:
+        done = await self._commands.run([python, "-I", "-m", "pip", "--version"], timeout_s=self._timeout_s)
+        found = re.match(r"pip (\d+)\.(\d+)", done.text)
+        return done.ok and found is not None and (int(found[1]), int(found[2])) >= LEAST_PIP
+
+
+def _candidates(wanted: str) -> list[str]:
+    """Programs that may be the wanted Python, the likeliest first."""
+    version = wanted.removeprefix(">=")
+    if not version:
+        return ["python3"]
+    if version == wanted:
+        return [f"python{version}", "python3"]
+    major, minor = version.split(".")
+    return ["python3", *(f"python{major}.{n}" for n in range(int(minor), _NEWEST_MINOR))]
+
+
+def _fits(version: str, wanted: str) -> bool:
+    if not version or not wanted:
+        return bool(version)
+    least = wanted.removeprefix(">=")
+    return version == least or (least != wanted and _numbers(version) >= _numbers(least))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

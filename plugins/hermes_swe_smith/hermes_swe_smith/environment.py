@@ -1,0 +1,190 @@
+"""The environment `swe-smith`: mend a bug in a real repository; its own tests decide."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.envs.base import Environment, Item
+from hermes_core.errors import SetupFailed, VerifierError
+from hermes_core.hookspecs import hookimpl
+from hermes_swe_smith import demo_tasks
+from hermes_swe_smith.config import DEMO, SweSmithConfig
+from hermes_swe_smith.dataset import load_tasks, read_rows
+from hermes_swe_smith.dependencies import TestEnvironment, installer_variables, prepare_environment
+from hermes_swe_smith.repos import Catalog, Source
+from hermes_swe_smith.rows import Task
+from hermes_swe_smith.verify import Score, give_tested_tree, run_tests, score, unsolved
+from hermes_swe_smith.workspace import (
+    ENVIRONMENT_LINK,
+    OperationRefused,
+    Work,
+    apply_fix,
+    give_checkout,
+    prepare_repository,
+    prepare_trees,
+    take_work,
+)
+
+if TYPE_CHECKING:
+    from hermes_core.envs.rollout import Rollout
+    from hermes_core.envs.workspace import LeasedSlot
+
+_PROMPT = """\
+The directory `{directory}` (in the current directory) holds a Python project, as a git repository. It has a bug, \
+which this issue describes:
+
+<issue>
+{issue}
+</issue>
+
+Find the cause in the project's source and mend it there. The issue is settled when the project behaves as it says; \
+tests that you cannot see will be run on your changes, together with those that are in the project now. You need not \
+commit anything, and changes to existing tests do not count.
+
+{how_to_test}"""
+
+_HOW_TO_TEST = """\
+What the tests need is installed in `{link}`, beside the project. To run them: `cd {directory} && PYTHONPATH={path} \
+../{link}/bin/python -m pytest`"""
+
+
+class SweSmithEnvironment(Environment):
+    """SWE-smith tasks. Setup gives the agent a checkout with the bug; verification runs the tests in a fresh slot."""
+
+    name = "swe-smith"
+    config_class = SweSmithConfig
+    config: SweSmithConfig
+
+    def __init__(self, config: SweSmithConfig | None = None) -> None:
+        super().__init__(config or SweSmithConfig())
+        self._tasks: dict[str, Task] = {}
+        self._items: Sequence[Item] = ()
+        self._catalog = Catalog({}, None, "")
+        self._scratch = ExitStack()
+        self._installer_variables = installer_variables(self.config.installer_variables)
+
+    async def setup(self) -> None:
+        """Read the dataset, and check that every row's repository is there.
+
+        Raises:
+            DatasetError: a file, a row or a repository can't be used; names it.
+            ConfigError: `repo_base_url` is nothing that repositories could come from.
+        """
+        await asyncio.to_thread(self._load)
+
+    def _load(self) -> None:
+        config, name, base = self.config, self.config.dataset_name, self.config.repo_base_url
+        if name == DEMO:
+            base = self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="hermes-demo-"))
+            name = str(demo_tasks.write(Path(base)))
+        self._catalog = Catalog.open(base)
+        self._tasks = load_tasks(read_rows(name, config.dataset_split), config)
+        for task in self._tasks.values():
+            self._catalog.source(task)
+        self._items = [_as_item(task) for task in self._tasks.values()]
+
+    async def aclose(self) -> None:
+        """Remove what the demo's tasks took."""
+        self._scratch.close()
+
+    def items(self) -> Sequence[Item]:
+        """The dataset's rows, in its order, with the fields of SWE-smith."""
+        return self._items
+
+    def format_prompt(self, item: Item) -> str:
+        """Where the checkout is, the issue, and how to run tests."""
+        task = self._task(item)
+        issue = task.problem_statement.strip()
+        if self.config.prompt_mode == "problem_statement+text" and task.text:
+            issue += f"\n\n{task.text.strip()}"
+        pythonpath = self._catalog.source(task).pythonpath or (".",)
+        how = _HOW_TO_TEST.format(link=ENVIRONMENT_LINK, directory=task.directory, path=":".join(pythonpath))
+        return _PROMPT.format(directory=task.directory, issue=issue, how_to_test=how)
+
+    @hookimpl
+    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+        """Give the agent the buggy tree."""
+        task = self._task(item)
+        source = self._catalog.source(task)
+        repository = await self._repository(rollout, task, source)
+        trees_dir = await self._trees(rollout, task, repository)
+        environment = await self._environment(rollout, source, repository)
+        await give_checkout(rollout, task, trees_dir, environment.directory)
+        return {"repo_dir": f"{rollout.commands.workspace_dir}/{task.directory}", "base_commit": source.commit}
+
+    @hookimpl
+    async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
+        """Apply the reference fix."""
+        task = self._task(item)
+        repository = await self._repository(rollout, task, self._catalog.source(task))
+        await apply_fix(rollout, task, await self._trees(rollout, task, repository))
+
+    @hookimpl
+    async def verify_and_score_trajectory(self, item: Item, rollout: Rollout) -> Score:
+        """Take the agent's work as a patch, and test it in a fresh slot."""
+        task = self._task(item)
+        repository = await self._repository(rollout, task, self._catalog.source(task))
+        trees_dir = await self._trees(rollout, task, repository)
+        limits = {"max_workspace": self.config.max_workspace_bytes, "max_patch": self.config.max_patch_bytes}
+        try:
+            work = await take_work(rollout, task, trees_dir, **limits)
+        except OperationRefused as refused:
+            return unsolved(refused.message)
+        except SetupFailed as error:
+            raise VerifierError(error.message, hint=error.hint) from error
+        rollout.record_patch(work.patch)
+        return await self._score(task, work, rollout)
+
+    async def score_patch(self, item: Item, patch: str, rollout: Rollout) -> Score:
+        """Test a recorded patch, as verification did."""
+        return await self._score(self._task(item), patch, rollout)
+
+    async def _score(self, task: Task, work: Work | str, rollout: Rollout) -> Score:
+        source = self._catalog.source(task)
+        repository = await self._repository(rollout, task, source)
+        trees_dir = await self._trees(rollout, task, repository)
+        environment = await self._environment(rollout, source, repository)
+        async with rollout.fresh_slot() as fresh:
+            undone = await give_tested_tree(rollout, fresh, task, work, trees_dir=trees_dir, environment=environment)
+            if fresh.slot.sandbox_id != rollout.slot.sandbox_id:
+                repository = "" if source.requirements is not None else await self._repository(fresh, task, source)
+                environment = await self._environment(fresh, source, repository)
+            report = await run_tests(fresh, task, source, environment, self.config.test_timeout_s)
+        reward, details = score(task, report, self.config)
+        return reward, {**details, **{key: names for key, names in undone.items() if names}}
+
+    def _task(self, item: Item) -> Task:
+        return self._tasks[self.item_id(item)]
+
+    async def _repository(self, site: LeasedSlot, task: Task, source: Source) -> str:
+        return await prepare_repository(site, task, source, self._installer_variables, self.config.install_timeout_s)
+
+    async def _trees(self, site: LeasedSlot, task: Task, repository: str) -> str:
+        parts = (repository, task.instance_id, task.patch, task.test_patch, str(self.config.hide_fail_to_pass))
+        key = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return await prepare_trees(site, task, repository, key, hide=self.config.hide_fail_to_pass)
+
+    async def _environment(self, site: LeasedSlot, source: Source, repository: str) -> TestEnvironment:
+        return await prepare_environment(
+            site, source, repository, self._installer_variables, self.config.install_timeout_s
+        )
+
+
+def _as_item(task: Task) -> Item:
+    """The task under the names of the dataset's fields."""
+    return {
+        "instance_id": task.instance_id,
+        "repo": task.repo,
+        "base_commit": task.base_commit,
+        "problem_statement": task.problem_statement,
+        "text": task.text,
+        "patch": task.patch,
+        "FAIL_TO_PASS": task.fail_to_pass,
+        "PASS_TO_PASS": task.pass_to_pass,
+    }

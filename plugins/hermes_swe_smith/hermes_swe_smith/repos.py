@@ -1,0 +1,194 @@
+"""Where a task's repository comes from, and how its tests are run: `repos.json` with bundles, or a URL."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from hermes_core.errors import ConfigError, DatasetError, nearest_hint
+from hermes_swe_smith.rows import Task
+
+_URL = re.compile(r"^(https?|ssh|git|file)://|^[\w.-]+@[\w.-]+:")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_SHELL = ("|", "||", "&", "&&", ";", ">", "<", ">>", "2>&1")
+
+
+@dataclass(frozen=True)
+class TestCommand:
+    """A `test_cmd` taken apart, as the tests are run by core's own reporter."""
+
+    __test__ = False
+
+    args: tuple[str, ...] = ()
+    """For pytest."""
+    env: Mapping[str, str] | None = None
+    checkout_on_path: bool = True
+    """Whether the checkout itself is importable: `python -m pytest` does that, `pytest` does not."""
+
+    @classmethod
+    def parse(cls, command: str) -> TestCommand:
+        """Take `[NAME=value …] python -m pytest …` or `[NAME=value …] pytest …` apart.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        words = shlex.split(command)
+        env = {}
+        while words and _ASSIGNMENT.match(words[0]):
+            name, _, value = words.pop(0).partition("=")
+            env[name] = value
+        if words[1:3] == ["-m", "pytest"] and re.fullmatch(r"python[\d.]*", words[0]):
+            args, on_path = words[3:], True
+        elif words and words[0] in ("pytest", "py.test"):
+            args, on_path = words[1:], False
+        else:
+            raise ValueError(f"{command!r} does not run pytest")
+        if any(word in _SHELL or word.startswith(("$(", "`")) for word in args):
+            raise ValueError(f"{command!r} is more than one command of pytest")
+        return cls(tuple(args), env, on_path)
+
+
+class RepoEntry(BaseModel):
+    """One repository of `repos.json`. Further keys are for people."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    repo: str
+    """As in the rows' `repo`."""
+    bundle: str
+    """A git bundle, relative to `repos.json`."""
+    base_commit: str = Field(pattern=r"^[0-9a-f]{40}$")
+    """The clean tree."""
+    python: str = Field(default="", pattern=r"^((>=)?\d+\.\d+)?$")
+    """`3.11`, or `>=3.9` for that or any later one; nothing for whatever `python3` is."""
+    requirements: tuple[str, ...] = ()
+    """Pinned packages for the tests, pytest among them."""
+    requirements_file: str | None = None
+    """The same as a file, relative to `repos.json`; used when `requirements` is empty."""
+    pythonpath: str = "."
+    """Directories of the checkout that the project is imported from, separated by `:`."""
+    test_cmd: str = "python -m pytest"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A repository at one commit, and how its tests are run."""
+
+    key: str
+    """Names the content, for caches: letters, digits, `.`, `_`, `-`."""
+    commit: str | None
+    """None is the head of the repository's main branch."""
+    bundle: Callable[[], bytes] | None = None
+    """Reads the bundle; None when `url` is to be cloned."""
+    url: str | None = None
+    python: str = ""
+    requirements: tuple[str, ...] | None = None
+    """None when nothing is known of them: then they are the project's own."""
+    pythonpath: tuple[str, ...] | None = None
+    """Relative to the checkout; None when nothing is known of them."""
+    command: TestCommand = TestCommand()
+
+
+class Catalog:
+    """The repositories of a dataset: a folder with `repos.json`, or a URL that `owner/name` is appended to."""
+
+    def __init__(self, entries: Mapping[str, RepoEntry], folder: Path | None, url: str | None) -> None:
+        self._entries = entries
+        self._folder = folder
+        self._url = url
+
+    @classmethod
+    def open(cls, base: str) -> Catalog:
+        """The catalog at `repo_base_url`. Blocking.
+
+        Raises:
+            ConfigError: it is neither a URL nor a folder with `repos.json`.
+            DatasetError: `repos.json` can't be used; names the entry and the field.
+        """
+        if _URL.match(base):
+            return cls({}, None, base.rstrip("/"))
+        folder = Path(base).expanduser()
+        listing = folder / "repos.json"
+        if not listing.is_file():
+            missing = f"{folder} has no repos.json" if folder.is_dir() else f"there is no folder {folder}"
+            raise ConfigError(f"repo_base_url: {missing}", hint="give a folder with repos.json, or https://…")
+        return cls(_read_listing(listing), folder, None)
+
+    def source(self, task: Task) -> Source:
+        """Where this task's repository is.
+
+        Raises:
+            DatasetError: it is not in the catalog, its bundle is missing, or its entry can't be used; names the
+                instance.
+        """
+        if self._folder is None:
+            return self._remote(task)
+        entry = self._entries.get(task.repo)
+        if entry is None:
+            raise DatasetError(
+                f"instance {task.instance_id!r}: repository {task.repo!r} is not in {self._folder / 'repos.json'}",
+                hint=nearest_hint(task.repo, self._entries),
+            )
+        bundle = self._folder / entry.bundle
+        if not bundle.is_file():
+            raise DatasetError(
+                f"instance {task.instance_id!r}: the bundle of {task.repo!r} is missing: {bundle}",
+                hint="fetch it, or correct `bundle` in repos.json",
+            )
+        try:
+            return _from_entry(entry, self._folder, task.base_commit or entry.base_commit)
+        except (ValueError, OSError) as error:
+            raise DatasetError(
+                f"instance {task.instance_id!r}: the entry of {task.repo!r} in repos.json: {error}",
+                hint="correct the entry",
+            ) from error
+
+    def _remote(self, task: Task) -> Source:
+        commit = task.base_commit
+        name = f"{task.repo.replace('/', '__')}-{_digest(f'{self._url}/{task.repo}', commit or '')}"
+        return Source(key=name, commit=commit, url=f"{self._url}/{task.repo}")
+
+
+def _read_listing(path: Path) -> dict[str, RepoEntry]:
+    try:
+        entries = TypeAdapter(list[RepoEntry]).validate_python(json.loads(path.read_bytes()))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DatasetError(f"{path}, at {place or 'the top'}: {first['msg']}", hint="a list of repositories") from error
+    except (ValueError, OSError) as error:
+        raise DatasetError(f"{path} can't be read: {error}", hint="a JSON list of repositories") from error
+    return {entry.repo: entry for entry in entries}
+
+
+def _from_entry(entry: RepoEntry, folder: Path, commit: str) -> Source:
+    bundle = folder / entry.bundle
+    requirements = entry.requirements
+    if not requirements and entry.requirements_file:
+        lines = (folder / entry.requirements_file).read_text(encoding="utf-8").splitlines()
+        requirements = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    pythonpath = tuple(part.strip("/") or "." for part in entry.pythonpath.split(":"))
+    if any(".." in part.split("/") for part in pythonpath):
+        raise ValueError(f"pythonpath {entry.pythonpath!r} leaves the checkout")
+    stat = bundle.stat()
+    return Source(
+        key=f"{entry.repo.replace('/', '__')}-{_digest(str(stat.st_size), str(stat.st_mtime_ns), commit)}",
+        commit=commit,
+        bundle=functools.partial(bundle.read_bytes),
+        python=entry.python,
+        requirements=requirements,
+        pythonpath=pythonpath,
+        command=TestCommand.parse(entry.test_cmd),
+    )
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

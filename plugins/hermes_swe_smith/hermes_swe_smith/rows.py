@@ -1,0 +1,208 @@
+"""One row of a SWE-smith dataset as a task: the variants told apart by their fields, and every field checked.
+
+What a row's `patch` and `base_commit` mean depends on where the row is from:
+
+| variant | told by | `base_commit` is | `patch` makes |
+|---|---|---|---|
+| `swe-smith` | no `base_commit` | the repository's own, clean | the bug |
+| `swe-smith-2025` | `base_commit`, `created_at`, no `text`, `repo` is `swesmith/…` | the buggy tree | the bug |
+| `oracle` | `base_commit`, `text`, `repo` is not `swesmith/…` | buggy if `patch` mends, else clean | to be said |
+
+A field that is null counts as absent. Any other combination is refused until the configuration says what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from hermes_core.errors import DatasetError
+from hermes_swe_smith.config import SweSmithConfig
+
+Variant = Literal["swe-smith", "swe-smith-2025", "oracle"]
+
+_ID_FIELDS = ("instance_id", "id", "problem_id")
+_MIRRORS = "swesmith/"
+
+
+def _as_list(value: object) -> object:
+    """Lists come as lists, as JSON in a string, and as arrays of whatever library read the file."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("a string that is not a JSON list") from None
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+NodeIds = Annotated[list[str], BeforeValidator(_as_list)]
+
+
+class Row(BaseModel):
+    """The fields of a row that are used, whatever the variant. Others may be there."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    instance_id: str = Field(min_length=1)
+    repo: str = Field(pattern=r"^[\w-][\w.-]*/[\w-][\w.-]*$")
+    problem_statement: str = Field(min_length=1)
+    fail_to_pass: NodeIds = Field(min_length=1, alias="FAIL_TO_PASS")
+    pass_to_pass: NodeIds = Field(alias="PASS_TO_PASS")
+    patch: str | None = None
+    test_patch: str | None = None
+    base_commit: str | None = Field(default=None, pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")
+    text: str | None = None
+
+    @field_validator("fail_to_pass", "pass_to_pass")
+    @classmethod
+    def _inside_the_checkout(cls, node_ids: list[str]) -> list[str]:
+        for node_id in node_ids:
+            path = test_file(node_id)
+            if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path or "\n" in path:
+                raise ValueError(f"{node_id[:200]!r} names no file of the repository")
+        return node_ids
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task. Its trees follow from one commit and at most two patches; `base_is` and `patch_is` say how."""
+
+    instance_id: str
+    repo: str
+    """`owner/name` below `repo_base_url`, or an entry of `repos.json`."""
+    variant: Variant
+    base_commit: str | None
+    """None is the repository's own."""
+    base_is: Literal["clean", "buggy"]
+    patch: str
+    """Empty if the row has none: then there is no reference solution."""
+    patch_is: Literal["bug", "fix"]
+    test_patch: str
+    """Adds tests to the clean tree; empty in SWE-smith's own rows."""
+    problem_statement: str
+    text: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+
+    @property
+    def directory(self) -> str:
+        """The checkout's name in the slot's workspace: `funcy` for `swesmith/Suor__funcy.70fb6e8b`."""
+        name = self.repo.split("/", 1)[1]
+        if self.repo.startswith(_MIRRORS):
+            name = re.sub(r"\.[0-9a-f]{8}$", "", name).split("__", 1)[-1]
+        return name.removesuffix(".git").lstrip(".") or "repository"
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Every test of the task, each once."""
+        return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
+
+    @property
+    def test_files(self) -> tuple[str, ...]:
+        """The files of all tests, sorted."""
+        return tuple(sorted({test_file(node_id) for node_id in self.node_ids}))
+
+    @property
+    def fail_to_pass_files(self) -> tuple[str, ...]:
+        """The files of the FAIL_TO_PASS tests, sorted."""
+        return tuple(sorted({test_file(node_id) for node_id in self.fail_to_pass}))
+
+
+def test_file(node_id: str) -> str:
+    """The file of a pytest node id, relative to the checkout."""
+    return node_id.split("::", 1)[0]
+
+
+def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Task:
+    """A row as a task.
+
+    Args:
+        where: the row's place, for messages: `tasks.jsonl, line 3`.
+
+    Raises:
+        DatasetError: a field is missing or wrong, or the row could mean two things; names place, instance and field.
+    """
+    fields = {key: value for key, value in row.items() if value is not None}
+    for name in _ID_FIELDS:
+        if name in fields:
+            fields["instance_id"] = fields[name]
+            break
+    if fields.get("instance_id"):
+        where = f"{where}, instance {str(fields['instance_id'])[:200]!r}"
+    try:
+        parsed = Row.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "?"
+        raise DatasetError(f"{where}, field {place!r}: {first['msg']}", hint=_field_hint(place)) from error
+    variant = _variant(fields, where, config)
+    patch_is = _patch_is(parsed, variant, where, config)
+    base_is: Literal["clean", "buggy"] = "clean"
+    if variant == "swe-smith-2025" or (variant == "oracle" and (patch_is == "fix" or not parsed.patch)):
+        base_is = "buggy"
+    return Task(
+        instance_id=parsed.instance_id,
+        repo=parsed.repo,
+        variant=variant,
+        base_commit=parsed.base_commit,
+        base_is=base_is,
+        patch=_ended(parsed.patch or ""),
+        patch_is=patch_is,
+        test_patch=_ended(parsed.test_patch or ""),
+        problem_statement=parsed.problem_statement,
+        text=parsed.text or "",
+        fail_to_pass=tuple(parsed.fail_to_pass),
+        pass_to_pass=tuple(parsed.pass_to_pass),
+    )
+
+
+def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> Variant:
+    if config.variant != "auto":
+        if config.variant != "swe-smith" and "base_commit" not in fields:
+            raise DatasetError(f"{where}, field 'base_commit': missing", hint=f"variant={config.variant} needs it")
+        return config.variant
+    if "base_commit" not in fields:
+        return "swe-smith"
+    mirror = str(fields["repo"]).startswith(_MIRRORS)
+    if "text" in fields and not mirror:
+        return "oracle"
+    if "created_at" in fields and "text" not in fields and mirror:
+        return "swe-smith-2025"
+    present = ", ".join(sorted(set(fields) & {"base_commit", "created_at", "text"}))
+    raise DatasetError(
+        f"{where}: a row with {present} and repo {str(fields['repo'])!r} could be of several variants",
+        hint="set variant to swe-smith-2025 (base_commit is the buggy tree) or to oracle (see patch_is)",
+    )
+
+
+def _patch_is(row: Row, variant: Variant, where: str, config: SweSmithConfig) -> Literal["bug", "fix"]:
+    if not row.patch and variant != "oracle":
+        raise DatasetError(f"{where}, field 'patch': missing or empty", hint="it is the diff that makes the bug")
+    if config.patch_is != "auto":
+        return config.patch_is
+    if variant == "oracle" and row.patch:
+        raise DatasetError(
+            f"{where}, field 'patch': in this variant it may make the bug or mend it",
+            hint="set patch_is to bug or fix; `hermes-rl validate` shows which of them is right",
+        )
+    return "bug"
+
+
+def _ended(patch: str) -> str:
+    """The patch with its last line ended, without which git calls it corrupt."""
+    return patch + "\n" if patch and not patch.endswith("\n") else patch
+
+
+def _field_hint(place: str) -> str:
+    if place.startswith(("FAIL_TO_PASS", "PASS_TO_PASS")):
+        return "a list of pytest node ids, or such a list as JSON text"
+    return {
+        "instance_id": "each row needs a text in instance_id, id or problem_id",
+        "repo": "owner/name, or swesmith/<owner>__<name>.<commit8>",
+        "base_commit": "a full commit id: 40 hexadecimal digits",
+    }.get(place, "see the fields of SWE-smith in the plugin's README")

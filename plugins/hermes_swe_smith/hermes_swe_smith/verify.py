@@ -1,0 +1,138 @@
+"""Scores an agent's work: on a pristine tree, in a fresh slot, with the tests as they were."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.envs.pytest_run import PytestReport, ReportStatus, run_pytest
+from hermes_core.errors import SetupFailed, VerifierError
+from hermes_swe_smith.workspace import OperationRefused, Work, give_tree
+
+if TYPE_CHECKING:
+    from hermes_core.envs.rollout import Rollout
+    from hermes_core.envs.workspace import Fresh
+    from hermes_swe_smith.config import SweSmithConfig
+    from hermes_swe_smith.dependencies import TestEnvironment
+    from hermes_swe_smith.repos import Source
+    from hermes_swe_smith.rows import Task
+
+Score = tuple[float, dict[str, Any]]
+
+FAILING_KEPT = 50
+"""Failing node ids that the details name."""
+
+_ARGUMENTS = ("--tb=short", "--color=no")
+
+_REASONS = {
+    ReportStatus.CUT: "the tests ended before pytest could say so",
+    ReportStatus.NO_REPORT: "no report arrived from the tests",
+}
+
+
+def unsolved(reason: str) -> Score:
+    """The score of work that can't be tested, which is the agent's doing."""
+    return 0.0, {"reason": reason}
+
+
+async def give_tested_tree(
+    rollout: Rollout, fresh: Fresh, task: Task, work: Work | str, *, trees_dir: str, environment: TestEnvironment
+) -> dict[str, Any]:
+    """Put what is to be tested into the fresh slot; gives the files that were restored and removed.
+
+    Args:
+        work: what the agent left, or a recorded patch.
+        trees_dir, environment: on the rollout's own sandbox, which need not be the fresh slot's.
+
+    Raises:
+        VerifierError: a recorded patch does not apply to the task any more.
+    """
+    arguments = {
+        "task": trees_dir,
+        "test_files": task.test_files,
+        "import_path": environment.pythonpath,
+        "modules": environment.notes,
+    }
+    patch = b""
+    if isinstance(work, Work):
+        arguments["tree"] = work.tree
+    else:
+        patch = work.encode("utf-8", "surrogateescape")
+    try:
+        answer = await give_tree(
+            rollout, "give_tests", arguments, to=fresh.commands, directory=task.directory, payload=patch
+        )
+    except OperationRefused as refused:
+        raise VerifierError(
+            f"instance {task.instance_id!r}: {refused.message}", hint="was it recorded with another dataset?"
+        ) from refused
+    except SetupFailed as error:
+        raise VerifierError(error.message, hint=error.hint) from error
+    return {"restored": _names(answer["restored"]), "removed": _names(answer["removed"])}
+
+
+async def run_tests(
+    fresh: Fresh, task: Task, source: Source, environment: TestEnvironment, timeout_s: float
+) -> PytestReport:
+    """Run every test of the task in the fresh slot."""
+    root = posixpath.join(fresh.commands.workspace_dir, task.directory)
+    import_path = [posixpath.normpath(posixpath.join(root, part)) for part in environment.pythonpath]
+    if source.command.checkout_on_path:
+        import_path.insert(0, root)
+    return await run_pytest(
+        fresh.commands,
+        task.node_ids,
+        python=environment.python,
+        root=root,
+        timeout_s=timeout_s,
+        import_path=list(dict.fromkeys(import_path)),
+        args=(*source.command.args, *_ARGUMENTS),
+        env=source.command.env,
+    )
+
+
+def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
+    """The reward for a test report, and the details that explain it."""
+    scored = task.node_ids if config.score_include_fail_to_pass else task.pass_to_pass
+    failing = [node_id for node_id in scored if not report.passed(node_id)]
+    if config.score == "all" or not report.complete:
+        reward = 0.0 if failing or not report.complete else 1.0
+    else:
+        reward = _fraction(task, report, config)
+    details: dict[str, Any] = {
+        "passed": len(scored) - len(failing),
+        "total": len(scored),
+        "fail_to_pass": _count(task.fail_to_pass, report),
+        "pass_to_pass": _count(task.pass_to_pass, report),
+        "tests": str(report.status),
+        "tests_s": report.duration_s,
+    }
+    if report.status is ReportStatus.TIMED_OUT:
+        details["reason"] = f"the tests did not end within {config.test_timeout_s:g} s"
+    elif not report.complete:
+        details["reason"] = _REASONS[report.status]
+    if failing:
+        details["failing"] = failing[:FAILING_KEPT]
+        details["outcomes"] = {node_id: report.outcomes[node_id] for node_id in failing[:FAILING_KEPT]}
+        details["texts"] = [list(text) for text in report.texts[:5]]
+        details["output"] = report.output[-2000:]
+    return reward, details
+
+
+def _fraction(task: Task, report: PytestReport, config: SweSmithConfig) -> float:
+    kept = sum(map(report.passed, task.pass_to_pass))
+    if not config.score_include_fail_to_pass:
+        return kept / len(task.pass_to_pass) if task.pass_to_pass else 1.0
+    if kept < len(task.pass_to_pass):
+        return 0.0
+    return sum(map(report.passed, task.fail_to_pass)) / len(task.fail_to_pass)
+
+
+def _count(node_ids: Sequence[str], report: PytestReport) -> dict[str, int]:
+    return {"passed": sum(map(report.passed, node_ids)), "total": len(node_ids)}
+
+
+def _names(paths: list[str]) -> list[str]:
+    """File names as a record can hold them: what is not UTF-8 is replaced."""
+    return [path.encode("utf-8", "replace").decode() for path in paths[:FAILING_KEPT]]

@@ -1,0 +1,247 @@
+"""A task's trees in the sandbox, the checkout that an agent gets, and the work that it leaves.
+
+The repository and the clean tree stay in a directory that no slot can read. What reaches a slot is a tar of one tree,
+through the driver, and the agent's `.git` is made in its own slot from that tree alone: it has one commit and no other
+object, so there is no way from it to the fix.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.errors import CommandError, DatasetError, HermesError, SetupFailed
+from hermes_swe_smith import guard, trees
+
+if TYPE_CHECKING:
+    from hermes_core.envs.workspace import LeasedSlot
+    from hermes_core.sandbox.commands import SlotCommands
+    from hermes_swe_smith.repos import Source
+    from hermes_swe_smith.rows import Task
+
+OPERATION_TIMEOUT_S = 300.0
+CHUNK = 4 << 20
+
+# Gives `guard` to `trees` as a module, without either being a file in the sandbox.
+_LOADER = """
+import sys, types
+for name, text in (("hermes_swe_smith.guard", sys.argv[1]), ("__main__", sys.argv[2])):
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(text, "<" + name + ">", "exec"), module.__dict__)
+"""
+
+_CHECKOUT = """set -e
+ln -sfn "$1" .venv
+cd "$2"
+git init -q --template=
+git symbolic-ref HEAD refs/heads/main
+git add -A -f
+GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z \
+  git -c gc.auto=0 commit -q --no-verify --allow-empty -m "The project as it is"
+"""
+
+ENVIRONMENT_LINK = ".venv"
+"""Beside the checkout: the virtual environment of its tests."""
+
+
+class OperationRefused(HermesError):
+    """An operation of `trees.py` could not be done, for the reason `code`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an agent left of its checkout."""
+
+    patch: str
+    """Against the tree that it started from."""
+    tree: str
+    """The id of the tree that it made, in the private repository."""
+
+
+async def operate(
+    commands: SlotCommands,
+    operation: str,
+    arguments: Mapping[str, Any],
+    payload: bytes = b"",
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = OPERATION_TIMEOUT_S,
+) -> dict[str, Any]:
+    """Do one operation of `trees.py` with the preparation user's commands.
+
+    Raises:
+        OperationRefused: it can't be done; `code` says why.
+        SetupFailed: it broke, took too long, or the sandbox has no python3.
+    """
+    argv = ["python3", "-I", "-S", "-c", _LOADER, *_sources(), operation]
+    data = json.dumps(dict(arguments)).encode() + b"\n" + payload
+    try:
+        done = await commands.run(argv, stdin=data, env=env, timeout_s=timeout_s, output_limit=64 << 20)
+    except CommandError as error:
+        raise SetupFailed(f"{operation}: {error.message}", hint="the sandbox needs python3 and git") from error
+    if not done.ok:
+        reason = f"no end after {timeout_s:g} s" if done.timed_out else done.error_text.strip()[-2000:]
+        raise SetupFailed(
+            f"{operation} failed: {reason or done.returncode}", hint="the sandbox needs git and python3 >= 3.8"
+        )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "error" in answer:
+        raise OperationRefused(answer["error"], answer["message"])
+    return answer
+
+
+async def prepare_repository(
+    site: LeasedSlot, task: Task, source: Source, env: Mapping[str, str], timeout_s: float
+) -> str:
+    """The directory with the repository, as `repo.git`: once per sandbox, repository and commit.
+
+    Raises:
+        DatasetError: the bundle or the commit can't be used.
+        SetupFailed: it could not be cloned.
+    """
+
+    async def build(commands: SlotCommands, directory: str) -> None:
+        arguments = {"repo": f"{directory}/repo.git", "commit": source.commit, "url": source.url}
+        if source.bundle is not None:
+            arguments["bundle"] = f"{directory}/source.bundle"
+            await _send(commands, f"{directory}/source.bundle", source.bundle())
+        try:
+            await operate(commands, "make_repository", arguments, env=env, timeout_s=timeout_s)
+        except OperationRefused as refused:
+            what = f"instance {task.instance_id!r}: repository {task.repo!r} at {source.commit or 'its head'}"
+            if source.bundle is None:
+                raise SetupFailed(f"{what} can't be cloned: {refused.message}", hint="check repo_base_url") from refused
+            raise DatasetError(
+                f"{what}: {refused.message}", hint="is the bundle whole, and of that commit?"
+            ) from refused
+        if source.bundle is not None:
+            await commands.remove(f"{directory}/source.bundle")
+
+    return await site.prepare(f"swe-smith-repo-{source.key}", build, private=True)
+
+
+async def prepare_trees(site: LeasedSlot, task: Task, repository: str, key: str, *, hide: bool) -> str:
+    """The directory of the task's trees: once per sandbox and task.
+
+    Raises:
+        DatasetError: the task's patch does not apply, or its tests are not there; names the instance.
+    """
+
+    async def build(commands: SlotCommands, directory: str) -> None:
+        arguments = {
+            "repo": f"{repository}/repo.git",
+            "task": directory,
+            "base_is": task.base_is,
+            "patch_is": task.patch_is,
+            "test_files": task.test_files,
+            "hidden": task.fail_to_pass_files if hide else (),
+            "has_fix": bool(task.patch),
+        }
+        patches = json.dumps({"patch": task.patch, "test_patch": task.test_patch}).encode()
+        try:
+            await operate(commands, "make_trees", arguments, patches)
+        except OperationRefused as refused:
+            raise DatasetError(
+                f"instance {task.instance_id!r}: {refused.message}",
+                hint="is the row of this repository and commit? `variant` and `patch_is` say how it is read",
+            ) from refused
+
+    return await site.prepare(f"swe-smith-task-{key}", build, private=True)
+
+
+async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environment: str) -> None:
+    """Put the buggy tree into the slot, as a git repository of one commit, with the virtual environment beside it.
+
+    Raises:
+        SetupFailed: git does not work in the slot.
+    """
+    await give_tree(site, "give_workspace", {"task": trees_dir}, to=site.commands, directory=task.directory)
+    script = ["sh", "-c", _CHECKOUT, "sh", f"{environment}/venv", task.directory]
+    done = await site.commands.run(script, timeout_s=OPERATION_TIMEOUT_S, merge_stderr=True)
+    if not done.ok:
+        raise SetupFailed(
+            f"instance {task.instance_id!r}: no repository could be made in the slot: {done.text.strip()[-1000:]}",
+            hint="the slot's user must be able to run git",
+        )
+
+
+async def give_tree(
+    site: LeasedSlot,
+    operation: str,
+    arguments: Mapping[str, Any],
+    *,
+    to: SlotCommands,
+    directory: str,
+    payload: bytes = b"",
+) -> dict[str, Any]:
+    """Send the tree that the operation makes a tar of, from the site's private space to a directory of a slot."""
+    private = site.preparation
+    answer = await operate(private, operation, arguments, payload)
+    try:
+        await to.tar_in(directory, _read(private, answer["tar"]))
+    finally:
+        await private.remove(answer["tar"])
+    return answer
+
+
+async def take_work(site: LeasedSlot, task: Task, trees_dir: str, *, max_workspace: int, max_patch: int) -> Work:
+    """The work of the agent, whose processes are dead, from its slot.
+
+    Raises:
+        OperationRefused: there is no checkout any more, or it can't be taken; `message` says why.
+    """
+    try:
+        left = await site.files(task.directory, max_bytes=max_workspace)
+    except CommandError as error:
+        raise OperationRefused(error.code, f"the checkout can't be read: {error.message}") from error
+    answer = await operate(site.preparation, "take_work", {"task": trees_dir, "max_bytes": max_patch}, left)
+    return Work(answer["patch"], answer["tree"])
+
+
+async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
+    """Apply the reference solution in the agent's slot, and do nothing else there.
+
+    Raises:
+        SetupFailed: the row has none, or it does not apply to what is in the slot.
+    """
+    if not task.patch:
+        raise SetupFailed(f"instance {task.instance_id!r} has no reference solution", hint="its row has no patch")
+    fix = (await operate(site.preparation, "give_fix", {"task": trees_dir}))["patch"]
+    done = await site.commands.run(
+        ["git", "apply", "--whitespace=nowarn", "-"],
+        cwd=task.directory,
+        stdin=fix.encode(),
+        timeout_s=OPERATION_TIMEOUT_S,
+    )
+    if not done.ok:
+        raise SetupFailed(f"instance {task.instance_id!r}: the fix does not apply: {done.error_text.strip()[-1000:]}")
+
+
+async def _send(commands: SlotCommands, path: str, data: bytes) -> None:
+    for start in range(0, max(len(data), 1), CHUNK):
+        await commands.write_file(path, data[start : start + CHUNK], append=start > 0)
+
+
+async def _read(commands: SlotCommands, path: str) -> AsyncIterator[bytes]:
+    offset = 0
+    while True:
+        part = await commands.read_file(path, offset=offset, limit=CHUNK)
+        if part.data:
+            yield part.data
+        offset += len(part.data)
+        if not part.data or offset >= part.size:
+            return
+
+
+@functools.cache
+def _sources() -> tuple[str, ...]:
+    return tuple(Path(module.__file__ or "").read_text(encoding="utf-8") for module in (guard, trees))
