@@ -1,0 +1,50 @@
+"""Background work with an owner: tasks that outlive the call that began them, and are ended by whoever owns them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Background:
+    """The running tasks of one owner.
+
+    A `TaskGroup` ends in the task that began it, and one failed child takes the others down. An owner with `start()`
+    and `aclose()` may be closed from another task than it was started in, and its tasks are independent: hence this.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Begin `work`; its error, if nobody awaits the task, is logged."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("background task %s failed: %s", task.get_name(), error, exc_info=error)
+
+    async def aclose(self) -> None:
+        """Cancel what runs and wait until all of it has ended, whatever those tasks begin meanwhile."""
+        for task in self._tasks:
+            task.cancel()
+        await self.join()
+
+    async def join(self) -> None:
+        """Wait until all of it has ended by itself."""
+        me = asyncio.current_task()
+        while pending := {task for task in self._tasks if task is not me}:
+            await asyncio.wait(pending)

@@ -1,0 +1,425 @@
+"""The commands of one slot in the direct mode: `SlotCommands` by `sh`, documented there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import secrets
+import tarfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from hermes_core.errors import ChannelLost, CommandError, InfraError
+from hermes_core.sandbox import shell
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
+from hermes_core.sandbox.contract import Channel
+from hermes_core.sandbox.direct_files import LIST, READ, REMOVE, STAT, TAR_IN, TAR_OUT, WRITE, file_stat, parse_list
+from hermes_core.sandbox.output import HeadTail, Rolling
+from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.direct import DirectClient
+
+GRACE_S = 2.0
+"""Seconds between TERM and KILL at a time limit."""
+
+MAX_WORD = 100_000
+"""Bytes of a command line that still fit into one parameter of a program; longer ones go through a file."""
+
+MAX_TAR_IN = 1 << 30
+"""The most that `tar_in` takes, as its length must be known before it is sent."""
+
+
+@dataclass(eq=False)
+class _Process:
+    """A background process, with the channel that it hangs on."""
+
+    process_id: str
+    command: str
+    cwd: str
+    mark: str
+    channel: Channel
+    output: Rolling
+    started_at: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.monotonic)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    exit_code: int | None = None
+    signal: int | None = None
+    lifetime: float = 0.0
+
+    def end(self, status: int) -> None:
+        self.lifetime = time.monotonic() - self.began
+        self.exit_code, self.signal = exit_or_signal(status)
+        self.ended.set()
+
+    def status(self) -> ProcessStatus:
+        running = not self.ended.is_set()
+        return ProcessStatus(
+            process_id=self.process_id,
+            command=self.command,
+            cwd=self.cwd,
+            pid=None,
+            started_at=self.started_at,
+            running=running,
+            exit_code=self.exit_code,
+            signal=self.signal,
+            output_bytes=self.output.total,
+            uptime_s=time.monotonic() - self.began if running else self.lifetime,
+        )
+
+
+def exit_or_signal(status: int) -> tuple[int | None, int | None]:
+    """A shell's status as exit code or signal; sh does not tell 128 + n from signal n, and signals are likelier."""
+    return (None, status - 128) if 128 < status <= 192 else (status, None)
+
+
+class DirectCommands:
+    """The commands of one slot.
+
+    Args:
+        mark: what everything that the slot starts carries in its environment, followed by the command's number.
+    """
+
+    def __init__(self, client: DirectClient, workspace: str, scratch: str, mark: str) -> None:
+        self.mark = mark
+        self.used = False
+        """Whether something was done in the slot since it was last clean."""
+        self._client = client
+        self._workspace = workspace
+        self._scratch = scratch
+        self._processes: dict[str, _Process] = {}
+
+    @property
+    def workspace_dir(self) -> str:
+        """The slot's workspace, as seen from inside the sandbox."""
+        return self._workspace
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        merge_stderr: bool = False,
+        spool: bool = False,
+    ) -> CommandResult:
+        """Run a command to its end; there is no spooling here, so `spool_path` stays None."""
+        run = _Run(self, await self._argv(command), self._path(cwd or "."), self._environment(env))
+        return await run.result(stdin or b"", timeout_s, output_limit, merge_stderr)
+
+    async def _argv(self, command: str | Sequence[str]) -> list[str]:
+        self.used = True
+        if not isinstance(command, str):
+            shell.check_words(*command)
+            if not command:
+                raise CommandError("the command is empty", code="invalid")
+            return list(command)
+        shell.check_words(command)
+        text = command.encode("utf-8", "surrogateescape")
+        if len(text) <= MAX_WORD:
+            return [self._client.shell, "-c", command]
+        path = f"{self._scratch}/run/{self._client.next_number()}.sh"
+        await self.write_file(path, text)
+        return [self._client.shell, path]
+
+    def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        shell.check_words(*(env or {}).keys(), *(env or {}).values())
+        return {
+            "HOME": f"{self._scratch}/home",
+            "TMPDIR": f"{self._scratch}/tmp",
+            "USER": "slot",
+            "LOGNAME": "slot",
+            **self._client.settings.env,
+            **(env or {}),
+        }
+
+    def _path(self, path: str) -> str:
+        if not path:
+            raise CommandError("a path has at least one character", code="invalid")
+        shell.check_words(path)
+        return path if path.startswith("/") else f"{self._workspace}/{path}"
+
+    # --- background processes ---------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        buffer_bytes: int = 200_000,
+    ) -> ProcessStatus:
+        """Start a background process on a channel of its own."""
+        run = _Run(self, await self._argv(command), self._path(cwd or "."), self._environment(env))
+        channel, token = await run.open_stdout("-", merge=True)
+        process = _Process(
+            process_id=f"proc_{secrets.token_hex(6)}",
+            command=command if isinstance(command, str) else " ".join(command),
+            cwd=run.cwd,
+            mark=run.mark,
+            channel=channel,
+            output=Rolling(buffer_bytes),
+        )
+        self._processes[process.process_id] = process
+        self._client.work.spawn(self._follow(process, token), f"process {process.process_id}")
+        return process.status()
+
+    async def _follow(self, process: _Process, token: str) -> None:
+        status = 128 + 9
+        try:
+            outcome = await shell.until_token(process.channel, token, process.output.feed)
+            if outcome.word == "exit":
+                status = int(outcome.rest)
+            else:  # it was never started
+                process.output.feed(f"{process.cwd}: {outcome.rest}\n".encode())
+                status = 127
+        except (shell.Ended, ChannelLost):
+            pass
+        finally:
+            process.end(status)
+            await process.channel.aclose()
+
+    def _process(self, process_id: str) -> _Process:
+        try:
+            return self._processes[process_id]
+        except KeyError:
+            raise CommandError(f"there is no background process {process_id!r}", code="unknown_process") from None
+
+    async def processes(self) -> Sequence[ProcessStatus]:
+        """The slot's background processes, oldest first."""
+        return [process.status() for process in self._processes.values()]
+
+    async def poll(self, process_id: str) -> ProcessStatus:
+        """One background process."""
+        return self._process(process_id).status()
+
+    async def log(self, process_id: str, *, offset: int = 0, limit: int = 200_000) -> LogChunk:
+        """Its output from a byte offset on."""
+        output = self._process(process_id).output
+        data, begin = output.read(offset, limit)
+        return LogChunk(data=data, offset=begin, total=output.total, dropped=max(0, begin - max(offset, 0)))
+
+    async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
+        """Wait for its end, or until the time limit."""
+        process = self._process(process_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await process.ended.wait()
+        except TimeoutError:
+            pass
+        return process.status()
+
+    async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
+        """Write to its standard input, which has no end here."""
+        process = self._process(process_id)
+        if eof:
+            raise CommandError("input can't be ended in a sandbox without Python", hint="kill the process instead")
+        if process.ended.is_set():
+            raise CommandError("the process has ended")
+        await process.channel.write(data)
+        return len(data)
+
+    async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
+        """TERM, then KILL after the grace period, to it and all that it started."""
+        process = self._process(process_id)
+        if not process.ended.is_set():
+            await self._client.kill(f"HERMES_DIRECT={process.mark}", "TERM", rounds=1)
+            await self.wait(process_id, timeout_s=grace_s)
+        await self._client.kill(f"HERMES_DIRECT={process.mark}", "KILL")
+        return await self.wait(process_id, timeout_s=GRACE_S)
+
+    async def forget_processes(self) -> None:
+        """The slot was killed: its background processes with it."""
+        for process in self._processes.values():
+            await process.channel.aclose()
+        self._processes.clear()
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
+        self.used = True
+        try:
+            return await self._client.script(script, self._path(path), *args, stdin=stdin, limit=limit)
+        except CommandError as error:
+            raise CommandError(f"{path}: {error.message}", code=error.code, hint=error.hint) from error
+
+    async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
+        """Up to `limit` bytes of a regular file from `offset`."""
+        if offset < 0 or limit < 0:
+            raise CommandError("offset and limit must not be negative", code="invalid")
+        answer = await self._file(READ, path, str(offset + 1), str(limit), limit=limit + 64)
+        size, _, data = answer.partition(b"\n")
+        return FileContent(data=data, offset=offset, size=int(size))
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
+        """Replace or extend a file; all of it or an error."""
+        rights = "" if mode is None else f"{mode:o}"
+        await self._file(WRITE, path, str(len(data)), rights, "1" if append else "", stdin=data)
+
+    async def stat(self, path: str) -> FileStat:
+        """What the path is; a link is not followed."""
+        return file_stat(path, await self._file(STAT, path))
+
+    async def list_dir(
+        self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
+    ) -> Sequence[FileStat]:
+        """The entries of a directory, sorted by path."""
+        answer = await self._file(LIST, path, "1" if recursive else "", limit=MAX_FILE_BYTES)
+        entries = parse_list(answer)
+        if len(entries) > max_entries:
+            raise CommandError(f"{path} has more than {max_entries} entries", code="too_large")
+        return entries
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or a directory tree."""
+        await self._file(REMOVE, path, "1" if recursive else "")
+
+    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
+        """Unpack a tar stream below a directory."""
+        archive = data if isinstance(data, bytes) else await _gather(data)
+        await asyncio.to_thread(check_archive, archive)
+        options = "-xzof" if archive.startswith(b"\x1f\x8b") else "-xof"
+        await self._file(TAR_IN, path, str(len(archive)), options, stdin=archive)
+
+    async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """A plain tar of a directory's contents."""
+        return await self._file(TAR_OUT, path, limit=max_bytes)
+
+
+class _Run:
+    """One command on its way: two channels, as sh gives no other way to keep its streams apart."""
+
+    def __init__(self, commands: DirectCommands, argv: list[str], cwd: str, env: dict[str, str]) -> None:
+        self._client: DirectClient = commands._client
+        number = self._client.next_number()
+        self.mark = f"{commands.mark}{number};"
+        self.cwd = cwd
+        self._argv = argv
+        self._env = {**env, "HERMES_DIRECT_HELPER": self.mark}
+        self._fifo = f"{commands._scratch}/run/{number}"
+        self._token = shell.new_token()
+        self._timed_out = False
+
+    async def result(self, stdin: bytes, timeout_s: float | None, limit: int, merge: bool) -> CommandResult:
+        began = time.monotonic()
+        out, err = HeadTail(limit), HeadTail(limit)
+        try:
+            outcome = await self._streams(stdin, timeout_s, out, None if merge else err)
+        except BaseException:
+            self._client.work.spawn(self._kill_all(), "kill a command that was given up")
+            raise
+        if outcome.word == "refused":
+            if not merge:
+                self._client.work.spawn(self._kill_all(), "end the reader of stderr")
+            raise shell.failure(f"{outcome.rest}: {self.cwd}")
+        exit_code, signal = exit_or_signal(int(outcome.rest))
+        return CommandResult(
+            exit_code=exit_code,
+            signal=signal,
+            timed_out=self._timed_out,
+            stdout=out.value(),
+            stderr=err.value(),
+            stdout_bytes=out.total,
+            stderr_bytes=err.total,
+            truncated=out.truncated or err.truncated,
+            duration_s=time.monotonic() - began,
+        )
+
+    async def _streams(
+        self, stdin: bytes, timeout_s: float | None, out: HeadTail, err: HeadTail | None
+    ) -> shell.Outcome:
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = None if err is None else group.create_task(self._stderr(err))
+                clock = None if timeout_s is None else group.create_task(self._clock(timeout_s))
+                outcome = await group.create_task(self._stdout(stdin, out, err is None))
+                if reading is not None and outcome.word == "refused":
+                    reading.cancel()
+                if reading is not None:
+                    await asyncio.wait([reading])
+                if clock is not None:
+                    clock.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return outcome
+
+    async def open_stdout(self, stdin_size: str, *, merge: bool) -> tuple[Channel, str]:
+        args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._client.session, *self._argv]
+        channel = await self._client.open(shell.COMMAND, args, self._env)
+        await shell.send(channel, f"{self._token}\n".encode())
+        return channel, self._token
+
+    async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> shell.Outcome:
+        channel, token = await self.open_stdout(str(len(stdin)), merge=merge)
+        try:
+            await shell.send(channel, stdin)
+            return await shell.until_token(channel, token, out.feed)
+        except (shell.Ended, ChannelLost) as error:
+            await self._client.check_alive(error)
+            if isinstance(error, ChannelLost):
+                raise
+        finally:
+            await channel.aclose()
+        return shell.Outcome("exit", str(128 + 9))  # it killed its own shell: its doing, not ours
+
+    async def _stderr(self, err: HeadTail) -> None:
+        channel = await self._client.open(shell.STDERR, [self._fifo], self._env)
+        try:
+            await shell.until_token(channel, self._token, err.feed)
+        except shell.Ended:
+            pass
+        finally:
+            await channel.aclose()
+
+    async def _clock(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
+        self._timed_out = True
+        await self._client.kill(f"HERMES_DIRECT={self.mark}", "TERM", rounds=1)
+        await asyncio.sleep(GRACE_S)
+        await self._client.kill(f"HERMES_DIRECT={self.mark}", "KILL")
+
+    async def _kill_all(self) -> None:
+        try:
+            await self._client.kill(f"={self.mark}", "KILL")
+        except InfraError:
+            return  # the release of the slot will find out
+
+
+async def _gather(stream: AsyncIterator[bytes]) -> bytes:
+    data = bytearray()
+    async for piece in stream:
+        data += piece
+        if len(data) > MAX_TAR_IN:
+            raise CommandError(f"more than {MAX_TAR_IN} bytes of tar", code="too_large")
+    return bytes(data)
+
+
+def check_archive(data: bytes) -> None:
+    """Refuse a tar whose members could end up outside the directory that it is unpacked in.
+
+    Raises:
+        CommandError: it is no tar, or a member is absolute, climbs, or lies behind a link; with code `invalid`.
+    """
+    links: set[PurePosixPath] = set()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            for member in archive:
+                path = PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts or links & {path, *path.parents}:
+                    raise CommandError(f"the member {member.name!r} leaves the archive's directory", code="invalid")
+                if member.issym():
+                    links.add(path)
+                if member.islnk() and (
+                    PurePosixPath(member.linkname).is_absolute() or ".." in PurePosixPath(member.linkname).parts
+                ):
+                    raise CommandError(f"the link {member.name!r} leaves the archive's directory", code="invalid")
+    except tarfile.TarError as error:
+        raise CommandError(f"not a tar archive: {error}", code="invalid") from error

@@ -1,0 +1,116 @@
+"""The direct mode's file operations: what sh runs, with the path as $1, and how its answers are read."""
+
+from __future__ import annotations
+
+import re
+import stat
+
+from hermes_core.errors import CommandError
+from hermes_core.sandbox.results import FileStat
+
+# $2 the first byte, counted from 1; $3 how many. First a line with the size, then the bytes.
+READ = """
+exists "$1"
+[ ! -d "$1" ] || fail 'Is a directory'
+[ -e "$1" ] || fail 'No such file or directory'
+[ -f "$1" ] || fail 'Not a regular file'
+[ -r "$1" ] || fail 'Permission denied'
+stat -L -c %s "$1" || exit 1
+[ "$3" -eq 0 ] || tail -c "+$2" "$1" | head -c "$3"
+"""
+
+# $2 the size, $3 the mode or nothing, $4 something to append. The new content is complete before the old one goes.
+WRITE = """
+path=$1
+if [ -L "$path" ]; then path=$(readlink -f "$path" && echo .) && path=${path%??} || fail 'No such file or directory'; fi
+[ ! -d "$path" ] || fail 'Is a directory'
+[ ! -e "$path" ] || [ -f "$path" ] || fail 'Not a regular file'
+mkdir -p "${path%/*}/" || exit 1
+new=$path.hermes-$$
+trap 'rm -f "$new"' EXIT
+{ : >"$new"; } || exit 1
+if [ "$2" -gt 0 ]; then head -c "$2" >"$new" || exit 1; fi
+[ "$(stat -c %s "$new")" -eq "$2" ] || fail 'No space left on device'
+if [ -n "$4" ]; then
+  cat "$new" >>"$path" || exit 1
+  [ -z "$3" ] || chmod "$3" "$path"
+else
+  mode=$3
+  if [ -z "$mode" ] && [ -e "$path" ]; then mode=$(stat -c %a "$path"); fi
+  [ -z "$mode" ] || chmod "$mode" "$new" || exit 1
+  mv -f "$new" "$path"
+fi
+"""
+
+STAT = """
+exists "$1"
+stat -c '%f %s %Y' "$1"
+"""
+
+# $2 something to go deeper. For each batch of entries their stat lines, then their names, each ended by NUL.
+LIST = """
+exists "$1"
+[ -d "$1" ] || fail 'Not a directory'
+cd "$1" 2>/dev/null || fail 'Permission denied'
+[ -n "$2" ] && depth= || depth='-maxdepth 1'
+find . -mindepth 1 $depth -exec sh -c 'stat -c "%f %s %Y" "$@" && printf "%s\\0" "$@"' sh {} +
+"""
+
+# $2 something to remove a directory with all that is in it.
+REMOVE = """
+exists "$1"
+if [ -d "$1" ] && [ ! -L "$1" ]; then
+  [ -n "$2" ] || fail 'Is a directory'
+  chmod -R u+rwx "$1" 2>/dev/null
+  rm -rf "$1"
+else
+  rm -f "$1"
+fi
+"""
+
+# $2 the size, $3 the options of tar.
+TAR_IN = """
+mkdir -p "$1" || exit 1
+cd "$1" 2>/dev/null || fail 'Permission denied'
+head -c "$2" | tar "$3" -
+"""
+
+TAR_OUT = """
+exists "$1"
+[ -d "$1" ] || fail 'Not a directory'
+cd "$1" 2>/dev/null || fail 'Permission denied'
+tar -cf - .
+"""
+
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+
+
+def file_stat(path: str, line: bytes) -> FileStat:
+    """What `stat -c '%f %s %Y'` says.
+
+    Raises:
+        CommandError: it says something else.
+    """
+    if not re.fullmatch(rb"[0-9a-f]+ [0-9]+ -?[0-9]+\n?", line):
+        raise CommandError(f"stat gave {line[:200]!r}")
+    mode, size, mtime = line.split()
+    bits = int(mode, 16)
+    return FileStat(path, _KINDS.get(stat.S_IFMT(bits), "other"), int(size), stat.S_IMODE(bits), float(mtime))
+
+
+def parse_list(answer: bytes) -> list[FileStat]:
+    """The entries in the answer of `LIST`, sorted by path."""
+    entries, at = [], 0
+    while at < len(answer):
+        names = answer.find(b"./", at)
+        lines = answer[at:names].splitlines()
+        at = names
+        for line in lines:
+            end = answer.find(b"\0", at)
+            if names < 0 or end < 0:
+                raise CommandError("the directory changed while it was listed")
+            entries.append(file_stat(answer[at + 2 : end].decode("utf-8", "surrogateescape"), line))
+            at = end + 1
+        if not lines:
+            raise CommandError("the directory changed while it was listed")
+    return sorted(entries, key=lambda entry: entry.path)

@@ -1,0 +1,112 @@
+"""Things made once per sandbox and read by its slots: single-flight, all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+
+from hermes_core.errors import CommandError, HermesError, ProvisionError, SlotLost, UsageError
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.slots import PREPARE, Member
+
+log = logging.getLogger(__name__)
+
+Build = Callable[[SlotCommands, str], Awaitable[None]]
+"""Fills a new, empty directory (its absolute path), with the commands of the preparation user."""
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Preparation:
+    """One attempt to prepare something, and how many wait for it."""
+
+    def __init__(self, task: asyncio.Task[str]) -> None:
+        self.task = task
+        self.waiters = 0
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it is being undone: nobody waits for it any more, or its owner was closed."""
+        return self.task.cancelling() > 0 or self.task.cancelled()
+
+
+def check_key(key: str) -> str:
+    """The key, if it can be a file's name.
+
+    Raises:
+        UsageError: it can't.
+    """
+    if not _KEY.fullmatch(key):
+        raise UsageError(
+            f"{key!r} can't be the key of a preparation",
+            hint="use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        )
+    return key
+
+
+async def prepare(work: Background, member: Member, key: str, build: Build, *, private: bool) -> str:
+    """The directory that `build` filled, once per sandbox and key.
+
+    All who ask while it is being built wait for that attempt and get its error; after a failure the directory is gone
+    and the next call tries again. The attempt is given up when the last of those waiting is cancelled.
+    """
+    name = (check_key(key), private)
+    while (attempt := member.preparations.get(name)) is not None and attempt.abandoned:
+        await asyncio.wait([attempt.task])
+    if attempt is None:
+        attempt = Preparation(work.spawn(_attempt(member, name, build), f"prepare {key} in {member.sandbox.id}"))
+        member.preparations[name] = attempt
+    attempt.waiters += 1
+    try:
+        return await asyncio.shield(attempt.task)
+    except asyncio.CancelledError:
+        if attempt.task.cancelled() and not _cancelled_myself():
+            raise SlotLost("the tool backend was closed during a preparation", sandbox_id=member.sandbox.id) from None
+        if attempt.waiters == 1:
+            attempt.task.cancel()
+        raise
+    finally:
+        attempt.waiters -= 1
+
+
+def _cancelled_myself() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
+    key, private = name
+    directory = f"{member.sandbox.workspace_base}/prepared/{'private' if private else 'shared'}/{key}"
+    try:
+        commands = member.client.commands(PREPARE)
+        await _remove(commands, directory)  # what an attempt of an earlier driver left
+        made = await commands.run(["mkdir", "-p", "--", directory])
+        if not made.ok:
+            raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=member.sandbox.id)
+        try:
+            await build(commands, directory)
+        except BaseException:
+            await _undo(commands, directory)
+            raise
+    except BaseException:
+        del member.preparations[name]
+        raise
+    return directory
+
+
+async def _undo(commands: SlotCommands, directory: str) -> None:
+    try:
+        await _remove(commands, directory)
+    except HermesError as error:
+        log.warning("the failed preparation %s was not removed: %s", directory, error)
+
+
+async def _remove(commands: SlotCommands, directory: str) -> None:
+    try:
+        await commands.remove(directory, recursive=True)
+    except CommandError as error:
+        if error.code != "not_found":
+            raise

@@ -1,0 +1,191 @@
+"""POSIX sh over channels: how the direct mode runs our own small scripts and the slots' commands.
+
+Every script ends its output with a token that only we know, followed by its outcome. So the end needs no half-close and
+no end of file, which a process left in the background would hold off for ever. Whatever comes from outside (paths,
+commands, sizes) travels as positional parameters, and input is framed by its length.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hermes_core.errors import ChannelLost, CommandError
+from hermes_core.sandbox.contract import Channel, Sandbox
+
+READ_SIZE = 1 << 16
+
+# $1 the token; the script's own parameters follow. What it says on stderr becomes part of the outcome.
+_HELPER = """
+token=$1; shift
+exec 4>&1
+fail() { echo "$1" >&2; exit 1; }
+exists() { [ -e "$1" ] || [ -L "$1" ] || fail 'No such file or directory'; }
+message=$( {
+%s
+} 2>&1 >&4 )
+status=$?
+printf '%%s %%s %%s\\n' "$token" "$status" "$message" >&4
+"""
+
+# Parameters: directory, size of stdin (- for the channel's own), 1 to merge, fifo for stderr, mark, `setsid` or
+# nothing, the command. The token comes first on stdin: the command could read our parameters.
+COMMAND = """
+cwd=$1 size=$2 merge=$3 fifo=$4 mark=$5 session=$6; shift 6
+IFS= read -r token || exit 125
+refuse() { printf '%s refused %s\\n' "$token" "$1"; exit 0; }
+[ -e "$cwd" ] || refuse 'No such file or directory'
+[ -d "$cwd" ] || refuse 'Not a directory'
+cd "$cwd" 2>/dev/null || refuse 'Permission denied'
+case $size in
+  -) exec 3<&0 ;;
+  0) exec 3</dev/null ;;
+  *) { head -c "$size" >"$fifo.in" && exec 3<"$fifo.in"; } || refuse 'No space left on device'; rm -f "$fifo.in" ;;
+esac
+if [ "$merge" = 1 ]; then exec 5>&1; else mkfifo "$fifo" 2>/dev/null; exec 5>"$fifo"; rm -f "$fifo"; fi
+unset HERMES_DIRECT_HELPER
+( HERMES_DIRECT=$mark; export HERMES_DIRECT; exec $session "$@" <&3 2>&5 3<&- 5>&- ) &
+exec 3<&-
+wait "$!"
+status=$?
+trap '' PIPE
+[ "$merge" = 1 ] || printf '%s end\\n' "$token" >&5 2>/dev/null
+printf '%s exit %s\\n' "$token" "$status"
+"""
+
+# The other end of a command's stderr. The command begins when both ends have met.
+STDERR = 'mkfifo "$1" 2>/dev/null; exec cat <"$1"'
+
+# $1 the mark, $2 the signal, $3 how many rounds.
+KILL = """
+rounds=$3
+while [ "$rounds" -gt 0 ]; do
+  found=$(grep -lF -e "$1" /proc/[0-9]*/environ 2>/dev/null)
+  [ -n "$found" ] || exit 0
+  for each in $found; do each=${each#/proc/}; kill -s "$2" "${each%/environ}" 2>/dev/null; done
+  rounds=$((rounds - 1))
+  [ "$rounds" -eq 0 ] || sleep 0.02 2>/dev/null || sleep 1
+done
+[ "$2" != KILL ] || fail 'processes are left'
+"""
+
+
+class Ended(Exception):
+    """The script's process ended without an outcome: it was killed, or its sandbox is gone."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What stood behind the token: `0`, `exit 3`, `refused No such file or directory`."""
+
+    word: str
+    rest: str
+
+
+async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None]) -> Outcome:
+    """Feed the output to `feed`, piece by piece, and give its outcome.
+
+    Raises:
+        Ended: the stream ended before the token.
+        ChannelLost: the transport died.
+    """
+    mark = token.encode()
+    held = b""
+    while (at := held.find(mark)) < 0:
+        surplus = len(held) - len(mark) + 1
+        if surplus > 0:
+            feed(held[:surplus])
+            held = held[surplus:]
+        data = await channel.read(READ_SIZE)
+        if not data:
+            feed(held)
+            raise Ended
+        held += data
+    if at:
+        feed(held[:at])
+    line = held[at + len(mark) :]
+    while b"\n" not in line and len(line) < READ_SIZE and (data := await channel.read(READ_SIZE)):
+        line += data
+    word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
+    return Outcome(word, rest)
+
+
+def new_token() -> str:
+    """What marks the end of one script's output."""
+    return secrets.token_hex(16)
+
+
+async def helper(
+    sandbox: Sandbox,
+    script: str,
+    *args: str,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    limit: int = 1 << 20,
+) -> bytes:
+    """Run one of our scripts and give its output.
+
+    Raises:
+        CommandError: the script failed, with the code of what it said; `too_large` when the output passes the limit.
+        Ended: it was killed before it had an outcome.
+        ChannelLost, SandboxLost: the sandbox could not be reached.
+    """
+    check_words(*args)
+    token = new_token()
+    marked = {**(env or {}), "LC_ALL": "C", "HERMES_DIRECT_HELPER": "1"}
+    channel = await sandbox.open(["sh", "-c", _HELPER % script, "hermes-direct", token, *args], env=marked)
+    output = bytearray()
+
+    def feed(data: bytes) -> None:
+        output.extend(data)
+        if len(output) > limit:
+            raise CommandError(f"more than {limit} bytes", code="too_large")
+
+    try:
+        await send(channel, stdin)
+        outcome = await until_token(channel, token, feed)
+    finally:
+        await channel.aclose()
+    if outcome.word != "0":
+        raise failure(outcome.rest)
+    return bytes(output)
+
+
+async def send(channel: Channel, data: bytes) -> None:
+    """Write a script's input. One that ended early says why in its outcome, so a lost channel is no error here."""
+    try:
+        for start in range(0, len(data), READ_SIZE):
+            await channel.write(data[start : start + READ_SIZE])
+    except ChannelLost:
+        return
+
+
+_CODES = {
+    "No such file or directory": "not_found",
+    "Is a directory": "is_a_directory",
+    "Not a directory": "not_a_directory",
+    "Permission denied": "permission",
+    "Operation not permitted": "permission",
+    "Read-only file system": "permission",
+    "File exists": "exists",
+    "No space left": "no_space",
+    "Disk quota exceeded": "no_space",
+    "Not a regular file": "not_a_file",
+}
+
+
+def failure(message: str) -> CommandError:
+    """The error for what a script said before it failed."""
+    code = next((code for words, code in _CODES.items() if words in message), "failed")
+    return CommandError(message.strip()[-2000:] or "it failed without a word", code=code)
+
+
+def check_words(*words: str) -> None:
+    """Refuse what can't be a program's parameter.
+
+    Raises:
+        CommandError: a word has a NUL byte, with code `invalid`.
+    """
+    if any("\0" in word for word in words):
+        raise CommandError("NUL bytes can't be passed to a program", code="invalid", hint="pass such data by stdin")

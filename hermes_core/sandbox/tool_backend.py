@@ -1,0 +1,400 @@
+"""The tool backend: what callers see of sandboxes. Acquire a slot, call tools in it, release it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from hermes_core.errors import (
+    ConfigError,
+    ErrorKind,
+    HermesError,
+    InfraError,
+    StaleSlotError,
+    UnknownNameError,
+    UsageError,
+)
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
+from hermes_core.sandbox.observers import Observers, Unobserved, tell
+from hermes_core.sandbox.pool import Pool
+from hermes_core.sandbox.preparation import Build, check_key, prepare
+from hermes_core.sandbox.provision import ClientFactory, Provisioner, start_guest
+from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
+from hermes_core.sandbox.slots import PREPARE, Lease, LeasedCommands, stale
+from hermes_core.tools.base import CallContext, Tool
+from hermes_core.tools.registry import ToolRegistry
+from hermes_core.tools.slot_tools import SLOT_TOOLS
+
+log = logging.getLogger(__name__)
+
+OVERTIME_S = 15.0
+"""How long after its time limit, and the time in which a lost channel may come back, a tool is cut off, in seconds."""
+
+
+class ToolBackend:
+    """Slots of one backend, by profile; an async context manager.
+
+    Args:
+        profiles: by name; each has a pool of its own, warmed when it is started or first asked for.
+        tools: the tools that `execute` knows besides the slot tools `bash`, `read_file` and `write_file`.
+        isolation: the least that every slot gets.
+        owner: who the sandboxes belong to, for their labels.
+        max_creating: sandboxes being made at the same time, over all profiles.
+        start_client: gives the client of a new sandbox.
+
+    Raises:
+        ConfigError, PolicyError, UnknownNameError: a profile can't be served by this backend.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        profiles: Mapping[str, SandboxConfig],
+        tools: ToolRegistry,
+        isolation: Isolation,
+        owner: str,
+        default_profile: str = "default",
+        observers: Observers | None = None,
+        max_creating: int = 4,
+        start_client: ClientFactory = start_guest,
+    ) -> None:
+        self.backend = backend
+        self.isolation = isolation
+        self.default_profile = default_profile
+        self._tools = tools
+        self._observers = observers or Unobserved()
+        self._work = Background()
+        self._leases: dict[tuple[str, int], Lease] = {}
+        self._closing: asyncio.Task[None] | None = None
+        provisioner = Provisioner(
+            backend, isolation=isolation, owner=owner, max_creating=max_creating, start_client=start_client
+        )
+        self._pools: dict[str, Pool] = {}
+        for name, config in profiles.items():
+            if config.name != name:
+                raise ConfigError(
+                    f"profile {name!r} has the name {config.name!r} in its settings", hint=f"set name: {name}"
+                )
+            self._pools[name] = Pool(config, provisioner, self._observers)
+        self.default_timeout_s = self._pool(default_profile).config.execution_timeout_s
+
+    # ------------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def start(self, profiles: Sequence[str] | None = None) -> None:
+        """Make the warm sandboxes of these profiles (the default one), in parallel; others when first asked for.
+
+        Raises:
+            ProvisionError, PolicyError: they can't be made; nothing of them is left.
+            UnknownNameError: there is no such profile.
+        """
+        pools = [self._pool(name) for name in (profiles if profiles is not None else [self.default_profile])]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for pool in pools:
+                    group.create_task(pool.start())
+        except BaseException as error:
+            await self.aclose()
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0]  # noqa: B904 - the group adds nothing
+            raise
+
+    async def aclose(self) -> None:
+        """End all sandboxes, in parallel; nothing is left when it returns. Idempotent, and completes if cancelled."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="close the tool backend")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._work.aclose())
+            for pool in self._pools.values():
+                group.create_task(pool.aclose())
+        self._leases.clear()
+
+    # ------------------------------------------------------------------ leases
+
+    async def acquire(
+        self,
+        trajectory_id: str | None = None,
+        *,
+        profile: str | None = None,
+        group: str | None = None,
+        verification: bool = False,
+        timeout_s: float | None = None,
+    ) -> Slot:
+        """A slot of the profile, in order of arrival; the caller releases it.
+
+        Args:
+            trajectory_id: who the slot is for; a new id if None.
+            group: slots of one group are placed on one sandbox where they fit.
+            verification: may take the slots that are reserved for verification; gets a pristine one.
+            timeout_s: how long to wait; the profile's `acquire_timeout_s` if None.
+
+        Raises:
+            AcquireTimeout: no slot became free in time.
+            ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
+            UnknownNameError: there is no such profile.
+        """
+        pool = self._pool(profile or self.default_profile)
+        limit = check_time_limit(timeout_s, pool.config.acquire_timeout_s)
+        lease = await pool.acquire(
+            trajectory_id or uuid.uuid4().hex, group=group, verification=verification, timeout_s=limit
+        )
+        self._leases[lease.slot.slot_id, lease.slot.generation] = lease
+        return lease.slot
+
+    async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
+        """End the lease: its processes are killed and, if asked, its files removed, with proof.
+
+        Completes in the background when the caller is cancelled. Idempotent; releasing a slot that was lost with its
+        sandbox is fine. A slot that can't be proved clean is never leased again: its sandbox is replaced.
+        """
+        lease = self._leases.pop((slot.slot_id, slot.generation), None)
+        if lease is None:
+            return
+        await asyncio.shield(lease.pool.release(lease, reset=reset_workspace))
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        trajectory_id: str | None = None,
+        *,
+        profile: str | None = None,
+        group: str | None = None,
+        verification: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[Slot]:
+        """`acquire`, and always `release(reset_workspace=True)` at the end of the block."""
+        slot = await self.acquire(
+            trajectory_id, profile=profile, group=group, verification=verification, timeout_s=timeout_s
+        )
+        try:
+            yield slot
+        finally:
+            await self.release(slot, reset_workspace=True)
+
+    def commands(self, slot: Slot) -> SlotCommands:
+        """What can be done in the slot, until it is released.
+
+        Raises:
+            StaleSlotError: it was released.
+        """
+        return self._commands(self._lease(slot))
+
+    def preparation(self, slot: Slot) -> SlotCommands:
+        """The commands of the preparation user on the slot's sandbox, until the slot is released.
+
+        Raises:
+            StaleSlotError: it was released.
+        """
+        lease = self._lease(slot)
+        return LeasedCommands(lease, lease.member.client.commands(PREPARE))
+
+    async def kill_everything(self, slot: Slot) -> None:
+        """Kill every process of the slot; all are dead when it returns.
+
+        Raises:
+            StaleSlotError: it was released.
+            InfraError: the sandbox can't be reached, or that they are dead can't be proved.
+        """
+        lease = self._lease(slot)
+        await lease.call(lease.member.client.kill_slot, lease.seat.index)
+
+    async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
+        """The directory that `build(commands, directory)` fills, once per sandbox and key, as the preparation user.
+
+        Slots read it and can't write it; with `private` they can't read it either. While it is being built, everyone
+        who asks for it waits; its failure is everyone's, removes the directory, and the next call tries again.
+
+        Raises:
+            UsageError: the key can't be a file's name.
+            StaleSlotError: the slot was released.
+            Whatever `build` raises.
+        """
+        lease = self._lease(slot)
+        check_key(key)
+        return await lease.call(prepare, self._work, lease.member, key, build, private=private)
+
+    # ------------------------------------------------------------------ tools
+
+    async def execute(
+        self, slot: Slot, tool_name: str, args: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> ExecutionResult:
+        """Call a tool in the slot: a slot tool, or one of the registry that runs in a sandbox.
+
+        Args:
+            timeout_s: the call's time limit; the profile's `execution_timeout_s` if None.
+
+        Raises:
+            InfraError: the sandbox or the way to it failed; carries the ids of sandbox, slot and trajectory.
+            StaleSlotError: the slot was released.
+            UsageError: the time limit is not a positive number.
+        """
+        lease = self._lease(slot)
+        limit = check_time_limit(timeout_s, lease.pool.config.execution_timeout_s)
+        began = time.monotonic()
+        lease.executing += 1
+        slot.state = SlotState.EXECUTING
+        try:
+            result = await lease.call(self._call, lease, tool_name, args, limit)
+        finally:
+            lease.executing -= 1
+            if lease.executing == 0 and slot.state is SlotState.EXECUTING:
+                slot.state = SlotState.ACQUIRED
+        result = replace(
+            result,
+            slot_id=slot.slot_id,
+            execution_id=result.execution_id or uuid.uuid4().hex,
+            metadata={"duration_s": time.monotonic() - began, **result.metadata},
+        )
+        tell(
+            self._observers.tool_called,
+            trajectory_id=slot.trajectory_id or "",
+            tool_name=tool_name,
+            arguments=args,
+            result=result,
+        )
+        return result
+
+    async def _call(self, lease: Lease, tool_name: str, args: Mapping[str, Any], limit: float) -> ExecutionResult:
+        try:
+            tool = self._tool(tool_name)
+        except UnknownNameError as error:
+            return ExecutionResult(False, error=str(error), error_kind=ErrorKind.COMMAND)
+        context = CallContext(
+            trajectory_id=lease.slot.trajectory_id,
+            timeout_s=limit,
+            commands=self._commands(lease),
+            slot=lease.slot,
+            state=lease.state,
+        )
+        try:
+            async with asyncio.timeout(limit + lease.pool.config.orphan_ttl_s + OVERTIME_S):
+                return await self._tools.call(tool, context, args)
+        except TimeoutError:
+            log.error("tool %s did not keep its time limit of %g s and was cut off", tool_name, limit)
+            error_text = f"{tool_name} was cut off: it did not keep its time limit of {limit:g} s"
+            return ExecutionResult(False, error=error_text, error_kind=ErrorKind.TIMEOUT, metadata={"timed_out": True})
+
+    def _tool(self, name: str) -> Tool:
+        if (tool := SLOT_TOOLS.get(name)) is not None:
+            return tool
+        here = [each for each in self._tools.names() if self._tools.get(each).where == "sandbox"]
+        if name in here:
+            return self._tools.get(name)
+        raise UnknownNameError("tool of the slot", name, {*SLOT_TOOLS, *here})
+
+    async def execute_batch(
+        self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
+    ) -> list[ExecutionResult]:
+        """Call many tools at the same time, in many slots; the results are in the order of the requests.
+
+        Each request fails by itself: whatever `execute` would raise becomes its failed result, with `error_kind`
+        `infra` for what is ours and `policy` for a released slot.
+
+        Raises:
+            UsageError: the time limit is not a positive number.
+        """
+        if timeout_s is not None:
+            check_time_limit(timeout_s, timeout_s)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._execute_one(*request, timeout_s)) for request in requests]
+        return [task.result() for task in tasks]
+
+    async def _execute_one(
+        self, slot: Slot, tool_name: str, args: Mapping[str, Any], timeout_s: float | None
+    ) -> ExecutionResult:
+        try:
+            return await self.execute(slot, tool_name, args, timeout_s=timeout_s)
+        except StaleSlotError as error:
+            return _failed(slot, error, ErrorKind.POLICY)
+        except InfraError as error:
+            return _failed(slot, error, ErrorKind.INFRA)
+        except Exception as error:
+            log.exception("a request of a batch failed in slot %s", slot.slot_id)
+            return _failed(slot, error, ErrorKind.INFRA)
+
+    # ------------------------------------------------------------------ what there is
+
+    def get_status(self) -> dict[str, Any]:
+        """Counts of sandboxes, slots and waiters: over all profiles, and per profile under `pools`."""
+        pools = {name: pool.status() for name, pool in self._pools.items()}
+        summed = ("sandboxes", "healthy_sandboxes", "max_sandboxes", "total_slots", "available_slots", "waiting")
+        return {
+            **{key: sum(status[key] for status in pools.values()) for key in summed},
+            "slots_per_sandbox": pools[self.default_profile]["slots_per_sandbox"],
+            "default_profile": self.default_profile,
+            "profiles": list(pools),
+            "active_pools": [name for name, pool in self._pools.items() if pool.begun],
+            "pools": pools,
+        }
+
+    def list_profiles(self) -> dict[str, dict[str, Any]]:
+        """The profiles' settings, and whether each has been started."""
+        return {
+            name: {
+                "image": pool.config.image,
+                "gpu": getattr(pool.config, "gpu", None),
+                "cpu": pool.config.cpu,
+                "memory": pool.config.memory,
+                "slots_per_sandbox": pool.slots,
+                "min_sandboxes": pool.config.min_sandboxes,
+                "max_sandboxes": pool.config.max_sandboxes,
+                "active": pool.begun,
+            }
+            for name, pool in self._pools.items()
+        }
+
+    def _pool(self, name: str) -> Pool:
+        try:
+            return self._pools[name]
+        except KeyError:
+            raise UnknownNameError("profile", name, self._pools) from None
+
+    def _lease(self, slot: Slot) -> Lease:
+        lease = self._leases.get((slot.slot_id, slot.generation))
+        if lease is None:
+            raise stale(slot)
+        lease.check()
+        return lease
+
+    def _commands(self, lease: Lease) -> SlotCommands:
+        return LeasedCommands(lease, lease.member.client.commands(lease.seat.index))
+
+
+def check_time_limit(timeout_s: float | None, default: float) -> float:
+    """The time limit in seconds, or the default if None; fractions stay.
+
+    Raises:
+        UsageError: it is not a positive, finite number.
+    """
+    if timeout_s is None:
+        return default
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+        raise UsageError(f"a time limit is a positive number of seconds, not {timeout_s!r}", hint="leave it out")
+    return timeout_s
+
+
+def _failed(slot: Slot, error: Exception, kind: ErrorKind) -> ExecutionResult:
+    text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+    return ExecutionResult(False, error=text, slot_id=slot.slot_id, execution_id=uuid.uuid4().hex, error_kind=kind)

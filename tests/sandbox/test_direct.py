@@ -1,0 +1,370 @@
+"""The direct mode on real shells: commands, limits, files, kill and reset, heartbeat, loss."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from hermes_core.errors import CommandError, PolicyError, SandboxLost, SlotLost
+from hermes_core.sandbox.channels import AsyncioStreamChannel
+from hermes_core.sandbox.client import GuestSettings
+from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxStatus
+from hermes_core.sandbox.direct import DirectClient
+
+SHELLS = [["sh"], ["bash", "--posix"], *([["busybox", "sh"]] if shutil.which("busybox") else [])]
+
+
+class DirectorySandbox(Sandbox):
+    """A directory of this machine and the processes that its channels lead to."""
+
+    def __init__(self, root: Path, sh: list[str]) -> None:
+        self.id = root.name
+        self.root, self.sh = root, sh
+        self.workspace_base = str(root / "data")
+        self.state_dir = str(root / "data/.hermes")
+        self.alive = True
+        self.channels: list[AsyncioStreamChannel] = []
+
+    async def open(self, argv, *, env=None):
+        if not self.alive:
+            raise SandboxLost("it has ended", sandbox_id=self.id)
+        argv = self.sh + list(argv)[1:] if argv[0] == "sh" else argv
+        channel = await AsyncioStreamChannel.spawn(argv, env={"PATH": os.environ["PATH"], **(env or {})})
+        self.channels.append(channel)
+        return channel
+
+    async def status(self):
+        return SandboxStatus.RUNNING if self.alive else SandboxStatus.GONE
+
+    async def terminate(self):
+        self.alive = False
+        for channel in self.channels:
+            await channel.aclose()
+
+
+def settings_for(sandbox: Sandbox, slots: int = 2, isolation: Isolation = Isolation.SHARED) -> GuestSettings:
+    return GuestSettings(
+        lease_id="lease",
+        driver_id="driver",
+        isolation=isolation,
+        slots=slots,
+        workspace_base=sandbox.workspace_base,
+        state_dir=sandbox.state_dir,
+        orphan_ttl_s=2.0,
+        env={"FROM_PROFILE": "yes"},
+    )
+
+
+@pytest.fixture(params=SHELLS, ids=lambda argv: argv[0])
+async def client(request, tmp_path):
+    sandbox = DirectorySandbox(tmp_path / "sandbox", request.param)
+    client = await DirectClient.start(sandbox, settings_for(sandbox))
+    yield client
+    for index in (0, 1):
+        if not client.lost.is_set():
+            await client.kill_slot(index)
+    await client.aclose()
+    await sandbox.terminate()
+
+
+@pytest.fixture
+async def slot(client):
+    await client.open_slot(0)
+    return client.commands(0)
+
+
+def running(pattern: str) -> bool:
+    return subprocess.run(["pgrep", "-f", pattern], capture_output=True).returncode == 0
+
+
+async def gone(pattern: str) -> bool:
+    for _ in range(100):
+        if not running(pattern):
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def test_streams_status_and_counts(slot):
+    result = await slot.run("echo out; echo err >&2; exit 7")
+    assert (result.exit_code, result.signal, result.timed_out) == (7, None, False)
+    assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
+    assert (result.stdout_bytes, result.stderr_bytes, result.truncated) == (4, 4, False)
+    merged = await slot.run("echo out; echo err >&2", merge_stderr=True)
+    assert merged.stdout == b"out\nerr\n" and merged.stderr == b""
+
+
+async def test_argv_is_not_parsed_by_a_shell(slot):
+    words = ["$HOME", "a b", "'\"`", "*", "", "ü\n"]
+    result = await slot.run(["printf", "%s|", *words])
+    assert result.stdout == "".join(f"{word}|" for word in words).encode()
+    assert (await slot.run(["no-such-program"])).exit_code == 127
+
+
+async def test_binary_input_and_output(slot):
+    data = bytes(range(256)) * 2000
+    assert (await slot.run("cat", stdin=data)).stdout == data
+    assert (await slot.run("cat")).stdout == b""
+    assert (await slot.run("true", stdin=data)).ok
+    assert (await slot.run("read line; echo $line", stdin=b"one\ntwo\n")).stdout == b"one\n"
+
+
+async def test_environment_and_directory(slot):
+    result = await slot.run('echo "$FROM_PROFILE $MINE $HOME $TMPDIR"; pwd', env={"MINE": "a $b"}, cwd=".")
+    first, second = result.text.splitlines()
+    assert first.startswith("yes a $b /") and second == slot.workspace_dir
+    assert not Path(first.split()[-1]).is_relative_to(slot.workspace_dir)
+    assert "HERMES_DIRECT_HELPER" not in (await slot.run("env")).text
+
+
+@pytest.mark.parametrize(("cwd", "code"), [("missing", "not_found"), ("file", "not_a_directory")])
+async def test_a_bad_directory_is_a_command_error(slot, cwd, code):
+    await slot.write_file("file", b"")
+    with pytest.raises(CommandError) as caught:
+        await slot.run("true", cwd=cwd)
+    assert caught.value.code == code
+
+
+async def test_output_is_cut_in_the_middle(slot):
+    result = await slot.run("head -c 300000 /dev/zero | tr '\\0' x; echo end", output_limit=1000)
+    assert result.truncated and result.stdout_bytes == 300_004
+    assert result.stdout.startswith(b"x" * 500) and result.stdout.endswith(b"xend\n")
+    assert len(result.stdout) < 1100
+
+
+async def test_a_long_script(slot):
+    result = await slot.run("echo " + "x" * 300_000 + " | wc -c")
+    assert result.text.strip() == "300001"
+
+
+async def test_a_time_limit_kills_what_the_command_started(slot):
+    began = time.monotonic()
+    result = await slot.run("echo before; sleep 987.1 & sleep 987.1; echo after", timeout_s=0.3)
+    assert result.timed_out and result.returncode == 124 and result.stdout == b"before\n"
+    assert time.monotonic() - began < 2
+    assert await gone("sleep 987[.]1")
+
+
+async def test_a_time_limit_kills_what_ignores_term(slot):
+    result = await slot.run("trap '' TERM; while :; do sleep 0.1; done", timeout_s=0.2)
+    assert result.timed_out
+
+
+async def test_exit_124_is_not_a_time_out_and_a_signal_is_told(slot):
+    assert (await slot.run("exit 124", timeout_s=5)).timed_out is False
+    assert (await slot.run("kill -9 $$")).signal == signal.SIGKILL
+
+
+async def test_a_process_that_keeps_the_output_open_does_not_hold_the_command(slot):
+    began = time.monotonic()
+    assert (await slot.run("echo started; sleep 987.2 &")).stdout == b"started\n"
+    assert time.monotonic() - began < 2
+    assert running("sleep 987[.]2")
+
+
+async def test_cancelling_kills_the_command(slot):
+    task = asyncio.create_task(slot.run("sleep 987.3"))
+    while not running("sleep 987[.]3"):
+        await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await gone("sleep 987[.]3")
+
+
+async def test_nul_bytes_are_refused(slot):
+    for call in (slot.run("a\0b"), slot.run(["a\0b"]), slot.run("a", env={"A": "\0"}), slot.read_file("a\0b")):
+        with pytest.raises(CommandError) as caught:
+            await call
+        assert caught.value.code == "invalid"
+
+
+async def test_background_processes(slot):
+    status = await slot.start("echo hello; read line; echo got $line; exit 3")
+    assert status.running
+    assert await slot.write(status.process_id, b"word\n") == 5
+    status = await slot.wait(status.process_id, timeout_s=5)
+    assert (status.running, status.exit_code) == (False, 3)
+    chunk = await slot.log(status.process_id, offset=6)
+    assert (chunk.data, chunk.offset, chunk.total, chunk.dropped) == (b"got word\n", 6, 15, 0)
+    assert [each.process_id for each in await slot.processes()] == [status.process_id]
+    with pytest.raises(CommandError) as caught:
+        await slot.poll("proc_none")
+    assert caught.value.code == "unknown_process"
+    with pytest.raises(CommandError):
+        await slot.write(status.process_id, b"", eof=True)
+
+
+async def test_killing_a_background_process_takes_its_children(slot):
+    status = await slot.start("sleep 987.4 & wait")
+    assert (await slot.wait(status.process_id, timeout_s=0.2)).running
+    status = await slot.kill(status.process_id, grace_s=0.2)
+    assert not status.running and status.signal == signal.SIGTERM
+    assert await gone("sleep 987[.]4")
+
+
+NAMES = ["plain", "with space", "-rf", "$(touch pwned)", "quote'\"`", "new\nline", "ünï", "deep/er/file"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_files_of_any_name(slot, name):
+    data = os.urandom(5000)
+    await slot.write_file(name, data, mode=0o640)
+    assert (await slot.read_file(name)).data == data
+    part = await slot.read_file(name, offset=4000, limit=10)
+    assert (part.data, part.offset, part.size) == (data[4000:4010], 4000, 5000)
+    await slot.write_file(name, b"more", append=True)
+    stat = await slot.stat(name)
+    assert (stat.kind, stat.size, stat.mode) == ("file", 5004, 0o640)
+    await slot.write_file(name, b"")
+    assert (await slot.read_file(name)).data == b""
+    assert (await slot.stat(name)).mode == 0o640
+    assert name in [entry.path for entry in await slot.list_dir(recursive=True)]
+    await slot.remove(name)
+    assert name not in [entry.path for entry in await slot.list_dir(recursive=True)]
+    assert "pwned" not in [entry.path for entry in await slot.list_dir()]
+
+
+async def test_file_errors_have_codes(slot):
+    await slot.write_file("file", b"x")
+    await slot.run("mkdir dir; ln -s nowhere dangling; mkfifo pipe")
+    cases = {
+        "not_found": [slot.read_file("none"), slot.stat("none"), slot.remove("none"), slot.read_file("dangling")],
+        "is_a_directory": [slot.read_file("dir"), slot.write_file("dir", b""), slot.remove("dir")],
+        "not_a_directory": [slot.list_dir("file"), slot.tar_out("file")],
+        "not_a_file": [slot.read_file("pipe")],
+        "too_large": [slot.list_dir(max_entries=2), slot.tar_out(max_bytes=512)],
+        "invalid": [slot.read_file(""), slot.read_file("file", offset=-1)],
+    }
+    for code, calls in cases.items():
+        for call in calls:
+            with pytest.raises(CommandError) as caught:
+                await call
+            assert caught.value.code == code, caught.value
+    assert [(entry.path, entry.kind) for entry in await slot.list_dir()] == [
+        ("dangling", "link"),
+        ("dir", "dir"),
+        ("file", "file"),
+        ("pipe", "other"),
+    ]
+    await slot.remove("dir", recursive=True)
+
+
+async def test_writing_through_a_link_keeps_the_link(slot):
+    await slot.run("mkdir there; ln -s there/target link; echo old >there/target")
+    await slot.write_file("link", b"new")
+    assert (await slot.read_file("there/target")).data == b"new"
+    assert (await slot.stat("link")).kind == "link"
+
+
+def archive_of(*members: tuple[str, bytes | None], links: dict[str, str] | None = None, mode: str = "w") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+        for name, target in (links or {}).items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            archive.addfile(link)
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data or b"")
+            archive.addfile(info, io.BytesIO(data or b""))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+async def test_tar_in_and_out(slot, mode):
+    async def stream():
+        data = archive_of(("a/b", b"bytes"), ("c", b""), mode=mode)
+        for start in range(0, len(data), 100):
+            yield data[start : start + 100]
+
+    await slot.tar_in("sub/dir", stream())
+    assert (await slot.read_file("sub/dir/a/b")).data == b"bytes"
+    with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("sub"))) as archive:
+        names = {name.removeprefix("./") for name in archive.getnames()}
+    assert {"dir/a/b", "dir/c"} <= names
+
+
+async def test_tar_members_that_leave_are_refused(slot):
+    for bad in (
+        archive_of(("../out", b"x")),
+        archive_of(("/tmp/out", b"x")),
+        archive_of(("link/out", b"x"), links={"link": "/tmp"}),
+        b"no tar at all" * 100,
+    ):
+        with pytest.raises(CommandError) as caught:
+            await slot.tar_in(".", bad)
+        assert caught.value.code == "invalid"
+    assert await slot.list_dir() == []
+
+
+async def test_reset_kills_and_empties_one_slot_only(client, slot):
+    await client.open_slot(1)
+    other = client.commands(1)
+    await other.write_file("mine", b"")
+    await other.run("sleep 987.5 &")
+    await slot.run("(sleep 987.6 &) ; setsid sleep 987.6 & mkdir -p a/b; touch a/b/c .hidden ..odd; chmod 000 a")
+    await slot.start("sleep 987.6")
+    await client.reset_slot(0)
+    assert not running("sleep 987[.]6")
+    assert await slot.list_dir() == [] and await slot.processes() == []
+    assert running("sleep 987[.]5")
+    assert [entry.path for entry in await other.list_dir()] == ["mine"]
+    assert (await slot.run("pwd")).text.strip() == slot.workspace_dir
+
+
+async def test_only_shared_or_dedicated_is_granted(tmp_path):
+    sandbox = DirectorySandbox(tmp_path / "sandbox", ["sh"])
+    with pytest.raises(PolicyError):
+        await DirectClient.start(sandbox, settings_for(sandbox, slots=2, isolation=Isolation.USER))
+    client = await DirectClient.start(sandbox, settings_for(sandbox, slots=1, isolation=Isolation.DEDICATED))
+    assert client.granted is Isolation.DEDICATED and client.missing
+    await client.open_slot(0)
+    await client.reset_slot(0)  # never used: still clean
+    await client.commands(0).run("true")
+    with pytest.raises(SlotLost):
+        await client.reset_slot(0)
+    await client.aclose()
+
+
+async def test_the_heartbeat_beats_until_the_end(client):
+    path = Path(client.settings.state_dir) / "heartbeat"
+    seen = set()
+    for _ in range(60):
+        seen.add(path.read_text() if path.exists() else "")
+        await asyncio.sleep(0.02)
+    assert len(seen - {""}) >= 3
+    await client.aclose(end_sandbox=True)
+    assert path.read_text() == "end\n"
+
+
+async def test_a_lost_heartbeat_channel_is_opened_again(client):
+    path = Path(client.settings.state_dir) / "heartbeat"
+    while not path.exists():
+        await asyncio.sleep(0.02)
+    for channel in client.sandbox.channels:
+        await channel.aclose()
+    before = path.read_text()
+    await asyncio.sleep(1.0)
+    assert path.read_text() != before and not client.lost.is_set()
+
+
+async def test_a_sandbox_that_ends_is_lost_for_commands_and_for_its_pool(client, slot):
+    task = asyncio.create_task(slot.run("sleep 5"))
+    await asyncio.sleep(0.2)
+    await client.sandbox.terminate()
+    with pytest.raises(SandboxLost):
+        await task
+    async with asyncio.timeout(5):
+        await client.lost.wait()
+    with pytest.raises(SandboxLost):
+        await slot.run("true")
