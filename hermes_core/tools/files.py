@@ -86,11 +86,27 @@ class _Lines:
         return len(self.shown) >= self.limit or self.chars >= OUTPUT_CHARS
 
     def feed(self, data: bytes) -> None:
-        *ended, rest = data.split(b"\n")
-        for piece in ended:
-            self._extend(piece)
-            self._end()
-        self._extend(rest)
+        """Take the next part. Only the wanted lines are looked at one by one: there may be millions of others."""
+        while data:
+            skip, room = self.first - self.total, self.limit - len(self.shown)
+            if self.full or data.count(b"\n") < skip:
+                self._pass_over(data)
+                return
+            *ended, data = data.split(b"\n", skip if skip > 0 else room)
+            if skip > 0:
+                self._pass_over(b"\n" * skip)
+                continue
+            for piece in ended:
+                self._extend(piece)
+                self._end()
+            if len(ended) < room:
+                self._extend(data)
+                return
+
+    def _pass_over(self, data: bytes) -> None:
+        lines = data.count(b"\n")
+        self.total += lines
+        self._length = len(data) - data.rfind(b"\n") - 1 if lines else self._length + len(data)
 
     def close(self) -> None:
         if self._length:
@@ -98,7 +114,7 @@ class _Lines:
 
     def _extend(self, piece: bytes) -> None:
         self._length += len(piece)
-        if self.first <= self.total and not self.full:
+        if not self.full:
             self._start += piece[: _LINE_BYTES - len(self._start)]
 
     def _end(self) -> None:

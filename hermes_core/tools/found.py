@@ -22,7 +22,6 @@ Answer = dict[str, Any]
 
 _T = TypeVar("_T")
 _NUMBERED = re.compile(r"(\d+)([:-])(.*)", re.DOTALL)
-_UNSEPARATED = re.compile(r"(.+?)(?=([:-])\d+\2)[:-](.*)", re.DOTALL)
 
 
 class SearchParams(ToolParams):
@@ -71,7 +70,7 @@ class Engine(StrEnum):
     RIPGREP = "rg"
     GNU = "gnu"
     POSIX = "posix"
-    """Any grep: it has no NUL after a path, so that one which itself looks like `a:1:b` is misread."""
+    """Any grep."""
     FIND = "find"
 
 
@@ -160,12 +159,12 @@ class Found:
 
     def _records(self, text: str) -> list[tuple[str, str]]:
         """`(path, the rest of the line)`. What is no such line (a separator, a remark on a binary file) is left out."""
-        pieces = text.split("\n")[:-1]
-        if self.engine is not Engine.POSIX:
-            return [(path, rest) for path, nul, rest in (piece.partition("\0") for piece in pieces) if nul]
-        if self.params.output_mode == "count":
-            return [(path, rest) for path, _, rest in (piece.rpartition(":") for piece in pieces)]
-        return [(match[1], match[3]) for match in map(_UNSEPARATED.fullmatch, pieces) if match]
+        if self.engine is Engine.POSIX:
+            parts = text.split("\0")
+            found = zip(parts[::2], parts[1::2], strict=False)
+            return [(path, rest) for path, lines in found for rest in lines.split("\n")[:-1]]
+        pieces = (piece.partition("\0") for piece in text.split("\n")[:-1])
+        return [(path, rest) for path, nul, rest in pieces if nul]
 
     def _wanted(self, found: str) -> bool:
         if self.engine is Engine.RIPGREP or not self.globs:

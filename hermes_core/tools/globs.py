@@ -21,7 +21,7 @@ def expand_braces(glob: str) -> list[str]:
             done.append(each)
         else:
             pending = [each[: braces.start()] + word + each[braces.end() :] for word in words] + pending
-    return done
+    return list(dict.fromkeys(done))
 
 
 def path_matches(path: str, glob: str) -> bool:

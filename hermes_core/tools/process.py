@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import posixpath
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -102,7 +103,7 @@ async def _list(ctx: CallContext) -> Answer:
         status = by_id[process_id]
         started = datetime.fromtimestamp(status.started_at, UTC).isoformat(timespec="seconds")
         processes.append(
-            {"session_id": session_id, **_state(status), "cwd": status.cwd, "started_at": started}
+            {"session_id": session_id, **_state(status), "cwd": posixpath.normpath(status.cwd), "started_at": started}
             | {"output_preview": await _newest(commands, status, _LIST_CHARS)}
         )
     return {"processes": processes}

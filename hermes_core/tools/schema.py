@@ -37,9 +37,11 @@ def parameters_schema(params: type[BaseModel]) -> Schema:
     raw = params.model_json_schema()
     definitions: Mapping[str, Schema] = raw.pop("$defs", {})
     recursive: set[str] = set()
+    inside: tuple[str, ...] = ()
     if "$ref" in raw:  # a model that contains itself is a reference at the top
-        raw = dict(definitions[_reference(raw)])
-    schema: Schema = _plain(raw, definitions, (), recursive)
+        inside = (_reference(raw),)
+        raw = definitions[inside[0]]
+    schema: Schema = _plain(raw, definitions, inside, recursive)
     schema.pop("description", None)  # the class's docstring; the tool's own description stands beside the parameters
     schema.setdefault("properties", {})
     if params.model_config.get("extra") != "allow":
@@ -147,6 +149,8 @@ def _problem(tool: Tool, error: Mapping[str, Any]) -> str:
         return _unknown(tool, place)
     if error["type"] == "missing":
         return f"{place}: is required"
+    if error["type"] == "string_unicode":
+        return f"{place or 'a name'}: contains half of a surrogate pair, which UTF-8 can't carry"
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{place}: {message}" if place else message
 

@@ -35,6 +35,18 @@ echo x | grep -qP '\\w' 2>/dev/null && echo x | grep -HZ x >/dev/null 2>&1 && { 
 echo posix
 """
 
+# Any grep: it may have no way to end a path with a NUL, so each file that matches is searched once more, by itself.
+# Arguments: the pattern, the output mode's flag, lines of context, the files. Prints `path NUL lines NUL` for each.
+_EACH = """\
+pattern=$1 mode=$2 context=$3
+shift 3
+grep -lsE -e "$pattern" -- "$@" | while IFS= read -r file; do
+    printf '%s\\000' "$file"
+    grep "$mode" -C "$context" -sE -e "$pattern" -- "$file" | tr -d '\\000'
+    printf '\\000'
+done
+"""
+
 
 async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
     """Search; the answer lists what was found, how much there is in all, and how to see more."""
@@ -55,7 +67,11 @@ async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
     data = result.stdout[: _KEPT_BYTES // 2] if result.truncated else result.stdout
     found = Found(params, place, engine, globs, whole=not result.truncated and not result.timed_out)
     answer = await asyncio.to_thread(found.answer, data)  # in a thread: some MB of output take their time
-    return _with_problems(answer, result, limit_s)
+    if result.timed_out:
+        return {**answer, "note": f"stopped after {limit_s:g} s: these are not all; narrow the path or the pattern"}
+    if not answer["total_count"] and (result.returncode != 0 or engine is Engine.POSIX):
+        return _failure(result) or answer
+    return answer
 
 
 async def _place(commands: SlotCommands, path: str) -> Place:
@@ -84,16 +100,20 @@ async def _engine(ctx: CallContext, commands: SlotCommands) -> Engine:
 
 
 def _content_argv(engine: Engine, params: SearchParams, globs: list[str], start: str) -> list[str]:
-    flags = {"content": ["-n"], "files_only": ["-l"], "count": ["-c"]}[params.output_mode]
-    if params.context and params.output_mode == "content":
-        flags = [*flags, "-C", str(params.context)]
+    mode = {"content": "-n", "files_only": "-l", "count": "-c"}[params.output_mode]
+    flags = [mode, "-C", str(params.context)] if params.context and mode == "-n" else [mode]
     if engine is Engine.RIPGREP:
         argv = ["rg", "--no-config", "--no-messages", "--color=never", "--no-heading", "--with-filename", "--null"]
         argv += ["--hidden", "--no-ignore", "--sort=path", *flags]
         argv += [f"--glob={glob}" for glob in globs] + [f"--glob=!{name}" for name in SKIPPED]
         return [*argv, "-e", params.pattern, "--", start]
-    grep = ["grep", "-HIsZP", "--color=never"] if engine is Engine.GNU else ["grep", "-HsE"]
-    return [*_find(globs, start), "-exec", *grep, *flags, "-e", params.pattern, "--", "{}", "+"]
+    if engine is Engine.GNU:
+        search = ["grep", "-HIsZP", "--color=never", *flags, "-e", params.pattern, "--"]
+    elif mode == "-l":
+        search = ["grep", "-lsE", "-e", params.pattern, "--"]
+    else:
+        search = ["sh", "-c", _EACH, "sh", params.pattern, mode, str(params.context)]
+    return [*_find(globs, start), "-exec", *search, "{}", "+"]
 
 
 def _find(globs: list[str], start: str) -> list[str]:
@@ -106,15 +126,11 @@ def _find(globs: list[str], start: str) -> list[str]:
     return ["find", start, *prune, "-type", "f", *wanted]
 
 
-def _with_problems(answer: Answer, result: CommandResult, limit_s: float) -> Answer:
-    """The answer, with what kept the search from being complete."""
-    if result.timed_out:
-        return {**answer, "note": f"stopped after {limit_s:g} s: these are not all; narrow the path or the pattern"}
-    # Directories that the slot can't read are nothing to the model.
-    complaints = [line for line in result.error_text.splitlines() if "ermission denied" not in line]
-    if result.returncode != 0 and complaints and not answer["total_count"]:
-        return {"error": "the search failed: " + "\n".join(complaints)[:1000]}
-    return answer
+def _failure(result: CommandResult) -> Answer | None:
+    """What went wrong with a search that found nothing. A file that can't be read, or has gone, is nothing wrong."""
+    usual = ("ermission denied", "No such file")
+    complaints = [line for line in result.error_text.splitlines() if not any(words in line for words in usual)]
+    return {"error": "the search failed: " + "\n".join(complaints)[:1000]} if complaints else None
 
 
 SEARCH_FILES = Tool(

@@ -120,7 +120,10 @@ class _Parser:
         move_to = self._path(move[1]) if move else None
         hunks = []
         while (line := self._peek()) is not None and not _ends_file(line):
-            hunks.append(self._hunk())
+            if line:
+                hunks.append(self._hunk())
+            else:
+                self.number += 1  # an empty line between two parts
         if not hunks and move_to is None:
             raise self._error(f"nothing is changed in {path}", self.number - 1)
         return FilePatch("update", path, tuple(hunks), move_to=move_to)
