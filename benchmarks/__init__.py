@@ -1,0 +1,1 @@
+"""Benchmarks: each headline figure beside a reference, both measured in one run. `python -m benchmarks`."""

@@ -1,0 +1,201 @@
+"""How long 24 real SWE-smith rollouts take, 2 at a time, beside the same test commands run bare.
+
+Ours: the `oracle` agent on every task. Lease, workspace, reference fix, diff, a second and pristine lease, the tests,
+reset. The pool and the environments with the test dependencies are warm: one rollout of each repository was done
+before. What is prepared once per task, its trees, is not: every task is met for the first time, in a new sandbox each
+round.
+
+Bare: what is left when all of that is taken away. For every task, a checkout of the tree that passes was made before,
+and a virtual environment with the same pinned packages. Timed is only the repository's own `test_cmd`, on the test
+files that hold the task's FAIL_TO_PASS and PASS_TO_PASS ids, as an asyncio subprocess with PYTHONPATH set; also 2 at a
+time, in the same order. Like ours it writes no `.pyc` files. It runs whole files, so also tests that the task does not
+name (the note says how many): naming thousands of ids on a command line costs pytest more than running those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.host import NOT_GRANTED
+from benchmarks.measure import Row, Rows, Target, p50, span
+from hermes_core.agents.base import AgentSettings
+from hermes_core.envs.options import RunOptions
+from hermes_core.envs.runner import Jobs, Run, Tools, new_context, open_agent, open_backend, open_environment
+from hermes_core.errors import PolicyError, ProvisionError
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.settings import Settings
+
+AT_A_TIME = 2
+TARGET = Target(1.15, of_reference=True)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+async def rows(quick: bool) -> Rows:
+    """Wall time of all rollouts, and rollouts an hour."""
+    folder = Path(os.environ.get("HERMES_SWE_TASKS") or ROOT.parent / "shared" / "swe_tasks")
+    case = f"oracle rollouts, {AT_A_TIME} at a time"
+    if not (folder / "tasks.jsonl").is_file():
+        yield Row("swe-smith", case, None, None, "s", TARGET, (f"{folder} has no tasks.jsonl: set HERMES_SWE_TASKS",))
+        return
+    tasks = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    if quick:
+        tasks = tasks[::3]
+    for level in ("user", "namespace"):
+        case = f"{len(tasks)} oracle rollouts, {AT_A_TIME} at a time, {level}"
+        with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+            bare_runs = _prepare(tasks, folder, Path(scratch))
+            ours: list[Ours] = []
+            reference: list[float] = []
+            try:
+                for number in range(1 if quick else 3):
+                    await _bare(bare_runs[:: max(1, len(bare_runs) // 6)])
+                    ours.append(await _ours(tasks, folder, Path(scratch) / f"round{number}", level))
+                    reference.append(await _bare(bare_runs))
+            except (PolicyError, ProvisionError) as error:
+                yield Row("swe-smith", case, None, None, "s", TARGET, (NOT_GRANTED, str(error)))
+                continue
+        wall = p50(run.wall_s for run in ours)
+        yield Row("swe-smith", case, wall, p50(reference), "s", TARGET, _notes(ours, reference, bare_runs))
+        if level == "user":
+            rate = len(tasks) / wall * 3600
+            yield Row("swe-smith", f"rollouts an hour, {level}", rate, len(tasks) / p50(reference) * 3600, "/h")
+
+
+def _notes(ours: Sequence[Ours], reference: Sequence[float], bare_runs: Sequence[BareRun]) -> tuple[str, ...]:
+    stages = ", ".join(f"{name[:-2]} {values['p50'] * 1e3:.0f}" for name, values in ours[-1].timings.items())
+    return (
+        f"ours {span([run.wall_s for run in ours], 's')}, bare {span(reference, 's')}",
+        f"p50 of a rollout's stages in ms: {stages}",
+        f"bare ran {sum(run.ran for run in bare_runs)} tests, the tasks name {sum(run.named for run in bare_runs)}",
+    )
+
+
+# --- ours -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One round of ours: the wall time, and the percentiles of each stage."""
+
+    wall_s: float
+    timings: Any
+
+
+async def _ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path, level: str) -> Ours:
+    """All tasks on a sandbox that has met their repositories, but not them."""
+    _write(scratch / "warm.jsonl", _warming(tasks))
+    _write(scratch / "tasks.jsonl", tasks)
+    options = RunOptions(backend="local", isolation=level, concurrency=AT_A_TIME)
+    async with AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(Runtime(Settings()))
+        agent = await stack.enter_async_context(open_agent(runtime, "oracle", AgentSettings()))
+        backend, _ = await stack.enter_async_context(open_backend(runtime, options, Isolation.parse(level)))
+        for name in ("warm", "tasks"):
+            config = {"dataset_name": str(scratch / f"{name}.jsonl"), "repo_base_url": str(folder), "shuffle": False}
+            async with open_environment(runtime, "swe-smith", config, None) as environment:
+                run = Run(tools=Tools.of(runtime, environment, None), jobs=Jobs(environment, 1))
+                context = new_context(runtime, environment, agent, backend, options)
+                began = time.perf_counter()
+                summary = await run.all(context, AT_A_TIME)
+                wall_s = time.perf_counter() - began
+            assert summary.solved == summary.total, f"{summary.solved} of {summary.total} solved: {summary.to_dict()}"
+    return Ours(wall_s, summary.timings)
+
+
+def _warming(tasks: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """A task of each repository under another id, so that nothing made for it serves the timed one."""
+    first = {task["repo"]: task for task in reversed(tasks)}
+    return [{**task, "instance_id": task["instance_id"] + "_warm"} for task in first.values()]
+
+
+def _write(path: Path, tasks: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+
+
+# --- bare -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class BareRun:
+    """One task's test command, ready to be run."""
+
+    command: str
+    directory: Path
+    environment: dict[str, str]
+    named: int
+    """Tests that the task names."""
+    ran: int = 0
+    """Tests that the command ran, the last time."""
+
+
+def _prepare(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path) -> list[BareRun]:
+    """The trees and the environments, which are not timed."""
+    repos = {entry["repo"]: entry for entry in json.loads((folder / "repos.json").read_text())}
+    prepared = []
+    for number, task in enumerate(tasks):
+        entry = repos[task["repo"]]
+        venv = scratch / "venvs" / Path(entry["bundle"]).stem
+        if not venv.exists():
+            python = shutil.which(f"python{entry['python']}") or sys.executable
+            _do(python, "-m", "venv", str(venv))
+            _do(str(venv / "bin" / "pip"), "install", "-q", "-r", str(folder / entry["requirements_file"]))
+        tree = scratch / "trees" / str(number)
+        _do("git", "clone", "-q", str(folder / entry["bundle"]), str(tree))
+        _do("git", "-C", str(tree), "checkout", "-q", entry["base_commit"])
+        ids = task["FAIL_TO_PASS"] + task["PASS_TO_PASS"]
+        files = dict.fromkeys(node_id.split("::")[0] for node_id in ids)
+        environment = {
+            **os.environ,
+            "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str((tree / entry["pythonpath"]).resolve()),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        prepared.append(BareRun(" ".join([entry["test_cmd"], *files]), tree, environment, len(ids)))
+    return prepared
+
+
+def _do(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout[-500:]}{done.stderr[-500:]}"
+
+
+async def _bare(runs: Sequence[BareRun]) -> float:
+    """The wall time of these test commands, some at a time."""
+    left = iter(runs)
+
+    async def worker() -> None:
+        for run in left:
+            process = await asyncio.create_subprocess_exec(
+                "sh",
+                "-c",
+                run.command,
+                cwd=run.directory,
+                env=run.environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            output, _ = await process.communicate()
+            assert process.returncode == 0, f"{run.command}: {output[-1000:].decode(errors='replace')}"
+            run.ran = sum(map(int, re.findall(rb"(\d+) (?:passed|skipped|xfailed)", output.splitlines()[-1])))
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_A_TIME):
+            group.create_task(worker())
+    return time.perf_counter() - began
