@@ -11,7 +11,7 @@ Called with an operation's name as the last argument; standard input is a JSON l
 Prints one JSON line; `{"error": code, "message": text}` for what the caller has to deal with.
 """
 
-# ruff: noqa: PTH103, PTH108, PTH118, PTH120, PTH123, PTH202
+# ruff: noqa: PTH102, PTH103, PTH108, PTH118, PTH120, PTH123, PTH202
 # (pathlib would be one import more)
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no
 
 FILE, PROGRAM, LINK, MODULE = "100644", "100755", "120000", "160000"
 
-ATTRIBUTES = "* -text !eol -ident !filter !working-tree-encoding -export-ignore -export-subst !diff\n"
+ATTRIBUTES = "* -text !eol -ident !filter !working-tree-encoding -export-ignore -export-subst\n"
 """Stands above whatever a tree's own .gitattributes say."""
 
 LEFT_BEHIND = """__pycache__/
@@ -79,7 +79,6 @@ class Repository:
             GIT_CONFIG_GLOBAL=os.devnull,
             GIT_ATTR_NOSYSTEM="1",
             GIT_TERMINAL_PROMPT="0",
-            GIT_LITERAL_PATHSPECS="1",
             GIT_LFS_SKIP_SMUDGE="1",
             HOME=path,
             LC_ALL="C.UTF-8",
@@ -93,7 +92,7 @@ class Repository:
             ["git", *options, *words],
             input=data,
             capture_output=True,
-            cwd=os.path.dirname(self.path) or "/",
+            cwd=env.get("GIT_WORK_TREE", self.path),
             env=dict(self._environment, **env),
             check=False,
         )
@@ -160,7 +159,8 @@ class Repository:
 
     def ignored(self, paths: Iterable[str], gitignores: dict[str, bytes]) -> set[str]:
         """Which of the paths the given .gitignore files, and `LEFT_BEHIND`, exclude."""
-        listing = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        # "./" keeps a leading colon from being taken for pathspec magic.
+        listing = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
         if not listing:
             return set()
         with tempfile.TemporaryDirectory() as scratch:
@@ -171,7 +171,7 @@ class Repository:
                     file.write(content)
             words = ["check-ignore", "-z", "--stdin", "--no-index"]
             found = self.git(*words, data=listing, ok=(0, 1), GIT_WORK_TREE=scratch)
-        return {os.fsdecode(path) for path in found.split(b"\0")[:-1]}
+        return {os.fsdecode(path[2:]) for path in found.split(b"\0")[:-1]}
 
     def archive(self, tree: str, directory: str) -> dict[str, Any]:
         """A tar of the tree as a new file in the directory: its path and size."""
@@ -191,7 +191,7 @@ def make_repository(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]
     os.makedirs(repo.path)
     try:
         repo.git("init", "-q", "--bare", "--template=", repo.path)
-        os.makedirs(os.path.join(repo.path, "info"), exist_ok=True)
+        os.mkdir(os.path.join(repo.path, "info"))
         for name, content in (("attributes", ATTRIBUTES), ("exclude", LEFT_BEHIND)):
             with open(os.path.join(repo.path, "info", name), "w", encoding="utf-8") as file:
                 file.write(content)

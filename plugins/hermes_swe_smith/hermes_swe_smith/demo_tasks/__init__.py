@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hermes_core.errors import ConfigError
 
-REPO = "swesmith/hermes__ledgerline.demo0001"
+REPO = "swesmith/hermes__ledgerline.1ed6e711"
 BUNDLE = "ledgerline.bundle"
 REQUIREMENTS = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0", "Pygments==2.21.0", "pytest==8.4.2")
 

@@ -1,0 +1,161 @@
+"""Rows of every variant as tasks, and the refusal of what could be two things."""
+
+import array
+import json
+
+import pytest
+from hermes_swe_smith.config import SweSmithConfig
+from hermes_swe_smith.rows import parse_row
+
+from hermes_core.errors import DatasetError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def row(**changes):
+    fields = {
+        "instance_id": "owner__name.01234567.func_pm_op_swap__abcdefgh",
+        "patch": "diff --git a/x.py b/x.py\n",
+        "FAIL_TO_PASS": ["tests/test_x.py::test_a"],
+        "PASS_TO_PASS": ["tests/test_x.py::test_b", "tests/test_y.py::test_c"],
+        "image_name": "",
+        "repo": "swesmith/owner__name.01234567",
+        "problem_statement": "It is broken.",
+    }
+    return {**fields, **changes}
+
+
+def parse(fields, **config):
+    return parse_row(fields, "tasks.jsonl, line 3", SweSmithConfig(**config))
+
+
+def test_the_seven_fields():
+    task = parse(row())
+    assert (task.variant, task.base_is, task.patch_is) == ("swe-smith", "clean", "bug")
+    assert task.base_commit is None
+    assert task.directory == "name"
+    assert task.node_ids == ("tests/test_x.py::test_a", "tests/test_x.py::test_b", "tests/test_y.py::test_c")
+    assert task.test_files == ("tests/test_x.py", "tests/test_y.py")
+    assert task.fail_to_pass_files == ("tests/test_x.py",)
+
+
+def test_rows_of_mid_2025_have_the_commit_of_the_buggy_tree():
+    task = parse(row(base_commit=COMMIT, created_at="2025-06-01"))
+    assert (task.variant, task.base_is, task.patch_is) == ("swe-smith-2025", "buggy", "bug")
+
+
+def oracle_row(**changes):
+    return row(repo="owner/name", base_commit=COMMIT, text="[start of x.py]", **changes)
+
+
+def test_whether_an_oracle_patch_is_the_fix_must_be_said():
+    with pytest.raises(DatasetError, match="patch_is"):
+        parse(oracle_row())
+    fix = parse(oracle_row(), patch_is="fix")
+    assert (fix.variant, fix.base_is, fix.patch_is) == ("oracle", "buggy", "fix")
+    bug = parse(oracle_row(), patch_is="bug")
+    assert (bug.base_is, bug.patch_is) == ("clean", "bug")
+    assert bug.directory == "name"
+
+
+def test_an_oracle_row_without_patch_is_the_buggy_tree():
+    task = parse(oracle_row(patch=None))
+    assert (task.base_is, task.patch) == ("buggy", "")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base_commit": COMMIT},
+        {"base_commit": COMMIT, "text": "x"},
+        {"base_commit": COMMIT, "created_at": "2025", "text": "x"},
+        {"base_commit": COMMIT, "created_at": "2025", "repo": "owner/name"},
+    ],
+)
+def test_what_could_be_two_variants_is_refused_until_it_is_said(changes):
+    with pytest.raises(DatasetError, match=r"set variant to") as refused:
+        parse(row(**changes))
+    assert "line 3" in str(refused.value)
+    assert parse(row(**changes), variant="swe-smith-2025").base_is == "buggy"
+
+
+def test_null_counts_as_absent():
+    assert parse(row(base_commit=None, created_at=None, text=None)).variant == "swe-smith"
+
+
+def test_lists_may_be_json_text_tuples_or_arrays():
+    class Array:
+        def tolist(self):
+            return ["tests/test_x.py::test_b"]
+
+    ids = ["tests/test_x.py::test_a[\"'$|<\\]"]
+    task = parse(row(FAIL_TO_PASS=json.dumps(ids), PASS_TO_PASS=Array()))
+    assert task.fail_to_pass == tuple(ids)
+    assert task.pass_to_pass == ("tests/test_x.py::test_b",)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("FAIL_TO_PASS", []),
+        ("FAIL_TO_PASS", "tests/test_x.py::test_a"),
+        ("FAIL_TO_PASS", [1]),
+        ("PASS_TO_PASS", {"a": 1}),
+        ("PASS_TO_PASS", array.array("i", [1])),
+        ("FAIL_TO_PASS", ["/etc/passwd::x"]),
+        ("FAIL_TO_PASS", ["../x.py::x"]),
+        ("FAIL_TO_PASS", ["::x"]),
+        ("PASS_TO_PASS", ["a\nb.py::x"]),
+        ("repo", "name"),
+        ("repo", "owner/../name"),
+        ("repo", "owner/name;rm"),
+        ("problem_statement", 5),
+        ("problem_statement", ""),
+        ("patch", ["x"]),
+        ("base_commit", "main"),
+        ("base_commit", "0123456"),
+    ],
+)
+def test_a_wrong_field_is_named(field, value):
+    with pytest.raises(DatasetError) as error:
+        parse(row(**{field: value}))
+    message = str(error.value)
+    assert "tasks.jsonl, line 3" in message
+    assert "owner__name.01234567.func_pm_op_swap__abcdefgh" in message
+    assert field in message
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("field", ["patch", "FAIL_TO_PASS", "PASS_TO_PASS", "repo", "problem_statement", "instance_id"])
+@pytest.mark.parametrize("gone", ["absent", "null"])
+def test_a_missing_field_is_named(field, gone):
+    fields = row(**{field: None})
+    if gone == "absent":
+        del fields[field]
+    with pytest.raises(DatasetError, match=field):
+        parse(fields)
+
+
+@pytest.mark.parametrize("name", ["id", "problem_id"])
+def test_other_names_of_the_id(name):
+    fields = row()
+    fields[name] = fields.pop("instance_id")
+    assert parse(fields).instance_id.startswith("owner__name")
+
+
+def test_a_patch_without_a_last_line_end_is_ended():
+    assert parse(row(patch="diff")).patch == "diff\n"
+
+
+@pytest.mark.parametrize(
+    ("repo", "directory"),
+    [
+        ("swesmith/Suor__funcy.70fb6e8b", "funcy"),
+        ("swesmith/a__b__c.70fb6e8b", "b__c"),
+        ("swesmith/Suor__funcy.js.70fb6e8b", "funcy.js"),
+        ("owner/name.git", "name"),
+        ("owner/name.70fb6e8b", "name.70fb6e8b"),
+    ],
+)
+def test_directory(repo, directory):
+    assert parse(row(repo=repo)).directory == directory

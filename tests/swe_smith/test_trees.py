@@ -1,0 +1,418 @@
+"""The trees of a task, what is taken of an agent's work, and what is tested: on real repositories, no sandbox."""
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from hermes_swe_smith import trees
+
+BUG = """\
+diff --git a/src/pkg/core.py b/src/pkg/core.py
+--- a/src/pkg/core.py
++++ b/src/pkg/core.py
+@@ -1,2 +1,2 @@
+ def double(x):
+-    return 2 * x
++    return 3 * x
+"""
+
+FILES = {
+    "src/pkg/__init__.py": b"",
+    "src/pkg/core.py": b"def double(x):\n    return 2 * x\n",
+    "src/pkg/crlf.txt": b"one\r\ntwo\r\n",
+    "tests/conftest.py": b"X = 1\n",
+    "tests/test_core.py": b"def test_double(): pass\n",
+    "tests/test_other.py": b"def test_other(): pass\n",
+    "tests/data/table.csv": b"1,2\n",
+    "setup.cfg": b"[tool:pytest]\n",
+    ".gitignore": b"*.log\nbuild/\n__pycache__/\n",
+    ".gitattributes": b"*.txt text eol=lf\ntests/data export-ignore\n*.py ident filter=nothing diff=odd\n",
+}
+ENV = {
+    "PATH": os.environ["PATH"],
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    **{f"GIT_{who}_{what}": "t" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+}
+
+
+def git(where, *words, data=None):
+    done = subprocess.run(["git", *words], cwd=where, env=ENV, input=data, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def write(root, files):
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    """A repository as its authors have it."""
+    root = tmp_path_factory.mktemp("origin") / "project"
+    write(root, FILES)
+    git(root, "init", "-q", "-b", "main")
+    (root / ".git/info").mkdir(exist_ok=True)
+    (root / ".git/info/attributes").write_text("* -text -ident\n")  # its authors have line ends of every kind
+    git(root, "add", "-A", "-f")
+    git(root, "commit", "-q", "-m", "clean")
+    return root
+
+
+@pytest.fixture
+def bench(tmp_path, origin):
+    return Bench(tmp_path, origin)
+
+
+class Bench:
+    """One task's trees, made the way a sandbox makes them."""
+
+    def __init__(self, tmp_path, origin, ref="main", **arguments):
+        self.tmp = tmp_path
+        self.repo = str(tmp_path / "private" / "repo.git")
+        self.task = str(tmp_path / "task")
+        (tmp_path / "private").mkdir(exist_ok=True)
+        os.mkdir(self.task)
+        bundle = tmp_path / "source.bundle"
+        git(origin, "bundle", "create", "-q", str(bundle), ref)
+        commit = git(origin, "rev-parse", ref).strip()
+        trees.make_repository({"repo": self.repo, "bundle": str(bundle), "commit": commit}, b"")
+        patches = {"patch": arguments.pop("patch", BUG), "test_patch": arguments.pop("test_patch", "")}
+        self.tests = arguments.pop("test_files", ["tests/test_core.py", "tests/test_other.py"])
+        hidden = arguments.pop("hidden", ["tests/test_core.py"])
+        defaults = {"base_is": "clean", "patch_is": "bug", "has_fix": True, "test_files": self.tests, "hidden": hidden}
+        self.made = trees.make_trees(
+            {"repo": self.repo, "task": self.task, **defaults, **arguments}, json.dumps(patches).encode()
+        )
+        notes = tmp_path / "notes.json"
+        notes.write_text(json.dumps({"modules": ["pytest", "_pytest", "json", "typing"]}))
+
+    def checkout(self):
+        """The agent's checkout, as it gets it."""
+        return self.unpack(trees.give_workspace({"task": self.task}, b""), "slot")
+
+    def unpack(self, answer, name):
+        root = self.tmp / name
+        with tarfile.open(answer["tar"]) as tar:
+            assert os.path.getsize(answer["tar"]) == answer["size"]
+            tar.extractall(root, filter="fully_trusted")
+        return root
+
+    def take(self, root, max_bytes=1 << 20):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            tar.add(root, ".")
+        return trees.take_work({"task": self.task, "max_bytes": max_bytes}, buffer.getvalue())
+
+    def tested(self, *, tree=None, patch="", name="tested"):
+        answer = trees.give_tests(
+            {
+                "task": self.task,
+                "tree": tree,
+                "test_files": self.tests,
+                "import_path": ["src"],
+                "modules": str(self.tmp / "notes.json"),
+            },
+            patch.encode("utf-8", "surrogateescape"),
+        )
+        return self.unpack(answer, name), answer
+
+
+def contents(root):
+    return {
+        str(path.relative_to(root)): path.read_bytes() if not path.is_symlink() else os.fsencode(os.readlink(path))
+        for path in root.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
+
+
+BUGGY = {**FILES, "src/pkg/core.py": b"def double(x):\n    return 3 * x\n"}
+WITHOUT_HIDDEN = {name: content for name, content in BUGGY.items() if name != "tests/test_core.py"}
+
+
+def test_the_agent_gets_the_buggy_tree_without_hidden_tests_byte_for_byte(bench):
+    assert contents(bench.checkout()) == WITHOUT_HIDDEN
+
+
+def test_nothing_done_is_an_empty_patch_and_the_tests_are_there_again(bench):
+    work = bench.take(bench.checkout())
+    assert work["patch"] == ""
+    root, answer = bench.tested(tree=work["tree"])
+    assert contents(root) == BUGGY
+    assert (answer["restored"], answer["removed"]) == ([], [])
+
+
+def test_the_fix_makes_the_clean_tree(bench):
+    fix = trees.give_fix({"task": bench.task}, b"")["patch"]
+    root = bench.checkout()
+    git(root, "init", "-q")
+    git(root, "apply", "-", data=fix.encode())
+    assert (root / "src/pkg/core.py").read_bytes() == FILES["src/pkg/core.py"]
+    tested, _ = bench.tested(patch=fix)
+    assert contents(tested) == FILES
+
+
+def same_both_ways(bench, root):
+    """What is tested of the work, after checking that its recorded patch gives the same."""
+    work = bench.take(root)
+    from_tree, answer = bench.tested(tree=work["tree"])
+    from_patch, _ = bench.tested(patch=json.loads(json.dumps(work["patch"])), name="again")
+    assert contents(from_tree) == contents(from_patch)
+    return contents(from_tree), answer, work
+
+
+def test_any_change_survives_as_a_patch(bench):
+    root = bench.checkout()
+    changes = {
+        "src/pkg/new.py": b"new\n",
+        "src/pkg/no_line_end.py": b"x = 1",
+        "src/pkg/empty.py": b"",
+        "src/pkg/latin.py": "# käse\n".encode("latin-1"),
+        "src/pkg/crlf.txt": b"one\r\nthree\r\n",
+        "src/pkg/mixed.txt": b"a\r\nb\n",
+        "src/pkg/data.bin": bytes(range(256)),
+        "src/pkg/a name with 'quotes\" and $ and \\.py": b"odd\n",
+        "src/pkg/new\nline.py": b"odd\n",
+        "src/pkg/:(glob)*.py": b"odd\n",
+        "src/pkg/--all": b"odd\n",
+        "src/pkg/käse.py": b"odd\n",
+    }
+    write(root, changes)
+    (root / os.fsdecode(b"src/pkg/\xff.py")).write_bytes(b"odd\n")
+    (root / "src/pkg/link").symlink_to("/etc/passwd")
+    (root / "src/pkg/__init__.py").unlink()
+    tested, _, _ = same_both_ways(bench, root)
+    expected = {**BUGGY, **changes, os.fsdecode(b"src/pkg/\xff.py"): b"odd\n", "src/pkg/link": b"/etc/passwd"}
+    del expected["src/pkg/__init__.py"]
+    assert tested == expected
+
+
+def test_files_may_become_directories_links_and_programs(bench):
+    root = bench.checkout()
+    (root / "src/pkg/core.py").unlink()
+    write(root, {"src/pkg/core.py/inside.py": b"1\n"})
+    (root / "src/pkg/crlf.txt").unlink()
+    (root / "src/pkg/crlf.txt").symlink_to("core.py")
+    (root / "src/pkg/__init__.py").chmod(0o755)
+    tested, _, work = same_both_ways(bench, root)
+    assert tested["src/pkg/core.py/inside.py"] == b"1\n"
+    assert tested["src/pkg/crlf.txt"] == b"core.py"
+    assert "new mode 100755" in work["patch"]
+
+
+def test_what_a_test_run_leaves_and_what_is_ignored_is_no_work(bench):
+    root = bench.checkout()
+    write(
+        root,
+        {
+            "src/pkg/__pycache__/core.cpython-311.pyc": b"x",
+            ".pytest_cache/v/x": b"x",
+            "debug.log": b"x",
+            "build/lib/pkg/core.py": b"x",
+            ".venv/.gitignore": b"*\n",
+            ".venv/lib/thing.py": b"x",
+        },
+    )
+    assert bench.take(root)["patch"] == ""
+
+
+def test_the_agents_own_gitignore_counts(bench):
+    root = bench.checkout()
+    write(root, {"src/pkg/made.log": b"x\n", ".gitignore": b"*.tmp\n", "note.tmp": b"x\n"})
+    tested, _, _ = same_both_ways(bench, root)
+    assert tested["src/pkg/made.log"] == b"x\n"
+    assert "note.tmp" not in tested
+
+
+def test_tracked_files_are_work_even_where_they_are_ignored(bench):
+    root = bench.checkout()
+    write(root, {".gitignore": b"*\n"})
+    (root / "src/pkg/core.py").write_bytes(FILES["src/pkg/core.py"])
+    tested, _, _ = same_both_ways(bench, root)
+    assert tested["src/pkg/core.py"] == FILES["src/pkg/core.py"]
+
+
+def test_a_repository_inside_the_checkout_is_files(bench):
+    root = bench.checkout()
+    write(root, {"src/pkg/sub/x.py": b"1\n", "src/pkg/sub/.git/config": b"[core]\n", "src/.GIT/config": b"x"})
+    (root / ".gitmodules").symlink_to("/etc/passwd")
+    tested, _, _ = same_both_ways(bench, root)
+    assert tested["src/pkg/sub/x.py"] == b"1\n"
+    assert not [name for name in tested if ".git/" in name.lower() or name == ".gitmodules"]
+
+
+def test_configuration_of_the_agents_git_is_never_read(bench):
+    root = bench.checkout()
+    git(root, "init", "-q")
+    marker = bench.tmp / "ran"
+    touch = f"touch {marker}"
+    for key in ("core.fsmonitor", "core.hooksPath", "filter.nothing.clean", "diff.odd.command", "diff.odd.textconv"):
+        git(root, "config", key, touch)
+    (root / ".gitattributes").write_bytes(b"* filter=nothing diff=odd text eol=crlf working-tree-encoding=UTF-16\n")
+    write(root, {"src/pkg/new.py": b"x\n"})
+    tested, _, _ = same_both_ways(bench, root)
+    assert tested["src/pkg/new.py"] == b"x\n"
+    assert not marker.exists()
+
+
+def test_special_files_and_hard_links(bench):
+    root = bench.checkout()
+    os.mkfifo(root / "src/pkg/fifo")
+    os.link(root / "src/pkg/core.py", root / "src/pkg/same.py")
+    tested, _, _ = same_both_ways(bench, root)
+    assert tested["src/pkg/same.py"] == tested["src/pkg/core.py"] == BUGGY["src/pkg/core.py"]
+    assert "src/pkg/fifo" not in tested
+
+
+def test_too_large_a_patch_is_refused(bench):
+    root = bench.checkout()
+    write(root, {"src/pkg/big.txt": b"x" * 5000})
+    with pytest.raises(trees.Refused) as refused:
+        bench.take(root, max_bytes=4000)
+    assert refused.value.code == "too_large"
+
+
+CHEATS = {
+    "tests/test_core.py": b"def test_double(): assert True\n",
+    "tests/test_other.py": b"",
+    "tests/conftest.py": b"import evil\n",
+    "tests/data/table.csv": b"9\n",
+    "tests/helpers.py": b"evil\n",
+    "conftest.py": b"evil\n",
+    "src/pkg/conftest.py": b"evil\n",
+    "setup.cfg": b"evil\n",
+    "pytest.ini": b"evil\n",
+    "tox.ini": b"evil\n",
+    "pyproject.toml": b"evil\n",
+    "src/sitecustomize.py": b"evil\n",
+    "src/usercustomize/__init__.py": b"evil\n",
+    "src/evil.pth": b"import evil\n",
+    "src/pytest.py": b"evil\n",
+    "src/_pytest/__init__.py": b"evil\n",
+    "src/json.py": b"evil\n",
+    "src/typing.cpython-311-x86_64-linux-gnu.so": b"evil\n",
+    "src/evil-1.0.dist-info/entry_points.txt": b"[pytest11]\nevil = evil\n",
+    "src/evil.egg-info/entry_points.txt": b"[pytest11]\nevil = evil\n",
+}
+
+
+def test_the_tests_are_as_they_were_and_nothing_takes_the_place_of_anything(bench):
+    root = bench.checkout()
+    write(root, CHEATS)
+    write(root, {"src/pkg/honest.py": b"fine\n", "src/helper.py": b"fine\n"})
+    tested, answer, _ = same_both_ways(bench, root)
+    assert tested == {**BUGGY, "src/pkg/honest.py": b"fine\n", "src/helper.py": b"fine\n"}
+    assert set(answer["restored"]) | set(answer["removed"]) == set(CHEATS) - {"src/evil.egg-info/entry_points.txt"}
+
+
+@pytest.mark.parametrize("kind", ["deleted", "link", "file"])
+def test_the_test_directory_comes_back(bench, kind):
+    root = bench.checkout()
+    subprocess.run(["rm", "-r", str(root / "tests")], check=True)
+    if kind == "link":
+        (root / "tests").symlink_to("src")
+    if kind == "file":
+        (root / "tests").write_bytes(b"x")
+    tested, _, _ = same_both_ways(bench, root)
+    assert tested == BUGGY
+
+
+def test_a_directory_in_the_place_of_a_configuration_file(bench):
+    root = bench.checkout()
+    (root / "setup.cfg").unlink()
+    write(root, {"setup.cfg/x.py": b"x\n", "src/pkg/fine.py": b"x\n"})
+    tested, _, _ = same_both_ways(bench, root)
+    assert tested == {**BUGGY, "src/pkg/fine.py": b"x\n"}
+
+
+def test_a_bug_in_a_protected_file_is_not_mended_by_restoring(tmp_path, origin):
+    patch = BUG.replace("src/pkg/core.py", "tests/conftest.py").replace(
+        "@@ -1,2 +1,2 @@\n def double(x):\n-    return 2 * x\n+    return 3 * x\n", "@@ -1 +1 @@\n-X = 1\n+X = 2\n"
+    )
+    bench = Bench(tmp_path, origin, patch=patch)
+    tested, _ = bench.tested(tree=bench.take(bench.checkout())["tree"])
+    assert contents(tested)["tests/conftest.py"] == b"X = 2\n"
+
+
+def test_tests_beside_the_source_are_restored_but_the_source_is_not(tmp_path, origin):
+    bench = Bench(tmp_path, origin, test_files=["src/pkg/core.py"], hidden=[], patch=BUG, has_fix=True)
+    root = bench.checkout()
+    write(root, {"src/pkg/test_more.py": b"mine\n", "src/pkg/util.py": b"mine\n"})
+    tested, _ = bench.tested(tree=bench.take(root)["tree"])
+    names = contents(tested)
+    assert "src/pkg/test_more.py" not in names
+    assert names["src/pkg/util.py"] == b"mine\n"
+
+
+def test_a_patch_that_does_not_apply_says_where(tmp_path, origin):
+    with pytest.raises(trees.Refused, match=r"`patch` does not apply: .*core\.py") as refused:
+        Bench(tmp_path, origin, patch=BUG.replace("return 2", "return 7"))
+    assert refused.value.code == "patch"
+    assert not os.listdir(tmp_path / "task")
+
+
+def test_a_patch_that_is_none(tmp_path, origin):
+    with pytest.raises(trees.Refused, match="does not apply"):
+        Bench(tmp_path, origin, patch="this is no patch\n")
+
+
+def test_missing_test_files_are_named(tmp_path, origin):
+    with pytest.raises(trees.Refused, match=r"tests/test_gone\.py") as refused:
+        Bench(tmp_path, origin, test_files=["tests/test_gone.py"])
+    assert refused.value.code == "tests"
+
+
+@pytest.mark.parametrize("of", ["buggy", "without tests"])
+def test_rows_whose_commit_is_the_buggy_tree(tmp_path, origin, of):
+    mirror = tmp_path / "mirror"
+    git(tmp_path, "clone", "-q", str(origin), str(mirror))
+    git(mirror, "apply", "-", data=BUG.encode())
+    git(mirror, "commit", "-q", "src/pkg/core.py", "-m", "Bug Patch")
+    if of == "without tests":
+        git(mirror, "rm", "-q", "tests/test_core.py")
+        git(mirror, "commit", "-q", "-m", "Remove F2P Tests")
+    bench = Bench(tmp_path, mirror, base_is="buggy")
+    assert contents(bench.checkout()) == WITHOUT_HIDDEN
+    fixed, _ = bench.tested(patch=trees.give_fix({"task": bench.task}, b"")["patch"])
+    assert contents(fixed) == FILES
+
+
+def test_rows_whose_patch_is_the_fix(tmp_path, origin):
+    mirror = tmp_path / "mirror"
+    git(tmp_path, "clone", "-q", str(origin), str(mirror))
+    git(mirror, "apply", "-", data=BUG.encode())
+    git(mirror, "commit", "-q", "src/pkg/core.py", "-m", "buggy")
+    fix = git(mirror, "diff", "HEAD", "HEAD^")
+    bench = Bench(tmp_path, mirror, base_is="buggy", patch_is="fix", patch=fix)
+    assert contents(bench.checkout()) == WITHOUT_HIDDEN
+    assert contents(bench.tested(patch=trees.give_fix({"task": bench.task}, b"")["patch"])[0]) == FILES
+
+
+def test_the_agents_patch_of_another_dataset_does_not_apply(bench):
+    with pytest.raises(trees.Refused, match="the patch does not apply"):
+        bench.tested(patch=BUG)
+
+
+def test_the_program_as_it_is_sent(bench):
+    import sys
+
+    from hermes_swe_smith.workspace import _LOADER, _sources
+
+    argv = [sys.executable, "-I", "-S", "-c", _LOADER, *_sources(), "give_fix"]
+    data = json.dumps({"task": bench.task}).encode() + b"\n"
+    done = subprocess.run(argv, input=data, capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
+    assert json.loads(done.stdout)["patch"].startswith("diff --git")
+
+
+def test_the_archive_leaves_nothing_behind_when_it_fails(bench):
+    with pytest.raises(subprocess.CalledProcessError):
+        trees.Repository(bench.repo).archive("0" * 40, bench.task)
+    assert os.listdir(bench.task) == ["trees.json"]
+    assert Path(bench.task, "trees.json").stat().st_size
