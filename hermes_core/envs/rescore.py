@@ -13,7 +13,7 @@ from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.options import RunOptions, granted_isolation
 from hermes_core.envs.progress import NoProgress, Progress
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
-from hermes_core.envs.runner import each, new_context, open_agent, open_backend, open_environment
+from hermes_core.envs.runner import each, make_environment, new_context, open_agent, open_backend, set_up
 from hermes_core.envs.store import OutputFolder, read_records, read_run
 from hermes_core.envs.summary import Key, Tally
 from hermes_core.envs.trajectory import Trajectory, dump_record
@@ -71,19 +71,18 @@ async def rescore(
     chosen = validated(RunOptions, {**inherited, **options}, "the run")
     async with AsyncExitStack() as stack:
         stack.callback(OutputFolder(path).close)
-        loaded = await stack.enter_async_context(
-            open_environment(runtime, environment or ran["environment"], {**ran["env"], **(env or {})}, None)
-        )
-        if not hasattr(loaded, "score_patch"):
+        made = make_environment(runtime, environment or ran["environment"], {**ran["env"], **(env or {})}, None)
+        if not hasattr(made, "score_patch"):
             raise UsageError(
-                f"environment {loaded.name!r} can't verify a patch by itself", hint="it would need score_patch()"
+                f"environment {made.name!r} can't verify a patch by itself", hint="it would need score_patch()"
             )
-        items = {loaded.item_id(item): item for item in loaded.items()}
+        isolation = granted_isolation(chosen, made, chosen.backend, str(ran["agent"]))
+        await stack.enter_async_context(set_up(made))
+        items = {made.item_id(item): item for item in made.items()}
         places, without_patch = _places_of_patches(path)
-        isolation = granted_isolation(chosen, loaded, chosen.backend, str(ran["agent"]))
         nobody = await stack.enter_async_context(open_agent(runtime, "nop", AgentSettings()))
         backend, concurrency = await stack.enter_async_context(open_backend(runtime, chosen, isolation))
-        context = new_context(runtime, loaded, nobody, backend, chosen)
+        context = new_context(runtime, made, nobody, backend, chosen)
         again = _Again(context, items, path / RESCORED, progress or NoProgress())
         await again.all(_at(path, places), len(places), concurrency)
     return Rescoring(len(places), len(places) - len(again.differing), tuple(again.differing), without_patch)

@@ -87,13 +87,15 @@ async def run_rollouts(
         for sink in sinks:
             stack.push_async_callback(sink.aclose)
         runtime.backends.entry(chosen.backend)
+        made = make_environment(runtime, environment, env, chosen.seed)
+        tools = Tools.of(runtime, made, chosen.seed)
         worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
-        loaded = await stack.enter_async_context(open_environment(runtime, environment, env, chosen.seed))
-        isolation = granted_isolation(chosen, loaded, chosen.backend, worker.name)
+        isolation = granted_isolation(chosen, made, chosen.backend, worker.name)
         redact = redactor(runtime, filled)
+        await stack.enter_async_context(set_up(made))
         run = Run(
-            tools=Tools.of(runtime, loaded, chosen.seed),
-            jobs=Jobs(loaded, chosen.group_size),
+            tools=tools,
+            jobs=Jobs(made, chosen.group_size),
             on_record=on_record,
             sinks=sinks,
             progress=progress or NoProgress(),
@@ -103,11 +105,11 @@ async def run_rollouts(
             run.folder = OutputFolder(Path(out_dir))
             stack.callback(run.folder.close)
             told = filled if isinstance(agent, str) else None
-            configuration = plain(run_configuration(chosen, loaded, worker.name, told, isolation), redact)
+            configuration = plain(run_configuration(chosen, made, worker.name, told, isolation), redact)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
             await asyncio.to_thread(run.folder.open, configuration, about, run.tally, resume=resume)
         async with open_backend(runtime, chosen, isolation) as (backend, concurrency):
-            context = new_context(runtime, loaded, worker, backend, chosen, redact=redact)
+            context = new_context(runtime, made, worker, backend, chosen, redact=redact)
             return await run.all(context, concurrency)
 
 
@@ -165,13 +167,19 @@ class Run:
             await each(self._left(), lambda job: self._one(context, job), concurrency)
         except BaseException as error:
             self._stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
+            self._finish()
             raise
         finally:
             self.progress.end(self.tally)
-            place = str(self.folder.path) if self.folder else None
-            summary = self.tally.summary(len(self.jobs), stopped=self._stopped, out_dir=place)
-            if self.folder is not None:
-                self.folder.write_summary(summary)
+        return await asyncio.to_thread(self._finish)
+
+    def _finish(self) -> RunSummary:
+        """Sum up, and wait for the disk."""
+        place = str(self.folder.path) if self.folder else None
+        summary = self.tally.summary(len(self.jobs), stopped=self._stopped, out_dir=place)
+        if self.folder is not None:
+            self.folder.sync()
+            self.folder.write_summary(summary)
         return summary
 
     def _left(self) -> Iterator[Job]:
@@ -269,17 +277,22 @@ class Tools:
         return tuple(resolve_tools(self.registry, self.enabled, self.disabled, self.distribution, seed))
 
 
-@asynccontextmanager
-async def open_environment(
+def make_environment(
     runtime: Runtime, environment: str | Environment, config: Mapping[str, Any] | None, seed: int | None
-) -> AsyncIterator[Environment]:
-    """The environment, its dataset loaded; closed at the end."""
-    if isinstance(environment, str):
-        seeded = {} if seed is None else {"seed": seed}
-        environment = runtime.environment(environment, {**seeded, **(config or {})})
+) -> Environment:
+    """The environment of that name, with the run's seed where it has none of its own; its dataset is not loaded yet."""
+    if isinstance(environment, Environment):
+        return environment
+    seeded = {} if seed is None else {"seed": seed}
+    return runtime.environment(environment, {**seeded, **(config or {})})
+
+
+@asynccontextmanager
+async def set_up(environment: Environment) -> AsyncIterator[None]:
+    """The environment's dataset is loaded; it is closed at the end."""
     try:
         await environment.setup()
-        yield environment
+        yield
     finally:
         await environment.aclose()
 

@@ -11,7 +11,7 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.base import Environment
 from hermes_core.envs.options import RunOptions, granted_isolation
 from hermes_core.envs.progress import NoProgress, Progress
-from hermes_core.envs.runner import Jobs, Run, Tools, new_context, open_agent, open_backend, open_environment
+from hermes_core.envs.runner import Jobs, Run, Tools, make_environment, new_context, open_agent, open_backend, set_up
 from hermes_core.settings import validated
 
 if TYPE_CHECKING:
@@ -93,16 +93,17 @@ async def validate(
     verdicts: list[Verdict] = []
     stopped = None
     async with AsyncExitStack() as stack:
-        loaded = await stack.enter_async_context(open_environment(runtime, environment, env, chosen.seed))
-        jobs = Jobs(loaded, repeat)
-        tools = Tools.of(runtime, loaded, chosen.seed)
-        isolation = granted_isolation(chosen, loaded, chosen.backend, "oracle")
+        made = make_environment(runtime, environment, env, chosen.seed)
+        tools = Tools.of(runtime, made, chosen.seed)
+        isolation = granted_isolation(chosen, made, chosen.backend, "oracle")
+        await stack.enter_async_context(set_up(made))
+        jobs = Jobs(made, repeat)
         backend, concurrency = await stack.enter_async_context(open_backend(runtime, chosen, isolation))
         for agent in EXPECTED:
             found: dict[str, Verdict] = {}
             worker = await stack.enter_async_context(open_agent(runtime, agent, AgentSettings()))
             run = Run(tools, jobs, _collector(agent, found), (), progress(agent), chosen.stop_on_infra)
-            context = new_context(runtime, loaded, worker, backend, chosen)
+            context = new_context(runtime, made, worker, backend, chosen)
             summary = await run.all(context, concurrency)
             stopped = stopped or summary.stopped
             verdicts += found.values()

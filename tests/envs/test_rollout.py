@@ -72,9 +72,10 @@ class Slots:
 
     preparation = commands
 
-    async def execute(self, slot, tool_name, args, *, timeout_s=None):
+    async def execute(self, slot, tool, args, *, timeout_s=None):
+        tool_name = tool if isinstance(tool, str) else tool.name
         self.note(f"execute {tool_name} in {slot.workspace_dir}", slot)
-        return ExecutionResult(True, output=json.dumps([tool_name, dict(args)]))
+        return ExecutionResult(True, output=json.dumps([getattr(tool_name, "name", tool_name), dict(args)]))
 
     async def kill_everything(self, slot):
         self.note("kill", slot)

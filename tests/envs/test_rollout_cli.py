@@ -1,0 +1,272 @@
+"""`hermes-rl rollout|validate|rescore` as processes: exit codes, output, signals, and `kill -9`."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
+PROGRAM = [sys.executable, "-m", "hermes_core.cli"]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """The environment of the program: no plugins, its records in the test's own folder."""
+    root = str(Path(__file__).parents[2])
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PYTHONPATH": root,
+        "HERMES_PLUGINS": "",
+        "HERMES_ENV_FILE": "",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+
+
+@pytest.fixture
+def run(environ, tmp_path):
+    def call(*arguments, timeout=60, **changes) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [*PROGRAM, *map(str, arguments)],
+            env={**environ, **changes},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    def write(*rows) -> str:
+        path = tmp_path / "tasks.jsonl"
+        path.write_text("".join(json.dumps({"prompt": "p", **row}) + "\n" for row in rows))
+        return f"--env.dataset_name={path}"
+
+    return write
+
+
+GOOD = {"id": "good", "check": "test -f a", "solution": "touch a"}
+
+
+def slow(count: int) -> list[dict]:
+    solution = ["sleep 0.1", "touch a"]
+    return [{"id": str(n), "setup": "sleep 0.1", "check": "test -f a", "solution": solution} for n in range(count)]
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "trajectories.jsonl").read_bytes().splitlines()]
+
+
+def test_a_run_with_all_scored_exits_with_0_and_prints_where_things_are(run, dataset, tmp_path):
+    out = tmp_path / "out"
+    done = run("rollout", "tasks", dataset(GOOD), "--agent", "oracle", "--out", out, *ISOLATION)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 scored, 1 solved, mean reward 1.000" in done.stdout
+    assert str(out / "trajectories.jsonl") in done.stdout
+    assert done.stderr.splitlines()[0] == "1 rollouts"
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_json_is_the_summary_and_nothing_else_on_standard_output(run, dataset):
+    done = run("rollout", "tasks", dataset(GOOD), "--agent", "nop", "--json", *ISOLATION)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["scored"], summary["mean_reward"], summary["out_dir"]) == (1, 0.0, None)
+
+
+def test_some_not_scored_exits_with_3_and_says_why(run, dataset):
+    broken = {"id": "broken", "setup": "echo no luck >&2; exit 7", "check": "true"}
+    done = run("rollout", "tasks", dataset(GOOD, broken), "--agent", "oracle", *ISOLATION)
+    assert done.returncode == 3
+    assert "1 of 2 scored" in done.stdout
+    assert "broken: setup in setup: a set-up command of task 'broken' failed with status 7: no luck" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rollout", "tsks"], "did you mean 'tasks'"),
+        (["rollout", "tasks"], "dataset_name: Field required"),
+        (["rollout", "tasks", "--env.dataset_nam=x"], "did you mean 'dataset_name'"),
+        (["rollout", "tasks", "--evn.dataset_name=x"], "did you mean 'env'"),
+        (["rollout", "tasks", "--agent", "oracl", "DATASET"], "did you mean 'oracle'"),
+        (["rollout", "tasks", "--agent", "oracle", "--backend", "locl", "DATASET"], "did you mean 'local'"),
+        (["rollout", "tasks", "--agent", "oracle", "--isolation", "usr", "DATASET"], "did you mean 'user'"),
+        (["rollout", "tasks", "--agent", "oracle", "--backend.cpus=1", "DATASET"], "did you mean 'cpu'"),
+        (["rollout", "tasks", "--agent.max_turn=3", "DATASET"], "did you mean 'max_turns'"),
+        (["rollout", "tasks", "--agent", "oracle", "--items", "0", "DATASET"], "--items"),
+        (["rollout", "tasks", "--agent", "oracle", "--stop-on-infra", "2", "DATASET"], "stop_on_infra"),
+        (["rollout", "tasks", "--agent", "oracle", "--rollout-timeout", "nan", "DATASET"], "rollout_timeout"),
+        (["rollout", "tasks", "DATASET"], "no model is named"),
+        (["rollout", "tasks", "--agent", "oracle", "--out", "/proc/nowhere", "DATASET"], "output folder"),
+        (["rollout", "tasks", "--agent", "oracle", "--env.dataset_name=/nowhere"], "can't read /nowhere"),
+        (["validate", "tasks", "--repeat", "0", "DATASET"], "--repeat"),
+        (["rescore", "/nowhere"], "/nowhere"),
+        (["rescore", "."], "run.json"),
+    ],
+)
+def test_wrong_use_exits_with_2_and_says_what_to_do(run, dataset, arguments, message):
+    path = dataset(GOOD)
+    done = run(*[path if argument == "DATASET" else argument for argument in arguments])
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: list instead of an object"),
+        ('{"id": "x", "prompt": "p"}', "line 2, field 'check': Field required"),
+        ('{"id": 7, "prompt": "p", "check": "true"}', "line 2, field 'id'"),
+        ('{"id": "x", "prompt": "p", "check": ["true", 1]}', "line 2, field 'check': Input should be a shell command"),
+        ('{"id": "x", "prompt": "p", "check": ""}', "line 2, field 'check': Input should be a shell command"),
+        ('{"id": "x", "prompt": "p", "check": "true", "solutoin": "x"}', "line 2, field 'solutoin'"),
+        ('{"id": "good", "prompt": "p", "check": "true"}', "two items"),
+    ],
+)
+def test_a_bad_row_is_named_by_line_and_field(run, dataset, tmp_path, line, message):
+    option = dataset(GOOD)
+    with (tmp_path / "tasks.jsonl").open("a") as file:
+        file.write(line + "\n")
+    done = run("rollout", "tasks", option, "--agent", "nop", "--out", tmp_path / "out", *ISOLATION)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert not (tmp_path / "out" / "trajectories.jsonl").exists()
+
+
+def test_a_file_configures_and_the_command_line_wins(run, dataset, tmp_path):
+    option = dataset(GOOD, {**GOOD, "id": "second"}, {**GOOD, "id": "third"})
+    path = option.partition("=")[2]
+    level = ISOLATION[1]
+    (tmp_path / "run.yaml").write_text(
+        f"env: {{dataset_name: {path}, max_items: 2}}\n"
+        "agent: oracle\n"
+        "backend: {name: local, slots_per_sandbox: 6}\n"
+        f"run: {{isolation: {level}, allow_unisolated: true, group_size: 2, concurrency: 1}}\n"
+    )
+    done = run("rollout", "tasks", "--config", "run.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["total"] == 4
+    done = run("rollout", "tasks", "--config", "run.yaml", "--json", "--items", "1", "--agent", "nop", "--out", "out")
+    assert json.loads(done.stdout)["mean_reward"] == 0.0
+    configuration = json.loads((tmp_path / "out" / "run.json").read_text())["configuration"]
+    assert (configuration["env"]["max_items"], configuration["agent"], configuration["group_size"]) == (1, "nop", 2)
+    assert configuration["backend_config"] == {"slots_per_sandbox": 6}
+
+
+def test_secrets_are_in_no_file(run, dataset, tmp_path):
+    settings = ["--model", "m", "--base-url", "http://127.0.0.1:1/v1", "--agent.max_retries=0"]
+    done = run(
+        *["rollout", "tasks", dataset(GOOD), "--out", "out", *settings, *ISOLATION], OPENAI_API_KEY="sk-not-to-be-seen"
+    )
+    assert done.returncode == 3, done.stderr
+    assert records(tmp_path / "out")[0]["failure"]["kind"] == "model"
+    files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
+    assert len(files) >= 3
+    assert not any(b"sk-not-to-be-seen" in path.read_bytes() for path in files)
+    assert "sk-not-to-be-seen" not in done.stdout + done.stderr
+
+
+def test_validate_lists_what_is_wrong_and_what_is_flaky(run, dataset):
+    flaky = {"id": "flaky", "check": "test -f a && test $(( $(date +%s%N) / 1000 % 2 )) = 0", "solution": "touch a"}
+    done = run(
+        "validate",
+        "tasks",
+        dataset(GOOD, {"id": "solved", "check": "true", "solution": "true"}, {"id": "none", "check": "false"}, flaky),
+        *["--repeat", "12", "--json", *ISOLATION],
+    )
+    assert done.returncode == 3, done.stderr
+    outcome = json.loads(done.stdout)
+    found = {(one["item_id"], one["agent"]): one for one in outcome["unsound"]}
+    assert set(found) == {("solved", "nop"), ("none", "oracle"), ("flaky", "oracle")}
+    assert found["flaky", "oracle"]["flaky"] is True
+    assert found["solved", "nop"]["rewards"] == [1.0] * 12
+    assert "no solution" in found["none", "oracle"]["failures"][0]
+
+
+def test_validate_of_sound_items_exits_with_0(run, dataset):
+    done = run("validate", "tasks", dataset(GOOD), *ISOLATION)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1 of 1 items are sound, each tried once with either agent\n"
+
+
+def test_rescore_of_an_environment_without_patches_is_wrong_use(run, dataset):
+    assert run("rollout", "tasks", dataset(GOOD), "--agent", "nop", "--out", "out", *ISOLATION).returncode == 0
+    done = run("rescore", "out")
+    assert done.returncode == 2
+    assert "score_patch" in done.stderr
+
+
+async def start(environ, tmp_path, *arguments) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        *arguments,
+        env=environ,
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+
+
+def processes_with(word: str) -> list[str]:
+    """Command lines of the processes that carry a word in their environment or arguments."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if word.encode() in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, 0.4), (signal.SIGINT, 1.2), (signal.SIGTERM, 1.0)])
+async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(
+    environ, dataset, tmp_path, number, moment
+):
+    arguments = ["rollout", "tasks", dataset(*slow(40)), "--agent", "oracle", "--out", "out", *ISOLATION]
+    program = await start(environ, tmp_path, *arguments)
+    await asyncio.sleep(moment)
+    program.send_signal(number)
+    began = time.monotonic()
+    output, _ = await asyncio.wait_for(program.communicate(), 10)
+    assert program.returncode == 130, output.decode()
+    assert time.monotonic() - began < 5
+    assert b"Traceback" not in output
+    assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored_once(environ, dataset, tmp_path, run):
+    chance = random.Random(20)
+    arguments = ["rollout", "tasks", dataset(*slow(30)), "--agent", "oracle", "--out", "out", "--resume", *ISOLATION]
+    arguments += ["--group-size", "2", "--backend.orphan_ttl_s=2"]
+    for _ in range(8):
+        program = await start(environ, tmp_path, *arguments)
+        await asyncio.sleep(chance.uniform(0.3, 1.2))
+        program.kill()
+        await program.communicate()
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scored"] == 60
+    scored = Counter((one["item_id"], one["rollout_index"]) for one in records(tmp_path / "out"))
+    assert scored == {(str(item), index): 1 for item in range(30) for index in range(2)}
+    deadline = time.monotonic() + 15
+    while (left := processes_with(str(tmp_path))) and time.monotonic() < deadline:
+        await asyncio.sleep(0.2)
+    assert left == []

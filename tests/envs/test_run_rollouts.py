@@ -1,0 +1,485 @@
+"""Many rollouts on the real local backend: scores, groups, limits, lost sandboxes, resuming, cancelling."""
+
+import asyncio
+import json
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hermes_core.agents.base import StopReason
+from hermes_core.envs.base import Environment
+from hermes_core.envs.runner import run_rollouts
+from hermes_core.errors import DatasetError, SetupFailed, UnknownNameError, UsageError
+from hermes_core.hookspecs import hookimpl
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
+
+ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
+
+TASKS = [
+    {"id": "hello", "prompt": "Write hello", "check": "grep -qx hello out.txt", "solution": "echo hello > out.txt"},
+    {
+        "id": "two files",
+        "prompt": "Two files",
+        "setup": "mkdir in",
+        "check": ["test -d in", "test -f a"],
+        "solution": ["touch a"],
+    },
+    {"id": "quotes 'n' $things", "prompt": "p", "check": "test -f \"it's\"", "solution": "touch \"it's\""},
+]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path):
+    def write(rows=TASKS) -> dict[str, str]:
+        path = tmp_path / "tasks.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return {"dataset_name": str(path)}
+
+    return write
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path):
+    settings = Settings(state_dir=tmp_path / "state")
+    async with Runtime(settings, load_entry_points=False) as one:
+        yield one
+
+
+class Watcher:
+    """A plugin that knows which sandboxes there are."""
+
+    def __init__(self):
+        self.sandboxes, self.lost, self.started, self.finished, self.calls = [], [], [], [], []
+
+    @hookimpl
+    def hermes_sandbox_created(self, sandbox_id):
+        self.sandboxes.append(sandbox_id)
+
+    @hookimpl
+    def hermes_sandbox_lost(self, sandbox_id):
+        self.lost.append(sandbox_id)
+
+    @hookimpl
+    def hermes_trajectory_started(self, trajectory_id, item_id):
+        self.started.append((trajectory_id, item_id))
+
+    @hookimpl
+    def hermes_trajectory_finished(self, trajectory_id, record):
+        self.finished.append((trajectory_id, record["item_id"]))
+
+    @hookimpl
+    def hermes_tool_called(self, trajectory_id, tool_name):
+        self.calls.append((trajectory_id, tool_name))
+
+
+class Shell:
+    """An agent that does what a function of the task says."""
+
+    name = "shell"
+
+    def __init__(self, work):
+        self._work = work
+
+    async def run(self, task):
+        task.result.messages.extend(task.messages)
+        await self._work(task)
+        task.result.stop(StopReason.FINISHED)
+        return task.result
+
+    async def aclose(self):
+        pass
+
+
+async def terminal(task, command: str, **args) -> dict:
+    return json.loads(await task.tool_handler("terminal", {"command": command, **args}, task.trajectory_id))
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("loop_lag")
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+async def test_oracle_scores_one_and_nop_nothing_and_nothing_is_left(runtime, tasks, tmp_path, agent, reward):
+    out = tmp_path / "out"
+    summary = await run_rollouts(runtime, "tasks", agent, env=tasks(), out_dir=out, seed=7, **ISOLATION)
+    assert summary.complete
+    assert (summary.total, summary.scored, summary.mean_reward) == (3, 3, reward)
+    assert summary.solved == 3 * reward
+    assert {one["item_id"]: one["reward"] for one in records(out)} == {row["id"]: reward for row in TASKS}
+    for one in records(out):
+        assert (one["failure"], one["environment"], one["agent"], one["backend"]) == (None, "tasks", agent, "local")
+        assert all(seconds is not None for seconds in one["timings"].values())
+    assert json.loads((out / "summary.json").read_text()) == summary.to_dict()
+    run = json.loads((out / "run.json").read_text())
+    assert (run["seed"], run["configuration"]["env"]["seed"]) == (7, 7)
+    assert {"python", "hermes-rl"} <= run["versions"].keys()
+
+
+async def test_a_group_is_rolled_out_together_on_one_sandbox(tmp_path, tasks):
+    watcher, running, most = Watcher(), Counter(), Counter()
+
+    async def work(task):
+        item = task.messages[-1]["content"]
+        running[item] += 1
+        most[item] = max(most[item], running[item])
+        await asyncio.sleep(0.05)
+        running[item] -= 1
+
+    seen = []
+    async with Runtime(Settings(state_dir=tmp_path), plugins=[watcher], load_entry_points=False) as runtime:
+        summary = await run_rollouts(
+            runtime, "tasks", Shell(work), env=tasks(), group_size=3, concurrency=3, on_record=seen.append, **ISOLATION
+        )
+    assert summary.total == 9
+    assert set(most.values()) == {3}
+    assert Counter((one["group"], one["rollout_index"]) for one in seen) == {
+        (row["id"], index): 1 for row in TASKS for index in range(3)
+    }
+    assert len({one["trajectory_id"] for one in seen}) == 9
+    assert sorted(watcher.started) == sorted(watcher.finished)
+    assert len(watcher.started) == 9
+
+
+async def test_a_model_over_http_solves_a_task_with_tools(runtime, tasks):
+    def solver(prompt):
+        listing = yield call("terminal", command="ls")
+        assert listing["exit_code"] == 0
+        yield call("write_file", path="out.txt", content="hello\n")
+        return "Done."
+
+    seen = []
+    async with ScriptedServer(ToolScript(solver)) as server:
+        settings = {"model": "scripted", "base_url": server.base_url, "api_key": "sk-very-secret-key"}
+        row = {**TASKS[0], "prompt": "The key is sk-very-secret-key"}
+        summary = await run_rollouts(
+            runtime, "tasks", env=tasks([row]), settings=settings, on_record=seen.append, **ISOLATION
+        )
+    assert summary.mean_reward == 1.0
+    (record,) = seen
+    assert record["tool_calls"] == {"attempted": 2, "schema_valid": 2, "executed_ok": 2, "exec_error": 0}
+    assert [message["role"] for message in record["messages"]] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert "sk-very-secret-key" not in json.dumps(record)
+
+
+async def test_an_endpoint_that_is_down_is_the_models_failure(runtime, tasks, unused_port=1):
+    seen = []
+    settings = {"model": "m", "base_url": f"http://127.0.0.1:{unused_port}/v1", "max_retries": 0}
+    summary = await run_rollouts(runtime, "tasks", env=tasks(TASKS[:1]), settings=settings, on_record=seen.append, **ISOLATION)
+    assert (summary.scored, summary.failures) == (0, {"model": 1})
+    assert (seen[0]["reward"], seen[0]["failure"]["stage"], seen[0]["stop_reason"]) == (None, "agent", "model_error")
+
+
+async def test_over_its_time_a_rollout_is_verified_with_what_is_there(runtime, tasks):
+    async def work(task):
+        await terminal(task, "echo hello > out.txt")
+        await terminal(task, "sleep 60", timeout=60)
+
+    seen = []
+    await run_rollouts(
+        runtime, "tasks", Shell(work), env=tasks(TASKS[:1]), rollout_timeout=1, on_record=seen.append, **ISOLATION
+    )
+    assert (seen[0]["reward"], seen[0]["stop_reason"], seen[0]["failure"]) == (1.0, "time_limit", None)
+    assert 1 <= seen[0]["timings"]["agent_s"] < 10
+
+
+async def test_the_agents_processes_are_dead_when_it_is_verified(runtime, tasks):
+    loop = "(trap '' TERM HUP; while :; do echo hello > out.txt; sleep 0.01; done) & sleep 0.2"
+    row = {"id": "late", "prompt": "p", "check": ["rm -f out.txt", "sleep 0.3", "test ! -e out.txt"]}
+
+    async def work(task):
+        await terminal(task, f"setsid nohup sh -c '{loop}' > /dev/null 2>&1 &\nsleep 0.1")
+        assert "running" in (await terminal(task, "test -e out.txt && echo running"))["output"]
+
+    summary = await run_rollouts(runtime, "tasks", Shell(work), env=tasks([row]), **ISOLATION)
+    assert summary.mean_reward == 1.0
+
+
+async def test_a_sandbox_killed_under_a_rollout_is_tried_again_on_another(tmp_path, tasks):
+    watcher, killed, seen = Watcher(), [], []
+
+    async def work(task):
+        if not killed:
+            killed.append(watcher.sandboxes[0])
+            await runtime.backend("local").terminate_id(killed[0])
+            await terminal(task, "true")
+        await terminal(task, "echo hello > out.txt")
+
+    async with Runtime(Settings(state_dir=tmp_path / "s"), plugins=[watcher], load_entry_points=False) as runtime:
+        summary = await run_rollouts(
+            runtime, "tasks", Shell(work), env=tasks(TASKS[:1]), on_record=seen.append, **ISOLATION
+        )
+    assert (summary.mean_reward, summary.infra_retries, summary.failures) == (1.0, 1, {})
+    assert seen[0]["details"] == {"infra_retries": 1}
+    assert len(watcher.sandboxes) == 2
+
+
+async def test_a_run_whose_infrastructure_is_broken_stops(tmp_path, tasks):
+    watcher = Watcher()
+
+    async def work(task):
+        await runtime.backend("local").terminate_id(watcher.sandboxes[-1])
+        await terminal(task, "true")
+
+    rows = [{"id": str(number), "prompt": "p", "check": "true"} for number in range(40)]
+    async with Runtime(Settings(state_dir=tmp_path / "s"), plugins=[watcher], load_entry_points=False) as runtime:
+        summary = await run_rollouts(
+            runtime,
+            "tasks",
+            Shell(work),
+            env=tasks(rows),
+            stop_on_infra=0.5,
+            infra_retries=0,
+            concurrency=1,
+            out_dir=tmp_path / "out",
+            **ISOLATION,
+        )
+    assert summary.failures == {"infra": 10}
+    assert summary.scored == 0
+    assert "infrastructure" in summary.stopped
+    assert all(one["reward"] is None for one in records(tmp_path / "out"))
+
+
+async def test_resuming_repeats_no_score_and_loses_no_rollout(runtime, tasks, tmp_path):
+    out, calls, broken = tmp_path / "out", Counter(), {"hello"}
+
+    async def work(task):
+        item = task.messages[-1]["content"]
+        calls[item] += 1
+        if item == "Write hello" and "hello" in broken:
+            raise SetupFailed("not today")
+
+    arguments = {"env": tasks(), "out_dir": out, "group_size": 2, **ISOLATION}
+    first = await run_rollouts(runtime, "tasks", Shell(work), **arguments)
+    assert (first.scored, first.failures) == (4, {"setup": 2})
+    with (out / "trajectories.jsonl").open("ab") as file:
+        file.write(b'{"trajectory_id": "torn')
+    broken.clear()
+    second = await run_rollouts(runtime, "tasks", Shell(work), **arguments, resume=True)
+    assert (second.total, second.scored, second.failures, second.complete) == (6, 6, {}, True)
+    assert calls == {"Write hello": 4, "Two files": 2, "p": 2}
+    scored = Counter((one["item_id"], one["rollout_index"]) for one in records(out) if one["reward"] is not None)
+    assert scored == {(row["id"], index): 1 for row in TASKS for index in range(2)}
+
+
+async def test_another_configuration_cannot_resume_and_changes_nothing(runtime, tasks, tmp_path):
+    out = tmp_path / "out"
+    await run_rollouts(runtime, "tasks", "nop", env=tasks(), out_dir=out, **ISOLATION)
+    before = (out / "trajectories.jsonl").read_bytes(), (out / "run.json").read_bytes()
+    with pytest.raises(UsageError, match=r"group_size \(1 there, 2 now\)"):
+        await run_rollouts(runtime, "tasks", "nop", env=tasks(), out_dir=out, resume=True, group_size=2, **ISOLATION)
+    with pytest.raises(UsageError, match="--resume"):
+        await run_rollouts(runtime, "tasks", "nop", env=tasks(), out_dir=out, **ISOLATION)
+    assert ((out / "trajectories.jsonl").read_bytes(), (out / "run.json").read_bytes()) == before
+    summary = await run_rollouts(
+        runtime, "tasks", "nop", env=tasks(), out_dir=out, resume=True, concurrency=2, **ISOLATION
+    )
+    assert summary.complete
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtime, tasks, tmp_path, seed):
+    rows = [
+        {"id": str(n), "prompt": "p", "setup": "sleep 0.05", "check": "test -f a", "solution": ["sleep 0.05", "touch a"]}
+        for n in range(12)
+    ]
+    arguments = {"env": tasks(rows), "out_dir": tmp_path / "out", "concurrency": 3, **ISOLATION}
+    task = asyncio.create_task(run_rollouts(runtime, "tasks", "oracle", **arguments))
+    await asyncio.sleep(random.Random(seed).uniform(0, 0.8))
+    task.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait([task])
+    if task.cancelled() and (tmp_path / "out" / "summary.json").exists():
+        assert json.loads((tmp_path / "out" / "summary.json").read_text())["stopped"] == "interrupted"
+    summary = await run_rollouts(runtime, "tasks", "oracle", **arguments, resume=True)
+    assert (summary.scored, summary.mean_reward) == (12, 1.0)
+    scored = Counter(one["item_id"] for one in records(tmp_path / "out") if one["reward"] is not None)
+    assert set(scored.values()) == {1}
+
+
+class FreshCheck(Environment):
+    """Verifies every rollout on a fresh slot."""
+
+    name = "fresh-check"
+
+    def items(self):
+        return [{"id": str(number)} for number in range(8)]
+
+    def format_prompt(self, item):
+        return f"do {item['id']}"
+
+    @hookimpl
+    async def setup_trajectory_workspace(self, item, rollout):
+        return {"shared": await rollout.prepare("data", "echo prepared > file")}
+
+    @hookimpl
+    async def verify_and_score_trajectory(self, item, rollout, workspace_meta, exec_tool):
+        await exec_tool("write_file", {"path": "mine", "content": item["id"]})
+        async with rollout.fresh_slot() as fresh:
+            assert fresh.slot.slot_id != rollout.slot.slot_id
+            assert await fresh.commands.list_dir() == []
+            prepared = await fresh.prepare("data", "echo prepared > file")
+            await asyncio.sleep(0.05)
+            read = await fresh.commands.read_file(f"{prepared}/file")
+            await fresh.exec_tool("write_file", {"path": "theirs", "content": item["id"]})
+        return float(read.data == b"prepared\n" and prepared == workspace_meta["shared"])
+
+
+@pytest.mark.parametrize("reserve", [1, 4])
+async def test_rollouts_never_wait_for_each_others_verification(runtime, reserve):
+    backend = {"slots_per_sandbox": 4 + reserve, "max_sandboxes": 1, "reserve_slots": reserve}
+    async with asyncio.timeout(30):
+        summary = await run_rollouts(
+            runtime, FreshCheck(), "nop", backend_config=backend, concurrency=4, **ISOLATION
+        )
+    assert (summary.scored, summary.mean_reward) == (8, 1.0)
+
+
+async def test_what_the_agent_left_can_be_had_as_a_diff_that_applies(runtime):
+    patches, seen = [], []
+
+    class Repository(FreshCheck):
+        name = "repository"
+
+        def items(self):
+            return [{"id": "one"}]
+
+        @hookimpl
+        async def setup_trajectory_workspace(self, item, rollout):
+            script = "git init -q . && printf 'a\\nb\\n' > keep && echo x > gone && git add -A && git commit -qm start"
+            assert (await rollout.commands.run(script)).ok
+
+        @hookimpl
+        async def verify_and_score_trajectory(self, item, rollout):
+            patches.append(await rollout.diff())
+            rollout.record_patch(patches[0])
+            left = (await rollout.commands.run("git status --porcelain && ls ran 2>&1")).text
+            async with rollout.fresh_slot() as fresh:
+                await self.setup_trajectory_workspace(item, fresh)
+                done = await fresh.commands.run("git apply -", stdin=patches[0].encode())
+                assert done.ok, done.error_text
+                look = await fresh.commands.run("cat keep 'new file'; ls; od -An -tx1 latin bin | tr -d ' \\n'")
+            return 1.0, {"left": left, "look": look.text}
+
+    async def work(task):
+        await terminal(task, "printf 'a\\nc\\n' > keep; rm gone; echo n > 'new file'; printf 'caf\\351\\n' > latin")
+        await terminal(task, "printf '\\000\\377' > bin; git config core.fsmonitor 'touch ran; false'")
+        await terminal(task, "printf '#!/bin/sh\\ntouch ran\\n' > .git/hooks/pre-commit; chmod +x .git/hooks/*")
+        await terminal(task, "git config diff.external 'touch ran'; git add 'new file'")
+
+    summary = await run_rollouts(runtime, Repository(), Shell(work), on_record=seen.append, **ISOLATION)
+    assert summary.mean_reward == 1.0, seen
+    assert seen[0]["patch"] == patches[0]
+    assert seen[0]["details"]["look"] == "a\nc\nn\nbin\nkeep\nlatin\nnew file\n636166e90a00ff"
+    assert "A  new file" in seen[0]["details"]["left"]  # the agent's own index is as it left it
+
+
+async def test_sinks_get_the_records_and_are_closed(runtime, tasks):
+    class Sink:
+        def __init__(self):
+            self.got, self.closed = [], 0
+
+        async def write(self, record):
+            await asyncio.sleep(0)
+            self.got.append(record["item_id"])
+
+        async def aclose(self):
+            self.closed += 1
+
+    sink = Sink()
+    await run_rollouts(runtime, "tasks", "nop", env=tasks(), sinks=[sink], **ISOLATION)
+    assert sorted(sink.got) == sorted(row["id"] for row in TASKS)
+    assert sink.closed == 1
+
+
+async def test_items_are_selected_and_ordered_by_the_seed(runtime, tasks):
+    rows = [{"id": str(number), "prompt": "p", "check": "true"} for number in range(20)]
+
+    async def order(**env):
+        seen = []
+        await run_rollouts(
+            runtime,
+            "tasks",
+            "nop",
+            env={**tasks(rows), **env},
+            concurrency=1,
+            on_record=lambda record: seen.append(record["item_id"]),
+            **ISOLATION,
+        )
+        return seen
+
+    first = await order(shuffle=True, seed=1, max_items=5)
+    assert first == await order(shuffle=True, seed=1, max_items=5)
+    assert first != await order(shuffle=True, seed=2, max_items=5)
+    assert await order(max_items=3) == ["0", "1", "2"]
+
+
+async def test_tools_are_drawn_once_for_each_group(runtime, tasks):
+    offered = {}
+
+    async def work(task):
+        names = tuple(schema["function"]["name"] for schema in task.tool_schemas)
+        offered.setdefault(task.messages[-1]["content"], set()).add(names)
+
+    rows = [{"id": str(number), "prompt": str(number), "check": "true"} for number in range(12)]
+    env = {**tasks(rows), "distribution": "balanced"}
+    await run_rollouts(runtime, "tasks", Shell(work), env=env, group_size=3, seed=3, **ISOLATION)
+    assert all(len(names) == 1 for names in offered.values())
+    assert len(set().union(*offered.values())) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"agent": "oracl"}, UnknownNameError, "did you mean 'oracle'"),
+        ({"backend": "locl"}, UnknownNameError, "did you mean 'local'"),
+        ({"isolation": "usr"}, UnknownNameError, "did you mean 'user'"),
+        ({"concurency": 3}, UnknownNameError, "did you mean 'concurrency'"),
+        ({"concurrency": 0}, UsageError, "greater than or equal to 1"),
+        ({"backend_config": {"slots_per_sandbx": 3}}, UnknownNameError, "did you mean 'slots_per_sandbox'"),
+        ({"backend_config": {"slots_per_sandbox": 2, "max_sandboxes": 1}}, UsageError, "leave none for agents"),
+        ({"env": {"dataset_name": "x", "max_item": 1}}, UnknownNameError, "did you mean 'max_items'"),
+        ({"env": {"dataset_name": "/nowhere.jsonl"}}, DatasetError, "can't read /nowhere.jsonl"),
+        ({"env": {"enabled_toolsets": ["termnal"]}}, UnknownNameError, "did you mean 'terminal'"),
+        ({"env": {"distribution": "balancd"}}, UnknownNameError, "did you mean 'balanced'"),
+        ({"env": {"distribution": "balanced", "enabled_toolsets": ["file"]}}, UsageError, "exclude each other"),
+        ({"isolation": "shared", "allow_unisolated": False}, UsageError, "accepts no isolation below 'user'"),
+    ],
+)
+async def test_wrong_use_is_refused_before_anything_is_made(tmp_path, tasks, arguments, error, message):
+    watcher = Watcher()
+    env = {**tasks(), **arguments.pop("env", {})}
+    given = {"agent": "oracle", **ISOLATION, **arguments}
+    async with Runtime(Settings(state_dir=tmp_path / "s"), plugins=[watcher], load_entry_points=False) as runtime:
+        with pytest.raises(error, match=message):
+            await run_rollouts(runtime, "tasks", given.pop("agent"), env=env, out_dir=tmp_path / "out", **given)
+    assert watcher.sandboxes == []
+    assert not (tmp_path / "out" / "trajectories.jsonl").exists()
+
+
+async def test_a_model_on_this_host_needs_isolation(runtime):
+    class Trusting(FreshCheck):
+        isolation = 0
+
+    settings = {"model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    with pytest.raises(UsageError, match="--allow-unisolated"):
+        await run_rollouts(runtime, Trusting(), "model", settings=settings, isolation="shared")
+    summary = await run_rollouts(runtime, Trusting(), "nop", isolation="shared")
+    assert summary.complete
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "has no items"),
+        ([TASKS[0], {**TASKS[1], "id": "hello"}], "two items .* have the id 'hello'"),
+    ],
+)
+async def test_a_dataset_that_makes_no_run_is_refused(runtime, tasks, rows, message):
+    with pytest.raises(DatasetError, match=message):
+        await run_rollouts(runtime, "tasks", "nop", env=tasks(rows), **ISOLATION)
