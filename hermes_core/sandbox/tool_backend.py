@@ -238,11 +238,12 @@ class ToolBackend:
     # ------------------------------------------------------------------ tools
 
     async def execute(
-        self, slot: Slot, tool_name: str, args: Mapping[str, Any], *, timeout_s: float | None = None
+        self, slot: Slot, tool: str | Tool, args: Mapping[str, Any], *, timeout_s: float | None = None
     ) -> ExecutionResult:
         """Call a tool in the slot: a slot tool, or one of the registry that runs in a sandbox.
 
         Args:
+            tool: its name; or the tool itself, since a slot tool and a model's tool may have one name (`read_file`).
             timeout_s: the call's time limit; the profile's `execution_timeout_s` if None.
 
         Raises:
@@ -256,7 +257,7 @@ class ToolBackend:
         lease.executing += 1
         slot.state = SlotState.EXECUTING
         try:
-            result = await lease.call(self._call, lease, tool_name, args, limit)
+            result = await lease.call(self._call, lease, tool, args, limit)
         finally:
             lease.executing -= 1
             if lease.executing == 0 and slot.state is SlotState.EXECUTING:
@@ -270,15 +271,17 @@ class ToolBackend:
         tell(
             self._observers.tool_called,
             trajectory_id=slot.trajectory_id or "",
-            tool_name=tool_name,
+            tool_name=tool.name if isinstance(tool, Tool) else tool,
             arguments=args,
             result=result,
         )
         return result
 
-    async def _call(self, lease: Lease, tool_name: str, args: Mapping[str, Any], limit: float) -> ExecutionResult:
+    async def _call(self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], limit: float) -> ExecutionResult:
         try:
-            tool = self._tool(tool_name)
+            tool = self._tool(wanted) if isinstance(wanted, str) else wanted
+            if tool.where != "sandbox":
+                raise UnknownNameError("tool of the slot", tool.name, self._names())
         except UnknownNameError as error:
             return ExecutionResult(False, error=str(error), error_kind=ErrorKind.COMMAND)
         context = CallContext(
@@ -292,17 +295,20 @@ class ToolBackend:
             async with asyncio.timeout(limit + lease.pool.config.orphan_ttl_s + OVERTIME_S):
                 return await self._tools.call(tool, context, args)
         except TimeoutError:
-            log.error("tool %s did not keep its time limit of %g s and was cut off", tool_name, limit)
-            error_text = f"{tool_name} was cut off: it did not keep its time limit of {limit:g} s"
+            log.error("tool %s did not keep its time limit of %g s and was cut off", tool.name, limit)
+            error_text = f"{tool.name} was cut off: it did not keep its time limit of {limit:g} s"
             return ExecutionResult(False, error=error_text, error_kind=ErrorKind.TIMEOUT, metadata={"timed_out": True})
 
     def _tool(self, name: str) -> Tool:
         if (tool := SLOT_TOOLS.get(name)) is not None:
             return tool
-        here = [each for each in self._tools.names() if self._tools.get(each).where == "sandbox"]
-        if name in here:
+        if name in self._names():
             return self._tools.get(name)
-        raise UnknownNameError("tool of the slot", name, {*SLOT_TOOLS, *here})
+        raise UnknownNameError("tool of the slot", name, self._names())
+
+    def _names(self) -> set[str]:
+        """The tools that can be called by name."""
+        return {*SLOT_TOOLS, *(each for each in self._tools.names() if self._tools.get(each).where == "sandbox")}
 
     async def execute_batch(
         self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
