@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from hermes_core.sandbox.channels import AsyncioStreamChannel
 from hermes_core.sandbox.client import GuestClient, GuestSettings
@@ -19,6 +20,10 @@ from hermes_core.sandbox.results import ExecutionResult
 from hermes_core.tools import builtin
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
+
+# On a busy machine an example may well take longer than Hypothesis's deadline.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 class Host(Sandbox):
