@@ -15,9 +15,9 @@ import click
 
 from hermes_core.cli_support import new_runtime
 from hermes_core.envs.cli_options import DottedCommand, dotted, merged, read_config
-from hermes_core.envs.store import TRAJECTORIES
+from hermes_core.envs.store import TRAJECTORIES, OutputError
 from hermes_core.envs.summary import RunSummary
-from hermes_core.errors import DatasetError, PolicyError
+from hermes_core.errors import DatasetError, InfraError, PolicyError
 
 if TYPE_CHECKING:
     from hermes_core.envs.rescore import Rescoring
@@ -211,17 +211,17 @@ def _options(
 
 
 def _finish(ctx: click.Context, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
-    """Run it to its end. Wrong input of any kind exits with 2, Ctrl-C with 130."""
+    """Run it to its end. Wrong input of any kind exits with 2, what broke off the run with 3, Ctrl-C with 130."""
     try:
         return asyncio.run(_interruptible(_within_runtime(ctx.obj or 0, main)))
     except asyncio.CancelledError:
         click.echo("interrupted", err=True)
         ctx.exit(EXIT_INTERRUPTED)
-    except (DatasetError, PolicyError) as error:
+    except (DatasetError, PolicyError, InfraError, OutputError) as error:
         if ctx.find_root().params.get("traceback"):
             raise
         click.echo(f"error: {error}", err=True)
-        ctx.exit(EXIT_USAGE)
+        ctx.exit(EXIT_INCOMPLETE if isinstance(error, InfraError | OutputError) else EXIT_USAGE)
 
 
 async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:

@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any
 
 from hermes_core.agents.base import AgentResult
+from hermes_core.envs.tokens import tokens_of
 from hermes_core.errors import (
     DatasetError,
     FailureKind,
@@ -155,6 +156,7 @@ class Trajectory:
         """The record as it is written: JSON values only, secrets redacted, overlong strings cut and named."""
         result = self.result
         clean = _Cleaner(redact)
+        exact = tokens_of(result.managed_state)
         record: dict[str, Any] = {
             "trajectory_id": self.trajectory_id,
             "environment": self.environment,
@@ -168,9 +170,9 @@ class Trajectory:
             "failure": None,
             "patch": clean.patch(self.patch),
             "messages": clean(result.messages, "messages"),
-            "tokens": None,
-            "masks": None,
-            "logprobs": None,
+            "tokens": exact.tokens,
+            "masks": exact.masks,
+            "logprobs": exact.logprobs,
             "stop_reason": str(result.stop_reason) if self._agent_ran() else None,
             "timings": {f"{stage}_s": self.timings.get(f"{stage}_s") for stage in STAGES},
             "tool_calls": {
@@ -185,6 +187,8 @@ class Trajectory:
             record["failure"] = {"kind": str(self.failure.kind), "stage": self.failure.stage, "message": message}
         if self.infra_retries:
             record["details"]["infra_retries"] = self.infra_retries
+        if exact.refused:
+            record["details"]["tokens_refused"] = exact.refused
         if clean.cut:
             record["details"]["cut"] = clean.cut
         return record

@@ -187,3 +187,37 @@ def test_beginning_again_forgets_the_attempt_and_counts_it():
     assert (record["failure"], record["messages"], record["patch"]) == (None, [], None)
     assert record["details"] == {"infra_retries": 1}
     assert record["timings"]["agent_s"] is None
+
+
+def node(tokens, masks, logprobs):
+    return {"nodes": [{"tokens": tokens, "masked_tokens": masks, "logprobs": logprobs}]}
+
+
+def test_the_tokens_of_a_token_exact_server_are_kept_as_they_are():
+    trajectory = new()
+    trajectory.result.managed_state = node([5, 6, 7], [-100, 6, 7], [1.0, -0.5, -0.0])
+    record = trajectory.to_record()
+    assert (record["tokens"], record["masks"]) == ([5, 6, 7], [-100, 6, 7])
+    assert record["logprobs"] == [1.0, -0.5, 0.0]
+    assert record["details"] == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({"nodes": []}, "0 sequences"),
+        ({}, "0 sequences"),
+        ({"nodes": node([1], [1], [-1.0])["nodes"] * 2}, "2 sequences"),
+        (node([1, 2], [1], [-1.0, -1.0]), "not one sequence"),
+        (node([1, 2], [-100, -100], [1.0, 1.0]), "no token is the model's"),
+        (node([1, 2], [-100, 3], [1.0, -1.0]), "mask 1 is 3, and the token there is 2"),
+        (node([1, 2], [-100, 2], [1.0, 1.0]), "logprob of token 1 is 1.0"),
+        (node([1, 2], [-100, 2], [1.0, float("nan")]), "logprob of token 1 is nan"),
+    ],
+)
+def test_tokens_that_cannot_be_trained_on_are_refused_and_it_says_why(state, reason):
+    trajectory = new()
+    trajectory.result.managed_state = state
+    record = trajectory.to_record()
+    assert record["tokens"] is record["masks"] is record["logprobs"] is None
+    assert reason in record["details"]["tokens_refused"]

@@ -1,0 +1,103 @@
+"""Recorded patches verified again, on the real local backend."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hermes_core.envs.base import Environment
+from hermes_core.envs.rescore import rescore
+from hermes_core.envs.runner import run_rollouts
+from hermes_core.errors import UsageError, VerifierError
+from hermes_core.hookspecs import hookimpl
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+
+ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
+
+
+class Patched(Environment):
+    """Scores a patch by applying it in a fresh slot; each item's reward can be changed between run and rescoring."""
+
+    name = "patched"
+
+    def __init__(self, ids=("a", "b", "c"), rewards=None):
+        super().__init__()
+        self.ids, self.rewards = ids, rewards or {}
+
+    def items(self):
+        return [{"id": one} for one in self.ids]
+
+    def format_prompt(self, item):
+        return "p"
+
+    @hookimpl
+    async def verify_and_score_trajectory(self, item, rollout):
+        if item["id"] != "none":
+            rollout.record_patch(f"patch of {item['id']}")
+        return 1.0
+
+    async def score_patch(self, item, patch, rollout):
+        if item["id"] == "broken":
+            raise VerifierError("no report")
+        async with rollout.fresh_slot() as fresh:
+            await fresh.exec_tool("write_file", {"path": "patch", "content": patch})
+            read = await fresh.commands.run("cat patch")
+        assert read.text == f"patch of {item['id']}"
+        return self.rewards.get(item["id"], 1.0), {"read": read.text}
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path):
+    async with Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as one:
+        yield one
+
+
+def lines(out: Path) -> dict[str, dict]:
+    return {one["item_id"]: one for one in map(json.loads, (out / "rescored.jsonl").read_text().splitlines())}
+
+
+async def test_patches_that_score_the_same_again_agree(runtime, tmp_path):
+    out = tmp_path / "out"
+    await run_rollouts(runtime, Patched(), "nop", out_dir=out, **ISOLATION)
+    before = (out / "trajectories.jsonl").read_bytes()
+    outcome = await rescore(runtime, out, environment=Patched(), **ISOLATION)
+    assert (outcome.patches, outcome.agreed, outcome.without_patch, outcome.agrees) == (3, 3, 0, True)
+    assert {one: line["details"]["read"] for one, line in lines(out).items()} == {
+        one: f"patch of {one}" for one in ("a", "b", "c")
+    }
+    assert (out / "trajectories.jsonl").read_bytes() == before
+
+
+async def test_differing_failing_and_missing_ones_are_told_apart(runtime, tmp_path):
+    out, ids = tmp_path / "out", ("a", "b", "broken", "none")
+    await run_rollouts(runtime, Patched(ids), "nop", out_dir=out, **ISOLATION)
+    outcome = await rescore(runtime, out, environment=Patched(ids, {"b": 0.0}), **ISOLATION)
+    assert (outcome.patches, outcome.agreed, outcome.without_patch) == (3, 1, 1)
+    assert {one["item_id"] for one in outcome.differing} == {"b", "broken"}
+    found = lines(out)
+    assert (found["b"]["recorded_reward"], found["b"]["reward"], found["b"]["agrees"]) == (1.0, 0.0, False)
+    assert (found["broken"]["reward"], found["broken"]["failure"]["kind"]) == (None, "verifier")
+
+
+async def test_the_last_record_of_a_rollout_is_what_is_verified(runtime, tmp_path):
+    out = tmp_path / "out"
+    await run_rollouts(runtime, Patched(("a",)), "nop", out_dir=out, **ISOLATION)
+    last = (out / "trajectories.jsonl").read_text()
+    (out / "trajectories.jsonl").write_text(last.replace("patch of a", "an older one") + last)
+    outcome = await rescore(runtime, out, environment=Patched(("a",)), **ISOLATION)
+    assert (outcome.patches, outcome.agreed) == (1, 1)
+
+
+async def test_an_item_that_is_gone_is_wrong_use(runtime, tmp_path):
+    out = tmp_path / "out"
+    await run_rollouts(runtime, Patched(("a",)), "nop", out_dir=out, **ISOLATION)
+    with pytest.raises(UsageError, match="no item 'a' any more"):
+        await rescore(runtime, out, environment=Patched(("z",)), **ISOLATION)
+
+
+async def test_a_folder_without_a_run_is_wrong_use(runtime, tmp_path):
+    with pytest.raises(UsageError, match=r"no usable run\.json"):
+        await rescore(runtime, tmp_path, environment=Patched())
+    assert list(tmp_path.glob("rescored*")) == []
