@@ -81,6 +81,7 @@ async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
     key, private = name
     directory = f"{member.sandbox.workspace_base}/prepared/{'private' if private else 'shared'}/{key}"
     try:
+        await member.client.open_slot(PREPARE)
         commands = member.client.commands(PREPARE)
         await _remove(commands, directory)  # what an attempt of an earlier driver left
         made = await commands.run(["mkdir", "-p", "--", directory])
