@@ -247,8 +247,7 @@ def run_tests() -> None:
     os.environ.update(config["env"])
     os.environ["PYTHONPATH"] = os.pathsep.join(config["import_path"])
     os.chdir(config["root"])
-    # Behind everything else while pytest gathers its plugins; the hook below brings them to the front.
-    sys.path.extend(config["import_path"])
+    sys.meta_path.append(reporter.later)
     sys.argv = ["pytest"]
     if not reporter.files():
         reporter.send(status=5, where="", text="none of the test files exists")
@@ -275,6 +274,7 @@ class Reporter:
         self.root = config["root"]
         self.ids = {node_id: index for index, node_id in enumerate(config["ids"])}
         self.import_path = config["import_path"]
+        self.later = _Later(self.import_path)
         self._results = config["results"]
 
     def send(self, **event: Any) -> None:
@@ -289,6 +289,7 @@ class Reporter:
 
     def pytest_load_initial_conftests(self) -> None:
         """The plugins are loaded: from here on the project's own modules come first."""
+        sys.meta_path.remove(self.later)
         sys.path[:] = self.import_path + [entry for entry in sys.path if entry not in self.import_path]
 
     def pytest_cmdline_main(self, config: Any) -> None:
@@ -322,6 +323,21 @@ class Reporter:
             self.send(index=index, outcome=outcome, where=report.nodeid, text=report.longreprtext[-_TEXT_CHARS:])
         else:
             self.send(index=index, outcome=outcome)
+
+
+class _Later:
+    """Finds the project's modules where nobody else has them (`-p project.plugin`), and no distributions.
+
+    On `sys.path` the project's directories would be searched for entry points, and anyone can write such a file.
+    """
+
+    def __init__(self, import_path: list[str]) -> None:
+        self._import_path = import_path
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        from importlib.machinery import PathFinder
+
+        return PathFinder.find_spec(name, self._import_path, target) if path is None else None
 
 
 def _outcome(report: Any) -> str | None:

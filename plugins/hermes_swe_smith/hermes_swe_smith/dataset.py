@@ -13,7 +13,7 @@ from hermes_core.errors import DatasetError
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.rows import Task, parse_row, test_file
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("hermes_core.swe_smith")
 
 Placed = tuple[str, Mapping[str, Any]]
 """A row, after the place where it stands: `tasks.jsonl, line 3`."""

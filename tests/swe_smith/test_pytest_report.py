@@ -1,0 +1,279 @@
+"""Core's pytest reporter: every outcome arrives, and nothing that code under test can do without passing counts."""
+
+import asyncio
+import os
+import sys
+import time
+
+import pytest
+
+from hermes_core.envs.pytest_run import ReportStatus, run_pytest
+from hermes_core.errors import CommandError, VerifierError
+from hermes_core.sandbox.results import CommandResult
+
+
+class Here:
+    """A slot's commands, as far as a test run needs them: processes of this host."""
+
+    async def run(self, command, *, stdin, timeout_s):
+        try:
+            process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, stderr=-1, cwd="/")
+        except OSError as error:
+            raise CommandError(str(error), code="spawn") from error
+        out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s)
+        code = process.returncode
+        return CommandResult(
+            exit_code=code if code >= 0 else None, signal=-code if code < 0 else None, stdout=out, stderr=err
+        )
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path / "project")
+
+
+class Project:
+    def __init__(self, root):
+        self.root = root
+        root.mkdir()
+
+    def write(self, **files):
+        for name, text in files.items():
+            path = self.root / name.replace("__slash__", "/").replace("__dot__", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    async def run(self, *node_ids, timeout_s=60.0, python=sys.executable, import_path=("",), **options):
+        paths = [os.path.normpath(self.root / part) for part in import_path]
+        return await run_pytest(
+            Here(),
+            node_ids,
+            python=python,
+            root=str(self.root),
+            timeout_s=timeout_s,
+            import_path=paths,
+            args=["-p", "no:asyncio", "-p", "no:hypothesispytest", *options.pop("args", ())],
+            **options,
+        )
+
+
+KINDS = """\
+import pytest
+
+def test_pass(): pass
+def test_fail(): assert 1 == 2, "the reason"
+@pytest.mark.skip
+def test_skip(): pass
+@pytest.mark.xfail
+def test_xfail(): assert False
+@pytest.mark.xfail
+def test_xpass(): pass
+@pytest.fixture
+def broken(): raise RuntimeError("set-up")
+def test_error(broken): pass
+@pytest.fixture
+def untidy():
+    yield
+    raise RuntimeError("tear-down")
+def test_teardown(untidy): pass
+"""
+
+
+async def test_every_kind_of_outcome(project):
+    project.write(test_kinds__dot__py=KINDS)
+    kinds = ("pass", "fail", "skip", "xfail", "xpass", "error", "teardown", "gone")
+    report = await project.run(*(f"test_kinds.py::test_{kind}" for kind in kinds))
+    assert report.status is ReportStatus.FINISHED
+    assert [report.outcomes[f"test_kinds.py::test_{kind}"] for kind in kinds] == [
+        "passed",
+        "failed",
+        "skipped",
+        "xfailed",
+        "xpassed",
+        "error",
+        "error",
+        "missing",
+    ]
+    assert report.passed("test_kinds.py::test_pass")
+    assert not any(report.passed(f"test_kinds.py::test_{kind}") for kind in kinds[1:])
+    assert any(where.endswith("test_fail") and "the reason" in text for where, text in report.texts)
+
+
+ODD = ["a b", "'\"", "$(touch x)", "|", "<>", "\\", "\\n", "[", "]", "::", "%s", "ü", "`id`", "*", "-k", "a" * 300]
+
+
+async def test_odd_node_ids_are_data_and_only_they_run(project):
+    project.write(
+        test_odd__dot__py=f"import pytest\n@pytest.mark.parametrize('x', {ODD!r}, ids={ODD!r})\ndef test_x(x): pass\n"
+        "def test_not_asked_for(): open('ran', 'w')\n"
+    )
+    ids = [f"test_odd.py::test_x[{x.encode('unicode_escape').decode()}]" for x in ODD]
+    report = await project.run(*ids)
+    assert {node_id: report.outcomes[node_id] for node_id in ids if not report.passed(node_id)} == {}
+    assert not (project.root / "ran").exists()
+
+
+async def test_more_ids_than_an_argument_list_could_hold(project):
+    project.write(
+        test_many__dot__py="import pytest\nids = [str(n) * 100 for n in range(1000)]\n"
+        "@pytest.mark.parametrize('n', ids, ids=ids)\ndef test_n(n): pass\n"
+    )
+    ids = [f"test_many.py::test_n[{str(n) * 100}]" for n in range(1000)]
+    assert sum(map(len, ids)) > 200_000
+    report = await project.run(*ids)
+    assert all(map(report.passed, ids))
+
+
+async def test_configuration_is_the_projects_but_the_selection_is_ours(project):
+    project.write(
+        pytest__dot__ini="[pytest]\npython_files = check_*.py\npython_functions = check_*\ntestpaths = other\n"
+        "addopts = -x -v --tb=line\n",
+        sub__slash__check_a__dot__py="def check_one(): assert 0\ndef check_two(): pass\n",
+        sub__slash__conftest__dot__py="import pytest\n@pytest.fixture(autouse=True)\ndef go(): pass\n",
+    )
+    report = await project.run("sub/check_a.py::check_one", "sub/check_a.py::check_two")
+    assert list(report.outcomes.values()) == ["failed", "passed"]
+
+
+async def test_the_project_comes_first_once_pytest_is_loaded(project):
+    project.write(
+        src__slash__colorsys__dot__py="mine = True\n",
+        pytest__dot__py="raise SystemExit(0)\n",
+        pluggy__dot__py="raise SystemExit(0)\n",
+        test_it__dot__py="import colorsys, os, subprocess, sys\n"
+        "def test_it():\n"
+        "    assert colorsys.mine\n"
+        "    assert '' not in sys.path\n"
+        "    code = 'import colorsys; assert colorsys.mine'\n"
+        "    assert subprocess.run([sys.executable, '-c', code]).returncode == 0\n",
+    )
+    report = await project.run("test_it.py::test_it", import_path=("", "src"))
+    assert report.passed("test_it.py::test_it"), report.output
+
+
+async def test_a_plugin_lying_in_the_project_is_not_loaded(project):
+    project.write(test_it__dot__py="def test_it(): assert False\n", evil__dot__py=PASS_ALL)
+    metadata = project.root / "evil-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[pytest11]\nevil = evil\n")
+    report = await project.run("test_it.py::test_it", python=sys.executable)
+    assert not report.passed("test_it.py::test_it")
+
+
+async def test_a_plugin_that_the_project_asks_for_by_name_is_loaded(project):
+    project.write(
+        pytest__dot__ini="[pytest]\naddopts = -p mine.plugin\n",
+        src__slash__mine__slash__plugin__dot__py="import pytest\n@pytest.fixture\ndef answer(): return 42\n",
+        test_it__dot__py="def test_it(answer): assert answer == 42\n",
+    )
+    report = await project.run("test_it.py::test_it", import_path=("", "src"))
+    assert report.passed("test_it.py::test_it"), report.output
+
+
+PASS_ALL = """\
+import pytest
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    report.outcome, report.longrepr = "passed", None
+"""
+
+FAIL = "def test_it(): assert False\n"
+FORGED = """{"report": "finished", "outcomes": "p", "texts": [], "output": ""}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("import os; os._exit(0)\n", "cut"),
+        ("import os, sys; sys.exit(0)\n", "finished"),
+        ("import os\ndef test_it(): os._exit(0)\n", "cut"),
+        ("import os\nif os.fork(): os._exit(0)\ndef test_it(): pass\n", "cut"),
+        ("import os; os.kill(os.getpid(), 9)\n", "cut"),
+        ("import os; os.abort()\n", "cut"),
+        ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)\n", "no_report"),
+        (f"print('''{FORGED}''', flush=True)\nimport os; os.write(1, b'''\\n{FORGED}\\n'''); os._exit(0)\n", "cut"),
+        (f"import os; os.write(2, b'''\\n{FORGED}\\n''')\n" + FAIL, "finished"),
+        ("import pytest; pytest.exit('bye', 0)\n", "finished"),
+        ("raise SystemExit(0)\n", "finished"),
+        ("def test_it(:\n", "finished"),
+        ("while True: pass\n", "timed_out"),
+        ("import time\ndef test_it(): time.sleep(60)\n", "timed_out"),
+    ],
+    ids=lambda value: value.replace("\n", " ")[:40],
+)
+async def test_ending_early_is_not_passing(project, source, status):
+    project.write(test_it__dot__py=source)
+    report = await project.run("test_it.py::test_it", timeout_s=3.0 if status == "timed_out" else 60.0)
+    assert report.status == status, report
+    assert not report.passed("test_it.py::test_it")
+
+
+async def test_outcomes_before_a_cut_do_not_count(project):
+    project.write(test_it__dot__py="import os\ndef test_a(): pass\ndef test_b(): os._exit(0)\n")
+    report = await project.run("test_it.py::test_a", "test_it.py::test_b")
+    assert report.outcomes["test_it.py::test_a"] == "passed"
+    assert not report.passed("test_it.py::test_a")
+
+
+async def test_processes_left_behind_do_not_hold_the_run_up(project):
+    project.write(
+        test_it__dot__py="import subprocess\ndef test_it(): subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    )
+    began = time.monotonic()
+    report = await project.run("test_it.py::test_it")
+    assert report.passed("test_it.py::test_it")
+    assert time.monotonic() - began < 30
+
+
+async def test_much_output_is_bounded(project):
+    project.write(test_it__dot__py="def test_it():\n    print('x' * 10_000_000)\n    assert False\n")
+    report = await project.run("test_it.py::test_it", args=["-s"])
+    assert report.outcomes["test_it.py::test_it"] == "failed"
+    assert len(report.output) < 10_000
+    assert "bytes left out" in report.output
+
+
+async def test_the_environment_is_ours(project, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only")
+    monkeypatch.setenv("PYTHONSTARTUP", "/nowhere")
+    monkeypatch.setenv("PYTEST_PLUGINS", "nowhere")
+    project.write(
+        test_it__dot__py="import os, sys\n"
+        "def test_it():\n"
+        "    assert os.environ['WANTED'] == 'a b'\n"
+        "    assert 'PYTHONSTARTUP' not in os.environ\n"
+        "    assert os.environ['PATH'].split(':')[0] == os.path.dirname(sys.executable)\n"
+        "    assert sys.stdin.read() == ''\n"
+    )
+    report = await project.run("test_it.py::test_it", env={"WANTED": "a b"}, args=["-s"])
+    assert report.passed("test_it.py::test_it"), report.texts
+
+
+async def test_no_file_of_the_tests_is_there(project):
+    report = await project.run("gone.py::test_it")
+    assert report.outcomes == {"gone.py::test_it": "missing"}
+
+
+async def test_an_interpreter_that_is_not_there(project):
+    with pytest.raises(VerifierError, match="can't be started"):
+        await project.run("test_it.py::test_it", python="/nowhere/python")
+
+
+async def test_an_interpreter_that_does_not_work(project, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho what >&2\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(VerifierError, match="what"):
+        await project.run("test_it.py::test_it", python=str(broken))
+
+
+async def test_an_environment_without_pytest(project, tmp_path):
+    import venv
+
+    venv.create(tmp_path / "venv", with_pip=False)
+    project.write(test_it__dot__py="def test_it(): pass\n")
+    with pytest.raises(VerifierError, match="pytest can't be imported"):
+        await project.run("test_it.py::test_it", python=str(tmp_path / "venv/bin/python"))
