@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraError, PolicyError, SlotLost
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
 from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
-from hermes_core.sandbox.output import join_capture
+from hermes_core.sandbox.output import HeadTail, join_capture
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.client import GuestClient
 
 Post = Callable[[Mapping[str, Any], bytes], None]
-MAX_OUTPUT_LIMIT = 4 << 20
-"""The largest `output_limit`: results travel in one frame each, and neighbours wait for it."""
+Answer = tuple[dict[str, Any], bytes]
+CAPTURE_LIMIT = 2 << 20
+"""The largest `output_limit` that the guest keeps by itself: its results travel in one frame, and neighbours wait for
+that. Above it standard output is streamed, and head and tail are kept here."""
 GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""
 
@@ -167,40 +171,58 @@ class RemoteCommands:
         spool: bool = False,
     ) -> CommandResult:
         """Run a command to its end."""
-        if not 0 < output_limit <= MAX_OUTPUT_LIMIT:
-            raise CommandError(f"output_limit must be between 1 and {MAX_OUTPUT_LIMIT}", code="invalid")
-        header = {"op": "exec", "mode": "capture", "limit": output_limit, "merge": merge_stderr, "grace": GRACE_S}
+        if output_limit <= 0:
+            raise CommandError(f"output_limit must be above 0, not {output_limit}", code="invalid")
+        header = {"op": "exec", "limit": output_limit, "merge": merge_stderr, "grace": GRACE_S, "spool": spool}
         header |= _launch(command, cwd, env)
         if timeout_s is not None:
             header["timeout"] = timeout_s
-        if spool:
-            header["spool"] = True
         script = _script(command)
         try:
-            answer, data = await self._exec(header, script, stdin)
+            if output_limit > CAPTURE_LIMIT:
+                return await self._run_streamed(header, script, stdin, output_limit)
+            answer, data = await self._exec(header | {"mode": "capture"}, script, stdin)
         except CommandError as error:
             if error.code != "killed":
                 raise
             return CommandResult(exit_code=None, signal=9, stderr=error.message.encode())
         return _command_result(answer, data, merge_stderr)
 
+    async def _run_streamed(
+        self, header: dict[str, Any], script: bytes, stdin: bytes | None, output_limit: int
+    ) -> CommandResult:
+        """Standard output under the window, so that a result of many megabytes never delays a neighbour."""
+        stream, kept = OutputStream(), HeadTail(output_limit)
+        async with _background(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
+            async for piece in stream:
+                kept.feed(piece)
+            answer, data = await call
+        result = _command_result(answer, data, bool(header["merge"]))
+        return replace(result, stdout=kept.value(), truncated=kept.truncated or result.stderr_bytes > len(data))
+
     async def _exec(
-        self, header: dict[str, Any], script: bytes, stdin: bytes | AsyncIterator[bytes] | None
+        self,
+        header: dict[str, Any],
+        script: bytes,
+        stdin: bytes | AsyncIterator[bytes] | None,
+        output: OutputStream | None = None,
     ) -> tuple[dict[str, Any], bytes]:
         """Run with input of any size: small ones travel with the request."""
         header |= {"slot": self._index, "script": len(script)}
         if stdin is None:
-            return await self._client.call(header, script)
+            return await self._client.call(header, script, output=output)
         header["input"] = True
         if isinstance(stdin, bytes) and len(stdin) <= CHUNK:
             header["eof"] = True
-            return await self._client.call(header, script + stdin)
+            return await self._client.call(header, script + stdin, output=output)
         pump = InputPump(_once(stdin) if isinstance(stdin, bytes) else stdin)
-        return await self._with_pump(header, script, pump)
+        return await self._with_pump(header, script, pump, output)
 
-    async def _with_pump(self, header: dict[str, Any], script: bytes, pump: InputPump) -> tuple[dict[str, Any], bytes]:
+    async def _with_pump(
+        self, header: dict[str, Any], script: bytes, pump: InputPump, output: OutputStream | None
+    ) -> tuple[dict[str, Any], bytes]:
         """The command may end without reading its input: the pump is then simply stopped."""
-        call = asyncio.ensure_future(self._client.call(header, script, input=pump))
+        call = asyncio.ensure_future(self._client.call(header, script, input=pump, output=output))
         await asyncio.sleep(0)
         feeding = asyncio.ensure_future(pump.run())
         try:
@@ -226,7 +248,13 @@ class RemoteCommands:
         """Start a background process."""
         label = command if isinstance(command, str) else " ".join(command)
         script = _script(command)
-        header = {"op": "start", "slot": self._index, "limit": buffer_bytes, "script": len(script), "label": label[:4096]}
+        header = {
+            "op": "start",
+            "slot": self._index,
+            "limit": buffer_bytes,
+            "script": len(script),
+            "label": label[:4096],
+        }
         answer, _ = await self._client.call(header | _launch(command, cwd, env), script)
         return _process_status(answer["process"])
 
@@ -241,7 +269,13 @@ class RemoteCommands:
 
     async def log(self, process_id: str, *, offset: int = 0, limit: int = 200_000) -> LogChunk:
         """Its output from a byte offset on."""
-        header = {"op": "log", "slot": self._index, "process": process_id, "offset": max(0, offset), "limit": max(0, limit)}
+        header = {
+            "op": "log",
+            "slot": self._index,
+            "process": process_id,
+            "offset": max(0, offset),
+            "limit": max(0, limit),
+        }
         answer, data = await self._client.call(header)
         return LogChunk(data=data, offset=answer["offset"], total=answer["total"], dropped=answer["dropped"])
 
@@ -282,7 +316,9 @@ class RemoteCommands:
         result, _ = await self._builtin("stat", {"path": _path(path)})
         return FileStat(**result["stat"])
 
-    async def list_dir(self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000) -> Sequence[FileStat]:
+    async def list_dir(
+        self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
+    ) -> Sequence[FileStat]:
         """The entries of a directory, sorted by path."""
         arguments = {"path": _path(path), "recursive": recursive, "max_entries": max_entries}
         data, _ = await self._stream("list", arguments)
@@ -313,13 +349,9 @@ class RemoteCommands:
         """A file operation whose data flows under the window, so that a large one never delays a neighbour."""
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
-        call = asyncio.ensure_future(self._client.call(header, output=stream))
-        try:
+        async with _background(self._client.call(header, output=stream)) as call:
             pieces = [piece async for piece in stream]
             answer, data = await call
-        finally:
-            call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
         return b"".join(pieces), self._outcome(name, answer, data)
 
     def _outcome(self, name: str, answer: Mapping[str, Any], stderr: bytes) -> dict[str, Any]:
@@ -333,6 +365,17 @@ class RemoteCommands:
         return result
 
 
+@asynccontextmanager
+async def _background(work: Coroutine[Any, Any, Answer]) -> AsyncIterator[asyncio.Task[Answer]]:
+    """The request runs while its stream is read; it ends, one way or the other, with the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 def _path(path: str) -> str:
     if "\0" in path or not path:
         raise CommandError(f"not a path: {path!r}", code="invalid", hint="a path has at least one character and no NUL")
@@ -342,7 +385,9 @@ def _path(path: str) -> str:
 def _script(command: str | Sequence[str]) -> bytes:
     if isinstance(command, str):
         if "\0" in command:
-            raise CommandError("the command contains a NUL byte", code="invalid", hint="write binary data to a file first")
+            raise CommandError(
+                "the command contains a NUL byte", code="invalid", hint="write binary data to a file first"
+            )
         return command.encode("utf-8", "surrogateescape")
     return b""
 
