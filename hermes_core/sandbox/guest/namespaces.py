@@ -10,7 +10,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
 
@@ -352,6 +351,8 @@ def _make_devices(root: str) -> None:
 
 def loopback_up() -> None:
     """Bring up `lo` of a fresh network namespace."""
+    import socket  # only here, as it takes as long as everything else together
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe_socket:
         request = fcntl.ioctl(probe_socket, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
         (flags,) = struct.unpack("16xH22x", request)

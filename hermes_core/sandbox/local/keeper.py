@@ -223,12 +223,41 @@ def enter(request: dict[str, Any]) -> int:
     except OSError as error:
         os.write(2, f"the sandbox is not there: {error.strerror or error}\n".encode())
         return NOT_THERE
+    reader, writer = os.pipe()
     child = os.fork()  # only a child is in the pid namespace
     if child == 0:
-        _be_program(request)
+        _leave_to_init(request, writer)
+    os.close(writer)
     _silence()  # a copy of ours would keep the program's readers and writers from seeing its end
-    _, status = os.waitpid(child, 0)
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    os.waitpid(child, 0)
+    return (os.read(reader, 1) or bytes([128 + _SIGKILL]))[0]  # nothing: it was killed with the sandbox
+
+
+def _leave_to_init(request: dict[str, Any], report: int) -> NoReturn:
+    """Start the program below a waiting process that is an orphan inside, so that the sandbox's init reaps it.
+
+    As our own child it would be left to the host's init if we were killed. Until that one has reaped it, which some
+    inits never do, the kernel can't end the pid namespace.
+    """
+    try:
+        if os.fork() == 0:
+            _wait_for_program(request, report)
+    finally:
+        os._exit(0)
+
+
+def _wait_for_program(request: dict[str, Any], report: int) -> NoReturn:
+    """Run the program and report its exit status, 128 + n for signal n."""
+    try:
+        child = os.fork()
+        if child == 0:
+            _be_program(request)
+        _silence()
+        _, status = os.waitpid(child, 0)
+        code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        os.write(report, bytes([code]))
+    finally:
+        os._exit(0)
 
 
 def _be_program(request: dict[str, Any]) -> NoReturn:

@@ -44,45 +44,48 @@ async def start_keeper(request: Mapping[str, Any], directory: Path) -> dict[str,
     Raises:
         ProvisionError: it could not be started, or gave no report.
     """
-    reader, writer = os.pipe()
     try:
-        try:
-            pid = _spawn(request, writer)
-        finally:
-            os.close(writer)
+        pid, reader = _spawn(request)
         try:
             async with asyncio.timeout(_REPORT_S):
                 report: dict[str, Any] = marshal.loads(await _read_all(reader))
         except BaseException:
             _abandon(pid, directory)
             raise
+        finally:
+            os.close(reader)
     except OSError as error:
         hint = None if not isinstance(error, TimeoutError) else "is this host overloaded?"
         raise ProvisionError(f"the launcher can't be started: {error or 'it gives no report'}", hint=hint) from error
     except (EOFError, ValueError) as error:
         raise ProvisionError("the launcher ended without a report", hint="is this host out of memory?") from error
-    finally:
-        os.close(reader)
     if "record" not in report:
         await asyncio.to_thread(os.waitpid, pid, 0)  # it has nothing more to do
     return report
 
 
-def _spawn(request: Mapping[str, Any], report: int) -> int:
-    """A keeper's pid. It is to outlive us if it has to; whoever ends the sandbox reaps it, by its pid."""
-    with request_file(request) as descriptor:
-        keeper = subprocess.Popen(
-            launcher_argv("keep", descriptor),
-            stdin=subprocess.DEVNULL,
-            stdout=report,
-            stderr=subprocess.DEVNULL,
-            env={},
-            pass_fds=(descriptor,),
-            cwd="/",
-            start_new_session=True,  # Ctrl-C at our terminal is not for it
-        )
+def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
+    """A keeper's pid, and where to read its report. It may outlive us; who ends the sandbox reaps it, by its pid."""
+    reader, writer = os.pipe()
+    try:
+        with request_file(request) as descriptor:
+            keeper = subprocess.Popen(
+                launcher_argv("keep", descriptor),
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=subprocess.DEVNULL,
+                env={},
+                pass_fds=(descriptor,),
+                cwd="/",
+                start_new_session=True,  # Ctrl-C at our terminal is not for it
+            )
+    except OSError:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
     keeper.returncode = 0  # so that this object does not complain that the process lives on
-    return keeper.pid
+    return keeper.pid, reader
 
 
 def _abandon(pid: int, directory: Path) -> None:

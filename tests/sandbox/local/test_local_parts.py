@@ -1,0 +1,180 @@
+"""Small parts of the local backend: blocks of user ids, processes by identity, directories and their locks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hermes_core.sandbox.local import directories, processes, trees, uids
+from hermes_core.sandbox.local.launch import LAUNCHER
+from hermes_core.sandbox.local.records import Record, open_state_root, read, sandbox_id_of
+
+ALL = [(0, 4_294_967_295)]
+
+
+@pytest.mark.parametrize(
+    ("user_map", "group_map", "expected"),
+    [
+        (ALL, ALL, (uids.FIRST_UID, uids.BLOCKS)),
+        ([(0, 65_536)], ALL, (20_000, (65_536 - 20_000) // 512)),
+        ([(0, 1), (1, 65_536)], [(0, 1), (1, 65_536)], (20_000, (65_537 - 20_000) // 512)),
+        ([(0, 1)], [(0, 1)], (0, 0)),
+        (ALL, [(0, 1)], (0, 0)),
+        ([(0, 20_511)], ALL, (0, 0)),
+        ([(0, 20_512)], ALL, (20_000, 1)),
+        ([], [], (0, 0)),
+    ],
+)
+def test_blocks_lie_within_the_id_map(user_map: list, group_map: list, expected: tuple[int, int]) -> None:
+    assert uids.choose_range(user_map, group_map) == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one id")
+def test_a_block_is_held_until_the_last_holder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uids, "choose_range", lambda *_: (1_000_000, 2))
+    files = (str(tmp_path / "no" / "file"), str(tmp_path / "uids"))
+    first, holder = uids.reserve(files)
+    second, other = uids.reserve(files)
+    assert {first, second} == {1_000_000, 1_000_512}
+    with pytest.raises(uids.UidError, match="all 2 blocks"):
+        uids.reserve(files)
+    child = subprocess.Popen(["sleep", "60"], pass_fds=(holder,))
+    os.close(holder)
+    with pytest.raises(uids.UidError):
+        uids.reserve(files)
+    child.kill()
+    child.wait()
+    again, holder = uids.reserve(files)
+    assert again == first
+    os.close(holder)
+    os.close(other)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["uids"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another owner")
+def test_a_lock_file_of_someone_else_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "uids").write_text("")
+    os.chown(tmp_path / "uids", 12345, 12345)
+    with pytest.raises(uids.UidError, match="someone else"):
+        uids.reserve((str(tmp_path / "uids"),))
+    (tmp_path / "link").symlink_to(tmp_path / "uids")
+    with pytest.raises(OSError, match="Too many levels"):
+        uids.reserve((str(tmp_path / "link"),))
+
+
+def test_a_process_is_known_by_its_start() -> None:
+    started = processes.start_time(os.getpid())
+    assert started > 0 and processes.alive(os.getpid(), started)
+    assert not processes.alive(os.getpid(), started + 1)
+    assert processes.start_time(2**22 + 1) == 0 and not processes.alive(2**22 + 1, 0)
+    child = subprocess.Popen([sys.executable, "-c", "import ctypes; ctypes.CDLL(None).prctl(15, b') R 1 (x'); input()"],
+                             stdin=subprocess.PIPE)  # fmt: skip
+    assert processes.start_time(child.pid) >= started
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.start_time(child.pid) == 0  # a zombie does nothing any more
+    child.wait()
+
+
+def test_marked_processes_are_found_and_killed() -> None:
+    mark = f"local-test-{os.getpid()}"
+    environment = {"PATH": os.environ["PATH"], processes.MARKER: mark}
+    children = [subprocess.Popen(["sleep", "60"], env=environment) for _ in range(3)]
+    other = subprocess.Popen(["sleep", "60"], env={**environment, processes.MARKER: mark + "0"})
+    assert sorted(processes.marked(mark)) == sorted(child.pid for child in children)
+    assert processes.kill_marked(mark)
+    assert [child.wait() for child in children] == [-9, -9, -9]
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_a_directory_belongs_to_who_holds_it(tmp_path: Path) -> None:
+    path, holder = directories.claim(str(tmp_path), "local-x")
+    assert directories.held(path) and not directories.discard_dead(path)
+    with pytest.raises(FileExistsError):
+        directories.claim(str(tmp_path), "local-x")
+    assert directories.leftovers(str(tmp_path)) == []
+    assert (tmp_path / "local-x" / "tmp").stat().st_mode & 0o7777 == 0o1777
+    os.close(holder)
+    assert not directories.held(path)
+    assert directories.leftovers(str(tmp_path)) == [path]
+    assert directories.discard_dead(path)
+    assert list(tmp_path.iterdir()) == []
+    assert not directories.held(path) and not directories.discard_dead(path) and directories.discard(path)
+
+
+def test_trees_are_removed_without_following_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    tree = tmp_path / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "a" / "link").symlink_to(outside)
+    (tree / "loop").symlink_to("loop")
+    (tree / "a" / "b").chmod(0)
+    assert trees.remove_tree(str(tree))
+    assert (outside / "precious").exists() and not tree.exists()
+    assert trees.remove_tree(str(tree))
+    (tmp_path / "link").symlink_to(outside)
+    assert not trees.remove_tree(str(tmp_path / "link"))
+    assert (outside / "precious").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount")
+def test_a_mount_inside_a_tree_is_left_alone(tmp_path: Path) -> None:
+    script = """if 1:
+        import sys; sys.path[:0] = sys.argv[2:]
+        from hermes_core.sandbox.guest import namespaces
+        from hermes_core.sandbox.local import trees
+        from pathlib import Path
+        namespaces.unshare(mount=True); namespaces.make_private()
+        tree = Path(sys.argv[1], "tree"); (tree / "a" / "mount").mkdir(parents=True); (tree / "top").mkdir()
+        for place in (tree / "a" / "mount", tree / "top"):
+            namespaces.mount("tmpfs", str(place), "tmpfs", 0); (place / "file").write_text("x")
+        assert not trees.remove_tree(str(tree))
+        print(sorted(p.read_text() for p in tree.rglob("file")))"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), *sys.path], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout.strip() == "['x', 'x']", done.stderr
+
+
+def test_a_record_that_is_no_record_is_none(tmp_path: Path) -> None:
+    assert read(tmp_path) is None
+    for text in ("", "{}", "[]", '{"keeper": 1, "init": 2}', '{"keeper": [1, 2], "init": [1, 2]}', "\0"):
+        (tmp_path / "record.json").write_text(text)
+        assert read(tmp_path) is None
+    values = {"sandbox_id": "local-1", "owner": "o", "lease_id": "l", "isolation": "user", "created": 1.5,
+              "user_namespace": False, "keeper": [1, 2], "init": [3, 4]}  # fmt: skip
+    assert Record.of(values).init == (3, 4) and Record.of(values).isolated
+
+
+def test_an_id_is_the_leases_whatever_the_lease_is() -> None:
+    assert sandbox_id_of("a") == sandbox_id_of("a") != sandbox_id_of("b")
+    assert sandbox_id_of("../../etc/\0").startswith("local-") and "/" not in sandbox_id_of("/")
+
+
+def test_the_default_state_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    root = open_state_root(None)
+    assert root == tmp_path / f"hermes-rl-{os.geteuid()}" and root.stat().st_mode & 0o777 == 0o711
+
+
+def test_the_launcher_starts_without_our_package_or_anything_heavy() -> None:
+    heavy = ("typing", "dataclasses", "pathlib", "re", "json", "socket", "enum", "pydantic", "asyncio")
+    program = f"""if 1:
+        import sys
+        names = {{"__name__": "launcher", "__file__": {str(LAUNCHER)!r}}}
+        exec(open(names["__file__"]).read(), names)
+        names["_bare_packages"]()
+        from hermes_core.sandbox.local import keeper
+        print([name for name in {heavy!r} if name in sys.modules])"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[]", done.stderr
