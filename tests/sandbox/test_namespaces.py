@@ -62,7 +62,7 @@ def place() -> Iterator[Path]:
         ("mount('x', '/no/such', 'tmpfs', 0)", "mount x on /no/such"),
         ("setns(os.getpid(), ['mnt', 'nonsense'])", "unknown namespace nonsense"),
         ("join([('mnt', os.open('/dev/null', 0))])", "setns mnt"),
-        ("restrict('/no/such', MS_RDONLY)", "mount_setattr /no/such"),
+        ("restrict('/no/such', MS_RDONLY)", "/no/such"),
         ("setns(2**22 + 1, ['mnt'])", "/proc/4194305/ns/mnt"),
     ],
 )

@@ -253,15 +253,15 @@ def restrict(path: str, flags: int) -> None:
 def restrict_by_remount(path: str, flags: int) -> None:
     """The same without mount_setattr(2): each mount again, with the flags that it has and those added."""
     path = os.path.realpath(path)
+    found = {}  # type: dict[str, int]
     with open("/proc/self/mountinfo", "rb") as lines:
-        entries = [line.split() for line in lines]
-    for entry in entries:
-        target = os.fsdecode(entry[4].decode("unicode_escape").encode("latin-1"))
-        if not is_below(target, [path]):
-            continue
-        kept = 0
-        for option in entry[5].decode("ascii").split(","):
-            kept |= _KEPT_OPTIONS.get(option, 0)
+        for entry in map(bytes.split, lines):
+            target = os.fsdecode(entry[4].decode("unicode_escape").encode("latin-1"))
+            if is_below(target, [path]):  # of several at one place, the last lies on top
+                found[target] = sum({_KEPT_OPTIONS.get(option, 0) for option in entry[5].decode("ascii").split(",")})
+    if path not in found:
+        raise OSError(errno.EINVAL, "not a mount", path)
+    for target, kept in found.items():
         try:
             mount(None, target, None, _MS_REMOUNT | _MS_BIND | kept | flags)
         except OSError as error:
