@@ -13,7 +13,7 @@ from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.options import RunOptions, granted_isolation
 from hermes_core.envs.progress import NoProgress, Progress
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
-from hermes_core.envs.runner import each, make_environment, new_context, open_agent, open_backend, set_up
+from hermes_core.envs.runner import each, make_environment, new_backend, new_context, open_agent, set_up
 from hermes_core.envs.store import OutputFolder, read_records, read_run
 from hermes_core.envs.summary import Key, Tally
 from hermes_core.envs.trajectory import Trajectory, dump_record
@@ -77,11 +77,12 @@ async def rescore(
                 f"environment {made.name!r} can't verify a patch by itself", hint="it would need score_patch()"
             )
         isolation = granted_isolation(chosen, made, chosen.backend, str(ran["agent"]))
+        backend, concurrency = new_backend(runtime, chosen, isolation)
         await stack.enter_async_context(set_up(made))
         items = {made.item_id(item): item for item in made.items()}
         places, without_patch = _places_of_patches(path)
         nobody = await stack.enter_async_context(open_agent(runtime, "nop", AgentSettings()))
-        backend, concurrency = await stack.enter_async_context(open_backend(runtime, chosen, isolation))
+        await stack.enter_async_context(backend)
         context = new_context(runtime, made, nobody, backend, chosen)
         again = _Again(context, items, path / RESCORED, progress or NoProgress())
         await again.all(_at(path, places), len(places), concurrency)

@@ -86,11 +86,12 @@ async def run_rollouts(
     async with AsyncExitStack() as stack:
         for sink in sinks:
             stack.push_async_callback(sink.aclose)
-        runtime.backends.entry(chosen.backend)
+        runtime.backends.entry(chosen.backend)  # whatever is wrong is found before anything is made
         made = make_environment(runtime, environment, env, chosen.seed)
         tools = Tools.of(runtime, made, chosen.seed)
         worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
         isolation = granted_isolation(chosen, made, chosen.backend, worker.name)
+        backend, concurrency = new_backend(runtime, chosen, isolation)
         redact = redactor(runtime, filled)
         await stack.enter_async_context(set_up(made))
         run = Run(
@@ -108,9 +109,9 @@ async def run_rollouts(
             configuration = plain(run_configuration(chosen, made, worker.name, told, isolation), redact)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
             await asyncio.to_thread(run.folder.open, configuration, about, run.tally, resume=resume)
-        async with open_backend(runtime, chosen, isolation) as (backend, concurrency):
-            context = new_context(runtime, made, worker, backend, chosen, redact=redact)
-            return await run.all(context, concurrency)
+        context = new_context(runtime, made, worker, backend, chosen, redact=redact)
+        await stack.enter_async_context(backend)
+        return await run.all(context, concurrency)
 
 
 @dataclass(frozen=True)
@@ -297,15 +298,11 @@ async def set_up(environment: Environment) -> AsyncIterator[None]:
         await environment.aclose()
 
 
-@asynccontextmanager
-async def open_backend(
-    runtime: Runtime, options: RunOptions, isolation: Isolation
-) -> AsyncIterator[tuple[ToolBackend, int]]:
-    """The tool backend, started, large enough for the run; and how many rollouts it has room for at a time."""
+def new_backend(runtime: Runtime, options: RunOptions, isolation: Isolation) -> tuple[ToolBackend, int]:
+    """The tool backend, not started yet, large enough for the run; and how many rollouts it has room for at a time."""
     profile = runtime.settings.profiles.get(runtime.settings.default_profile, {})
     size = pool_size(options, isolation, profile)
-    async with runtime.tool_backend(options.backend, isolation=isolation, config=size.config) as backend:
-        yield backend, size.concurrency
+    return runtime.tool_backend(options.backend, isolation=isolation, config=size.config), size.concurrency
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.base import Environment
 from hermes_core.envs.options import RunOptions, granted_isolation
 from hermes_core.envs.progress import NoProgress, Progress
-from hermes_core.envs.runner import Jobs, Run, Tools, make_environment, new_context, open_agent, open_backend, set_up
+from hermes_core.envs.runner import Jobs, Run, Tools, make_environment, new_backend, new_context, open_agent, set_up
 from hermes_core.settings import validated
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ async def validate(
         made = make_environment(runtime, environment, env, chosen.seed)
         tools = Tools.of(runtime, made, chosen.seed)
         isolation = granted_isolation(chosen, made, chosen.backend, "oracle")
+        backend, concurrency = new_backend(runtime, chosen, isolation)
         await stack.enter_async_context(set_up(made))
         jobs = Jobs(made, repeat)
-        backend, concurrency = await stack.enter_async_context(open_backend(runtime, chosen, isolation))
+        await stack.enter_async_context(backend)
         for agent in EXPECTED:
             found: dict[str, Verdict] = {}
             worker = await stack.enter_async_context(open_agent(runtime, agent, AgentSettings()))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter
 from pathlib import Path
 
@@ -60,9 +61,16 @@ def dataset(tmp_path):
 GOOD = {"id": "good", "check": "test -f a", "solution": "touch a"}
 
 
-def slow(count: int) -> list[dict]:
+def slow(count: int, mark: str) -> list[dict]:
+    """Tasks that take a while, each with a process in the background that carries the mark in its command line."""
+    setup = [f"sh -c 'sleep 1000; true' {mark} > /dev/null 2>&1 & sleep 0.1"]
     solution = ["sleep 0.1", "touch a"]
-    return [{"id": str(n), "setup": "sleep 0.1", "check": "test -f a", "solution": solution} for n in range(count)]
+    return [{"id": str(n), "setup": setup, "check": "test -f a", "solution": solution} for n in range(count)]
+
+
+@pytest.fixture
+def mark() -> str:
+    return f"mark-{uuid.uuid4().hex}"
 
 
 def records(folder: Path) -> list[dict]:
@@ -222,51 +230,58 @@ async def start(environ, tmp_path, *arguments) -> asyncio.subprocess.Process:
     )
 
 
-def processes_with(word: str) -> list[str]:
-    """Command lines of the processes that carry a word in their environment or arguments."""
+def processes_with(mark: str) -> list[str]:
+    """Command lines of the processes that carry the mark."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
+        if entry.name.isdigit():
             try:
-                if word.encode() in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
             except OSError:
                 continue
+            found += [line] if mark in line else []
     return found
 
 
-@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, 0.4), (signal.SIGINT, 1.2), (signal.SIGTERM, 1.0)])
-async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(
-    environ, dataset, tmp_path, number, moment
-):
-    arguments = ["rollout", "tasks", dataset(*slow(40)), "--agent", "oracle", "--out", "out", *ISOLATION]
+async def until(condition, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return bool(met)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(environ, dataset, tmp_path, mark, number):
+    arguments = ["rollout", "tasks", dataset(*slow(40, mark)), "--agent", "oracle", "--out", "out", *ISOLATION]
     program = await start(environ, tmp_path, *arguments)
-    await asyncio.sleep(moment)
+    assert await until(lambda: processes_with(mark), 20)
     program.send_signal(number)
     began = time.monotonic()
     output, _ = await asyncio.wait_for(program.communicate(), 10)
     assert program.returncode == 130, output.decode()
     assert time.monotonic() - began < 5
     assert b"Traceback" not in output
-    assert processes_with(str(tmp_path)) == []
+    assert processes_with(mark) == []
+    assert {one["failure"]["kind"] for one in records(tmp_path / "out") if one["failure"]} == {"cancelled"}
 
 
 @pytest.mark.slow
-async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored_once(environ, dataset, tmp_path, run):
+async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored_once(
+    environ, dataset, tmp_path, run, mark
+):
     chance = random.Random(20)
-    arguments = ["rollout", "tasks", dataset(*slow(30)), "--agent", "oracle", "--out", "out", "--resume", *ISOLATION]
-    arguments += ["--group-size", "2", "--backend.orphan_ttl_s=2"]
+    arguments = ["rollout", "tasks", dataset(*slow(30, mark)), "--agent", "oracle", "--out", "out", "--resume"]
+    arguments += ["--group-size", "2", "--backend.orphan_ttl_s=2", *ISOLATION]
     for _ in range(8):
         program = await start(environ, tmp_path, *arguments)
-        await asyncio.sleep(chance.uniform(0.3, 1.2))
+        assert await until(lambda: processes_with(mark), 20)
+        await asyncio.sleep(chance.uniform(0, 0.8))
         program.kill()
         await program.communicate()
+    assert await until(lambda: processes_with(mark) == [], 15)
     done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["scored"] == 60
     scored = Counter((one["item_id"], one["rollout_index"]) for one in records(tmp_path / "out"))
     assert scored == {(str(item), index): 1 for item in range(30) for index in range(2)}
-    deadline = time.monotonic() + 15
-    while (left := processes_with(str(tmp_path))) and time.monotonic() < deadline:
-        await asyncio.sleep(0.2)
-    assert left == []
+    assert processes_with(mark) == []

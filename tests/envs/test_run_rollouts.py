@@ -358,7 +358,7 @@ async def test_what_the_agent_left_can_be_had_as_a_diff_that_applies(runtime):
         async def verify_and_score_trajectory(self, item, rollout):
             patches.append(await rollout.diff())
             rollout.record_patch(patches[0])
-            left = (await rollout.commands.run("git status --porcelain && ls ran 2>&1")).text
+            left = (await rollout.commands.run("ls ran 2>&1; git -c core.fsmonitor= status --porcelain")).text
             async with rollout.fresh_slot() as fresh:
                 await self.setup_trajectory_workspace(item, fresh)
                 done = await fresh.commands.run("git apply -", stdin=patches[0].encode())
@@ -368,15 +368,16 @@ async def test_what_the_agent_left_can_be_had_as_a_diff_that_applies(runtime):
 
     async def work(task):
         await terminal(task, "printf 'a\\nc\\n' > keep; rm gone; echo n > 'new file'; printf 'caf\\351\\n' > latin")
-        await terminal(task, "printf '\\000\\377' > bin; git config core.fsmonitor 'touch ran; false'")
+        await terminal(task, "printf '\\000\\377' > bin; git add 'new file'; git config core.fsmonitor 'touch ran; false'")
         await terminal(task, "printf '#!/bin/sh\\ntouch ran\\n' > .git/hooks/pre-commit; chmod +x .git/hooks/*")
-        await terminal(task, "git config diff.external 'touch ran'; git add 'new file'")
+        await terminal(task, "git config diff.external 'touch ran'")
 
     summary = await run_rollouts(runtime, Repository(), Shell(work), on_record=seen.append, **ISOLATION)
     assert summary.mean_reward == 1.0, seen
     assert seen[0]["patch"] == patches[0]
     assert seen[0]["details"]["look"] == "a\nc\nn\nbin\nkeep\nlatin\nnew file\n636166e90a00ff"
-    assert "A  new file" in seen[0]["details"]["left"]  # the agent's own index is as it left it
+    assert "No such file" in seen[0]["details"]["left"]  # nothing that the agent configured was run
+    assert 'A  "new file"\n?? bin' in seen[0]["details"]["left"]  # and its own index is as it left it
 
 
 async def test_sinks_get_the_records_and_are_closed(runtime, tasks):
