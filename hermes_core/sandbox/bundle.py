@@ -8,8 +8,14 @@ import struct
 import zlib
 from pathlib import Path
 
+TOO_OLD = 5
+"""The exit status of the loader where Python is older than the guest needs."""
+
 LOADER = """
-import sys, os, json, zlib
+import sys
+if sys.version_info < (3, 7):
+    sys.stderr.write("python3 is %d.%d, and the guest needs 3.7" % sys.version_info[:2]); sys.exit(5)
+import os, json, zlib
 from importlib.machinery import ModuleSpec
 def rd(n):
     b = b""
@@ -21,8 +27,9 @@ def rd(n):
 src = json.loads(zlib.decompress(rd(int.from_bytes(rd(4), "big"))).decode())
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        key = name.partition(".")[2] if name.startswith("hermes_guest.") else "__init__" if name == "hermes_guest" else ""
-        if key in src: return ModuleSpec(name, self, is_package=key == "__init__")
+        top, _, key = name.partition(".")
+        key = key or "__init__"
+        if top == "hermes_guest" and key in src: return ModuleSpec(name, self, is_package=key == "__init__")
     def create_module(self, spec): return None
     def exec_module(self, m):
         key = m.__name__.partition(".")[2] or "__init__"
@@ -45,4 +52,4 @@ def payload() -> bytes:
 
 def guest_argv(state_dir: str, *, join: bool) -> list[str]:
     """The command that starts the guest of a sandbox, or joins it; with `join` it never starts another."""
-    return ["python3", "-I", "-S", "-c", LOADER, state_dir, "join" if join else "start"]
+    return ["python3", "-I", "-S", "-X", "utf8", "-c", LOADER, state_dir, "join" if join else "start"]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -76,6 +77,7 @@ class GuestClient:
         self.granted = Isolation.SHARED
         self.lost = asyncio.Event()
         self._pending: dict[str, _Pending] = {}
+        self._session_id = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         self._outbox: deque[bytes] = deque()
         self._outbox_filled = asyncio.Event()
@@ -174,7 +176,7 @@ class GuestClient:
         """
         if self.lost.is_set() or self._closing:
             raise SandboxLost("the sandbox is gone", hint="acquire another slot", sandbox_id=self.sandbox.id)
-        identity = f"{self.settings.driver_id}:{next(self._numbers)}"
+        identity = f"{self._session_id}-{next(self._numbers)}"
         header["id"] = identity
         pending = _Pending(header, body, asyncio.get_running_loop().create_future(), output, input)
         self._pending[identity] = pending
@@ -266,6 +268,7 @@ class GuestClient:
         hello = {
             "op": "hello",
             "driver": self.settings.driver_id,
+            "session": self._session_id,
             "take_over": self.settings.take_over,
             "config": config,
         }
@@ -407,4 +410,3 @@ class GuestClient:
                 error.__cause__ = cause
                 pending.answer.set_exception(error)
         self._pending.clear()
-

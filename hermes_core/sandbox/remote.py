@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraError, PolicyError, SlotLost
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
 from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
-from hermes_core.sandbox.output import HeadTail, join_capture
+from hermes_core.sandbox.output import HeadTail
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class RemoteCommands:
             if error.code != "killed":
                 raise
             return CommandResult(exit_code=None, signal=9, stderr=error.message.encode())
-        return _command_result(answer, data, merge_stderr)
+        return _command_result(answer, data, output_limit)
 
     async def _run_streamed(
         self, header: dict[str, Any], script: bytes, stdin: bytes | None, output_limit: int
@@ -412,15 +412,15 @@ def _captures(answer: Mapping[str, Any], data: bytes) -> tuple[bytes, bytes]:
     """The captured streams, with a notice where the middle was left out."""
     streams = []
     start = 0
-    for head, tail, total in answer["out"]:
-        streams.append(join_capture(data[start : start + head], data[start + head : start + head + tail], total))
-        start += head + tail
+    for kept, _ in answer["out"]:
+        streams.append(data[start : start + kept])
+        start += kept
     return streams[0], (streams[1] if len(streams) > 1 else b"")
 
 
-def _command_result(answer: Mapping[str, Any], data: bytes, merged: bool) -> CommandResult:
+def _command_result(answer: Mapping[str, Any], data: bytes, limit: int) -> CommandResult:
     stdout, stderr = _captures(answer, data)
-    sizes = [total for _, _, total in answer["out"]]
+    sizes = [total for _, total in answer["out"]]
     return CommandResult(
         exit_code=answer.get("exit"),
         signal=answer.get("signal"),
@@ -428,8 +428,8 @@ def _command_result(answer: Mapping[str, Any], data: bytes, merged: bool) -> Com
         stdout=stdout,
         stderr=stderr,
         stdout_bytes=sizes[0],
-        stderr_bytes=0 if merged else sizes[1],
-        truncated=any(head + tail < total for head, tail, total in answer["out"]),
+        stderr_bytes=sizes[1] if len(sizes) > 1 else 0,
+        truncated=any(total > limit for total in sizes),
         duration_s=float(answer["duration"]),
         spool_path=answer.get("spool"),
     )

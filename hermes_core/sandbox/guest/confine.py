@@ -2,58 +2,117 @@
 
 from __future__ import annotations
 
+import _thread
+import ctypes
 import os
 import resource
 import signal
-import stat
 import sys
-import _thread
+import time
 
-from . import files, namespaces
-from .parent import Parent, close_all_but, send_message
+from . import namespaces, trees
+from .parent import Parent, close_all_but, encode_message, send_message
 
-_SLOT_UID = 1000
-"""The slot's user inside a user namespace of its own."""
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
+
+    from .workspace import Workspace
+
 _SHM_BYTES = 64 << 20
-_SUBREAPER = 36
+_SET_DUMPABLE, _SUBREAPER = 4, 36
+_PROOF_TRIES, _PROOF_PAUSE_S = 4, 0.001
 
 
-def become_subreaper():
-    """Orphans of our descendants become our children. False where the kernel has no such thing."""
-    import ctypes
+class Plan:
+    """What a slot's parent shall be.
 
-    return ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0) == 0
+    Args:
+        mechanism: `shared` (nothing), `user` or `namespace`.
+        uid: the user to become; None stays ours.
+        user_namespace: the namespaces come with a user namespace, in which `uid` is ourselves.
+        net_namespace: of `namespace`: a network of its own, with nothing but loopback.
+        max_processes: of this user, 0 for no limit.
+        max_files: the soft limit on descriptors that commands get.
+        visible: of `namespace`: what it may read besides the system.
+        scratch: of `namespace`: a directory to mount its root on.
+        wipe: discard the workspace first, and sweep `swept` of what the user owns there.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        mechanism: str,
+        uid: int | None,
+        user_namespace: bool,
+        net_namespace: bool,
+        umask: int,
+        max_processes: int,
+        max_files: int,
+        visible: Sequence[str],
+        scratch: str,
+        wipe: bool,
+        swept: Sequence[str],
+    ) -> None:
+        self.workspace = workspace
+        self.mechanism = mechanism
+        self.uid = uid
+        self.user_namespace = user_namespace
+        self.net_namespace = net_namespace
+        self.umask = umask
+        self.max_processes = max_processes
+        self.max_files = max_files
+        self.visible = visible
+        self.scratch = scratch
+        self.wipe = wipe
+        self.swept = swept
 
 
-def parent_main(sock, plan):
+def become_subreaper() -> None:
+    """Orphans of our descendants become our children."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
     """The forked child's whole life: confine itself as `plan` says, say so, then serve. Never returns."""
     try:
         _detach(sock)
-        if plan["mechanism"] == "namespace":
+        _limit(plan)
+        if plan.mechanism == "user" and not _proved_alone(plan.uid or 0):
+            _tell(sock, {"dirty": True})
+            os._exit(0)
+        if plan.wipe:
+            plan.workspace.discard()
+        plan.workspace.make()
+        if plan.wipe and plan.uid is not None and plan.swept:
+            trees.sweep(plan.swept, (plan.uid,))
+        if plan.mechanism == "namespace":
             _enter_namespaces(sock, plan)
         else:
             become_subreaper()
-        _limit(plan)
-        if plan["uid"] is not None:
-            namespaces.become(plan["uid"], plan["gid"])
-        os.umask(plan["umask"])
-        if plan["mechanism"] == "user":
-            if not _alone():
-                send_message(sock, {"dirty": True})
-                os._exit(0)
-            for path in plan["sweep"]:
-                _sweep(path, plan["uid"])
-        os.chdir(plan["workspace"])
-        send_message(sock, {"ready": True})
-        Parent(sock, pid_one=plan["mechanism"] == "namespace").serve()
+        if plan.uid is not None:
+            namespaces.become(plan.uid, plan.uid)
+            # Nor may the slot look into us: with the socket it could report results of its own making.
+            ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+        os.umask(plan.umask)
+        os.chdir(plan.workspace.path)
+        parent = Parent(sock, owns_all=plan.mechanism != "shared")
+        parent.ready()
+        parent.serve()
     except BaseException as error:
         try:
-            send_message(sock, {"refused": "%s: %s" % (type(error).__name__, error)})
+            _tell(sock, {"refused": "%s: %s" % (type(error).__name__, error)})
         finally:
             os._exit(1)
 
 
-def _detach(sock):
+def _tell(sock: socket.socket, message: dict[str, Any]) -> None:
+    send_message(sock, encode_message(message))
+
+
+def _detach(sock: socket.socket) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -70,112 +129,74 @@ def _detach(sock):
         pass
 
 
-def _enter_namespaces(sock, plan):
+def _limit(plan: Plan) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (plan.max_files, hard))
+    if plan.max_processes:
+        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        wanted = plan.max_processes if hard == resource.RLIM_INFINITY else min(plan.max_processes, hard)
+        resource.setrlimit(resource.RLIMIT_NPROC, (wanted, wanted))
+
+
+def _proved_alone(uid: int) -> bool:
+    """Whether we would be this user's only process on the host, by the kernel's own count; we stay root.
+
+    With a limit of two, a second task can start only if nobody else counts against the user: a scan of /proc can miss
+    a process that forks all the time, this can't. Zombies count too, so those that are being reaped get a moment.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (2, limits[1]))
+    os.setresuid(uid, uid, 0)
+    try:
+        for _ in range(_PROOF_TRIES):
+            if _can_start_a_thread():
+                return True
+            time.sleep(_PROOF_PAUSE_S)
+        return False
+    finally:
+        os.setresuid(0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_NPROC, limits)
+
+
+def _can_start_a_thread() -> bool:
+    done = _thread.allocate_lock()
+    done.acquire()
+    try:
+        _thread.start_new_thread(done.release, ())
+    except RuntimeError:
+        return False
+    done.acquire()
+    return True
+
+
+def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
     namespaces.unshare(
-        user=plan["user_namespace"],
+        user=plan.user_namespace,
         mount=True,
         pid=True,
         ipc=True,
-        net=plan["net_namespace"],
+        net=plan.net_namespace,
         uts=True,
-        inside_uid=_SLOT_UID,
-        inside_gid=_SLOT_UID,
+        inside_uid=plan.uid or 0,
+        inside_gid=plan.uid or 0,
     )
     pid = os.fork()
     if pid:
-        send_message(sock, {"init": pid})
+        _tell(sock, {"init": pid})
         os._exit(0)
-    if plan["net_namespace"]:
+    if plan.net_namespace:
         namespaces.loopback_up()
-    binds, symlinks = namespaces.system_binds(plan["visible"])
+    binds, symlinks = namespaces.system_binds(plan.visible)
     namespaces.build_root(
-        plan["scratch"],
-        binds=binds + [tuple(bind) for bind in plan["binds"]],
+        plan.scratch,
+        binds=binds + plan.workspace.binds(),
         tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],
         symlinks=symlinks,
     )
 
 
-def _limit(plan):
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if plan["max_processes"]:
-        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-        wanted = plan["max_processes"]
-        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NPROC, (wanted, wanted))
-
-
-def _alone():
-    """Whether we are this user's only process on the host, by the kernel's own count.
-
-    With a limit of two, a second task can start only if nobody else counts against the user: a scan of /proc can miss
-    a process that forks all the time, this can't. Zombies count too.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    resource.setrlimit(resource.RLIMIT_NPROC, (2, hard))
-    done = _thread.allocate_lock()
-    done.acquire()
-    try:
-        _thread.start_new_thread(done.release, ())
-        done.acquire()
-        return True
-    except RuntimeError:
-        return False
-    finally:
-        resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
-
-
-def _sweep(path, uid):
-    """Remove what this user owns below a world-writable directory, with this user's own rights only."""
-    pending = [path]
-    while pending:
-        folder = pending.pop()
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            full = os.path.join(folder, name)
-            try:
-                info = os.lstat(full)
-                if info.st_uid == uid:
-                    if stat.S_ISDIR(info.st_mode):
-                        files.remove_tree(full)
-                    else:
-                        os.unlink(full)
-                elif stat.S_ISDIR(info.st_mode) and info.st_mode & stat.S_IWOTH:
-                    pending.append(full)
-            except FileNotFoundError:
-                continue
-
-
-def world_writable(skip):
-    """The directories below / that any user can write to, read-only and virtual file systems and `skip` left out."""
-    found = []
-    pending = ["/"]
-    devices = {}
-    while pending:
-        folder = pending.pop()
-        try:
-            info = os.lstat(folder)
-            if not stat.S_ISDIR(info.st_mode) or folder in skip:
-                continue
-            if info.st_dev not in devices:
-                devices[info.st_dev] = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-            if info.st_mode & stat.S_IWOTH:
-                found.append(folder)
-                continue
-            # A read-only directory may have a writable mount below it: its immediate children are always looked at.
-            children = [os.path.join(folder, name) for name in os.listdir(folder)]
-        except OSError:
-            continue
-        if devices[info.st_dev] and folder.count("/") > 2:
-            continue
-        pending.extend(children)
-    return found
-
-
-def run_detached(body, keep):
+def run_detached(body: Callable[[], object], keep: int) -> int:
     """Fork a child that runs `body` at low priority, with the descriptor `keep` and our log, and leaves; its pid."""
     pid = os.fork()
     if pid:

@@ -1,195 +1,199 @@
-"""The guest's core: the driver's session, the slots, the heartbeat and the dead-man switch."""
+"""The guest's core: the driver's session, the slots, and the dead-man switch."""
 
 from __future__ import annotations
 
-import json
 import os
+import resource
 import select
-import shutil
 import signal
 import socket
 import struct
 import sys
 import time
 
-from . import confine, namespaces
+from . import namespaces, trees, workspace
 from .connection import Connection
-from .files import remove_tree
-from .requests import Refusal, Requests
-from .slot import PREPARE, Slot
+from .housekeeping import Heartbeat, Search, Trash, complain
+from .request import Refusal
+from .requests import Requests
+from .slot import Slot
+from .workspace import PREPARE
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from .execution import Execution
+    from .loop import Loop
+    from .request import Error, Header
 
 _PEER = struct.Struct("3i")
-_LEVELS = {"shared": 0, "user": 1, "namespace": 2}
+_SHARED, _USER, _NAMESPACE, _DEDICATED = range(4)
+_LEVELS = {"shared": _SHARED, "user": _USER, "namespace": _NAMESPACE}
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh")
+_FIRST_WORD_S = 60.0
+"""How long the guest waits for its first driver."""
+_ENDING_S = 2.0
 
 
 class Daemon:
     """Serves one driver at a time over a unix socket, for as long as the sandbox lives."""
 
-    def __init__(self, loop, listener, state_dir):
+    def __init__(self, loop: Loop, listener: socket.socket, state_dir: str) -> None:
         self.loop = loop
         self.state_dir = state_dir
         self.scratch = os.path.join(state_dir, "scratch")
-        self.shell = next((p for p in ("/bin/bash", "/usr/bin/bash", "/bin/sh") if os.access(p, os.X_OK)), "sh")
-        self.config = None
+        self.shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), "sh")
+        self.soft_files = _raise_file_limit()
+        self.instance = os.urandom(8).hex()
+        self.config: dict[str, Any] = {}
+        self.base = ""
         self.mechanism = "shared"
         self.single_user = False
-        self.world_writable = []
-        self.slots = {}
-        self.requests = Requests(self)
-        self._driver = None
+        self.slots: dict[int, Slot] = {}
+        self._requests = Requests(self)
+        self._search = Search(loop)
+        self._trash: Trash | None = None
+        self._heartbeat = Heartbeat(os.path.join(state_dir, "heartbeat"))
         self._listener = listener
-        self._connection = None
-        self._paused = []
-        self._heard = time.monotonic()
-        self._beats = 0
-        self._discarded = 0
-        self._remover = None
-        self._instance = os.urandom(8).hex()
+        self._driver = ""
+        self._session = ""
+        self._connection: Connection | None = None
+        self._paused: list[Execution] = []
+        self._heard = self._beaten = time.monotonic()
         loop.add(listener.fileno(), select.EPOLLIN, self._accept)
         loop.later(1.0, self._check_driver)
 
     # --- the channel ------------------------------------------------------------------------------------------------
 
-    def _accept(self, _events):
-        sock, _ = self._listener.accept()
-        uid = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1]
+    def _accept(self, _events: int) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it is gone already, or there is no descriptor for it now
+            return
+        _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         if uid != os.geteuid():
             sock.close()
             return
         # Only a hello with the lease makes this connection the driver's; until then the old one stays.
         Connection(self.loop, sock, self._frame, self._ended, self._resume_paused)
 
-    def _frame(self, connection, header, body):
-        if header.get("op") == "hello":
-            error = self._hello(connection, header)
-            if error is not None:
-                connection.send({"ev": "refused", "error": error})
-        elif connection is self._connection:
-            self._heard = time.monotonic()
-            if header.get("op") == "ping":
-                self._beat()
-                self.send({"ev": "pong"})
-            elif header.get("op") == "end":
-                self.end()
-            else:
-                self.requests.handle(header, body)
+    def _frame(self, connection: Connection, header: Header, body: bytes) -> None:
+        try:
+            if header.get("op") == "hello":
+                error = self._hello(connection, header)
+                if error is not None:
+                    connection.send({"ev": "refused", "error": error})
+            elif connection is self._connection:
+                self._heard = time.monotonic()
+                self._serve(header, body)
+        except (KeyError, TypeError, ValueError) as error:  # of no request that could be answered
+            complain("a frame that is not understood: %s: %s" % (type(error).__name__, error))
+            connection.close()
 
-    def _ended(self, connection):
+    def _serve(self, header: Header, body: bytes) -> None:
+        op = header.get("op")
+        if op == "ping":
+            self.send({"ev": "pong"})
+        elif op == "end":
+            self.end()
+        else:
+            self._requests.handle(header, body)
+
+    def _ended(self, connection: Connection) -> None:
         if connection is self._connection:
             self._connection = None
 
-    def _hello(self, connection, header):
+    def _hello(self, connection: Connection, header: Header) -> Error | None:
         """Take this connection as the driver's, or give the error that refuses it."""
-        if self.config is None:
+        driver, session, config = str(header["driver"]), str(header["session"]), header["config"]
+        if self._trash is None:
             try:
-                self._configure(header["config"])
+                self._configure(config)
             except Refusal as refusal:
                 return refusal.error
-        elif header["config"]["lease_id"] != self.config["lease_id"]:
+            except OSError as error:
+                message = "the workspaces can't be made: %s" % error
+                return {"kind": "infra", "code": "workspace", "message": message}
+        elif config["lease_id"] != self.config["lease_id"]:
             return {"kind": "policy", "code": "lease", "message": "this sandbox is leased to another driver"}
-        elif header["driver"] != self._driver and not header.get("take_over"):
+        elif driver != self._driver and not header.get("take_over"):
             return {"kind": "policy", "code": "driver", "message": "another driver holds this lease"}
         if self._connection is not None and self._connection is not connection:
             self._connection.close()
-        self._driver = header["driver"]
-        self._connection = connection
+        if session != self._session:
+            self._requests.forget()
+        self._driver, self._session, self._connection = driver, session, connection
         self._heard = time.monotonic()
         self._beat()
-        dedicated = self.config["slots"] == 1 and self.config["isolation"] == 3
-        self.send(
-            {
-                "ev": "hello",
-                "granted": 3 if dedicated else _LEVELS[self.mechanism],
-                "mechanism": self.mechanism,
-                "python": "%d.%d.%d" % sys.version_info[:3],
-                "shell": self.shell,
-                "pid": os.getpid(),
-                "instance": self._instance,
-                "known": self.requests.known(),
-            }
-        )
+        self.send(self._greeting())
         return None
 
-    def send(self, header, data=b""):
+    def _greeting(self) -> Header:
+        dedicated = self.config["slots"] == 1 and self.config["isolation"] == _DEDICATED
+        return {
+            "ev": "hello",
+            "granted": _DEDICATED if dedicated else _LEVELS[self.mechanism],
+            "mechanism": self.mechanism,
+            "python": "%d.%d.%d" % sys.version_info[:3],
+            "shell": self.shell,
+            "pid": os.getpid(),
+            "instance": self.instance,
+            "known": self._requests.known(),
+        }
+
+    def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:
         """Send one frame to the driver; without one it is dropped, as a resumed driver asks again."""
         if self._connection is not None:
             self._connection.send(header, data)
 
-    def congested(self):
+    def congested(self) -> bool:
         """Whether streams have to wait: no driver, or enough under way already."""
         return self._connection is None or self._connection.congested()
 
-    def paused(self, execution):
+    def paused(self, execution: Execution) -> None:
         """A stream waits for room."""
         if execution not in self._paused:
             self._paused.append(execution)
 
-    def _resume_paused(self):
+    def _resume_paused(self) -> None:
         waiting, self._paused = self._paused, []
         for execution in waiting:
             execution.resume()
 
     # --- configuration ----------------------------------------------------------------------------------------------
 
-    def _configure(self, config):
-        root = os.geteuid() == 0
-        base = config["workspace_base"]
-        self.single_user = root and not _maps(config["uid_base"], config["slots"] + 2)
-        wanted = config["isolation"]
-        probe = namespaces.probe() if wanted >= 1 else {"namespaces": False, "reason": ""}
-        can_user = root and not self.single_user
-        if wanted == 0:
-            self.mechanism = "shared"
-        elif wanted == 1 and can_user:
-            self.mechanism = "user"
-        elif probe["namespaces"] and (can_user or self.single_user):
-            self.mechanism = "namespace"
-        elif wanted == 3 and config["slots"] == 1:
-            self.mechanism = "user" if can_user else "shared"
-        else:
-            reason = probe.get("reason") or "no namespaces, and no user ids for the slots"
-            raise Refusal("policy", "isolation", "the sandbox cannot separate its slots as asked: %s" % reason)
-        os.makedirs(base, exist_ok=True)
-        os.chmod(base, 0o711)
-        slots = os.path.join(base, ".slots")
-        os.makedirs(slots, exist_ok=True)
-        os.chmod(slots, 0o711)
-        for path in (self.scratch, os.path.join(self.state_dir, "trash")):
-            os.makedirs(path, exist_ok=True)
+    def _configure(self, config: dict[str, Any]) -> None:
+        self.mechanism, self.single_user = _choose(config)
         self.config = config
+        self.base = config["workspace_base"]
+        workspace.prepare_base(self.base)
+        os.makedirs(self.scratch, exist_ok=True)
         if self.mechanism == "user":
-            self.world_writable = None
-            self._find_world_writable(base)
+            self._search.begin({"/proc", "/sys", "/dev/pts", self.base})
         self.slots[PREPARE] = Slot(self, PREPARE)
-        self.slots[PREPARE].make_directories()
+        self.slots[PREPARE].workspace.make()
+        self._trash = Trash(workspace.trash(self.base))
 
-    def _find_world_writable(self, base):
-        reader, writer = os.pipe2(os.O_CLOEXEC)
+    def uid_of(self, index: int) -> int | None:
+        """The user of a slot; None where slots have none of their own."""
+        first = self.config["uid_base"]
+        if self.mechanism == "shared" or self.single_user or first is None:
+            return None
+        # The second of the block is never anyone's: what signals a slot's user has it as its real one.
+        return int(first) + (0 if index == PREPARE else 2 + index)
 
-        def search():
-            skip = {"/proc", "/sys", "/dev/pts", base}
-            data = json.dumps(confine.world_writable(skip)).encode("ascii")
-            with os.fdopen(writer, "wb") as file:
-                file.write(data)
+    @property
+    def world_writable(self) -> list[str]:
+        """Where slots' users can leave files besides their own directories; nowhere where they have their own root."""
+        return self._search.found
 
-        confine.run_detached(search, keep=writer)
-        os.close(writer)
-        found = bytearray()
+    def when_searched(self, call: Callable[[], object]) -> None:
+        """Call once `world_writable` is known: at once if it is."""
+        self._search.when_done(call)
 
-        def read(_events):
-            data = os.read(reader, 1 << 16)
-            if data:
-                found.extend(data)
-                return
-            self.loop.remove(reader)
-            os.close(reader)
-            self.world_writable = json.loads(bytes(found).decode("ascii")) if found else ["/tmp", "/var/tmp", "/dev/shm"]
-
-        self.loop.add(reader, select.EPOLLIN, read)
-
-    # --- users, files, the end --------------------------------------------------------------------------------------
-
-    def kill_user(self, uid):
+    def kill_user(self, uid: int) -> None:
         """Kill every process of a slot's user, in this process: with a full process table a fork would fail.
 
         The real uid is a reserved one, the effective one the slot's: so the kernel's permission check lets the signal
@@ -199,82 +203,109 @@ class Daemon:
         os.setresuid(self.config["uid_base"] + 1, uid, 0)
         try:
             os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             pass
         finally:
             os.setresuid(0, 0, 0)
-        self.loop.reap()
 
-    def discard(self, path):
-        """Take a directory out of the way at once; its removal takes as long as it takes, in a process of its own."""
-        self._discarded += 1
-        trash = os.path.join(self.state_dir, "trash", "%d-%d" % (os.getpid(), self._discarded))
+    def empty_trash(self) -> None:
+        """Slots have discarded directories."""
         try:
-            os.rename(path, trash)
-        except FileNotFoundError:
-            return
-        if self._remover is None:
-            reader, self._remover = os.pipe2(os.O_CLOEXEC)
-            confine.run_detached(lambda: _remove_named(reader), keep=reader)
-            os.close(reader)
-        os.write(self._remover, os.fsencode(trash) + b"\0")
+            if self._trash is not None:
+                self._trash.empty()
+        except OSError as error:  # no process to be had now; the next one does it
+            complain("the trash was not emptied: %s" % error)
 
-    def _beat(self):
-        self._beats += 1
-        self._write_heartbeat(str(self._beats))
+    # --- the dead-man switch ----------------------------------------------------------------------------------------
 
-    def _write_heartbeat(self, text):
-        path = os.path.join(self.state_dir, "heartbeat")
-        with open(path + ".new", "w") as file:
-            file.write(text + "\n")
-        os.rename(path + ".new", path)
-
-    def _check_driver(self):
-        ttl = self.config["orphan_ttl_s"] if self.config else 60.0
+    def _check_driver(self) -> None:
+        ttl = self.config["orphan_ttl_s"] if self.config else _FIRST_WORD_S
         if time.monotonic() - self._heard > ttl:
             self.end()
             return
+        if self._heard > self._beaten:
+            self._beat()
         self.loop.later(min(1.0, ttl / 5), self._check_driver)
 
-    def end(self):
-        """Kill everything, leave no file behind, tell the watchdog, and stop."""
-        for slot in self.slots.values():
-            slot.close()
-        deadline = time.monotonic() + 2.0
-        while time.monotonic() < deadline:
-            self.loop.reap()
-            try:
-                for slot in self.slots.values():
-                    slot.remove_directories()
-                break
-            except OSError:
-                time.sleep(0.02)
+    def _beat(self) -> None:
+        self._beaten = time.monotonic()
         try:
-            self._write_heartbeat("end")
-        finally:
-            shutil.rmtree(os.path.join(self.state_dir, "trash"), ignore_errors=True)
-            self.loop.stop()
+            self._heartbeat.beat()
+        except OSError as error:
+            complain("no heartbeat: %s" % error)
+
+    def end(self) -> None:
+        """Kill everything, leave no file behind, tell the watchdog, and stop."""
+        self.loop.stop()
+        deadline = time.monotonic() + _ENDING_S
+        while True:
+            for slot in self.slots.values():
+                slot.close()
+            self.loop.reap()
+            if all(slot.dead for slot in self.slots.values()) or time.monotonic() > deadline:
+                break
+            time.sleep(0.005)
+        for remove in [slot.workspace.remove for slot in self.slots.values()] + [self._remove_rest]:
+            _insist(remove)
+        self._heartbeat.end()
+
+    def _remove_rest(self) -> None:
+        uids = [slot.uid for slot in self.slots.values() if slot.uid is not None]
+        trees.sweep(self.world_writable, uids)
+        if self._trash is not None:
+            self._trash.close()
+            workspace.remove_base(self.base)
 
 
-def _remove_named(reader):
-    """Remove the trees whose paths come through a pipe, until the guest is gone."""
-    rest = b""
-    while True:
-        data = os.read(reader, 1 << 16)
-        if not data:
-            return
-        *paths, rest = (rest + data).split(b"\0")
-        for path in paths:
-            remove_tree(os.fsdecode(path))
+def _choose(config: Mapping[str, Any]) -> tuple[str, bool]:
+    """How slots are kept apart, and whether by user namespaces in which they are all ourselves. Raises Refusal."""
+    wanted, slots, first = config["isolation"], config["slots"], config["uid_base"]
+    users = os.geteuid() == 0 and first is not None and _has_users(first, slots + 2)
+    if wanted == _SHARED:
+        return "shared", False
+    if wanted == _USER and users:
+        return "user", False
+    probe = namespaces.probe()
+    # A user namespace of one user makes the slot ourselves: never where we are the system's own root.
+    ordinary = os.geteuid() != 0 or not _has_users(0, 1 << 31)
+    if users and probe["namespaces"]:
+        return "namespace", False
+    if ordinary and (probe["namespaces"] or probe["user_namespaces"]):
+        return "namespace", True
+    if wanted == _DEDICATED and slots == 1:
+        return ("user" if users else "shared"), False
+    reason = probe["reason"] or "its backend has reserved no user ids for the slots"
+    raise Refusal("policy", "isolation", "the sandbox can't keep its slots apart: %s" % reason)
 
 
-def _maps(uid_base, count):
+def _has_users(first: int, count: int) -> bool:
     """Whether our user namespace has these user ids."""
-    if uid_base is None:
-        return False
     with open("/proc/self/uid_map") as file:
         for line in file:
             inside, _, length = map(int, line.split())
-            if inside <= uid_base and uid_base + count <= inside + length:
+            if inside <= first and first + count <= inside + length:
                 return True
     return False
+
+
+def _insist(remove: Callable[[], object]) -> None:
+    """Remove, and again: what has just been killed may still finish what it was doing."""
+    for attempt in (1, 2, 3):
+        try:
+            remove()
+            return
+        except OSError as error:
+            if attempt == 3:
+                complain("not all was removed: %s" % error)
+            else:
+                time.sleep(0.05)
+
+
+def _raise_file_limit() -> int:
+    """Allow ourselves as many descriptors as may be: every command takes some. The limit for commands, as it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        pass
+    return soft

@@ -6,22 +6,20 @@ import errno
 import fcntl
 import os
 import select
-import signal
 import socket
 import sys
-import tarfile  # noqa: F401  (the slots' parents use it, and can't import any more once they are confined)
-import traceback
 
-from . import confine
-from .daemon import Daemon
-from .loop import Loop
-
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NO_GUEST = 4
 """The exit status that says: there is no guest to join, so its slots are gone."""
+_BUFFER = 1 << 18
+_LAST_WORDS = 4000
 
 
-def main(state_dir, join):
+def main(state_dir: str, join: bool) -> None:
     """Connect this process's standard input and output to the sandbox's one daemon, started if not `join`."""
     os.makedirs(state_dir, mode=0o700, exist_ok=True)
     os.chmod(state_dir, 0o700)
@@ -31,24 +29,36 @@ def main(state_dir, join):
         sock = _connect(state_dir)
         if sock is None:
             if join or _has_ended(state_dir):
+                sys.stderr.write(_last_words(state_dir))
                 sys.exit(NO_GUEST)
             sock = _start(state_dir)
-    bridge(sock)
+    if bridge(sock) and not _has_ended(state_dir):
+        sys.stderr.write(_last_words(state_dir))
 
 
-def _has_ended(state_dir):
+def _has_ended(state_dir: str) -> bool:
     try:
-        with open(os.path.join(state_dir, "heartbeat")) as file:
-            return file.read().strip() == "end"
+        with open(os.path.join(state_dir, "heartbeat"), "rb") as file:
+            return file.readline().strip() == b"end"
     except FileNotFoundError:
         return False
 
 
-def _address(state_dir):
+def _last_words(state_dir: str) -> str:
+    try:
+        with open(os.path.join(state_dir, "log"), "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LAST_WORDS))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _address(state_dir: str) -> str:
     return os.path.join(state_dir, "guest.sock")
 
 
-def _connect(state_dir):
+def _connect(state_dir: str) -> socket.socket | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _by_short_name(sock.connect, state_dir)
@@ -60,7 +70,7 @@ def _connect(state_dir):
     return sock
 
 
-def _by_short_name(call, state_dir):
+def _by_short_name(call: Callable[[str], object], state_dir: str) -> None:
     """A socket's address is at most 108 bytes long: go through the directory's descriptor."""
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -69,7 +79,7 @@ def _by_short_name(call, state_dir):
         os.close(fd)
 
 
-def _start(state_dir):
+def _start(state_dir: str) -> socket.socket:
     try:
         os.unlink(_address(state_dir))
     except FileNotFoundError:
@@ -82,63 +92,56 @@ def _start(state_dir):
         try:
             os.setsid()
             if os.fork() == 0:
-                _serve(listener, state_dir)
+                from .service import serve  # a bridge that only joins has no need of it
+
+                serve(listener, state_dir)
         except BaseException:
+            import traceback
+
             traceback.print_exc()
             sys.stderr.flush()
         finally:
             os._exit(1)
     listener.close()
     os.wait()
-    return _connect(state_dir)
+    sock = _connect(state_dir)
+    if sock is None:
+        sys.stderr.write(_last_words(state_dir))
+        sys.exit("the guest ended as soon as it was started")
+    return sock
 
 
-def _serve(listener, state_dir):
-    log = os.open(os.path.join(state_dir, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for fd, target in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(fd, target)
-    os.closerange(3, listener.fileno())
-    os.closerange(listener.fileno() + 1, 256)
-    listener.setblocking(False)
-    os.chdir("/")
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
-    confine.become_subreaper()
-    loop = Loop()
-    Daemon(loop, listener, state_dir)
-    loop.run()
-    os._exit(0)
+def bridge(sock: socket.socket) -> bool:
+    """Copy both ways until one side ends; whether that was the daemon.
 
-
-def bridge(sock):
-    """Copy both ways until one side ends. Bounded: nothing is read that the other side has not taken yet."""
+    Bounded: nothing is read that the other side has not taken yet.
+    """
     sock.setblocking(False)
     os.set_blocking(0, False)
     os.set_blocking(1, False)
     inward, outward = bytearray(), bytearray()
-    limit = 1 << 18
     poll = select.poll()
     while True:
-        events = (select.POLLIN if len(outward) < limit else 0) | (select.POLLOUT if inward else 0)
+        events = (select.POLLIN if len(outward) < _BUFFER else 0) | (select.POLLOUT if inward else 0)
         poll.register(sock.fileno(), events)
-        poll.register(0, select.POLLIN if len(inward) < limit else 0)
+        poll.register(0, select.POLLIN if len(inward) < _BUFFER else 0)
         poll.register(1, select.POLLOUT if outward else 0)
         for fd, ready in poll.poll():
             if fd == 1 and ready & (select.POLLERR | select.POLLHUP):
-                return
-            if fd == 0 and ready & (select.POLLIN | select.POLLHUP) and not _move(lambda: os.read(0, limit), inward):
-                return
+                return False
+            if fd == 0 and ready & (select.POLLIN | select.POLLHUP) and not _move(lambda: os.read(0, _BUFFER), inward):
+                return False
             if fd == sock.fileno() and ready & (select.POLLIN | select.POLLHUP):
-                if not _move(lambda: sock.recv(limit), outward):
-                    _write_rest(outward)
-                    return
+                if not _move(lambda: sock.recv(_BUFFER), outward):
+                    os.set_blocking(1, True)
+                    _push(outward, lambda data: os.write(1, data))
+                    return True
         # Written at once where that is possible: one round of the poll less for every frame.
         _push(inward, sock.send)
         _push(outward, lambda data: os.write(1, data))
 
 
-def _move(read, buffer):
+def _move(read: Callable[[], bytes], buffer: bytearray) -> bool:
     try:
         data = read()
     except BlockingIOError:
@@ -149,7 +152,7 @@ def _move(read, buffer):
     return bool(data)
 
 
-def _push(buffer, write):
+def _push(buffer: bytearray, write: Callable[[bytearray], int]) -> None:
     try:
         while buffer:
             del buffer[: write(buffer)]
@@ -157,8 +160,3 @@ def _push(buffer, write):
         pass
     except OSError:
         sys.exit(0)
-
-
-def _write_rest(buffer):
-    os.set_blocking(1, True)
-    _push(buffer, lambda data: os.write(1, data))

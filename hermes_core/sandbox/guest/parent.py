@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import json
 import os
 import select
@@ -16,26 +17,35 @@ import socket
 import sys
 import time
 
-from . import files
+from . import files, processes
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
 
 SPILL = 48 << 10
 """A spawn request above this many bytes comes in a file, as a datagram of the socket is bounded."""
-MESSAGE = 96 << 10
-_RESET_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP]
-_SCRIPT_FD = 9
+SCRIPT_FD = 9
+"""Where a command finds a script that is too long for an argument."""
+_MESSAGE = 96 << 10
+_OWN_FDS = 100
+"""Our own descriptors are moved up to here, out of the way of those that commands get."""
 _CLOEXEC = 0x40000000
 """MSG_CMSG_CLOEXEC, which the socket module does not name."""
+_LOOK_AGAIN_S = 0.02
+_KILLING_S = 1.0
 
 
-def send_message(sock, message, fds=()):
+def send_message(sock: socket.socket, message: bytes, fds: Sequence[int] = ()) -> None:
     """One message with descriptors; raises BlockingIOError when the other side is not reading."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([json.dumps(message, separators=(",", ":")).encode("ascii")], ancillary)
+    sock.sendmsg([message], ancillary)
 
 
-def receive_message(sock):
+def receive_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """One message and its descriptors (close-on-exec); (None, []) when the other side is gone."""
-    data, ancillary, _, _ = sock.recvmsg(MESSAGE, socket.CMSG_SPACE(8 * 4), _CLOEXEC)
+    data, ancillary, _, _ = sock.recvmsg(_MESSAGE, socket.CMSG_SPACE(8 * 4), _CLOEXEC)
     fds = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -43,54 +53,115 @@ def receive_message(sock):
     return (json.loads(data.decode("ascii")) if data else None), list(fds)
 
 
-class Parent:
-    """Spawns, signals and reaps the commands of one slot, until the guest's end of the socket closes."""
+def encode_message(message: dict[str, Any]) -> bytes:
+    """A message as it travels between the guest and a slot's parent."""
+    return json.dumps(message, separators=(",", ":")).encode("ascii")
 
-    def __init__(self, sock, pid_one):
-        self._sock = sock
-        self._pid_one = pid_one
-        self._by_pid = {}
+
+class _Command:
+    """One running command: its id, its mark, and, once it is to end, by when."""
+
+    __slots__ = ("deadline", "identity", "mark", "start", "status")
+
+    def __init__(self, identity: str, mark: str | None) -> None:
+        self.identity = identity
+        self.mark = mark
+        self.deadline: float | None = None
+        self.start = 0
+        self.status: int | None = None
+
+
+class Parent:
+    """Spawns, ends and reaps the commands of one slot, until the guest's end of the socket closes.
+
+    Args:
+        owns_all: all that a `kill(-1)` of ours reaches is the slot's, as it has a user or a namespace of its own.
+    """
+
+    def __init__(self, sock: socket.socket, owns_all: bool) -> None:
+        self._sock = _moved_up(sock)
+        self._owns_all = owns_all
+        self._running: dict[int, _Command] = {}
+        # The place of the script's descriptor stays taken: none that is received may be there already.
+        os.dup2(0, SCRIPT_FD, inheritable=False)
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._wake = wake_read
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._wake = fcntl.fcntl(wake_read, fcntl.F_DUPFD_CLOEXEC, _OWN_FDS)
+        signal.set_wakeup_fd(fcntl.fcntl(wake_write, fcntl.F_DUPFD_CLOEXEC, _OWN_FDS), warn_on_full_buffer=False)
+        os.close(wake_read)
+        os.close(wake_write)
+        for number in processes.ALL_SIGNALS:
+            # A slot that signals all that it can reach should not lose its parent by a mere TERM.
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def serve(self):
-        """Answer the guest's requests; never returns normally."""
+    def ready(self) -> None:
+        """Say that commands can come."""
+        self._tell({"ready": True})
+
+    def serve(self) -> NoReturn:
+        """Answer the guest's requests; ends with the process."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
+            for fd, _ in poll.poll(self._patience()):
                 if fd == self._wake:
                     os.read(self._wake, 4096)
                     self._reap()
                 else:
                     self._handle()
+            for pid in [pid for pid, command in self._running.items() if command.deadline is not None]:
+                self._advance(pid)
 
-    def _handle(self):
+    def _patience(self) -> int | None:
+        ending = any(command.deadline is not None for command in self._running.values())
+        return int(_LOOK_AGAIN_S * 1000) if ending else None
+
+    def _handle(self) -> None:
         message, fds = receive_message(self._sock)
-        if message is None:
-            os._exit(0)
-        if message.get("spilled"):
-            with os.fdopen(fds.pop(), "rb") as spill:
-                message = json.loads(spill.read().decode("ascii"))
-        if "kill" in message:
-            self._kill(message)
-            return
         try:
-            pid = self._spawn(message, fds)
-        except OSError as error:
-            text = "%s: %s" % (error.strerror or error, error.filename or message["argv"][0])
-            self._tell({"failed": message["id"], "errno": error.errno or 0, "message": text})
-        else:
-            self._by_pid[pid] = message["id"]
-            self._tell({"started": message["id"], "pid": pid})
+            if message is None:
+                self._leave()
+            if message.get("spilled"):
+                with os.fdopen(fds.pop(), "rb") as spill:
+                    message = json.loads(spill.read().decode("ascii"))
+            if "end" in message:
+                self._end(message["end"], message["grace"])
+            else:
+                self._start(message, fds)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _spawn(self, message, fds):
+    def _leave(self) -> NoReturn:
+        """The guest is gone: nothing of the slot shall outlive it."""
+        self._kill_everything()
+        os._exit(0)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            send_message(self._sock, encode_message(message))
+        except OSError:
+            self._leave()
+
+    # --- starting ---------------------------------------------------------------------------------------------------
+
+    def _start(self, message: dict[str, Any], fds: list[int]) -> None:
+        try:
+            pid = self._spawn(message, fds)
+        except OSError as error:
+            what = error.filename or message.get("builtin") or message["argv"][0]
+            code = files.CODES.get(error.errno or 0, "spawn")
+            self._tell({"failed": message["id"], "code": code, "message": "%s: %s" % (error.strerror or error, what)})
+        except (ValueError, TypeError) as error:
+            # A variable's name with "=" in it, say, or a word that has no bytes in this system's encoding.
+            self._tell({"failed": message["id"], "code": "invalid", "message": "not a command: %s" % error})
+        else:
+            mark = message["env"][processes.MARK] if "env" in message else None
+            self._running[pid] = _Command(message["id"], mark)
+            self._tell({"started": message["id"], "pid": pid})
+
+    def _spawn(self, message: dict[str, Any], fds: list[int]) -> int:
         try:
             os.chdir(message["cwd"])
         except OSError as error:
@@ -101,50 +172,130 @@ class Parent:
         argv, env = message["argv"], message["env"]
         path = _find(argv[0], env.get("PATH", os.defpath))
         if not hasattr(os, "posix_spawn"):
-            return self._fork(fds, lambda: os.execve(path, argv, env))
-        targets = [0, 1, 2, _SCRIPT_FD][: len(fds)]
-        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, targets)]
-        return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigdef=_RESET_SIGNALS)
+            return self._fork_and_execute(path, argv, env, fds)
+        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, (0, 1, 2, SCRIPT_FD))]
+        try:
+            return os.posix_spawn(
+                path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=processes.ALL_SIGNALS
+            )
+        except NotImplementedError:  # a C library whose posix_spawn makes no sessions
+            return self._fork_and_execute(path, argv, env, fds)
 
-    def _fork(self, fds, body):
+    def _fork(self, fds: list[int], body: Callable[[], int]) -> int:
         pid = os.fork()
         if pid:
             return pid
         status = 126
         try:
             signal.set_wakeup_fd(-1)
-            for number in _RESET_SIGNALS:
+            for number in processes.ALL_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             self._sock.close()
-            # The originals are all above the targets, so that no copy overwrites one that is still to be copied.
-            for fd, target in zip(fds, [0, 1, 2, _SCRIPT_FD]):
+            for fd, target in zip(fds, (0, 1, 2, SCRIPT_FD)):
                 os.dup2(fd, target)
-            status = body() or 0
+                os.close(fd)
+            status = body()
         except BaseException as error:
             os.write(2, ("%s: %s" % (type(error).__name__, error)).encode("utf-8", "replace"))
         finally:
             os._exit(status)
 
-    def _kill(self, message):
-        """Signal a command and what it started; the last resort repeats until nothing of it is left."""
-        pid = next((pid for pid, execution in self._by_pid.items() if execution == message["kill"]), None)
+    def _fork_and_execute(self, path: str, argv: list[str], env: dict[str, str], fds: list[int]) -> int:
+        """What posix_spawn does, for Python 3.7: an exec that fails is our own error, not the command's."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+
+        def execute() -> int:
+            try:
+                os.execve(path, argv, env)
+            except OSError as error:
+                os.write(writer, b"%d" % (error.errno or errno.EINVAL))
+            except (ValueError, TypeError):
+                os.write(writer, b"%d" % errno.EINVAL)
+            return 126
+
+        try:
+            pid = self._fork(fds, execute)
+        finally:
+            os.close(writer)
+        with os.fdopen(reader, "rb") as file:
+            number = file.read()
+        if number:
+            os.waitpid(pid, 0)
+            raise OSError(int(number), os.strerror(int(number)), path)
+        return pid
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+
+    def _end(self, identity: str, grace: float) -> None:
+        """TERM to a command and all that it started; `_advance` sees to the rest."""
+        pid = next((pid for pid, command in self._running.items() if command.identity == identity), None)
         if pid is None:
             return
-        number = message["signal"]
-        if message.get("all") and self._pid_one and number == signal.SIGKILL:
-            os.kill(-1, number)
-            return
-        deadline = time.monotonic() + 1.0
-        while True:
-            targets = family(pid, everything=bool(message.get("all")))
-            for target in targets:
-                signal_process(target, number)
-            self._reap()
-            if number != signal.SIGKILL or not targets or time.monotonic() > deadline:
-                return
+        command = self._running[pid]
+        deadline = time.monotonic() + grace
+        command.deadline = deadline if command.deadline is None else min(command.deadline, deadline)
+        command.start = processes.start_of(pid)
+        if grace > 0:
+            for target in self._family(pid):
+                processes.send_signal(target, signal.SIGTERM)
+                processes.send_signal(target, signal.SIGCONT)
 
-    def _reap(self):
+    def _advance(self, pid: int) -> None:
+        """See whether all that a command started has ended by itself; KILL when its grace period is over."""
+        command = self._running[pid]
+        if command.deadline is not None and time.monotonic() >= command.deadline:
+            self._kill_family(pid)
+        elif self._family(pid):
+            return
+        command.deadline = None
+        if command.status is not None:
+            self._ended(pid, command.status)
+
+    def _family(self, leader: int) -> set[int]:
+        command = self._running[leader]
+        others = len(self._running) > 1
+
+        def adopted(pid: int, process: processes.Process) -> bool:
+            if pid in self._running:
+                return False
+            mark = processes.mark_of(pid)
+            if mark is not None:
+                return mark == command.mark
+            # Without a mark it is a guess, made only when nothing else runs that could have started it.
+            return not others and process.start >= command.start
+
+        return processes.family(leader, command.start, adopted)
+
+    def _kill_family(self, pid: int) -> None:
+        until = time.monotonic() + _KILLING_S
+        while True:
+            targets = self._family(pid)
+            if not targets:
+                return
+            if time.monotonic() > until:
+                # It starts processes faster than we can walk them. One signal to all at once is what ends that.
+                if len(self._running) == 1:
+                    self._kill_everything()
+                return
+            for target in targets:
+                processes.send_signal(target, signal.SIGKILL)
+            time.sleep(0.001)
+            self._reap()
+
+    def _kill_everything(self) -> None:
+        if self._owns_all:
+            processes.send_signal(-1, signal.SIGKILL)
+            return
+        for _ in range(50):
+            targets = processes.family(os.getpid(), 0, lambda _pid, _process: True)
+            if not targets:
+                return
+            for target in targets:
+                processes.send_signal(target, signal.SIGKILL)
+            self._reap(tell=False)
+
+    def _reap(self, tell: bool = True) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -152,18 +303,25 @@ class Parent:
                 return
             if pid == 0:
                 return
-            execution = self._by_pid.pop(pid, None)
-            if execution is not None:
-                self._tell({"exit": execution, "status": status})
+            command = self._running.get(pid)
+            if command is None:
+                continue
+            command.status = status
+            if command.deadline is None and tell:
+                self._ended(pid, status)
 
-    def _tell(self, message):
-        try:
-            send_message(self._sock, message)
-        except OSError:
-            os._exit(0)
+    def _ended(self, pid: int, status: int) -> None:
+        identity = self._running.pop(pid).identity
+        self._tell({"exit": identity, "status": status})
 
 
-def _find(name, path):
+def _moved_up(sock: socket.socket) -> socket.socket:
+    moved = socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, _OWN_FDS))
+    sock.close()
+    return moved
+
+
+def _find(name: str, path: str) -> str:
     if "/" in name:
         return name
     for folder in path.split(":"):
@@ -173,42 +331,7 @@ def _find(name, path):
     raise FileNotFoundError(errno.ENOENT, "command not found", name)
 
 
-def signal_process(pid, number):
-    """Send a signal; a process that is gone, or not ours, is no error."""
-    try:
-        os.kill(pid, number)
-    except OSError:
-        pass
-
-
-def family(leader, everything):
-    """The living processes of the leader's session and its descendants; with `everything`, all that are ours."""
-    me = os.getpid()
-    table = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open("/proc/%s/stat" % name, "rb") as file:
-                fields = file.read().rsplit(b")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        if fields[0] not in (b"Z", b"X"):
-            table[int(name)] = (int(fields[1]), int(fields[3]))
-    family = {pid for pid, (_, session) in table.items() if session == leader or pid == leader}
-    grown = True
-    while grown:
-        found = {pid for pid, (ppid, _) in table.items() if ppid in family and pid not in family}
-        if everything:
-            # We are the subreaper: what has escaped its session and lost its father is our own child now.
-            found |= {pid for pid, (ppid, _) in table.items() if ppid == me and pid not in family}
-        family |= found
-        grown = bool(found)
-    family.discard(me)
-    return family
-
-
-def close_all_but(keep):
+def close_all_but(keep: set[int]) -> None:
     """Close every descriptor of the guest's that a slot must never hold."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -219,7 +342,7 @@ def close_all_but(keep):
                 pass
 
 
-def flush_streams():
+def flush_streams() -> None:
     """Nothing buffered by the guest may be written twice by a fork."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,48 +2,64 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import time
 
-from . import wire
-from .execution import Execution, Ring, Spool, Stream
-from .slot import PREPARE, Slot
+from .background import Background
+from .execution import Execution
+from .request import Refusal, Request
+from .slot import Slot
+from .streams import Spool, Stream
+from .workspace import PREPARE
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .daemon import Daemon
+    from .loop import Timer
+    from .request import Error, Header
 
 MAX_REQUESTS = 8192
-MAX_BACKGROUND = 64
-
-
-class Refusal(Exception):
-    """A request that cannot be done; `kind` is an ErrorKind's word."""
-
-    def __init__(self, kind, code, message):
-        super().__init__(message)
-        self.error = {"kind": kind, "code": code, "message": message}
-
-
-class Request:
-    """One request by its id: asked again, it is answered again, never done twice."""
-
-    __slots__ = ("execution", "reply", "timer")
-
-    def __init__(self):
-        self.execution = None
-        self.reply = None
-        self.timer = None
+_LONGEST_ARGUMENT = 100 << 10
+"""The kernel takes 128 KiB: a longer script comes in by descriptor 9, which is closed before its first line."""
+_CANCEL_GRACE_S = 1.0
+"""For a cancelled file operation to take its temporary file away."""
+_LONG_SCRIPT = 'eval "exec 9<&-\n$(cat <&9)"'
 
 
 class Requests:
     """Keeps every request until the driver has confirmed its answer."""
 
-    def __init__(self, daemon):
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._requests = {}
+        self._requests: dict[str, Request] = {}
+        background = Background(self)
+        self._operations: dict[str, Callable[[Request, Header, bytes], object]] = {
+            "open_slot": self._open_slot,
+            "recycle": self._recycle,
+            "exec": self._exec,
+            "start": background.start,
+            "processes": background.processes,
+            "poll": background.poll,
+            "log": background.log,
+            "wait": background.wait,
+            "write": background.write,
+            "kill": background.kill,
+        }
 
-    def known(self):
+    def known(self) -> list[str]:
         """The ids of all requests that are not confirmed yet."""
         return list(self._requests)
 
-    def handle(self, header, body):
+    def forget(self) -> None:
+        """Whoever asked is gone for good: nobody will hear the answers. Background processes that have begun stay."""
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            if request.reply is None:
+                self._cancel(request)
+
+    def handle(self, header: Header, body: bytes) -> None:
         """Do, repeat or steer one request."""
         op = header.get("op")
         if op == "ack":
@@ -53,241 +69,184 @@ class Requests:
                     del self._requests[identity]
             return
         identity = header["id"]
-        if op in ("in", "credit", "cancel"):
-            self._control(op, self._requests.get(identity), header, body)
-            return
-        known = self._requests.get(identity)
-        if known is not None:
-            self._again(known, header)
-            return
-        request = Request()
-        self._requests[identity] = request
-        try:
-            if len(self._requests) > MAX_REQUESTS:
-                raise Refusal("infra", "busy", "too many requests under way")
-            handler = getattr(self, "_op_" + str(op), None)
-            if handler is None:
-                raise Refusal("infra", "protocol", "unknown operation %r" % op)
-            handler(request, header, body)
-        except Refusal as refusal:
-            self._reply(identity, {"error": refusal.error})
-        except (KeyError, TypeError, ValueError) as error:
-            message = "bad request %r: %s: %s" % (op, type(error).__name__, error)
-            self._reply(identity, {"error": {"kind": "infra", "code": "protocol", "message": message}})
-
-    def _again(self, request, header):
-        """The driver asks again after a lost channel: repeat what it may have missed."""
-        if request.execution is not None and not request.execution.ended:
-            execution = request.execution
-            taken = execution.stdin.taken if execution.stdin is not None else 0
-            self._daemon.send({"ev": "taken", "id": execution.id, "off": taken, "resume": True})
-        if request.execution is not None and isinstance(request.execution.sinks[0], Stream):
-            request.execution.sinks[0].resend(header.get("have", 0))
-            request.execution.resume()
-        if request.reply is not None:
-            self._daemon.send(*request.reply)
-
-    def _control(self, op, request, header, body):
-        if request is None or request.reply is not None:
-            return
-        execution = request.execution
-        if op == "cancel":
-            if execution is not None:
-                execution.kill(0)
-            elif request.timer is not None:
-                request.timer.cancel()
-                self._reply(header["id"], {"error": {"kind": "command", "code": "cancelled", "message": "cancelled"}})
-        elif execution is None:
-            return
-        elif op == "in" and execution.stdin is not None:
-            execution.stdin.add(header["off"], body, header.get("eof", False))
-        elif op == "credit" and isinstance(execution.sinks[0], Stream):
-            execution.sinks[0].confirm(header["off"])
-            execution.resume()
-
-    def _reply(self, identity, header, data=b""):
         request = self._requests.get(identity)
-        if request is None or request.reply is not None:
-            return
-        header.update(ev="done", id=identity)
-        request.reply = (header, data)
-        self._daemon.send(header, data)
+        if op in ("in", "credit", "cancel"):
+            if request is not None:
+                self._steer(str(op), request, header, body)
+        elif request is not None:
+            self._again(request, header)
+        else:
+            request = self._requests[identity] = Request(identity)
+            self._begin(request, header, body)
 
-    def _slot(self, header):
+    def reply(self, request: Request, header: Header, data: bytes = b"") -> None:
+        """Answer, once; said again until the driver confirms it."""
+        if request.reply is not None:
+            return
+        if request.timer is not None:
+            request.timer.cancel()
+        header = dict(header, ev="done", id=request.identity)
+        request.reply = (header, data)
+        if self._requests.get(request.identity) is request:
+            self._daemon.send(header, data)
+
+    def refuse(self, request: Request, error: Error) -> None:
+        """Answer with an error."""
+        self.reply(request, {"error": error})
+
+    def slot(self, header: Header) -> Slot:
+        """The slot that a request names. Raises Refusal."""
         slot = self._daemon.slots.get(header["slot"])
         if slot is None:
             raise Refusal("infra", "no_slot", "the slot %r was never opened" % header["slot"])
         return slot
 
-    def _op_open_slot(self, _request, header, _body):
+    def later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call once, in so many seconds."""
+        return self._daemon.loop.later(seconds, call)
+
+    # --- the life of a request --------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request, header: Header, body: bytes) -> None:
+        op = str(header.get("op"))
+        operation = self._operations.get(op)
+        try:
+            if len(self._requests) > MAX_REQUESTS:
+                raise Refusal("infra", "busy", "too many requests under way")
+            if operation is None:
+                raise Refusal("infra", "protocol", "unknown operation %r" % op)
+            operation(request, header, body)
+        except Refusal as refusal:
+            self._fail(request, refusal.error)
+        except (KeyError, TypeError, ValueError) as error:
+            message = "bad request %r: %s: %s" % (op, type(error).__name__, error)
+            self._fail(request, {"kind": "infra", "code": "protocol", "message": message})
+        except OSError as error:
+            self._fail(request, {"kind": "infra", "code": "resources", "message": "%r failed: %s" % (op, error)})
+
+    def _fail(self, request: Request, error: Error) -> None:
+        if request.execution is not None:
+            request.execution.failed(error)
+        self.refuse(request, error)
+
+    def _again(self, request: Request, header: Header) -> None:
+        """The driver asks again after a lost channel: repeat what it may have missed."""
+        execution = request.execution
+        if execution is not None and execution.stream is not None:
+            execution.stream.resend(header.get("have", 0))
+            execution.resume()
+        if request.reply is not None:
+            self._daemon.send(*request.reply)
+
+    def _steer(self, op: str, request: Request, header: Header, body: bytes) -> None:
+        execution = request.execution
+        if op == "cancel":
+            self._cancel(request)
+        elif execution is None or execution.ended:
+            return
+        elif op == "in" and execution.stdin is not None:
+            execution.stdin.add(header["off"], body, header.get("eof", False))
+        elif op == "credit" and execution.stream is not None:
+            execution.stream.confirm(header["off"])
+            execution.resume()
+
+    def _cancel(self, request: Request) -> None:
+        """Nobody wants the answer any more: end what was begun for it, even if the answer is on its way."""
+        if request.execution is not None:
+            request.execution.stop(request.execution.cancel_grace)
+        elif request.on_cancel is not None and request.reply is None:
+            request.on_cancel()
+            self.refuse(request, {"kind": "command", "code": "cancelled", "message": "cancelled"})
+
+    # --- slots and commands -----------------------------------------------------------------------------------------
+
+    def _open_slot(self, request: Request, header: Header, _body: bytes) -> None:
         index = header["slot"]
-        if index != PREPARE and not 0 <= index < self._daemon.config["slots"]:
-            raise Refusal("infra", "no_slot", "the sandbox has %d slots" % self._daemon.config["slots"])
-        slot = self._daemon.slots.setdefault(index, Slot(self._daemon, index))
-        slot.open(self._settle(header["id"], {"workspace": slot.workspace}))
+        count = self._daemon.config["slots"]
+        if index != PREPARE and not 0 <= index < count:
+            raise Refusal("infra", "no_slot", "the sandbox has %d slots" % count)
+        slot = self._daemon.slots.get(index)
+        if slot is None:
+            slot = self._daemon.slots[index] = Slot(self._daemon, index)
+        slot.open(self._settles(request, {"workspace": slot.workspace.path}))
 
-    def _op_recycle(self, _request, header, _body):
-        self._slot(header).recycle(bool(header["wipe"]), self._settle(header["id"], {}))
+    def _recycle(self, request: Request, header: Header, _body: bytes) -> None:
+        self.slot(header).recycle(bool(header["wipe"]), self._settles(request, {}))
 
-    def _settle(self, identity, result):
-        def reply(error):
-            self._reply(identity, dict(result) if error is None else {"error": error})
+    def _settles(self, request: Request, result: Header) -> Callable[[Error | None], None]:
+        def settle(error: Error | None) -> None:
+            self.reply(request, result if error is None else {"error": error})
 
-        return reply
+        return settle
 
-    def _op_exec(self, request, header, body):
-        slot = self._slot(header)
-        identity = header["id"]
-
-        def ended(execution):
-            slot.executions.pop(execution.id, None)
-            self._reply_execution(execution)
-
-        mode = header.get("mode", "capture")
-        execution = Execution(slot, identity, mode, header.get("limit", 1 << 20), header.get("merge", False), ended)
-        request.execution = execution
-        slot.executions[identity] = execution
-        if header.get("spool"):
-            execution.spool = Spool(slot.spool, identity)
-        self._launch(slot, execution, header, body)
-        if header.get("timeout") is not None:
+    def _exec(self, request: Request, header: Header, body: bytes) -> None:
+        mode, merge = header.get("mode", "capture"), bool(header.get("merge"))
+        execution = self.prepare(request, header, mode, merge, lambda ended: self._reply_execution(request, ended))
+        self.launch(execution, header, body)
+        if header.get("timeout") is not None and not execution.ended:
             execution.limit_time(header["timeout"], header.get("grace", 2.0))
 
-    def _launch(self, slot, execution, header, body):
-        """`body` is the script, if there is one, and then the first of the input."""
-        script = body[: header.get("script", 0)]
-        first_input = body[header.get("script", 0) :]
-        cwd = os.path.join(slot.workspace, header.get("cwd") or ".")
-        env = slot.environment()
-        env.update(header.get("env") or {})
-        message = {"cwd": cwd, "env": env}
-        as_file = None
+    def prepare(
+        self, request: Request, header: Header, mode: str, merge: bool, on_end: Callable[[Execution], object]
+    ) -> Execution:
+        """A command of the request's slot that is still to be launched. Raises Refusal, OSError."""
+        slot = self.slot(header)
+        if slot.broken:
+            raise Refusal("infra", "unclean", "the slot is quarantined")
+
+        def ended(execution: Execution) -> None:
+            del slot.executions[execution.id]
+            on_end(execution)
+
+        execution = Execution(slot, request.identity, mode, header.get("limit", 1 << 20), merge, ended)
+        slot.executions[execution.id] = request.execution = execution
+        return execution
+
+    def launch(self, execution: Execution, header: Header, body: bytes) -> None:
+        """Start a command; `body` is the script, if there is one, and then the first of the input."""
+        slot = execution.slot
+        if "builtin" in header:
+            execution.cancel_grace = _CANCEL_GRACE_S
+        if header.get("spool"):
+            try:
+                execution.spool = Spool(slot.workspace.spool_file(), slot.uid)
+            except OSError as error:
+                code = "no_space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
+                execution.failed({"kind": "command", "code": code, "message": "no file for the output: %s" % error})
+                return
+        size = header.get("script", 0)
+        message, as_file = self._message(slot, header, body[:size])
+        slot.spawn(execution, message, bool(header.get("input")), as_file)
+        if execution.stdin is not None and (len(body) > size or header.get("eof")):
+            execution.stdin.add(0, body[size:], header.get("eof", False))
+
+    @staticmethod
+    def directory(slot: Slot, header: Header) -> str:
+        """Where a command is to run."""
+        cwd = header.get("cwd")
+        return os.path.join(slot.workspace.path, cwd) if cwd else slot.workspace.path
+
+    def _message(self, slot: Slot, header: Header, script: bytes) -> tuple[Header, bytes]:
+        """What the slot's parent is told, and a script for its descriptor."""
+        message: Header = {"cwd": self.directory(slot, header)}
         if "builtin" in header:
             message.update(builtin=header["builtin"], args=header["args"])
-        elif "argv" in header:
+            return message, b""
+        message["env"] = dict(slot.environment(), **(header.get("env") or {}))
+        if "argv" in header:
             message["argv"] = header["argv"]
-        elif len(script) <= 100 << 10:
+            return message, b""
+        if len(script) <= _LONGEST_ARGUMENT:
             message["argv"] = [self._daemon.shell, "-c", script.decode("utf-8", "surrogateescape")]
-        else:
-            # One argument is at most 128 KiB: the script comes in by descriptor 9, closed before its first line.
-            message["argv"] = [self._daemon.shell, "-c", 'eval "exec 9<&-\n$(cat <&9)"']
-            as_file = script
-        wants_input = bool(header.get("input"))
-        slot.spawn(execution, message, wants_input, as_file)
-        if wants_input and execution.stdin is not None and (first_input or header.get("eof")):
-            execution.stdin.add(0, first_input, header.get("eof", False))
+            return message, b""
+        message["argv"] = [self._daemon.shell, "-c", _LONG_SCRIPT]
+        return message, script
 
-    def _reply_execution(self, execution):
+    def _reply_execution(self, request: Request, execution: Execution) -> None:
         if execution.error is not None:
-            self._reply(execution.id, {"error": execution.error})
+            self.refuse(request, execution.error)
             return
         header = execution.outcome()
-        data = b""
-        header["out"] = []
-        for sink in execution.sinks:
-            if isinstance(sink, Stream):
-                header["out"].append([0, 0, sink.total])
-            else:
-                head, tail = bytes(sink.head), sink.tail()
-                header["out"].append([len(head), len(tail), sink.total])
-                data += head + tail
-        self._reply(execution.id, header, data)
-
-    def started(self, execution):
-        """A command has its pid: the answer to `start`."""
-        if execution.mode == "ring":
-            self._reply(execution.id, {"process": self._describe(execution)})
-
-    def _op_start(self, request, header, body):
-        slot = self._slot(header)
-        running = [p for p in slot.background.values() if not p.ended]
-        if len(running) >= MAX_BACKGROUND:
-            raise Refusal("policy", "too_many", "%d background processes run already" % len(running))
-        for identity in [i for i, p in slot.background.items() if p.ended][: -2 * MAX_BACKGROUND]:
-            del slot.background[identity]
-
-        def ended(process):
-            for waiting in process.waiters:
-                waiting()
-            process.waiters = []
-            if process.error is not None:
-                slot.background.pop(process.id, None)
-                self._reply(process.id, {"error": process.error})
-
-        execution = Execution(slot, header["id"], "ring", header.get("limit", 200_000), True, ended)
-        execution.waiters = []
-        execution.command = header.get("label", "")
-        execution.cwd = os.path.join(slot.workspace, header.get("cwd") or ".")
-        slot.background[header["id"]] = execution
-        self._launch(slot, execution, dict(header, input=True), body)
-
-    def _describe(self, process):
-        fields = process.outcome() if process.ended else {}
-        fields.update(
-            id=process.id,
-            command=process.command,
-            cwd=process.cwd,
-            pid=process.pid,
-            started=process.started,
-            running=not process.ended,
-            bytes=process.sinks[0].total,
-            uptime=process.duration if process.ended else time.time() - process.started,
-        )
-        return fields
-
-    def _process(self, header):
-        process = self._slot(header).background.get(header["process"])
-        if process is None:
-            raise Refusal("command", "unknown_process", "no process %r in this slot" % header["process"])
-        return process
-
-    def _op_processes(self, _request, header, _body):
-        processes = [self._describe(p) for p in self._slot(header).background.values()]
-        self._reply(header["id"], {"processes": processes})
-
-    def _op_poll(self, _request, header, _body):
-        self._reply(header["id"], {"process": self._describe(self._process(header))})
-
-    def _op_log(self, _request, header, _body):
-        ring = self._process(header).sinks[0]
-        assert isinstance(ring, Ring)
-        held = ring.window()
-        first = ring.total - len(held)
-        offset = max(0, header["offset"])
-        start = max(offset, first)
-        data = held[start - first : start - first + header["limit"]]
-        self._reply(header["id"], {"offset": start, "total": ring.total, "dropped": max(0, first - offset)}, data)
-
-    def _op_wait(self, request, header, _body):
-        process = self._process(header)
-
-        def answer():
-            self._reply(header["id"], {"process": self._describe(process)})
-
-        if process.ended:
-            answer()
-            return
-        process.waiters.append(answer)
-        request.timer = self._daemon.loop.later(header["timeout"], answer)
-
-    def _op_write(self, _request, header, body):
-        process = self._process(header)
-        if process.ended or process.stdin is None:
-            raise Refusal("command", "ended", "the process has ended")
-        room = max(0, wire.WINDOW - process.stdin.pending())
-        taken = body[:room]
-        process.stdin.add(process.stdin.received, taken, bool(header.get("eof")) and len(taken) == len(body))
-        self._reply(header["id"], {"taken": len(taken)})
-
-    def _op_kill(self, _request, header, _body):
-        process = self._process(header)
-
-        def answer():
-            self._reply(header["id"], {"process": self._describe(process)})
-
-        if process.ended:
-            answer()
-        else:
-            process.waiters.append(answer)
-            process.kill(header.get("grace", 2.0))
-
+        kept = [b"" if isinstance(sink, Stream) else sink.value() for sink in execution.sinks]
+        header["out"] = [[len(data), sink.total] for data, sink in zip(kept, execution.sinks)]
+        self.reply(request, header, b"".join(kept))

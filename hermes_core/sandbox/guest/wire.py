@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 import struct
 
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
 _LENGTHS = struct.Struct(">II")
 MAX_HEADER = 4 << 20
 MAX_DATA = 16 << 20
@@ -18,42 +23,52 @@ class FrameError(Exception):
     """The bytes on the channel are not frames: something else is talking."""
 
 
-def encode(header, data=b""):
-    """One frame: two 32-bit big-endian lengths, the header as JSON, the data as it is."""
+def encode(header: Mapping[str, Any], data: bytes = b"") -> bytes:
+    """One frame: two 32-bit big-endian lengths, the header as JSON, the data as it is.
+
+    Raises:
+        FrameError: it is larger than the other side would take.
+    """
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    if len(text) > MAX_HEADER or len(data) > MAX_DATA:
+        raise FrameError("too large for a frame: a header of %d bytes, data of %d" % (len(text), len(data)))
     return _LENGTHS.pack(len(text), len(data)) + text + data
 
 
 class Decoder:
     """Cuts a byte stream into frames. Holds at most one incomplete frame; sizes are bounded."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data):
-        """Add bytes; the list of (header, data) that are complete now. Raises FrameError for anything else."""
+    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
+        """Add bytes; the list of (header, data) that are complete now.
+
+        Raises:
+            FrameError: this is not a frame; nothing that comes after it can be understood.
+        """
         self._buffer += data
         frames = []
         start = 0
         with memoryview(self._buffer) as view:
-            while len(view) - start >= 8:
+            while len(view) - start >= _LENGTHS.size:
                 header_size, data_size = _LENGTHS.unpack_from(view, start)
                 if header_size > MAX_HEADER or data_size > MAX_DATA:
                     raise FrameError("not a frame: %r" % bytes(view[start : start + 40]))
-                body = start + 8 + header_size
+                body = start + _LENGTHS.size + header_size
                 end = body + data_size
                 if len(view) < end:
                     break
-                frames.append((_parse(bytes(view[start + 8 : body])), bytes(view[body:end])))
+                frames.append((_parse(bytes(view[start + _LENGTHS.size : body])), bytes(view[body:end])))
                 start = end
         del self._buffer[:start]
         return frames
 
 
-def _parse(text):
+def _parse(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text.decode("ascii"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError("a frame's header is not JSON: %r" % text[:40]) from error
     if not isinstance(header, dict):
         raise FrameError("a frame's header is not an object: %r" % text[:40])

@@ -1,0 +1,159 @@
+"""What the guest does beside serving: the heartbeat for the watchdog; searching and removing, at leisure."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+
+from . import confine, trees
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from .loop import Loop
+
+END = "end"
+"""What the heartbeat file holds when the sandbox is to end."""
+
+
+class Heartbeat:
+    """The file that the sandbox's watchdog reads: its first line changes for as long as a driver is heard.
+
+    Written in place, in one piece of the same length: a disk that a slot has filled must not stop the heart.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._beats = 0
+
+    def beat(self) -> None:
+        """A driver has been heard. Raises OSError."""
+        self._beats += 1
+        os.pwrite(self._fd, b"%020d\n" % self._beats, 0)
+
+    def end(self) -> None:
+        """The watchdog may end the sandbox now. Raises OSError."""
+        os.pwrite(self._fd, END.encode("ascii") + b"\n", 0)
+
+
+class Trash:
+    """Removes what slots have discarded, in a process of its own that lives as long as the guest."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._bell: int | None = None
+        self._pid = 0
+
+    def empty(self) -> None:
+        """There is something to remove. Raises OSError."""
+        try:
+            self._ring()
+        except BlockingIOError:
+            return  # rung often enough
+        except BrokenPipeError:  # something has killed it
+            self._stop()
+            self._ring()
+
+    def _ring(self) -> None:
+        if self._bell is None:
+            reader, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                self._pid = confine.run_detached(lambda: self._serve(reader), keep=reader)
+            finally:
+                os.close(reader)
+        os.write(self._bell, b"x")
+
+    def _stop(self) -> None:
+        if self._bell is not None:
+            os.close(self._bell)
+            self._bell = None
+
+    def close(self) -> None:
+        """End the process and remove all that is left, here and now."""
+        if self._bell is not None:
+            self._stop()
+            try:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+            except OSError:
+                pass
+        self._remove_all()
+
+    def _serve(self, reader: int) -> None:
+        os.set_blocking(reader, True)
+        while os.read(reader, 4096):
+            self._remove_all()
+
+    def _remove_all(self) -> None:
+        for name in os.listdir(self._path):
+            path = os.path.join(self._path, name)
+            try:
+                if os.path.isdir(path) and not os.path.islink(path):
+                    trees.remove_tree(path)
+                else:
+                    os.unlink(path)
+            except OSError as error:  # tried again with what is discarded next
+                complain("%s was not removed: %s" % (path, error))
+
+
+class Search:
+    """Finds the world-writable directories once, in a process of its own; whoever needs them waits for it."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._waiting: list[Callable[[], object]] = []
+        self._running = False
+        self.found: list[str] = []
+
+    def begin(self, skip: Collection[str]) -> None:
+        """Begin the search, `skip` and what is below left out. Raises OSError."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        try:
+            confine.run_detached(lambda: _search(writer, skip), keep=writer)
+        finally:
+            os.close(writer)
+        self._running = True
+        data = bytearray()
+
+        def read(_events: int) -> None:
+            piece = os.read(reader, 1 << 16)
+            data.extend(piece)
+            if not piece:
+                self._loop.remove(reader)
+                os.close(reader)
+                self._finish(bytes(data))
+
+        self._loop.add(reader, select.EPOLLIN, read)
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Call once the result is there: at once if it is."""
+        if self._running:
+            self._waiting.append(call)
+        else:
+            call()
+
+    def _finish(self, data: bytes) -> None:
+        try:
+            self.found = json.loads(data.decode("ascii"))
+        except ValueError:
+            complain("the search for world-writable directories failed")
+            self.found = ["/tmp", "/var/tmp", "/dev/shm"]
+        self._running = False
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
+
+
+def _search(writer: int, skip: Collection[str]) -> None:
+    with os.fdopen(writer, "wb") as file:
+        file.write(json.dumps(trees.world_writable(skip)).encode("ascii"))
+
+
+def complain(text: str) -> None:
+    """A line for the guest's log."""
+    sys.stderr.write("hermes guest: %s\n" % text)
+    sys.stderr.flush()

@@ -1,0 +1,174 @@
+"""The guest's end of one slot parent: its fork, what goes to it and comes from it, and its death."""
+
+from __future__ import annotations
+
+import collections
+import os
+import select
+import signal
+import socket
+import time
+
+from . import parent
+from .confine import parent_main
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .confine import Plan
+    from .execution import Execution
+    from .loop import Loop
+
+
+class Spawn:
+    """One command on its way to a slot's parent.
+
+    Args:
+        own: the descriptors among `fds` that are closed once it is sent; the others are the execution's.
+    """
+
+    def __init__(self, execution: Execution, message: bytes, fds: list[int], own: list[int]) -> None:
+        self.execution = execution
+        self.message = message
+        self.fds = fds
+        self._own = own
+
+    def release(self) -> None:
+        """It was sent, or never will be. Idempotent."""
+        for fd in self._own:
+            os.close(fd)
+        self._own = []
+
+
+class Link:
+    """One life of a slot's parent. `on_message(message)`, then `on_death()` once, until `drop`.
+
+    At `namespace` the process that is forked makes the namespaces and leaves; the parent is its child, the init of the
+    pid namespace, whose death is the death of all in it.
+
+    Raises:
+        OSError: it could not be forked.
+    """
+
+    def __init__(
+        self, loop: Loop, plan: Plan, on_message: Callable[[dict[str, Any]], object], on_death: Callable[[], object]
+    ) -> None:
+        self._loop = loop
+        self._on_message = on_message
+        self._on_death = on_death
+        self._outbox: collections.deque[Spawn | bytes] = collections.deque()
+        self._killed = False
+        self._dropped = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        since = time.monotonic()
+        parent.flush_streams()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        if pid == 0:
+            parent_main(theirs, plan)
+        theirs.close()
+        ours.setblocking(False)
+        self._sock = ours
+        self._since = since
+        self._init: int | None = None
+        self.pid: int | None = pid
+        loop.add(ours.fileno(), select.EPOLLIN, self._on_socket)
+        loop.watch(pid, self._ended if plan.mechanism != "namespace" else self._maker_ended, since)
+
+    def kill(self) -> None:
+        """SIGKILL to the parent; `on_death` follows once it is reaped."""
+        self._killed = True
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wake(self) -> None:
+        """Let it run if the slot's processes have stopped it."""
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def drop(self) -> list[Spawn]:
+        """Let go of it, dead or alive, without further calls; what has not been sent yet."""
+        self._dropped = True
+        self._loop.remove(self._sock.fileno())
+        self._sock.close()
+        unsent = [entry for entry in self._outbox if isinstance(entry, Spawn)]
+        self._outbox.clear()
+        return unsent
+
+    # --- to it ------------------------------------------------------------------------------------------------------
+
+    def send(self, entry: Spawn | bytes) -> None:
+        """Queue a command, or a message without descriptors."""
+        self._outbox.append(entry)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            entry = self._outbox[0]
+            try:
+                if isinstance(entry, bytes):
+                    parent.send_message(self._sock, entry)
+                elif not entry.execution.ended:
+                    parent.send_message(self._sock, entry.message, entry.fds)
+                    entry.execution.handed_over = True
+            except BlockingIOError:
+                break
+            except (BrokenPipeError, ConnectionError):  # it is dead, and what is left goes to the next one
+                return
+            except OSError as error:
+                if isinstance(entry, Spawn):
+                    entry.execution.failed({"kind": "command", "code": "spawn", "message": str(error)})
+            self._outbox.popleft()
+            if isinstance(entry, Spawn):
+                entry.release()
+                entry.execution.spawned()
+        self._loop.change(self._sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
+
+    # --- from it ----------------------------------------------------------------------------------------------------
+
+    def _on_socket(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._flush()
+        if events & ~select.EPOLLOUT:
+            self._read()
+
+    def _read(self) -> None:
+        while not self._dropped:
+            try:
+                message, fds = parent.receive_message(self._sock)
+                for fd in fds:  # it has none to send
+                    os.close(fd)
+            except (BlockingIOError, InterruptedError):
+                return
+            except (OSError, ValueError):
+                message = None
+            if message is None:
+                self._loop.remove(self._sock.fileno())
+                return
+            if "init" in message:
+                self._meet_init(message["init"])
+            else:
+                self._on_message(message)
+
+    def _meet_init(self, pid: int) -> None:
+        self._init = self.pid = pid
+        self._loop.watch(pid, self._ended, self._since)
+        if self._killed:
+            self.kill()
+
+    def _maker_ended(self, _status: int) -> None:
+        self._read()
+        if self._init is None:
+            self._ended(_status)
+
+    def _ended(self, _status: int) -> None:
+        self.pid = None
+        self._read()  # what it had still to say
+        if not self._dropped:
+            self._on_death()

@@ -1,0 +1,117 @@
+"""Output within bounds: the head and the tail of a stream, every byte counted, no UTF-8 character cut in two.
+
+Used by the guest, and by the driver where there is no guest.
+"""
+
+from __future__ import annotations
+
+_LONGEST_CHARACTER = 4
+
+
+def trim_end(data: bytes) -> bytes:
+    """`data` without the first bytes of a character that its end cuts in two; other bytes stay as they are."""
+    for back in range(1, min(_LONGEST_CHARACTER, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue  # a continuation byte: its lead is further back
+        return data[:-back] if _character_length(byte) > back else data
+    return data
+
+
+def trim_start(data: bytes) -> bytes:
+    """`data` without the last bytes of a character whose beginning was cut off; other bytes stay as they are."""
+    for skip in range(min(_LONGEST_CHARACTER, len(data))):
+        if data[skip] & 0xC0 != 0x80:
+            return data[skip:]
+    return data  # four continuation bytes in a row are not UTF-8 at all
+
+
+def _character_length(lead: int) -> int:
+    if lead >= 0xF0:
+        return 4
+    if lead >= 0xE0:
+        return 3
+    return 2 if lead >= 0xC0 else 1
+
+
+def join_capture(head: bytes, tail: bytes, total: int) -> bytes:
+    """Head and tail of a stream of `total` bytes, with a notice in between of how much is missing, if it is."""
+    if len(head) + len(tail) >= total:
+        return head + tail
+    head, tail = trim_end(head), trim_start(tail)
+    return head + b"\n... [%d bytes omitted] ...\n" % (total - len(head) - len(tail)) + tail
+
+
+class HeadTail:
+    """The first and the last bytes of a stream, in bounded memory.
+
+    Args:
+        limit: bytes kept, half of them the head and half the tail; all of the stream if it is no longer than that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 0:
+            raise ValueError("an output limit is at least 0, not %d" % limit)
+        self.limit = limit
+        self.total = 0
+        self._head = bytearray()
+        self._head_limit = limit // 2
+        self._tail = Rolling(limit - self._head_limit)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self.total += len(data)
+        room = self._head_limit - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail.feed(data)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether something was left out."""
+        return self.total > self.limit
+
+    def value(self) -> bytes:
+        """What was kept, with a notice between head and tail that says how much is missing."""
+        return join_capture(bytes(self._head), self._tail.value(), self.total)
+
+
+class Rolling:
+    """The last bytes of a stream, addressed by their offset in all of it.
+
+    Args:
+        limit: bytes kept at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._data = bytearray()
+
+    @property
+    def start(self) -> int:
+        """The offset of the oldest byte that is promised to be held."""
+        return max(0, self.total - self.limit)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self.total += len(data)
+        if len(data) > self.limit:
+            data = data[len(data) - self.limit :]
+            self._data.clear()
+        self._data += data
+        # Cut only now and then: removing from the front moves all the rest.
+        if len(self._data) > 2 * self.limit:
+            del self._data[: len(self._data) - self.limit]
+
+    def read(self, offset: int, limit: int) -> tuple[bytes, int]:
+        """Up to `limit` bytes from `offset` on, or from the oldest held; and the offset that they start at."""
+        begin = min(max(offset, self.start), self.total)
+        at = begin - (self.total - len(self._data))
+        return bytes(self._data[at : at + max(limit, 0)]), begin
+
+    def value(self) -> bytes:
+        """All that is held."""
+        return self.read(0, self.limit)[0]

@@ -1,0 +1,232 @@
+"""What a command's pipes are connected to: a resumable stream each way, a file, or nothing but a drain."""
+
+from __future__ import annotations
+
+import collections
+import os
+import select
+
+from .wire import CHUNK, WINDOW
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .loop import Loop
+
+    Send = Callable[[dict[str, Any], bytes], object]
+
+
+class Stream:
+    """Passes output on in numbered pieces, as far as the reader has given credit; keeps what is not confirmed.
+
+    Args:
+        identity: the request's.
+        send: sends a frame.
+        congested: whether the channel is busy.
+    """
+
+    def __init__(self, identity: str, send: Send, congested: Callable[[], bool]) -> None:
+        self._identity = identity
+        self._send_frame = send
+        self._congested = congested
+        self._kept: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._credit = WINDOW
+        self.total = 0
+
+    def room(self) -> int:
+        """Bytes that may be fed now: none while the reader is behind or the channel is busy."""
+        return 0 if self._congested() else min(CHUNK, self._credit - self.total)
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read and pass it on."""
+        self._kept.append((self.total, data))
+        self._send(self.total, data)
+        self.total += len(data)
+
+    def confirm(self, offset: int) -> None:
+        """The reader has taken everything before `offset`."""
+        self._credit = max(self._credit, offset + WINDOW)
+        while self._kept and self._kept[0][0] + len(self._kept[0][1]) <= offset:
+            self._kept.popleft()
+
+    def resend(self, offset: int) -> None:
+        """Pass on again what the reader, who has everything before `offset`, may have missed."""
+        self.confirm(offset)
+        for start, data in self._kept:
+            self._send(start, data)
+
+    def _send(self, offset: int, data: bytes) -> None:
+        self._send_frame({"ev": "out", "id": self._identity, "off": offset}, data)
+
+
+class Input:
+    """Feeds standard input from numbered pieces; says how much was taken, so that the writer never runs ahead."""
+
+    def __init__(self, loop: Loop, fd: int, identity: str, send: Send) -> None:
+        self._loop = loop
+        self._fd: int | None = fd
+        self._identity = identity
+        self._send = send
+        self._pending: collections.deque[bytes] = collections.deque()
+        self._watching = False
+        self._eof = False
+        self.received = 0
+        self._taken = 0
+
+    def add(self, offset: int, data: bytes, eof: bool) -> None:
+        """A piece from the driver; what has been received before is left out, and one behind a gap as a whole."""
+        if offset > self.received:
+            return
+        fresh = data[self.received - offset :]
+        self.received += len(fresh)
+        self._eof = self._eof or eof
+        if fresh:
+            self._pending.append(fresh)
+        self._push()
+
+    def pending(self) -> int:
+        """Bytes taken from the driver that the process has not read yet."""
+        return self.received - self._taken
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be written any more: ended by us, or not read by anyone."""
+        return self._fd is None or self._eof
+
+    def close(self) -> None:
+        """No more input; what was not read counts as taken, as nobody will."""
+        if self._fd is not None:
+            if self._watching:
+                self._loop.remove(self._fd)
+            os.close(self._fd)
+            self._fd = None
+        self._pending.clear()
+
+    def _push(self, _events: int = 0) -> None:
+        before = self._taken
+        while self._pending and self._fd is not None:
+            try:
+                written = os.write(self._fd, self._pending[0][: 4 * CHUNK])
+            except BlockingIOError:
+                break
+            except OSError:  # nobody reads it any more
+                self.close()
+                break
+            self._taken += written
+            rest = self._pending.popleft()[written:]
+            if rest:
+                self._pending.appendleft(rest)
+        if self._fd is None:
+            self._pending.clear()
+            self._taken = self.received
+        elif self._eof and not self._pending:
+            self.close()
+        else:
+            self._watch(bool(self._pending))
+        if self._taken != before:
+            self._send({"ev": "taken", "id": self._identity, "off": self._taken}, b"")
+
+    def _watch(self, wanted: bool) -> None:
+        if self._fd is None or wanted == self._watching:
+            return
+        self._watching = wanted
+        if wanted:
+            self._loop.add(self._fd, select.EPOLLOUT, self._push)
+        else:
+            self._loop.remove(self._fd)
+
+
+class Spool:
+    """The whole of a command's output in a file that the slot can read but not change.
+
+    Raises:
+        OSError: the file can't be made.
+    """
+
+    LIMIT = 1 << 30
+
+    def __init__(self, path: str, gid: int | None) -> None:
+        self.path = path
+        self._size = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd: int | None = os.open(path, flags, 0o644 if gid is None else 0o640)
+        if gid is not None:
+            os.chown(path, -1, gid)
+
+    def write(self, data: bytes) -> None:
+        """Add bytes, up to the limit; a full disk ends the file, never the command."""
+        if self._fd is None:
+            return
+        try:
+            self._size += os.write(self._fd, data[: self.LIMIT - self._size])
+        except OSError:
+            self.close()
+        if self._size >= self.LIMIT:
+            self.close()
+
+    def close(self) -> None:
+        """The command has ended. Idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class Drains:
+    """Reads and forgets what processes that a command left behind write, so that they neither block nor get SIGPIPE.
+
+    At a bounded rate for all of them together: nobody's forgotten `yes` shall keep the guest busy.
+    """
+
+    MOST = 64
+    TICK_S = 0.05
+    TICK_BYTES = 1 << 20
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._fds: list[int] = []
+        self._budget = self.TICK_BYTES
+        self._resting = False
+
+    def add(self, fd: int) -> None:
+        """Drain `fd` (non-blocking, watched by nobody) from now on; the oldest is let go when there are too many."""
+        if len(self._fds) >= self.MOST:
+            self._drop(self._fds[0])
+        self._fds.append(fd)
+        if not self._resting:
+            self._watch(fd)
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for fd in list(self._fds):
+            self._drop(fd)
+
+    def _watch(self, fd: int) -> None:
+        self._loop.add(fd, select.EPOLLIN, lambda _events: self._drain(fd))
+
+    def _drop(self, fd: int) -> None:
+        self._loop.remove(fd)
+        self._fds.remove(fd)
+        os.close(fd)
+
+    def _drain(self, fd: int) -> None:
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            self._drop(fd)
+            return
+        self._budget -= len(data)
+        if self._budget <= 0:
+            self._resting = True
+            for other in self._fds:
+                self._loop.remove(other)
+            self._loop.later(self.TICK_S, self._resume)
+
+    def _resume(self) -> None:
+        self._resting = False
+        self._budget = self.TICK_BYTES
+        for fd in self._fds:
+            self._watch(fd)

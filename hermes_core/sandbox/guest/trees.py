@@ -1,0 +1,180 @@
+"""Removing directory trees that a hostile process may have made, and finding what a user left outside its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+_DEEPEST = 64
+"""Levels of other users' world-writable directories that a sweep looks into."""
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory tree, directories of mode 000 included; never follows a link. A missing one is no error.
+
+    Raises:
+        OSError: something in it can't be removed, or was being changed at the same time.
+    """
+    try:
+        top = _open_directory(path, None)
+    except FileNotFoundError:
+        return
+    try:
+        _clear(top, lambda _info: True)
+    finally:
+        os.close(top)
+    os.rmdir(path)
+
+
+def _clear(top: int, ours: Callable[[os.stat_result], bool]) -> None:
+    """Remove from a directory what is ours, however deep; a directory of ours that holds more becomes root's.
+
+    Directories found inside are moved up to the top one first, so that neither the depth that a hostile process made
+    nor the length of its paths matters, and two descriptors are enough.
+    """
+    number = 0
+    pending = _clear_level(top, ours)
+    while pending:
+        name = pending.pop()
+        inner = _open_directory(name, top)
+        try:
+            for child in _clear_level(inner, ours):
+                # Moving a directory changes its "..", for which it must be writable itself.
+                os.close(_open_directory(child, inner))
+                number, moved = _unused_name(top, number)
+                os.rename(child, moved, src_dir_fd=inner, dst_dir_fd=top)
+                pending.append(moved)
+            _drop_directory(name, top, inner)
+        finally:
+            os.close(inner)
+
+
+def _clear_level(folder: int, ours: Callable[[os.stat_result], bool]) -> list[str]:
+    """Remove the files of ours in one directory; the directories of ours in it."""
+    directories = []
+    for name in os.listdir(folder):
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not ours(info):
+            continue
+        if stat.S_ISDIR(info.st_mode):
+            directories.append(name)
+        else:
+            os.unlink(name, dir_fd=folder)
+    return directories
+
+
+def _unused_name(folder: int, number: int) -> tuple[int, str]:
+    while True:
+        number += 1
+        name = ".hermes-removing-%d" % number
+        try:
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return number, name
+
+
+def _drop_directory(name: str, folder: int, fd: int) -> None:
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or os.geteuid() != 0:
+            raise
+        os.fchown(fd, 0, 0)
+        os.fchmod(fd, 0o1777)
+
+
+def _open_directory(name: str, folder: int | None) -> int:
+    """Open a directory and make sure that its owner can list and change it."""
+    try:
+        fd = os.open(name, _OPEN, dir_fd=folder)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=folder)
+        fd = os.open(name, _OPEN, dir_fd=folder)
+    if os.fstat(fd).st_mode & 0o700 != 0o700:
+        os.fchmod(fd, 0o700)
+    return fd
+
+
+# --- what users leave in directories of everybody's -----------------------------------------------------------------
+
+
+def sweep(folders: Iterable[str], uids: Collection[int]) -> None:
+    """Remove what these users own below world-writable directories; for root, while other users are at work there.
+
+    A directory of theirs that holds other users' files becomes root's, so that nothing of theirs stays. Links are not
+    followed. What changes under our hands is left as it is: the users themselves are dead, so it is not theirs.
+    """
+    for folder in folders:
+        try:
+            fd = os.open(folder, _OPEN)
+        except OSError:
+            continue
+        _sweep(fd, uids, 0)
+
+
+def _sweep(fd: int, uids: Collection[int], depth: int) -> None:
+    """Sweep one directory, and close it."""
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                try:
+                    _sweep_entry(entry, fd, uids, depth)
+                except OSError:
+                    continue
+    except OSError:
+        return
+    finally:
+        os.close(fd)
+
+
+def _sweep_entry(entry: os.DirEntry[str], folder: int, uids: Collection[int], depth: int) -> None:
+    info = entry.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(info.st_mode):
+        if info.st_uid in uids:
+            os.unlink(entry.name, dir_fd=folder)
+        return
+    theirs = info.st_uid in uids
+    if not theirs and not (info.st_mode & stat.S_IWOTH and depth < _DEEPEST):
+        return
+    fd = os.open(entry.name, _OPEN, dir_fd=folder)
+    try:
+        if theirs and os.fstat(fd).st_uid in uids:
+            _clear(fd, lambda info: info.st_uid in uids)
+            _drop_directory(entry.name, folder, fd)
+    except OSError:
+        os.close(fd)
+        raise
+    _sweep(fd, uids, depth + 1)
+
+
+def world_writable(skip: Collection[str]) -> list[str]:
+    """The directories below / that any user can write to, read-only file systems and what is below `skip` left out."""
+    found = []
+    pending = ["/"]
+    read_only: dict[int, bool] = {}
+    while pending:
+        folder = pending.pop()
+        try:
+            info = os.lstat(folder)
+            if not stat.S_ISDIR(info.st_mode) or folder in skip:
+                continue
+            if info.st_dev not in read_only:
+                read_only[info.st_dev] = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+            if info.st_mode & stat.S_IWOTH and not read_only[info.st_dev]:
+                found.append(folder)
+                continue
+            # A read-only directory may have a writable mount below it: its immediate children are always looked at.
+            children = [os.path.join(folder, name) for name in os.listdir(folder)]
+        except OSError:
+            continue
+        if not read_only[info.st_dev] or folder.count("/") <= 2:
+            pending.extend(children)
+    return found

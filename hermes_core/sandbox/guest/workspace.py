@@ -1,0 +1,141 @@
+"""A slot's directories: where they are, who owns them, and how they become empty."""
+
+from __future__ import annotations
+
+import os
+
+from .trees import remove_tree
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+PREPARE = -1
+"""The index of the preparation user's slot."""
+_PRIVATE = ".slots"
+
+
+class Workspace:
+    """The directories of one slot.
+
+    Args:
+        base: the directory of all workspaces, as seen from the guest.
+        index: the slot's number, or `PREPARE`.
+        uid: the user (and group) that owns them; None is ours.
+    """
+
+    def __init__(self, base: str, index: int, uid: int | None) -> None:
+        self.index = index
+        self.uid = uid
+        self._base = base
+        name = "prepare" if index == PREPARE else "slot_%d" % index
+        self.path = os.path.join(base, "prepared" if index == PREPARE else name)
+        self._private = os.path.join(base, _PRIVATE, name)
+        self.home = os.path.join(self._private, "home")
+        self.tmp = os.path.join(self._private, "tmp")
+        self.spool = os.path.join(self._private, "spool")
+
+    def make(self) -> None:
+        """Make what is missing. Raises OSError."""
+        for path in (self.path, self.home, self.tmp):
+            self._directory(path, 0o700, self.uid)
+        # The slot reads its spooled output and can't change it; other slots' users can't get through to it.
+        self._directory(self.spool, 0o755, None)
+        os.chmod(self._private, 0o755 if self.uid is None else 0o750)
+        if self.uid is not None:
+            os.chown(self._private, -1, self.uid)
+        if self.index == PREPARE:
+            os.chmod(self.path, 0o755)
+            self._directory(os.path.join(self.path, "shared"), 0o755, self.uid)
+            self._directory(os.path.join(self.path, "private"), 0o700, self.uid)
+
+    @staticmethod
+    def _directory(path: str, mode: int, uid: int | None) -> None:
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, mode)
+        if uid is not None:
+            os.chown(path, uid, uid)
+
+    def discard(self) -> None:
+        """Take the directories out of the way at once; what empties the trash may take its time. Raises OSError."""
+        for number, path in enumerate((self.path, self._private)):
+            try:
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
+                os.rename(path, os.path.join(trash(self._base), "%d-%s" % (number, os.urandom(6).hex())))
+            except FileNotFoundError:
+                continue
+
+    def remove(self) -> None:
+        """Nothing of the slot stays on the disk. Raises OSError."""
+        for path in (self.path, self._private):
+            remove_tree(path)
+
+    def spool_file(self) -> str:
+        """A new file's path in the spool directory."""
+        return os.path.join(self.spool, "%s.log" % os.urandom(6).hex())
+
+    def binds(self) -> list[tuple[str, str, bool]]:
+        """What a namespace of its own shows of them: (source, target, writable)."""
+        found = [
+            (self.path, self.path, True),
+            (self.home, self.home, True),
+            (self.spool, self.spool, False),
+            (self.tmp, "/tmp", True),
+            (self.tmp, "/var/tmp", True),
+        ]
+        if self.index != PREPARE:
+            shared = os.path.join(self._base, "prepared", "shared")
+            found.append((shared, shared, False))
+        return found
+
+    def environment(self, shell: str, own_tmp: bool, given: Mapping[str, str]) -> dict[str, Any]:
+        """What every command of the slot finds in its environment.
+
+        Args:
+            own_tmp: /tmp is the slot's own.
+            given: the driver's variables.
+        """
+        env = {
+            "PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
+            "HOME": self.home,
+            "TMPDIR": "/tmp" if own_tmp else self.tmp,
+            "USER": "agent",
+            "LOGNAME": "agent",
+            "SHELL": shell,
+            "LANG": "C.UTF-8",
+            # The slot's user has no passwd entry, and what is prepared belongs to another one.
+            "GIT_AUTHOR_NAME": "agent",
+            "GIT_AUTHOR_EMAIL": "agent@localhost",
+            "GIT_COMMITTER_NAME": "agent",
+            "GIT_COMMITTER_EMAIL": "agent@localhost",
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": "safe.directory",
+            "GIT_CONFIG_VALUE_0": "*",
+        }
+        if "HERMES_SANDBOX_ID" in os.environ:
+            env["HERMES_SANDBOX_ID"] = os.environ["HERMES_SANDBOX_ID"]
+        env.update(given)
+        return env
+
+
+def trash(base: str) -> str:
+    """Where discarded directories wait for their removal: on the same file system, so that a rename is enough."""
+    return os.path.join(base, _PRIVATE, "trash")
+
+
+def prepare_base(base: str) -> None:
+    """Make the directories that all slots share. Raises OSError."""
+    for path, mode in ((base, 0o711), (os.path.join(base, _PRIVATE), 0o711), (trash(base), 0o700)):
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, mode)
+
+
+def remove_base(base: str) -> None:
+    """Remove what `prepare_base` made, and the base itself if nothing else is in it. Raises OSError."""
+    remove_tree(os.path.join(base, _PRIVATE))
+    try:
+        os.rmdir(base)
+    except OSError:
+        pass
