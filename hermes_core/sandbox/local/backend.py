@@ -198,7 +198,7 @@ class LocalBackend(Backend):
             "binds": shown.binds,
             "symlinks": shown.symlinks,
             "masks": shown.masks,
-            "command": [_place(word, root / sandbox_id, isolated) for word in spec.command],
+            "command": [word if isolated else _place(word, root / sandbox_id) for word in spec.command],
             "environment": view.base_environment({processes.MARKER: sandbox_id}),
             "record": record,
         }
@@ -218,6 +218,8 @@ class LocalBackend(Backend):
 
     async def _find(self, sandbox_id: str) -> tuple[Record, Path] | None:
         root = await self._root(self._state_dir)
+        if not sandbox_id.startswith(directories.PREFIX) or "/" in sandbox_id:
+            return None
         for place in {root, *self._roots.values()}:
             record = records.read(place / sandbox_id)
             if record is not None:
@@ -225,16 +227,12 @@ class LocalBackend(Backend):
         return None
 
 
-def _place(word: str, directory: Path, isolated: bool) -> str:
-    """A path of the sandbox as the anchor has to be given it: without a root of its own, /data is somewhere else."""
-    if isolated or not is_data_path(word):
+def _place(word: str, directory: Path) -> str:
+    """A word of the anchor's command for a sandbox without a root of its own: what is in /data elsewhere, is here."""
+    base = Sandbox.workspace_base
+    if word != base and not word.startswith(base + "/"):
         return word
-    return f"{directory / directories.DATA}{word.removeprefix(Sandbox.workspace_base)}"
-
-
-def is_data_path(word: str) -> bool:
-    """Whether a word of a command is a path in the sandbox's workspace."""
-    return word == Sandbox.workspace_base or word.startswith(Sandbox.workspace_base + "/")
+    return f"{directory / directories.DATA}{word.removeprefix(base)}"
 
 
 def _accept(record: Record, path: Path, spec: SandboxSpec) -> LocalSandbox:

@@ -92,7 +92,7 @@ def _reachable_by_others(path: Path) -> bool:
 
 
 @pytest.fixture(params=["root", "ordinary"])
-def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+def host(request: pytest.FixtureRequest, isolates: None) -> Iterator[Host]:
     """Root where the tests run as root; an ordinary user always, if there is an interpreter for it."""
     root = request.param == "root"
     if root and os.geteuid() != 0:
@@ -112,10 +112,11 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _isolates() -> None:
-    if not LocalBackend().capabilities.isolation & {Isolation.USER}:
-        pytest.skip("this host allows no namespaces")
+@pytest.fixture(scope="session")
+def isolates(require: Callable[[str, str | None], None]) -> None:
+    """Sandboxes with namespaces can be made here."""
+    allowed = Isolation.USER in LocalBackend().capabilities.isolation
+    require("local", None if allowed else "this host allows no namespaces")
 
 
 class Tools:

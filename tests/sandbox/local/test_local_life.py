@@ -185,8 +185,9 @@ def test_what_has_ended_can_not_be_opened_or_attached_to(host, tools) -> None:
         await channel.aclose()
         with pytest.raises(SandboxLost):
             await sandbox.open(["true"])
-        with pytest.raises(SandboxLost):
-            await backend.attach(sandbox.id)
+        for wrong in (sandbox.id, "local-unknown", "../local-x", "local-/../..", ""):
+            with pytest.raises(SandboxLost):
+                await backend.attach(wrong)
 
     host.run(scenario)
 
