@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,8 @@ class RolloutContext:
     tools: ToolRegistry
     tool_names: tuple[str, ...] = ()
     """The tools that the model can call."""
+    tool_schemas: Sequence[dict[str, Any]] = ()
+    """Their schemas, made once for many rollouts."""
     backend_name: str = ""
     profile: str | None = None
     """The profile of the slots; None is the backend's default."""
@@ -204,7 +206,7 @@ async def _work(
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,
         messages=prompt,
-        tool_schemas=context.tools.schemas(context.tool_names),
+        tool_schemas=list(context.tool_schemas),
         tool_handler=on_slot["rollout"].tool_handler,
         solve=functools.partial(context.hooks.solve, **on_slot),
         parallel_safe=frozenset(name for name in context.tool_names if context.tools.get(name).parallel_safe),

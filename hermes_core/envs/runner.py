@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import platform
 import time
@@ -10,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.envs.base import Environment, Item
@@ -35,10 +36,10 @@ from hermes_core.tools.toolsets import resolve_tools
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime
     from hermes_core.sandbox.tool_backend import ToolBackend
-    from hermes_core.tools.registry import ToolRegistry
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SYNC_EVERY_S = 1.0
@@ -88,7 +89,7 @@ async def run_rollouts(
             stack.push_async_callback(sink.aclose)
         runtime.backends.entry(chosen.backend)  # whatever is wrong is found before anything is made
         made = make_environment(runtime, environment, env, chosen.seed)
-        tools = Tools.of(runtime, made, chosen.seed)
+        tools = Tools(runtime, made, chosen.seed)
         worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
         isolation = granted_isolation(chosen, made, chosen.backend, worker.name)
         backend, concurrency = new_backend(runtime, chosen, isolation)
@@ -108,7 +109,7 @@ async def run_rollouts(
             told = filled if isinstance(agent, str) else None
             configuration = plain(run_configuration(chosen, made, worker.name, told, isolation), redact)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
-            await asyncio.to_thread(run.folder.open, configuration, about, run.tally, resume=resume)
+            await _in_thread(run.folder.open, configuration, about, run.tally, resume=resume)
         context = new_context(runtime, made, worker, backend, chosen, redact=redact)
         await stack.enter_async_context(backend)
         return await run.all(context, concurrency)
@@ -172,7 +173,7 @@ class Run:
             raise
         finally:
             self.progress.end(self.tally)
-        return await asyncio.to_thread(self._finish)
+        return await _in_thread(self._finish)
 
     def _finish(self) -> RunSummary:
         """Sum up, and wait for the disk."""
@@ -204,7 +205,7 @@ class Run:
             trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=job.item_id
         )
         try:
-            await run_rollout(replace(context, tool_names=self.tools.for_group(job.item_id)), job.item, trajectory)
+            await run_rollout(self.tools.offered(context, job.item_id), job.item, trajectory)
         except asyncio.CancelledError:
             self._keep(context, trajectory)
             raise
@@ -213,7 +214,7 @@ class Run:
             await sink.write(record)
         if self.folder is not None and time.monotonic() - self._synced > SYNC_EVERY_S:
             self._synced = time.monotonic()
-            await asyncio.to_thread(self.folder.sync)
+            await _in_thread(self.folder.sync)
 
     def _keep(self, context: RolloutContext, trajectory: Trajectory) -> dict[str, Any]:
         record = trajectory.to_record(context.redact)
@@ -244,38 +245,41 @@ async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurre
         raise failed.exceptions[0]  # noqa: B904 - the others are its cancelled neighbours
 
 
-@dataclass(frozen=True)
 class Tools:
-    """The tools of each group: the same for all rollouts of an item, drawn anew for the next if from a distribution."""
+    """The tools of each group: the same for all rollouts of an item, drawn anew for the next if from a distribution.
 
-    registry: ToolRegistry
-    enabled: tuple[str, ...]
-    disabled: tuple[str, ...]
-    distribution: str | None
-    seed: int
-    fixed: tuple[str, ...] | None
+    Raises:
+        UnknownNameError: a toolset or the distribution that the environment's configuration names does not exist.
+    """
 
-    @classmethod
-    def of(cls, runtime: Runtime, environment: Environment, seed: int | None) -> Tools:
-        """What the environment's configuration says, checked.
-
-        Raises:
-            UnknownNameError: a toolset or the distribution does not exist.
-        """
+    def __init__(self, runtime: Runtime, environment: Environment, seed: int | None) -> None:
         config = environment.config
-        enabled: tuple[str, ...] = ()
+        self._registry = runtime.tools
+        self._distribution = config.distribution
+        self._disabled = config.disabled_toolsets
+        self._enabled: tuple[str, ...] = ()
         if config.distribution is None:
-            enabled = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
-        tools = cls(runtime.tools, enabled, config.disabled_toolsets, config.distribution, seed or 0, None)
-        names = tools.for_group("")
-        return tools if config.distribution else replace(tools, fixed=names)
+            self._enabled = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
+        self._seed = seed or 0
+        self._schemas: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        self._fixed: tuple[str, ...] | None = None
+        names = self.names("")
+        if config.distribution is None:
+            self._fixed = names
 
-    def for_group(self, group: str) -> tuple[str, ...]:
-        """The names of the tools that the group's rollouts can call."""
-        if self.fixed is not None:
-            return self.fixed
-        seed = f"{self.seed}:{group}"
-        return tuple(resolve_tools(self.registry, self.enabled, self.disabled, self.distribution, seed))
+    def names(self, group: str) -> tuple[str, ...]:
+        """The tools that the group's rollouts can call."""
+        if self._fixed is not None:
+            return self._fixed
+        seed = f"{self._seed}:{group}"
+        return tuple(resolve_tools(self._registry, self._enabled, self._disabled, self._distribution, seed))
+
+    def offered(self, context: RolloutContext, group: str) -> RolloutContext:
+        """The context with the group's tools in it."""
+        names = self.names(group)
+        if names not in self._schemas:
+            self._schemas[names] = self._registry.schemas(names)
+        return replace(context, tool_names=names, tool_schemas=self._schemas[names])
 
 
 def make_environment(
@@ -368,6 +372,19 @@ def redactor(runtime: Runtime, settings: AgentSettings | None = None) -> Redact:
         return runtime.redact
     own = Redactor({"the agent's api_key": settings.api_key.get_secret_value()})
     return lambda text: own(runtime.redact(text))
+
+
+async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call it in a thread, and wait for it even when cancelled: the files that it works on are closed after that."""
+    future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))
+    try:
+        await asyncio.wait([future])
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        if (error := future.exception()) is not None:
+            log.warning("given up while cancelled: %s", error)
+        raise
+    return future.result()
 
 
 def versions(runtime: Runtime) -> dict[str, str]:

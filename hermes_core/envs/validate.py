@@ -94,7 +94,7 @@ async def validate(
     stopped = None
     async with AsyncExitStack() as stack:
         made = make_environment(runtime, environment, env, chosen.seed)
-        tools = Tools.of(runtime, made, chosen.seed)
+        tools = Tools(runtime, made, chosen.seed)
         isolation = granted_isolation(chosen, made, chosen.backend, "oracle")
         backend, concurrency = new_backend(runtime, chosen, isolation)
         await stack.enter_async_context(set_up(made))

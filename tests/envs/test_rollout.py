@@ -155,15 +155,16 @@ def tools() -> ToolRegistry:
 
 
 def context(environment=None, agent=None, backend=None, **changes) -> RolloutContext:
-    environment = environment or Plain()
+    environment, registry = environment or Plain(), tools()
     return RolloutContext(
         environment=environment,
         hooks=environment_hooks(environment, PluginManager(load_entry_points=False)),
         agent=agent or NopAgent(AgentSettings()),
         backend=backend or Slots(),
         backend_name="fake",
-        tools=tools(),
+        tools=registry,
         tool_names=("look", "shell"),
+        tool_schemas=registry.schemas(("look", "shell")),
         **changes,
     )
 

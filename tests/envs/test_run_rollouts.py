@@ -103,7 +103,8 @@ def records(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("loop_lag")
+@pytest.mark.loop_stall(0.2)  # what is imported and made once included
+@pytest.mark.usefixtures("leak_check", "loop_lag")
 @pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
 async def test_oracle_scores_one_and_nop_nothing_and_nothing_is_left(runtime, tasks, tmp_path, agent, reward):
     out = tmp_path / "out"
@@ -282,6 +283,7 @@ async def test_another_configuration_cannot_resume_and_changes_nothing(runtime, 
     assert summary.complete
 
 
+@pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("seed", range(4))
 async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtime, tasks, tmp_path, seed):
     rows = [
