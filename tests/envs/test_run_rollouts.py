@@ -95,6 +95,34 @@ class Shell:
         pass
 
 
+class FreshCheck(Environment):
+    """Verifies every rollout on a fresh slot."""
+
+    name = "fresh-check"
+
+    def items(self):
+        return [{"id": str(number)} for number in range(8)]
+
+    def format_prompt(self, item):
+        return f"do {item['id']}"
+
+    @hookimpl
+    async def setup_trajectory_workspace(self, item, rollout):
+        return {"shared": await rollout.prepare("data", "echo prepared > file")}
+
+    @hookimpl
+    async def verify_and_score_trajectory(self, item, rollout, workspace_meta, exec_tool):
+        await exec_tool("write_file", {"path": "mine", "content": item["id"]})
+        async with rollout.fresh_slot() as fresh:
+            assert fresh.slot.slot_id != rollout.slot.slot_id
+            assert await fresh.commands.list_dir() == []
+            prepared = await fresh.prepare("data", "echo prepared > file")
+            await asyncio.sleep(0.05)
+            read = await fresh.commands.read_file(f"{prepared}/file")
+            await fresh.exec_tool("write_file", {"path": "theirs", "content": item["id"]})
+        return float(read.data == b"prepared\n" and prepared == workspace_meta["shared"])
+
+
 async def terminal(task, command: str, **args) -> dict:
     return json.loads(await task.tool_handler("terminal", {"command": command, **args}, task.trajectory_id))
 
@@ -122,29 +150,48 @@ async def test_oracle_scores_one_and_nop_nothing_and_nothing_is_left(runtime, ta
     assert {"python", "hermes-rl"} <= run["versions"].keys()
 
 
-async def test_a_group_is_rolled_out_together_on_one_sandbox(tmp_path, tasks):
-    watcher, running, most = Watcher(), Counter(), Counter()
+async def test_a_group_is_rolled_out_together_and_observed(tmp_path, tasks):
+    watcher, seen, together = Watcher(), [], {}
 
     async def work(task):
-        item = task.messages[-1]["content"]
-        running[item] += 1
-        most[item] = max(most[item], running[item])
-        await asyncio.sleep(0.05)
-        running[item] -= 1
+        barrier = together.setdefault(task.messages[-1]["content"], asyncio.Barrier(3))
+        async with asyncio.timeout(20):
+            await barrier.wait()
 
-    seen = []
     async with Runtime(Settings(state_dir=tmp_path), plugins=[watcher], load_entry_points=False) as runtime:
         summary = await run_rollouts(
             runtime, "tasks", Shell(work), env=tasks(), group_size=3, concurrency=3, on_record=seen.append, **ISOLATION
         )
-    assert summary.total == 9
-    assert set(most.values()) == {3}
+    assert (summary.total, summary.scored) == (9, 9)
     assert Counter((one["group"], one["rollout_index"]) for one in seen) == {
         (row["id"], index): 1 for row in TASKS for index in range(3)
     }
     assert len({one["trajectory_id"] for one in seen}) == 9
     assert sorted(watcher.started) == sorted(watcher.finished)
     assert len(watcher.started) == 9
+
+
+async def test_a_group_is_placed_on_one_sandbox_where_it_fits(runtime):
+    places = {}
+
+    class Placed(FreshCheck):
+        @hookimpl
+        async def setup_trajectory_workspace(self, item, rollout):
+            places.setdefault(item["id"], []).append(rollout.slot.sandbox_id)
+
+        @hookimpl
+        async def verify_and_score_trajectory(self, item, rollout):
+            async with rollout.fresh_slot() as fresh:
+                places[item["id"]].append(fresh.slot.sandbox_id)
+            return 1.0
+
+    backend = {"slots_per_sandbox": 8, "max_sandboxes": 3, "min_sandboxes": 3, "reserve_slots": 4}
+    await run_rollouts(
+        runtime, Placed(), "nop", group_size=3, concurrency=6, backend_config=backend, **ISOLATION
+    )
+    assert [len(found) for found in places.values()] == [6] * 8
+    assert {len(set(found)) for found in places.values()} == {1}
+    assert len({found[0] for found in places.values()}) > 1
 
 
 async def test_a_model_over_http_solves_a_task_with_tools(runtime, tasks):
@@ -302,34 +349,6 @@ async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtim
     assert (summary.scored, summary.mean_reward) == (12, 1.0)
     scored = Counter(one["item_id"] for one in records(tmp_path / "out") if one["reward"] is not None)
     assert set(scored.values()) == {1}
-
-
-class FreshCheck(Environment):
-    """Verifies every rollout on a fresh slot."""
-
-    name = "fresh-check"
-
-    def items(self):
-        return [{"id": str(number)} for number in range(8)]
-
-    def format_prompt(self, item):
-        return f"do {item['id']}"
-
-    @hookimpl
-    async def setup_trajectory_workspace(self, item, rollout):
-        return {"shared": await rollout.prepare("data", "echo prepared > file")}
-
-    @hookimpl
-    async def verify_and_score_trajectory(self, item, rollout, workspace_meta, exec_tool):
-        await exec_tool("write_file", {"path": "mine", "content": item["id"]})
-        async with rollout.fresh_slot() as fresh:
-            assert fresh.slot.slot_id != rollout.slot.slot_id
-            assert await fresh.commands.list_dir() == []
-            prepared = await fresh.prepare("data", "echo prepared > file")
-            await asyncio.sleep(0.05)
-            read = await fresh.commands.read_file(f"{prepared}/file")
-            await fresh.exec_tool("write_file", {"path": "theirs", "content": item["id"]})
-        return float(read.data == b"prepared\n" and prepared == workspace_meta["shared"])
 
 
 @pytest.mark.parametrize("reserve", [1, 4])
