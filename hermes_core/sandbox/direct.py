@@ -22,7 +22,6 @@ from hermes_core.errors import (
 from hermes_core.sandbox import shell
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
-from hermes_core.sandbox.slots import PREPARE
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.client import GuestSettings
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KILL_ROUNDS = 100
+
+DYING_S = 0.3
+"""How long a sandbox may take from killing its processes to being gone, in seconds."""
 
 _NEEDED = ("mkfifo", "head", "tail", "stat", "find", "grep", "tar", "readlink", "rm", "mv", "chmod", "mkdir")
 
@@ -126,7 +128,6 @@ class DirectClient:
                 hint="use an image with python3 (3.7 or later), slots_per_sandbox: 1, or level shared",
                 sandbox_id=sandbox.id,
             )
-        await client.open_slot(PREPARE)
         client.work.spawn(client._heartbeat(), f"heartbeat of {sandbox.id}")
         return client
 
@@ -201,7 +202,7 @@ class DirectClient:
         try:
             return await shell.helper(self.sandbox, source, *args, stdin=stdin, limit=limit)
         except shell.Ended as error:
-            await self.check_alive(error)
+            await self.confirm_alive(error)
             raise CommandError("the operation was killed inside the sandbox") from error
         except ChannelLost as error:
             await self.check_alive(error)
@@ -239,7 +240,7 @@ class DirectClient:
             self.lost.set()
             raise
 
-    async def check_alive(self, cause: BaseException) -> None:
+    async def check_alive(self, cause: BaseException | None) -> None:
         """Tell a lost channel from a lost sandbox.
 
         Raises:
@@ -248,6 +249,20 @@ class DirectClient:
         if await self.sandbox.status() is not SandboxStatus.RUNNING:
             self.lost.set()
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
+
+    async def confirm_alive(self, cause: BaseException | None = None) -> None:
+        """Tell what was killed inside the sandbox from what died with it: its processes go first, it a moment later.
+
+        Raises:
+            ChannelLost, SandboxLost: it can't be reached any more.
+        """
+        await asyncio.sleep(DYING_S)
+        await self.check_alive(cause)
+        try:
+            await shell.helper(self.sandbox, "true")
+        except shell.Ended as error:
+            await self.check_alive(error)
+            raise ChannelLost("the sandbox does not answer", sandbox_id=self.sandbox.id) from error
 
     def next_number(self) -> int:
         """A number that no other command of this client has."""

@@ -321,6 +321,8 @@ class _Run:
                 self._client.work.spawn(self._kill_all(), "end the reader of stderr")
             raise shell.failure(f"{outcome.rest}: {self.cwd}")
         exit_code, signal = exit_or_signal(int(outcome.rest))
+        if signal in (9, 15) and not self._timed_out:
+            await self._client.confirm_alive()
         return CommandResult(
             exit_code=exit_code,
             signal=signal,
@@ -362,10 +364,11 @@ class _Run:
         try:
             await shell.send(channel, stdin)
             return await shell.until_token(channel, token, out.feed)
-        except (shell.Ended, ChannelLost) as error:
+        except shell.Ended:
+            pass
+        except ChannelLost as error:
             await self._client.check_alive(error)
-            if isinstance(error, ChannelLost):
-                raise
+            raise
         finally:
             await channel.aclose()
         return shell.Outcome("exit", str(128 + 9))  # it killed its own shell: its doing, not ours

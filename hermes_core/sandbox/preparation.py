@@ -7,9 +7,11 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 
-from hermes_core.errors import CommandError, HermesError, ProvisionError, SlotLost, UsageError
+from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SlotLost, UsageError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.direct import DirectClient
 from hermes_core.sandbox.slots import PREPARE, Member
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,12 @@ async def prepare(work: Background, member: Member, key: str, build: Build, *, p
     All who ask while it is being built wait for that attempt and get its error; after a failure the directory is gone
     and the next call tries again. The attempt is given up when the last of those waiting is cancelled.
     """
+    if private and isinstance(member.client, DirectClient) and member.client.granted is not Isolation.SHARED:
+        raise PolicyError(
+            "without Python nothing can be hidden from the slots of a sandbox",
+            hint="use an image with python3 (3.7 or later)",
+            sandbox_id=member.sandbox.id,
+        )
     name = (check_key(key), private)
     while (attempt := member.preparations.get(name)) is not None and attempt.abandoned:
         await asyncio.wait([attempt.task])
@@ -81,7 +89,6 @@ async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
     key, private = name
     directory = f"{member.sandbox.workspace_base}/prepared/{'private' if private else 'shared'}/{key}"
     try:
-        await member.client.open_slot(PREPARE)
         commands = member.client.commands(PREPARE)
         await _remove(commands, directory)  # what an attempt of an earlier driver left
         made = await commands.run(["mkdir", "-p", "--", directory])

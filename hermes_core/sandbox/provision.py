@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from hermes_core.errors import ConfigError, InfraError, PolicyError
 from hermes_core.sandbox.contract import Backend, Isolation, Sandbox, SandboxConfig, SandboxSpec
 from hermes_core.sandbox.direct import DirectClient, NoPythonError
-from hermes_core.sandbox.slots import Client, Member, new_member
+from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.client import GuestSettings
 
 log = logging.getLogger(__name__)
 
-END_LIMIT_S = 30.0
+END_LIMIT_S = 60.0
 """How long the end of a sandbox may take before it is left to its dead-man switch, in seconds."""
 
 FIRST_PAUSE_S = 0.5
@@ -182,6 +182,11 @@ class Provisioner:
             direct = await DirectClient.start(sandbox, settings)
             log.warning("sandbox %s has no Python, commands go through sh: %s", sandbox.id, "; ".join(direct.missing))
             client = direct
+        try:
+            await client.open_slot(PREPARE)
+        except BaseException:
+            await client.aclose()
+            raise
         return new_member(sandbox, client, slots)
 
     async def end(self, member: Member) -> None:
