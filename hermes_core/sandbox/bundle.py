@@ -8,6 +8,9 @@ import struct
 import zlib
 from pathlib import Path
 
+NO_GUEST = 4
+"""The exit status of a bridge that has found no guest to join."""
+
 TOO_OLD = 5
 """The exit status of the loader where Python is older than the guest needs."""
 

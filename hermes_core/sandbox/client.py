@@ -10,46 +10,30 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
-from hermes_core.errors import ChannelLost, HermesError, InfraError, NoPythonError, SandboxLost
-from hermes_core.sandbox.bundle import guest_argv, payload
+from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraError, PolicyError, SandboxLost
 from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.contract import Channel, Isolation, Network, Sandbox, SandboxStatus
+from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest import wire
-from hermes_core.sandbox.remote import InputPump, OutputStream, RemoteCommands, error_from_guest
+from hermes_core.sandbox.line import GuestSettings, Line, greet
+from hermes_core.sandbox.remote import RemoteCommands, error_from_guest
+from hermes_core.sandbox.streaming import InputPump, OutputStream
+
+__all__ = ["PREPARE", "GuestClient", "GuestSettings"]
 
 logger = logging.getLogger(__name__)
 
 PREPARE = -1
 """The index of the preparation user's slot."""
 HELLO_TIMEOUT_S = 60.0
-NO_GUEST = 4
-"""The exit status of a bridge that found no guest to join."""
+END_TIMEOUT_S = 10.0
+"""How long the guest may take to kill and remove everything when it is told to end the sandbox."""
 FIRST_ATTEMPTS = 3
 """Tries at a guest that has never answered: what stops it then will not pass by itself."""
 _ACK_AT_ONCE = 16 << 10
 _ACK_BATCH = 64
-
-
-@dataclass(frozen=True)
-class GuestSettings:
-    """What the driver tells a guest once, when it starts."""
-
-    lease_id: str
-    driver_id: str
-    isolation: Isolation
-    slots: int
-    workspace_base: str
-    state_dir: str
-    orphan_ttl_s: float
-    uid_base: int | None = None
-    max_processes: int = 512
-    env: Mapping[str, str] = field(default_factory=dict)
-    visible_paths: tuple[str, ...] = ()
-    network: Network = Network.OPEN
-    take_over: bool = False
 
 
 @dataclass(eq=False)
@@ -88,6 +72,7 @@ class GuestClient:
         self._closing = False
         self._ending = False
         self._instance: str | None = None
+        self._reason: HermesError | None = None
 
     @classmethod
     async def start(cls, sandbox: Sandbox, settings: GuestSettings) -> Self:
@@ -99,17 +84,26 @@ class GuestClient:
             SandboxLost, ChannelLost: it could not be reached.
         """
         client = cls(sandbox, settings)
+        # Lives as long as the client, which `aclose` ends: no task group of a caller's spans that.
         client._runner = asyncio.create_task(client._serve(), name=f"guest {sandbox.id}")
         try:
-            await asyncio.wait_for(asyncio.shield(client._first_hello), HELLO_TIMEOUT_S)
-        except TimeoutError as error:
-            await client.aclose()
-            message = f"the guest did not answer within {HELLO_TIMEOUT_S:.0f} s"
-            raise ChannelLost(message, sandbox_id=sandbox.id) from error
+            await client._greeted_within(HELLO_TIMEOUT_S)
         except BaseException:
             await client.aclose()
             raise
         return client
+
+    async def _greeted_within(self, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.shield(self._first_hello)
+        except TimeoutError as error:
+            raise ChannelLost(f"the guest did not answer within {limit_s:.0f} s", sandbox_id=self.sandbox.id) from error
+        if self.granted < self.settings.isolation:
+            message = f"the sandbox grants isolation {self.granted.label!r} only, not {self.settings.isolation.label!r}"
+            raise PolicyError(
+                message, hint="ask for a weaker level, or use another backend", sandbox_id=self.sandbox.id
+            )
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
         """Let go of the channel; with `end_sandbox` the guest kills everything and ends the sandbox. Idempotent."""
@@ -117,12 +111,12 @@ class GuestClient:
             self._ending = True
             self._post({"op": "end"})
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.lost.wait(), 2.0)
+                await asyncio.wait_for(self.lost.wait(), END_TIMEOUT_S)
         self._closing = True
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait([self._runner])
-        self._fail_all("the connection to the sandbox was closed")
+        self._fail_all(SandboxLost("the connection to the sandbox was closed", sandbox_id=self.sandbox.id))
         if self._first_hello.done() and not self._first_hello.cancelled():
             self._first_hello.exception()
         self._first_hello.cancel()
@@ -175,19 +169,26 @@ class GuestClient:
             HermesError: what the guest refused, as the error of its kind.
         """
         if self.lost.is_set() or self._closing:
-            raise SandboxLost("the sandbox is gone", hint="acquire another slot", sandbox_id=self.sandbox.id)
+            raise self._lost_error()
         identity = f"{self._session_id}-{next(self._numbers)}"
         header["id"] = identity
+        try:
+            frame = wire.encode(header, body)
+        except wire.FrameError as error:
+            raise CommandError(f"the request is too large: {error}", code="too_large") from error
         pending = _Pending(header, body, asyncio.get_running_loop().create_future(), output, input)
         self._pending[identity] = pending
+        self._send(frame)
         for end in (output, input):
             if end is not None:
                 end.attach(identity, self._post)
-        self._post(header, body)
+        if input is not None:
+            input.resume()
         try:
             answer, data = await pending.answer
         except asyncio.CancelledError:
-            if identity in self._pending:
+            # Even if the answer is here: what was started would otherwise live on, known to nobody.
+            if identity in self._pending or identity in self._acks:
                 self._post({"op": "cancel", "id": identity})
             raise
         if "error" in answer:
@@ -195,7 +196,10 @@ class GuestClient:
         return answer, data
 
     def _post(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        self._outbox.append(wire.encode(header, body))
+        self._send(wire.encode(header, body))
+
+    def _send(self, frame: bytes) -> None:
+        self._outbox.append(frame)
         self._outbox_filled.set()
 
     # --- the channel ------------------------------------------------------------------------------------------------
@@ -204,165 +208,125 @@ class GuestClient:
         """Keep a channel open until the sandbox is lost or we are closed."""
         try:
             while True:
-                channel = await self._reach()
+                line = await self._reach()
                 try:
-                    await self._session(channel)
+                    await self._session(line)
                 except ChannelLost as error:
                     if self._ending:
                         raise SandboxLost("the sandbox was ended", sandbox_id=self.sandbox.id) from error
                     logger.info("sandbox %s: channel lost, opening another: %s", self.sandbox.id, error)
                 finally:
-                    await channel.aclose()
+                    await line.channel.aclose()
         except HermesError as error:
             self._give_up(error)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             logger.exception("sandbox %s: the guest client failed", self.sandbox.id)
             self._give_up(InfraError(f"the guest client failed: {error!r}", sandbox_id=self.sandbox.id))
 
-    async def _reach(self) -> Channel:
+    async def _reach(self) -> Line:
         """A channel whose guest has said hello; tried until the guest would have given us up."""
         delay = 0.02
         for attempt in itertools.count(1):
             try:
                 return await self._open()
             except ChannelLost as error:
-                if not self._first_hello.done() and attempt == FIRST_ATTEMPTS:
+                if self._instance is None and attempt == FIRST_ATTEMPTS:
                     raise
-                if await self.sandbox.status() is not SandboxStatus.RUNNING:
-                    raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from error
-                if time.monotonic() - self._heard > self.settings.orphan_ttl_s:
-                    message = f"the sandbox could not be reached for {self.settings.orphan_ttl_s:.0f} s"
-                    raise SandboxLost(message, sandbox_id=self.sandbox.id) from error
+                await self._check_alive(error)
                 logger.info("sandbox %s: not reached, trying again: %s", self.sandbox.id, error)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 1.0)
         raise AssertionError("unreachable")
 
-    async def _open(self) -> Channel:
-        channel = await self.sandbox.open(guest_argv(self.settings.state_dir, join=self._instance is not None))
+    async def _check_alive(self, cause: ChannelLost) -> None:
+        """Raise `SandboxLost` if there is no use in trying again."""
+        if time.monotonic() - self._heard > self.settings.orphan_ttl_s:
+            message = f"the sandbox could not be reached for {self.settings.orphan_ttl_s:.0f} s"
+            raise SandboxLost(message, sandbox_id=self.sandbox.id) from cause
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                await channel.write(payload())
-                await channel.write(self._hello())
-                decoder = wire.Decoder()
-                header = await self._first_frame(channel, decoder)
-            if header["ev"] == "refused":
-                raise error_from_guest(header["error"], self.sandbox.id, None)
-        except TimeoutError as error:
-            await channel.aclose()
-            raise ChannelLost("the guest did not answer", sandbox_id=self.sandbox.id) from error
-        except BaseException:
-            await channel.aclose()
-            raise
-        self._greeted(header)
-        return channel
+            status = await self.sandbox.status()
+        except InfraError as error:  # its provider is out of reach too, which says nothing of the sandbox
+            logger.info("sandbox %s: its status is not known: %s", self.sandbox.id, error)
+            return
+        if status is not SandboxStatus.RUNNING:
+            raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 
-    def _hello(self) -> bytes:
-        config = asdict(self.settings)
-        for key in ("driver_id", "take_over", "network", "state_dir"):
-            del config[key]
-        config["isolation"] = int(self.settings.isolation)
-        config["env"] = dict(self.settings.env)
-        hello = {
-            "op": "hello",
-            "driver": self.settings.driver_id,
-            "session": self._session_id,
-            "take_over": self.settings.take_over,
-            "config": config,
-        }
-        return wire.encode(hello)
-
-    async def _first_frame(self, channel: Channel, decoder: wire.Decoder) -> dict[str, Any]:
-        """The guest's answer to hello: the only frame on a channel before we have sent a request on it."""
-        while True:
-            data = await channel.read(1 << 16)
-            if not data:
-                await self._explain_end(channel)
-            frames = self._decode(decoder, data)
-            if frames:
-                header: dict[str, Any] = frames[0][0]
-                return header
-
-    async def _explain_end(self, channel: Channel) -> None:
-        async with asyncio.timeout(5):
-            status = await channel.wait()
-        text = f"the guest's bridge ended with status {status}: {channel.stderr_tail.strip()[-2000:]}"
-        if status == NO_GUEST:
-            raise SandboxLost("its guest is dead, and with it the slots", sandbox_id=self.sandbox.id)
-        if status == 127:
-            raise NoPythonError(text, sandbox_id=self.sandbox.id)
-        raise ChannelLost(text, sandbox_id=self.sandbox.id)
-
-    def _decode(self, decoder: wire.Decoder, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        try:
-            frames: list[tuple[dict[str, Any], bytes]] = decoder.feed(data)
-        except wire.FrameError as error:
-            raise ChannelLost(f"garbage on the channel: {error}", sandbox_id=self.sandbox.id) from error
-        return frames
+    async def _open(self) -> Line:
+        silent = time.monotonic() - self._heard
+        limit = HELLO_TIMEOUT_S if self._instance is None else max(1.0, self.settings.orphan_ttl_s - silent)
+        line, greeting = await greet(
+            self.sandbox, self.settings, self._session_id, join=self._instance is not None, limit_s=limit
+        )
+        self._greeted(greeting)
+        return line
 
     def _greeted(self, header: dict[str, Any]) -> None:
         self._instance = header["instance"]
         self.granted = Isolation(header["granted"])
         self._heard = time.monotonic()
-        # A new channel: whatever was on its way on the old one is asked again; the guest does nothing twice.
+        # A new channel: whatever was on its way on the old one is said again; the guest does nothing twice.
         self._outbox.clear()
+        self._acks = [identity for identity in header["known"] if identity not in self._pending]
         for pending in list(self._pending.values()):
             again = dict(pending.header)
             if pending.output is not None:
                 again["have"] = pending.output.received
             self._post(again, pending.body)
+            if pending.input is not None:
+                pending.input.resume()
             if pending.answer.cancelled():
                 self._post({"op": "cancel", "id": pending.header["id"]})
+        if self._ending:
+            self._post({"op": "end"})
         if not self._first_hello.done():
             self._first_hello.set_result(None)
 
-    async def _session(self, channel: Channel) -> None:
+    async def _session(self, line: Line) -> None:
         """Serve one channel until it is lost."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(channel))
-                tasks.create_task(self._write(channel))
+                tasks.create_task(self._read(line))
+                tasks.create_task(self._write(line.channel))
                 tasks.create_task(self._beat())
         except* HermesError as group:
             raise group.exceptions[0] from group
 
-    async def _read(self, channel: Channel) -> None:
-        decoder = wire.Decoder()
-        while True:
-            data = await channel.read(1 << 18)
-            if not data:
-                raise ChannelLost("the channel ended", sandbox_id=self.sandbox.id)
+    async def _read(self, line: Line) -> None:
+        while (frame := await line.next()) is not None:
             self._heard = time.monotonic()
-            for header, body in self._decode(decoder, data):
-                self._dispatch(header, body)
+            try:
+                self._dispatch(*frame)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ChannelLost(f"a frame that is not understood: {error!r}", sandbox_id=self.sandbox.id) from error
+        raise ChannelLost("the channel ended", sandbox_id=self.sandbox.id)
 
     def _dispatch(self, header: dict[str, Any], body: bytes) -> None:
-        event = header.get("ev")
+        event = header["ev"]
         if event == "pong":
             return
-        identity = str(header.get("id"))
+        identity = str(header["id"])
         pending = self._pending.get(identity)
         if event == "done":
-            self._acknowledge(identity, len(body))
-            if pending is not None:
-                del self._pending[identity]
-                if pending.output is not None:
-                    pending.output.end()
-                if not pending.answer.done():
-                    pending.answer.set_result((header, body))
+            self._settle(identity, pending, header, body)
         elif pending is None:
             return
         elif event == "out" and pending.output is not None:
             pending.output.feed(int(header["off"]), body)
         elif event == "taken" and pending.input is not None:
-            pending.input.taken(int(header["off"]), resume=bool(header.get("resume")))
+            pending.input.taken(int(header["off"]))
 
-    def _acknowledge(self, identity: str, size: int) -> None:
-        """The guest may forget this answer: said with the next batch, at once if it is a large one."""
+    def _settle(self, identity: str, pending: _Pending | None, header: dict[str, Any], body: bytes) -> None:
+        if pending is not None:
+            if pending.output is not None:
+                if "out" in header and header["out"][0][1] > pending.output.received:
+                    raise ChannelLost("an answer came before the end of its stream", sandbox_id=self.sandbox.id)
+                pending.output.end()
+            del self._pending[identity]
+            if not pending.answer.done():
+                pending.answer.set_result((header, body))
+        # The guest may forget this answer: said with the next batch, at once if it is a large one.
         self._acks.append(identity)
-        if size > _ACK_AT_ONCE or len(self._acks) >= _ACK_BATCH:
+        if len(body) > _ACK_AT_ONCE or len(self._acks) >= _ACK_BATCH:
             self._post_acks()
 
     def _post_acks(self) -> None:
@@ -396,17 +360,23 @@ class GuestClient:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _give_up(self, error: HermesError) -> None:
+        self._reason = error
         self.lost.set()
         if not self._first_hello.done():
             self._first_hello.set_exception(error)
-        self._fail_all(error.message, error)
+        self._fail_all(error)
 
-    def _fail_all(self, message: str, cause: BaseException | None = None) -> None:
+    def _lost_error(self) -> SandboxLost:
+        message = "the sandbox is gone" + (f": {self._reason.message}" if self._reason is not None else "")
+        error = SandboxLost(message, hint="acquire another slot", sandbox_id=self.sandbox.id)
+        error.__cause__ = self._reason
+        return error
+
+    def _fail_all(self, cause: HermesError) -> None:
+        self._reason = self._reason or cause
         for pending in self._pending.values():
             if pending.output is not None:
                 pending.output.end()
             if not pending.answer.done():
-                error = SandboxLost(message, hint="acquire another slot", sandbox_id=self.sandbox.id)
-                error.__cause__ = cause
-                pending.answer.set_exception(error)
+                pending.answer.set_exception(self._lost_error())
         self._pending.clear()

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraError, PolicyError, SlotLost
+from hermes_core.errors import CommandError, HermesError, InfraError, PolicyError, SlotLost
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
-from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
-from hermes_core.sandbox.output import HeadTail
+from hermes_core.sandbox.guest.output import HeadTail
+from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
+from hermes_core.sandbox.streaming import InputPump, OutputStream, background, fed, once
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.client import GuestClient
 
-Post = Callable[[Mapping[str, Any], bytes], None]
 Answer = tuple[dict[str, Any], bytes]
-CAPTURE_LIMIT = 2 << 20
-"""The largest `output_limit` that the guest keeps by itself: its results travel in one frame, and neighbours wait for
-that. Above it standard output is streamed, and head and tail are kept here."""
 GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""
+MAX_SCRIPT = 8 << 20
+MAX_BUFFER = 8 << 20
+MAX_PATH = 4096
+MAX_ARGUMENTS = 512 << 10
+_LABEL = 2000
+"""Characters of a background process's command that are listed."""
+_HINTS = {
+    "isolation": "ask for a weaker level, or use another backend",
+    "driver": "take over the lease if that driver is dead",
+    "lease": "create a sandbox of your own",
+}
 
 
 def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None) -> HermesError:
@@ -36,111 +42,11 @@ def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None
         case "command":
             return CommandError(message, code=code, slot_id=slot_id)
         case "policy":
-            return PolicyError(message, hint="ask for a weaker level, or use another backend", sandbox_id=sandbox_id)
+            return PolicyError(message, hint=_HINTS.get(code), sandbox_id=sandbox_id)
         case _ if code == "unclean":
             return SlotLost(message, hint="it is quarantined with its sandbox", sandbox_id=sandbox_id, slot_id=slot_id)
         case _:
             return InfraError(message, sandbox_id=sandbox_id, slot_id=slot_id)
-
-
-class OutputStream:
-    """The receiving end of a stream: pieces in order, none twice, the sender held to a window."""
-
-    def __init__(self) -> None:
-        self.received = 0
-        self._taken = 0
-        self._confirmed = 0
-        self._pieces: deque[bytes] = deque()
-        self._changed = asyncio.Event()
-        self._ended = False
-        self._identity = ""
-        self._post: Post | None = None
-
-    def attach(self, identity: str, post: Post) -> None:
-        """Bind it to its request."""
-        self._identity, self._post = identity, post
-
-    def feed(self, offset: int, data: bytes) -> None:
-        """A piece that starts at `offset`; what is known already is left out.
-
-        Raises:
-            ChannelLost: bytes are missing before this piece, so the channel can't be trusted.
-        """
-        if offset > self.received:
-            raise ChannelLost(f"a stream jumped from byte {self.received} to {offset}")
-        fresh = data[self.received - offset :]
-        if fresh:
-            self.received += len(fresh)
-            self._pieces.append(fresh)
-            self._changed.set()
-
-    def end(self) -> None:
-        """No more pieces will come."""
-        self._ended = True
-        self._changed.set()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while True:
-            while self._pieces:
-                piece = self._pieces.popleft()
-                self._taken += len(piece)
-                if self._taken - self._confirmed >= WINDOW // 2 and self._post is not None and not self._ended:
-                    self._confirmed = self._taken
-                    self._post({"op": "credit", "id": self._identity, "off": self._taken}, b"")
-                yield piece
-            if self._ended:
-                return
-            self._changed.clear()
-            await self._changed.wait()
-
-
-class InputPump:
-    """The sending end of a command's input: never more than a window ahead of what the command has taken."""
-
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
-        self._source = source
-        self._kept = bytearray()
-        self._base = 0
-        self._sent = 0
-        self._finished = False
-        self._room = asyncio.Event()
-        self._identity = ""
-        self._post: Post | None = None
-
-    def attach(self, identity: str, post: Post) -> None:
-        """Bind it to its request."""
-        self._identity, self._post = identity, post
-
-    def taken(self, offset: int, *, resume: bool) -> None:
-        """The command has everything before `offset`; on a new channel the rest is sent again."""
-        del self._kept[: max(0, offset - self._base)]
-        self._base = max(self._base, offset)
-        if resume:
-            self._sent = self._base
-            self._send_kept()
-        self._room.set()
-
-    async def run(self) -> None:
-        """Send the source to its end."""
-        async for data in self._source:
-            for start in range(0, len(data), CHUNK):
-                while self._sent - self._base >= WINDOW:
-                    self._room.clear()
-                    await self._room.wait()
-                self._kept += data[start : start + CHUNK]
-                self._send_kept()
-        self._finished = True
-        self._send_kept()
-
-    def _send_kept(self) -> None:
-        assert self._post is not None
-        data = bytes(self._kept[self._sent - self._base :])
-        self._post({"op": "in", "id": self._identity, "off": self._sent, "eof": self._finished}, data)
-        self._sent += len(data)
-
-
-async def _once(data: bytes) -> AsyncIterator[bytes]:
-    yield data
 
 
 class RemoteCommands:
@@ -176,29 +82,27 @@ class RemoteCommands:
         header = {"op": "exec", "limit": output_limit, "merge": merge_stderr, "grace": GRACE_S, "spool": spool}
         header |= _launch(command, cwd, env)
         if timeout_s is not None:
-            header["timeout"] = timeout_s
+            header["timeout"] = _seconds("timeout_s", timeout_s)
         script = _script(command)
         try:
             if output_limit > CAPTURE_LIMIT:
                 return await self._run_streamed(header, script, stdin, output_limit)
-            answer, data = await self._exec(header | {"mode": "capture"}, script, stdin)
+            return _command_result(*await self._exec(header | {"mode": "capture"}, script, stdin))
         except CommandError as error:
             if error.code != "killed":
                 raise
             return CommandResult(exit_code=None, signal=9, stderr=error.message.encode())
-        return _command_result(answer, data, output_limit)
 
     async def _run_streamed(
         self, header: dict[str, Any], script: bytes, stdin: bytes | None, output_limit: int
     ) -> CommandResult:
         """Standard output under the window, so that a result of many megabytes never delays a neighbour."""
         stream, kept = OutputStream(), HeadTail(output_limit)
-        async with _background(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
+        async with background(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
             async for piece in stream:
                 kept.feed(piece)
-            answer, data = await call
-        result = _command_result(answer, data, bool(header["merge"]))
-        return replace(result, stdout=kept.value(), truncated=kept.truncated or result.stderr_bytes > len(data))
+            result = _command_result(*await call)
+        return replace(result, stdout=kept.value(), truncated=kept.truncated or result.truncated)
 
     async def _exec(
         self,
@@ -206,7 +110,7 @@ class RemoteCommands:
         script: bytes,
         stdin: bytes | AsyncIterator[bytes] | None,
         output: OutputStream | None = None,
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> Answer:
         """Run with input of any size: small ones travel with the request."""
         header |= {"slot": self._index, "script": len(script)}
         if stdin is None:
@@ -215,25 +119,8 @@ class RemoteCommands:
         if isinstance(stdin, bytes) and len(stdin) <= CHUNK:
             header["eof"] = True
             return await self._client.call(header, script + stdin, output=output)
-        pump = InputPump(_once(stdin) if isinstance(stdin, bytes) else stdin)
-        return await self._with_pump(header, script, pump, output)
-
-    async def _with_pump(
-        self, header: dict[str, Any], script: bytes, pump: InputPump, output: OutputStream | None
-    ) -> tuple[dict[str, Any], bytes]:
-        """The command may end without reading its input: the pump is then simply stopped."""
-        call = asyncio.ensure_future(self._client.call(header, script, input=pump, output=output))
-        await asyncio.sleep(0)
-        feeding = asyncio.ensure_future(pump.run())
-        try:
-            await asyncio.wait({call, feeding}, return_when=asyncio.FIRST_EXCEPTION)
-            if feeding.done() and not feeding.cancelled() and feeding.exception() is not None:
-                feeding.result()
-            return await call
-        finally:
-            for task in (call, feeding):
-                task.cancel()
-            await asyncio.gather(call, feeding, return_exceptions=True)
+        pump = InputPump(once(stdin) if isinstance(stdin, bytes) else stdin)
+        return await fed(self._client.call(header, script, input=pump, output=output), pump.run())
 
     # --- background processes ---------------------------------------------------------------------------------------
 
@@ -246,6 +133,8 @@ class RemoteCommands:
         buffer_bytes: int = 200_000,
     ) -> ProcessStatus:
         """Start a background process."""
+        if not 0 <= buffer_bytes <= MAX_BUFFER:
+            raise CommandError(f"buffer_bytes must be between 0 and {MAX_BUFFER}, not {buffer_bytes}", code="invalid")
         label = command if isinstance(command, str) else " ".join(command)
         script = _script(command)
         header = {
@@ -253,7 +142,7 @@ class RemoteCommands:
             "slot": self._index,
             "limit": buffer_bytes,
             "script": len(script),
-            "label": label[:4096],
+            "label": label[:_LABEL],
         }
         answer, _ = await self._client.call(header | _launch(command, cwd, env), script)
         return _process_status(answer["process"])
@@ -281,7 +170,8 @@ class RemoteCommands:
 
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
         """Wait for its end, or until the time limit."""
-        return await self._about("wait", process_id, timeout=1e9 if timeout_s is None else timeout_s)
+        timeout = None if timeout_s is None else _seconds("timeout_s", timeout_s, least=0.0)
+        return await self._about("wait", process_id, timeout=timeout)
 
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
         """Write to its standard input; the number of bytes taken."""
@@ -291,7 +181,7 @@ class RemoteCommands:
 
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
         """TERM, then KILL after the grace period, to it and all that it started."""
-        return await self._about("kill", process_id, grace=grace_s)
+        return await self._about("kill", process_id, grace=_seconds("grace_s", grace_s, least=0.0) or 0.0)
 
     async def _about(self, op: str, process_id: str, **arguments: Any) -> ProcessStatus:
         header = {"op": op, "slot": self._index, "process": process_id, **arguments}
@@ -304,7 +194,9 @@ class RemoteCommands:
         """Up to `limit` bytes of a regular file from `offset`."""
         if offset < 0 or limit < 0:
             raise CommandError("offset and limit must not be negative", code="invalid")
-        data, result = await self._stream("read", {"path": _path(path), "offset": offset, "limit": limit})
+        data, result = await self._stream(
+            "read", {"path": _path(path), "offset": offset, "limit": min(limit, MAX_FILE_BYTES)}
+        )
         return FileContent(data=data, offset=offset, size=int(result["size"]))
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
@@ -341,55 +233,63 @@ class RemoteCommands:
         self, name: str, arguments: Mapping[str, Any], stdin: bytes | AsyncIterator[bytes] | None = None
     ) -> tuple[dict[str, Any], bytes]:
         header = {"op": "exec", "mode": "capture", "limit": 1 << 20, "builtin": name, "args": arguments}
-        answer, data = await self._exec(header, b"", stdin)
-        stdout, stderr = _captures(answer, data)
-        return self._outcome(name, answer, stderr), stdout
+        result = _command_result(*await self._exec(header, b"", stdin))
+        return self._outcome(name, result), result.stdout
 
     async def _stream(self, name: str, arguments: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
         """A file operation whose data flows under the window, so that a large one never delays a neighbour."""
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
-        async with _background(self._client.call(header, output=stream)) as call:
+        async with background(self._client.call(header, output=stream)) as call:
             pieces = [piece async for piece in stream]
-            answer, data = await call
-        return b"".join(pieces), self._outcome(name, answer, data)
+            result = _command_result(*await call)
+        return b"".join(pieces), self._outcome(name, result)
 
-    def _outcome(self, name: str, answer: Mapping[str, Any], stderr: bytes) -> dict[str, Any]:
+    def _outcome(self, name: str, result: CommandResult) -> dict[str, Any]:
+        """What a file operation says of itself on standard error."""
+        slot_id = f"slot_{self._index}"
         try:
-            result: dict[str, Any] = json.loads(stderr)
+            outcome: dict[str, Any] = json.loads(result.stderr)
         except ValueError as error:
-            text = stderr.decode("utf-8", "replace")[-500:] or f"ended by {answer.get('signal', answer.get('exit'))}"
-            raise CommandError(f"{name} failed: {text}", slot_id=f"slot_{self._index}") from error
-        if not result.get("ok"):
-            raise CommandError(f"{name}: {result['message']}", code=str(result["code"]), slot_id=f"slot_{self._index}")
-        return result
-
-
-@asynccontextmanager
-async def _background(work: Coroutine[Any, Any, Answer]) -> AsyncIterator[asyncio.Task[Answer]]:
-    """The request runs while its stream is read; it ends, one way or the other, with the block."""
-    task = asyncio.create_task(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+            text = result.error_text[-500:] or f"it ended with status {result.returncode}"
+            raise CommandError(f"{name} failed: {text}", slot_id=slot_id) from error
+        if not outcome.get("ok"):
+            raise CommandError(f"{name}: {outcome['message']}", code=str(outcome["code"]), slot_id=slot_id)
+        return outcome
 
 
 def _path(path: str) -> str:
     if "\0" in path or not path:
         raise CommandError(f"not a path: {path!r}", code="invalid", hint="a path has at least one character and no NUL")
+    if len(_encoded(path)) > MAX_PATH:
+        raise CommandError(f"the path is too long: {path[:100]!r}…", code="invalid")
     return path
 
 
+def _seconds(name: str, value: float, *, least: float | None = None) -> float | None:
+    """A time limit as it is sent: above zero, or at least `least`; None for one without end."""
+    if math.isnan(value) or (value <= 0 if least is None else value < least):
+        raise CommandError(f"{name} must be a number of seconds above zero, not {value}", code="invalid")
+    return None if math.isinf(value) else value
+
+
 def _script(command: str | Sequence[str]) -> bytes:
-    if isinstance(command, str):
-        if "\0" in command:
-            raise CommandError(
-                "the command contains a NUL byte", code="invalid", hint="write binary data to a file first"
-            )
-        return command.encode("utf-8", "surrogateescape")
-    return b""
+    if not isinstance(command, str):
+        return b""
+    if "\0" in command:
+        raise CommandError("the command contains a NUL byte", code="invalid", hint="write binary data to a file first")
+    script = _encoded(command)
+    if len(script) > MAX_SCRIPT:
+        message = f"the command is {len(script)} bytes long"
+        raise CommandError(message, code="too_large", hint="write it to a file and run that")
+    return script
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise CommandError(f"there are no bytes for {text[:100]!r}: {error.reason}", code="invalid") from error
 
 
 def _launch(command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> dict[str, Any]:
@@ -405,31 +305,26 @@ def _launch(command: str | Sequence[str], cwd: str | None, env: Mapping[str, str
     words = [*fields.get("argv", ()), cwd or "", *(env or {}).keys(), *(env or {}).values()]
     if any("\0" in word for word in words):
         raise CommandError("an argument, the directory or a variable contains a NUL byte", code="invalid")
+    if sum(len(_encoded(word)) for word in words) > MAX_ARGUMENTS:
+        raise CommandError("the arguments and variables are too long", code="too_large", hint="use standard input")
     return fields
 
 
-def _captures(answer: Mapping[str, Any], data: bytes) -> tuple[bytes, bytes]:
-    """The captured streams, with a notice where the middle was left out."""
-    streams = []
-    start = 0
-    for kept, _ in answer["out"]:
-        streams.append(data[start : start + kept])
-        start += kept
-    return streams[0], (streams[1] if len(streams) > 1 else b"")
-
-
-def _command_result(answer: Mapping[str, Any], data: bytes, limit: int) -> CommandResult:
-    stdout, stderr = _captures(answer, data)
-    sizes = [total for _, total in answer["out"]]
+def _command_result(answer: Mapping[str, Any], data: bytes) -> CommandResult:
+    streams, start = [], 0
+    for size, total, truncated in answer["out"]:
+        streams.append((data[start : start + size], total, truncated))
+        start += size
+    stdout, stderr = streams[0], streams[1] if len(streams) > 1 else (b"", 0, False)
     return CommandResult(
         exit_code=answer.get("exit"),
         signal=answer.get("signal"),
         timed_out=bool(answer["timed_out"]),
-        stdout=stdout,
-        stderr=stderr,
-        stdout_bytes=sizes[0],
-        stderr_bytes=sizes[1] if len(sizes) > 1 else 0,
-        truncated=any(total > limit for total in sizes),
+        stdout=stdout[0],
+        stderr=stderr[0],
+        stdout_bytes=stdout[1],
+        stderr_bytes=stderr[1],
+        truncated=stdout[2] or stderr[2],
         duration_s=float(answer["duration"]),
         spool_path=answer.get("spool"),
     )

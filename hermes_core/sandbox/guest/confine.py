@@ -196,8 +196,8 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
     )
 
 
-def run_detached(body: Callable[[], object], keep: int) -> int:
-    """Fork a child that runs `body` at low priority, with the descriptor `keep` and our log, and leaves; its pid."""
+def run_detached(body: Callable[[], object], keep: int, niceness: int = 0) -> int:
+    """Fork a child that runs `body` with the descriptor `keep` and our log, and leaves; its pid. Raises OSError."""
     pid = os.fork()
     if pid:
         return pid
@@ -205,7 +205,7 @@ def run_detached(body: Callable[[], object], keep: int) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         close_all_but({0, 1, 2, keep})
-        os.nice(10)
+        os.nice(niceness)
         body()
     except BaseException as error:
         sys.stderr.write("hermes guest: %s: %s\n" % (type(error).__name__, error))

@@ -122,7 +122,9 @@ class Daemon:
             return {"kind": "policy", "code": "driver", "message": "another driver holds this lease"}
         if self._connection is not None and self._connection is not connection:
             self._connection.close()
-        if session != self._session:
+        if session == self._session:
+            self._requests.hold_streams()
+        else:
             self._requests.forget()
         self._driver, self._session, self._connection = driver, session, connection
         self._heard = time.monotonic()

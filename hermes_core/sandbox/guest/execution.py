@@ -9,7 +9,7 @@ import time
 
 from .output import HeadTail, Rolling
 from .streams import Input, Spool, Stream
-from .wire import CHUNK
+from .wire import CAPTURE_LIMIT, CHUNK
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 DRAIN_LIMIT = 2 << 20
 """Bytes read after a command has ended: more than a pipe holds, so that what it wrote is all there."""
-CAPTURE_LIMIT = 2 << 20
-"""Bytes of one stream that an answer carries at most: it is one frame, for which neighbours wait."""
 LAST_RESORT_S = 3.0
 _DRY, _CLOSED, _FULL, _SPENT = "dry", "closed", "full", "spent"
 

@@ -62,7 +62,7 @@ class Trash:
         if self._bell is None:
             reader, self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                self._pid = confine.run_detached(lambda: self._serve(reader), keep=reader)
+                self._pid = confine.run_detached(lambda: self._serve(reader), keep=reader, niceness=10)
             finally:
                 os.close(reader)
         os.write(self._bell, b"x")

@@ -7,9 +7,10 @@ import os
 
 from .background import Background
 from .execution import Execution
+from .output import HeadTail
 from .request import Refusal, Request
 from .slot import Slot
-from .streams import Spool, Stream
+from .streams import Spool
 from .workspace import PREPARE
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -51,6 +52,12 @@ class Requests:
     def known(self) -> list[str]:
         """The ids of all requests that are not confirmed yet."""
         return list(self._requests)
+
+    def hold_streams(self) -> None:
+        """There is a new channel to the same driver."""
+        for request in self._requests.values():
+            if request.execution is not None and request.execution.stream is not None:
+                request.execution.stream.hold()
 
     def forget(self) -> None:
         """Whoever asked is gone for good: nobody will hear the answers. Background processes that have begun stay."""
@@ -247,6 +254,10 @@ class Requests:
             self.refuse(request, execution.error)
             return
         header = execution.outcome()
-        kept = [b"" if isinstance(sink, Stream) else sink.value() for sink in execution.sinks]
-        header["out"] = [[len(data), sink.total] for data, sink in zip(kept, execution.sinks)]
-        self.reply(request, header, b"".join(kept))
+        header["out"], kept = [], b""
+        for sink in execution.sinks:
+            data = sink.value() if isinstance(sink, HeadTail) else b""
+            truncated = isinstance(sink, HeadTail) and sink.truncated
+            header["out"].append([len(data), sink.total, truncated])
+            kept += data
+        self.reply(request, header, kept)

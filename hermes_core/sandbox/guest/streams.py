@@ -33,11 +33,12 @@ class Stream:
         self._congested = congested
         self._kept: collections.deque[tuple[int, bytes]] = collections.deque()
         self._credit = WINDOW
+        self._held = False
         self.total = 0
 
     def room(self) -> int:
         """Bytes that may be fed now: none while the reader is behind or the channel is busy."""
-        return 0 if self._congested() else min(CHUNK, self._credit - self.total)
+        return 0 if self._held or self._congested() else min(CHUNK, self._credit - self.total)
 
     def feed(self, data: bytes) -> None:
         """Take what was read and pass it on."""
@@ -51,8 +52,13 @@ class Stream:
         while self._kept and self._kept[0][0] + len(self._kept[0][1]) <= offset:
             self._kept.popleft()
 
+    def hold(self) -> None:
+        """There is a new channel: nothing goes on before the reader has said what it has."""
+        self._held = True
+
     def resend(self, offset: int) -> None:
         """Pass on again what the reader, who has everything before `offset`, may have missed."""
+        self._held = False
         self.confirm(offset)
         for start, data in self._kept:
             self._send(start, data)

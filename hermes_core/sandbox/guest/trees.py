@@ -164,17 +164,16 @@ def world_writable(skip: Collection[str]) -> list[str]:
         folder = pending.pop()
         try:
             info = os.lstat(folder)
-            if not stat.S_ISDIR(info.st_mode) or folder in skip:
-                continue
             if info.st_dev not in read_only:
                 read_only[info.st_dev] = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+            if read_only[info.st_dev] and folder.count("/") > 2:
+                continue  # Its immediate children may be writable mounts; what is deeper is not looked at.
             if info.st_mode & stat.S_IWOTH and not read_only[info.st_dev]:
                 found.append(folder)
                 continue
-            # A read-only directory may have a writable mount below it: its immediate children are always looked at.
-            children = [os.path.join(folder, name) for name in os.listdir(folder)]
+            with os.scandir(folder) as entries:
+                below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError:
             continue
-        if not read_only[info.st_dev] or folder.count("/") <= 2:
-            pending.extend(children)
+        pending.extend(path for path in below if path not in skip)
     return found

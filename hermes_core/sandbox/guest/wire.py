@@ -17,6 +17,8 @@ CHUNK = 64 << 10
 """Bytes of one piece of a stream: small enough that a neighbour's answer never waits long behind it."""
 WINDOW = 256 << 10
 """Bytes of a stream that may be under way without the receiver's word."""
+CAPTURE_LIMIT = 2 << 20
+"""Bytes of one stream that an answer carries at most: it is one frame, for which neighbours wait."""
 
 
 class FrameError(Exception):

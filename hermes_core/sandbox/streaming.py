@@ -1,0 +1,140 @@
+"""The driver's ends of a request's streams: each resumes at its byte offset when the channel was lost in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
+
+Post = Callable[[Mapping[str, Any], bytes], None]
+T = TypeVar("T")
+
+
+class OutputStream:
+    """The receiving end of a stream: pieces in order, none twice, the sender held to a window."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._taken = 0
+        self._confirmed = 0
+        self._pieces: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._identity = ""
+        self._post: Post | None = None
+
+    def attach(self, identity: str, post: Post) -> None:
+        """Bind it to its request."""
+        self._identity, self._post = identity, post
+
+    def feed(self, offset: int, data: bytes) -> None:
+        """A piece that starts at `offset`; what is known already is left out.
+
+        Raises:
+            ChannelLost: bytes are missing before this piece, so the channel can't be trusted.
+        """
+        if offset > self.received:
+            raise ChannelLost(f"a stream jumped from byte {self.received} to {offset}")
+        fresh = data[self.received - offset :]
+        if fresh:
+            self.received += len(fresh)
+            self._pieces.append(fresh)
+            self._changed.set()
+
+    def end(self) -> None:
+        """No more pieces will come."""
+        self._ended = True
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                self._taken += len(piece)
+                if self._taken - self._confirmed >= WINDOW // 2 and self._post is not None and not self._ended:
+                    self._confirmed = self._taken
+                    self._post({"op": "credit", "id": self._identity, "off": self._taken}, b"")
+                yield piece
+            if self._ended:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class InputPump:
+    """The sending end of a command's input: never more than a window ahead of what the command has taken."""
+
+    def __init__(self, source: AsyncIterator[bytes]) -> None:
+        self._source = source
+        self._kept = bytearray()
+        self._base = 0
+        self._sent = 0
+        self._finished = False
+        self._room = asyncio.Event()
+        self._identity = ""
+        self._post: Post | None = None
+
+    def attach(self, identity: str, post: Post) -> None:
+        """Bind it to its request."""
+        self._identity, self._post = identity, post
+
+    def resume(self) -> None:
+        """Send again all that the command may not have: on a new channel, after the request itself."""
+        self._sent = self._base
+        self._send_kept()
+
+    def taken(self, offset: int) -> None:
+        """The command has everything before `offset`."""
+        if offset > self._base:
+            del self._kept[: offset - self._base]
+            self._base = offset
+            self._sent = max(self._sent, offset)
+            self._room.set()
+
+    async def run(self) -> None:
+        """Send the source to its end."""
+        async for data in self._source:
+            for start in range(0, len(data), CHUNK):
+                while len(self._kept) >= WINDOW:
+                    self._room.clear()
+                    await self._room.wait()
+                self._kept += data[start : start + CHUNK]
+                self._send_kept()
+        self._finished = True
+        self._send_kept()
+
+    def _send_kept(self) -> None:
+        data = bytes(self._kept[self._sent - self._base :])
+        if self._post is not None and (data or self._finished):
+            self._post({"op": "in", "id": self._identity, "off": self._sent, "eof": self._finished}, data)
+            self._sent += len(data)
+
+
+async def once(data: bytes) -> AsyncIterator[bytes]:
+    """A source of one piece."""
+    yield data
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """The work goes on during the block, and ends, one way or the other, with it."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def fed(work: Coroutine[Any, Any, T], feeding: Coroutine[Any, Any, None]) -> T:
+    """The outcome of `work`, fed meanwhile; it may end without all of its food, but not when the feeding fails."""
+    async with background(work) as working, background(feeding) as feeder:
+        await asyncio.wait({working, feeder}, return_when=asyncio.FIRST_COMPLETED)
+        if feeder.done() and not working.done():
+            feeder.result()
+        return await working
