@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Generator, Mapping
@@ -61,7 +60,7 @@ def play(prompt: str) -> Generator[Call, Any, str]:
     """The scripted model: it looks, edits, tests, and says what it did."""
     mend = next(mend for mend in MENDS if mend.issue in prompt)
     path = f"ledgerline/ledgerline/{mend.path}"
-    found = yield call("search_files", pattern=re.escape(mend.pattern), path="ledgerline/ledgerline")
+    found = yield call("search_files", pattern=mend.pattern, path="ledgerline/ledgerline")
     source = yield call("read_file", path=path)
     if mend.pattern not in json.dumps(found) or not source.get("content"):
         return "I can't find the cause."
