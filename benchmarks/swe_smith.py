@@ -18,6 +18,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -29,14 +30,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.host import NOT_GRANTED
+from benchmarks.host import NOT_GRANTED, processor_time
 from benchmarks.measure import Row, Rows, Target, p50, span
 from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.options import RunOptions
-from hermes_core.envs.runner import Jobs, Run, Tools, new_context, open_agent, open_backend, open_environment
+from hermes_core.envs.runner import (
+    Jobs,
+    Run,
+    Tools,
+    make_environment,
+    new_backend,
+    new_context,
+    open_agent,
+    set_up,
+)
 from hermes_core.errors import PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.settings import Settings
 
 AT_A_TIME = 2
@@ -59,7 +70,7 @@ async def rows(quick: bool) -> Rows:
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
             bare_runs = _prepare(tasks, folder, Path(scratch))
             ours: list[Ours] = []
-            reference: list[float] = []
+            reference: list[Bare] = []
             try:
                 for number in range(1 if quick else 3):
                     await _bare(bare_runs[:: max(1, len(bare_runs) // 6)])
@@ -68,17 +79,19 @@ async def rows(quick: bool) -> Rows:
             except (PolicyError, ProvisionError) as error:
                 yield Row("swe-smith", case, None, None, "s", TARGET, (NOT_GRANTED, str(error)))
                 continue
-        wall = p50(run.wall_s for run in ours)
-        yield Row("swe-smith", case, wall, p50(reference), "s", TARGET, _notes(ours, reference, bare_runs))
-        if level == "user":
-            rate = len(tasks) / wall * 3600
-            yield Row("swe-smith", f"rollouts an hour, {level}", rate, len(tasks) / p50(reference) * 3600, "/h")
+        wall, bare_wall = p50(run.wall_s for run in ours), p50(run.wall_s for run in reference)
+        yield Row("swe-smith", case, wall, bare_wall, "s", TARGET, _notes(ours, reference, bare_runs))
+        used, bare_used = p50(run.driver_s + run.sandbox_s for run in ours), p50(run.processor_s for run in reference)
+        notes = (f"of ours the driver {p50(run.driver_s for run in ours):.2f} s",)
+        yield Row("swe-smith", f"processor time of that, {level}", used, bare_used, "s", None, notes)
+        rate, bare_rate = (len(tasks) / wall_s * 3600 for wall_s in (wall, bare_wall))
+        yield Row("swe-smith", f"rollouts an hour, {level}", rate, bare_rate, "/h")
 
 
-def _notes(ours: Sequence[Ours], reference: Sequence[float], bare_runs: Sequence[BareRun]) -> tuple[str, ...]:
+def _notes(ours: Sequence[Ours], reference: Sequence[Bare], bare_runs: Sequence[BareRun]) -> tuple[str, ...]:
     stages = ", ".join(f"{name[:-2]} {values['p50'] * 1e3:.0f}" for name, values in ours[-1].timings.items())
     return (
-        f"ours {span([run.wall_s for run in ours], 's')}, bare {span(reference, 's')}",
+        f"ours {span([run.wall_s for run in ours], 's')}, bare {span([run.wall_s for run in reference], 's')}",
         f"p50 of a rollout's stages in ms: {stages}",
         f"bare ran {sum(run.ran for run in bare_runs)} tests, the tasks name {sum(run.named for run in bare_runs)}",
     )
@@ -92,6 +105,10 @@ class Ours:
     """One round of ours: the wall time, and the percentiles of each stage."""
 
     wall_s: float
+    driver_s: float
+    """Processor time of the driver."""
+    sandbox_s: float
+    """Processor time of everything in the sandbox: the guest, git, the tests."""
     timings: Any
 
 
@@ -103,17 +120,27 @@ async def _ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path, le
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime(Settings()))
         agent = await stack.enter_async_context(open_agent(runtime, "oracle", AgentSettings()))
-        backend, _ = await stack.enter_async_context(open_backend(runtime, options, Isolation.parse(level)))
+        backend, _ = new_backend(runtime, options, Isolation.parse(level))
+        await stack.enter_async_context(backend)
         for name in ("warm", "tasks"):
             config = {"dataset_name": str(scratch / f"{name}.jsonl"), "repo_base_url": str(folder), "shuffle": False}
-            async with open_environment(runtime, "swe-smith", config, None) as environment:
-                run = Run(tools=Tools.of(runtime, environment, None), jobs=Jobs(environment, 1))
+            environment = make_environment(runtime, "swe-smith", config, None)
+            async with set_up(environment):
+                run = Run(tools=Tools(runtime, environment, None), jobs=Jobs(environment, 1))
                 context = new_context(runtime, environment, agent, backend, options)
-                began = time.perf_counter()
+                began = await _clocks(backend)
                 summary = await run.all(context, AT_A_TIME)
-                wall_s = time.perf_counter() - began
+                ended = await _clocks(backend)
             assert summary.solved == summary.total, f"{summary.solved} of {summary.total} solved: {summary.to_dict()}"
-    return Ours(wall_s, summary.timings)
+    wall_s, driver_s, sandbox_s = (after - before for before, after in zip(began, ended, strict=True))
+    return Ours(wall_s, driver_s, sandbox_s, summary.timings)
+
+
+async def _clocks(backend: ToolBackend) -> tuple[float, float, float]:
+    """Seconds by the clock, and of the driver's and the sandbox's processor time."""
+    slot = await backend.acquire()
+    await backend.release(slot)
+    return time.perf_counter(), time.process_time(), processor_time(slot)
 
 
 def _warming(tasks: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
@@ -128,6 +155,14 @@ def _write(path: Path, tasks: Sequence[dict[str, Any]]) -> None:
 
 
 # --- bare -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bare:
+    """One round of the bare commands."""
+
+    wall_s: float
+    processor_s: float
 
 
 @dataclass
@@ -174,9 +209,10 @@ def _do(*command: str) -> None:
     assert done.returncode == 0, f"{command}: {done.stdout[-500:]}{done.stderr[-500:]}"
 
 
-async def _bare(runs: Sequence[BareRun]) -> float:
-    """The wall time of these test commands, some at a time."""
+async def _bare(runs: Sequence[BareRun]) -> Bare:
+    """Run these test commands, some at a time."""
     left = iter(runs)
+    used = _children_s()
 
     async def worker() -> None:
         for run in left:
@@ -198,4 +234,9 @@ async def _bare(runs: Sequence[BareRun]) -> float:
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_A_TIME):
             group.create_task(worker())
-    return time.perf_counter() - began
+    return Bare(time.perf_counter() - began, _children_s() - used)
+
+
+def _children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
