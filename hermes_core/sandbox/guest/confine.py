@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from . import namespaces, trees
+from . import namespaces, syscalls, trees
 from .parent import Parent, close_all_but, encode_message, send_message
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -96,6 +96,7 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
             namespaces.become(plan.uid, plan.uid)
             # Nor may the slot look into us: with the socket it could report results of its own making.
             ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+            syscalls.restrict()
         os.umask(plan.umask)
         os.chdir(plan.workspace.path)
         parent = Parent(sock, owns_all=plan.mechanism != "shared")
@@ -194,6 +195,21 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
         tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],
         symlinks=symlinks,
     )
+    if plan.user_namespace:
+        _forbid_cgroup_namespaces()
+
+
+def _forbid_cgroup_namespaces() -> None:
+    """In a user namespace below this one, none can be made any more.
+
+    With one, a slot could mount the cgroup that it runs in. Where that is the user's own, as in a desktop session, a
+    write to its `cgroup.kill` would end all in it, the driver first.
+    """
+    try:
+        with open("/proc/sys/user/max_cgroup_namespaces", "w") as file:
+            file.write("0")
+    except FileNotFoundError:  # a kernel without cgroups
+        pass
 
 
 def run_detached(body: Callable[[], object], keep: int, niceness: int = 0) -> int:

@@ -52,6 +52,8 @@ class Workspace:
 
     @staticmethod
     def _directory(path: str, mode: int, uid: int | None) -> None:
+        if os.path.islink(path):  # put there by the preparation user, whose directory some of them are in
+            os.unlink(path)
         os.makedirs(path, exist_ok=True)
         os.chmod(path, mode)
         if uid is not None:

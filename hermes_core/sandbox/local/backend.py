@@ -176,7 +176,8 @@ class LocalBackend(Backend):
         """What the keeper is told."""
         sandbox_id = records.sandbox_id_of(spec.lease_id)
         isolated = spec.isolation is not Isolation.SHARED
-        shown = view.view(config.visible_paths, config.hidden_paths) if isolated else view.View((), (), ())
+        hidden = (*config.hidden_paths, str(root))  # other slots' files are an ordinary user's own
+        shown = view.view(config.visible_paths, hidden) if isolated else view.View((), (), ())
         by_user = isolated and not self._probe.namespaces
         record = {
             "sandbox_id": sandbox_id,

@@ -29,6 +29,7 @@ NOT_THERE, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 """Exit statuses of `enter` itself: no such sandbox, a program that can't be run, none of that name."""
 
 _SHM_BYTES = 1 << 30
+_BYTES_PER_FILE = 2048
 _SIGHUP, _SIGINT, _SIGKILL, _SIGTERM = 1, 2, 9, 15
 _IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which a program expects to be deadly
 
@@ -185,7 +186,9 @@ def _build(request: dict[str, Any], directory: str) -> None:
         place = os.path.join(directory, directories.DISK)
         namespaces.make_private()
         flags = namespaces.MS_NOSUID | namespaces.MS_NODEV
-        namespaces.mount("tmpfs", place, "tmpfs", flags, f"mode=755,size={request['tmpfs_bytes']}")
+        size = request["tmpfs_bytes"]
+        files = size // _BYTES_PER_FILE  # empty ones take memory too, which `size` does not count
+        namespaces.mount("tmpfs", place, "tmpfs", flags, f"mode=755,size={size},nr_inodes={files}")
         directories.furnish(place)
     own = ((directories.DATA, "/data"), (directories.TMP, "/tmp"), (directories.VAR_TMP, "/var/tmp"))
     namespaces.build_root(
