@@ -96,33 +96,37 @@ class Bench:
 
     def checkout(self):
         """The agent's checkout, as it gets it."""
-        return self.unpack(trees.give_workspace({"task": self.task}, b""), "slot")
+        ids = json.loads(Path(self.task, "trees.json").read_text())
+        return self.unpack(trees.Repository(ids["repo"]).archive(ids["agent"], self.task), "slot")
+
+    @property
+    def fix(self):
+        return Path(self.task, "fix.patch").read_text()
 
     def unpack(self, answer, name):
         root = self.tmp / name
         with tarfile.open(answer["tar"]) as tar:
-            assert os.path.getsize(answer["tar"]) == answer["size"]
             tar.extractall(root, filter="fully_trusted")
+        os.unlink(answer["tar"])
         return root
 
+    @property
+    def arguments(self):
+        notes = str(self.tmp / "notes.json")
+        return {"task": self.task, "test_files": self.tests, "import_path": ["src"], "modules": notes}
+
     def take(self, root, max_bytes=1 << 20):
+        """The agent's work: what is tested of it, and the answer."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as tar:
             tar.add(root, ".")
-        return trees.take_work({"task": self.task, "max_bytes": max_bytes}, buffer.getvalue())
+        answer = trees.take_work({**self.arguments, "max_bytes": max_bytes}, buffer.getvalue())
+        return contents(self.unpack(answer, "tested")), answer
 
-    def tested(self, *, tree=None, patch="", name="tested"):
-        answer = trees.give_tests(
-            {
-                "task": self.task,
-                "tree": tree,
-                "test_files": self.tests,
-                "import_path": ["src"],
-                "modules": str(self.tmp / "notes.json"),
-            },
-            patch.encode("utf-8", "surrogateescape"),
-        )
-        return self.unpack(answer, name), answer
+    def rescore(self, patch):
+        """What is tested of a recorded patch."""
+        answer = trees.give_tests(self.arguments, patch.encode("utf-8", "surrogateescape"))
+        return contents(self.unpack(answer, "again"))
 
 
 def contents(root):
@@ -142,30 +146,25 @@ def test_the_agent_gets_the_buggy_tree_without_hidden_tests_byte_for_byte(bench)
 
 
 def test_nothing_done_is_an_empty_patch_and_the_tests_are_there_again(bench):
-    work = bench.take(bench.checkout())
-    assert work["patch"] == ""
-    root, answer = bench.tested(tree=work["tree"])
-    assert contents(root) == BUGGY
+    tested, answer = bench.take(bench.checkout())
+    assert answer["patch"] == ""
+    assert tested == BUGGY
     assert (answer["restored"], answer["removed"]) == ([], [])
 
 
 def test_the_fix_makes_the_clean_tree(bench):
-    fix = trees.give_fix({"task": bench.task}, b"")["patch"]
     root = bench.checkout()
     git(root, "init", "-q")
-    git(root, "apply", "-", data=fix.encode())
+    git(root, "apply", "-", data=bench.fix.encode())
     assert (root / "src/pkg/core.py").read_bytes() == FILES["src/pkg/core.py"]
-    tested, _ = bench.tested(patch=fix)
-    assert contents(tested) == FILES
+    assert bench.rescore(bench.fix) == FILES
 
 
 def same_both_ways(bench, root):
     """What is tested of the work, after checking that its recorded patch gives the same."""
-    work = bench.take(root)
-    from_tree, answer = bench.tested(tree=work["tree"])
-    from_patch, _ = bench.tested(patch=json.loads(json.dumps(work["patch"])), name="again")
-    assert contents(from_tree) == contents(from_patch)
-    return contents(from_tree), answer, work
+    tested, answer = bench.take(root)
+    assert bench.rescore(json.loads(json.dumps(answer["patch"]))) == tested
+    return tested, answer
 
 
 def test_any_change_survives_as_a_patch(bench):
@@ -188,7 +187,7 @@ def test_any_change_survives_as_a_patch(bench):
     (root / os.fsdecode(b"src/pkg/\xff.py")).write_bytes(b"odd\n")
     (root / "src/pkg/link").symlink_to("/etc/passwd")
     (root / "src/pkg/__init__.py").unlink()
-    tested, _, _ = same_both_ways(bench, root)
+    tested, _ = same_both_ways(bench, root)
     expected = {**BUGGY, **changes, os.fsdecode(b"src/pkg/\xff.py"): b"odd\n", "src/pkg/link": b"/etc/passwd"}
     del expected["src/pkg/__init__.py"]
     assert tested == expected
@@ -201,7 +200,7 @@ def test_files_may_become_directories_links_and_programs(bench):
     (root / "src/pkg/crlf.txt").unlink()
     (root / "src/pkg/crlf.txt").symlink_to("core.py")
     (root / "src/pkg/__init__.py").chmod(0o755)
-    tested, _, work = same_both_ways(bench, root)
+    tested, work = same_both_ways(bench, root)
     assert tested["src/pkg/core.py/inside.py"] == b"1\n"
     assert tested["src/pkg/crlf.txt"] == b"core.py"
     assert "new mode 100755" in work["patch"]
@@ -220,13 +219,13 @@ def test_what_a_test_run_leaves_and_what_is_ignored_is_no_work(bench):
             ".venv/lib/thing.py": b"x",
         },
     )
-    assert bench.take(root)["patch"] == ""
+    assert bench.take(root)[1]["patch"] == ""
 
 
 def test_the_agents_own_gitignore_counts(bench):
     root = bench.checkout()
     write(root, {"src/pkg/made.log": b"x\n", ".gitignore": b"*.tmp\n", "note.tmp": b"x\n"})
-    tested, _, _ = same_both_ways(bench, root)
+    tested, _ = same_both_ways(bench, root)
     assert tested["src/pkg/made.log"] == b"x\n"
     assert "note.tmp" not in tested
 
@@ -235,7 +234,7 @@ def test_tracked_files_are_work_even_where_they_are_ignored(bench):
     root = bench.checkout()
     write(root, {".gitignore": b"*\n"})
     (root / "src/pkg/core.py").write_bytes(FILES["src/pkg/core.py"])
-    tested, _, _ = same_both_ways(bench, root)
+    tested, _ = same_both_ways(bench, root)
     assert tested["src/pkg/core.py"] == FILES["src/pkg/core.py"]
 
 
@@ -243,7 +242,7 @@ def test_a_repository_inside_the_checkout_is_files(bench):
     root = bench.checkout()
     write(root, {"src/pkg/sub/x.py": b"1\n", "src/pkg/sub/.git/config": b"[core]\n", "src/.GIT/config": b"x"})
     (root / ".gitmodules").symlink_to("/etc/passwd")
-    tested, _, _ = same_both_ways(bench, root)
+    tested, _ = same_both_ways(bench, root)
     assert tested["src/pkg/sub/x.py"] == b"1\n"
     assert not [name for name in tested if ".git/" in name.lower() or name == ".gitmodules"]
 
@@ -257,7 +256,7 @@ def test_configuration_of_the_agents_git_is_never_read(bench):
         git(root, "config", key, touch)
     (root / ".gitattributes").write_bytes(b"* filter=nothing diff=odd text eol=crlf working-tree-encoding=UTF-16\n")
     write(root, {"src/pkg/new.py": b"x\n"})
-    tested, _, _ = same_both_ways(bench, root)
+    tested, _ = same_both_ways(bench, root)
     assert tested["src/pkg/new.py"] == b"x\n"
     assert not marker.exists()
 
@@ -266,7 +265,7 @@ def test_special_files_and_hard_links(bench):
     root = bench.checkout()
     os.mkfifo(root / "src/pkg/fifo")
     os.link(root / "src/pkg/core.py", root / "src/pkg/same.py")
-    tested, _, _ = same_both_ways(bench, root)
+    tested, _ = same_both_ways(bench, root)
     assert tested["src/pkg/same.py"] == tested["src/pkg/core.py"] == BUGGY["src/pkg/core.py"]
     assert "src/pkg/fifo" not in tested
 
@@ -307,7 +306,7 @@ def test_the_tests_are_as_they_were_and_nothing_takes_the_place_of_anything(benc
     root = bench.checkout()
     write(root, CHEATS)
     write(root, {"src/pkg/honest.py": b"fine\n", "src/helper.py": b"fine\n"})
-    tested, answer, _ = same_both_ways(bench, root)
+    tested, answer = same_both_ways(bench, root)
     assert tested == {**BUGGY, "src/pkg/honest.py": b"fine\n", "src/helper.py": b"fine\n"}
     assert set(answer["restored"]) | set(answer["removed"]) == set(CHEATS) - {"src/evil.egg-info/entry_points.txt"}
 
@@ -320,7 +319,7 @@ def test_the_test_directory_comes_back(bench, kind):
         (root / "tests").symlink_to("src")
     if kind == "file":
         (root / "tests").write_bytes(b"x")
-    tested, _, _ = same_both_ways(bench, root)
+    tested, _ = same_both_ways(bench, root)
     assert tested == BUGGY
 
 
@@ -328,7 +327,7 @@ def test_a_directory_in_the_place_of_a_configuration_file(bench):
     root = bench.checkout()
     (root / "setup.cfg").unlink()
     write(root, {"setup.cfg/x.py": b"x\n", "src/pkg/fine.py": b"x\n"})
-    tested, _, _ = same_both_ways(bench, root)
+    tested, _ = same_both_ways(bench, root)
     assert tested == {**BUGGY, "src/pkg/fine.py": b"x\n"}
 
 
@@ -337,16 +336,15 @@ def test_a_bug_in_a_protected_file_is_not_mended_by_restoring(tmp_path, origin):
         "@@ -1,2 +1,2 @@\n def double(x):\n-    return 2 * x\n+    return 3 * x\n", "@@ -1 +1 @@\n-X = 1\n+X = 2\n"
     )
     bench = Bench(tmp_path, origin, patch=patch)
-    tested, _ = bench.tested(tree=bench.take(bench.checkout())["tree"])
-    assert contents(tested)["tests/conftest.py"] == b"X = 2\n"
+    tested, _ = bench.take(bench.checkout())
+    assert tested["tests/conftest.py"] == b"X = 2\n"
 
 
 def test_tests_beside_the_source_are_restored_but_the_source_is_not(tmp_path, origin):
     bench = Bench(tmp_path, origin, test_files=["src/pkg/core.py"], hidden=[], patch=BUG, has_fix=True)
     root = bench.checkout()
     write(root, {"src/pkg/test_more.py": b"mine\n", "src/pkg/util.py": b"mine\n"})
-    tested, _ = bench.tested(tree=bench.take(root)["tree"])
-    names = contents(tested)
+    names, _ = bench.take(root)
     assert "src/pkg/test_more.py" not in names
     assert names["src/pkg/util.py"] == b"mine\n"
 
@@ -380,8 +378,7 @@ def test_rows_whose_commit_is_the_buggy_tree(tmp_path, origin, of):
         git(mirror, "commit", "-q", "-m", "Remove F2P Tests")
     bench = Bench(tmp_path, mirror, base_is="buggy")
     assert contents(bench.checkout()) == WITHOUT_HIDDEN
-    fixed, _ = bench.tested(patch=trees.give_fix({"task": bench.task}, b"")["patch"])
-    assert contents(fixed) == FILES
+    assert bench.rescore(bench.fix) == FILES
 
 
 def test_rows_whose_patch_is_the_fix(tmp_path, origin):
@@ -392,12 +389,12 @@ def test_rows_whose_patch_is_the_fix(tmp_path, origin):
     fix = git(mirror, "diff", "HEAD", "HEAD^")
     bench = Bench(tmp_path, mirror, base_is="buggy", patch_is="fix", patch=fix)
     assert contents(bench.checkout()) == WITHOUT_HIDDEN
-    assert contents(bench.tested(patch=trees.give_fix({"task": bench.task}, b"")["patch"])[0]) == FILES
+    assert bench.rescore(bench.fix) == FILES
 
 
 def test_the_agents_patch_of_another_dataset_does_not_apply(bench):
     with pytest.raises(trees.Refused, match="the patch does not apply"):
-        bench.tested(patch=BUG)
+        bench.rescore(BUG)
 
 
 def test_the_program_as_it_is_sent(bench):
@@ -405,14 +402,13 @@ def test_the_program_as_it_is_sent(bench):
 
     from hermes_swe_smith.workspace import _LOADER, _sources
 
-    argv = [sys.executable, "-I", "-S", "-c", _LOADER, *_sources(), "give_fix"]
-    data = json.dumps({"task": bench.task}).encode() + b"\n"
+    argv = [sys.executable, "-I", "-S", "-c", _LOADER, *_sources(), "give_tests"]
+    data = json.dumps(bench.arguments).encode() + b"\n" + bench.fix.encode()
     done = subprocess.run(argv, input=data, capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
-    assert json.loads(done.stdout)["patch"].startswith("diff --git")
+    assert contents(bench.unpack(json.loads(done.stdout), "tested")) == FILES
 
 
 def test_the_archive_leaves_nothing_behind_when_it_fails(bench):
     with pytest.raises(subprocess.CalledProcessError):
         trees.Repository(bench.repo).archive("0" * 40, bench.task)
-    assert os.listdir(bench.task) == ["trees.json"]
-    assert Path(bench.task, "trees.json").stat().st_size
+    assert sorted(os.listdir(bench.task)) == ["fix.patch", "trees.json"]

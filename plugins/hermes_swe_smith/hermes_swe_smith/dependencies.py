@@ -69,9 +69,14 @@ class TestEnvironment:
     """Where the project is imported from, relative to the checkout."""
 
     @property
+    def venv(self) -> str:
+        """The virtual environment itself."""
+        return f"{self.directory}/venv"
+
+    @property
     def python(self) -> str:
-        """The interpreter."""
-        return f"{self.directory}/venv/bin/python"
+        """Its interpreter."""
+        return f"{self.venv}/bin/python"
 
     @property
     def notes(self) -> str:

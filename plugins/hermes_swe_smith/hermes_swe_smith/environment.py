@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,17 +16,20 @@ from hermes_swe_smith import demo_tasks
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks, read_rows
 from hermes_swe_smith.dependencies import TestEnvironment, installer_variables, prepare_environment
-from hermes_swe_smith.repos import Catalog, Source
+from hermes_swe_smith.repos import Catalog
 from hermes_swe_smith.rows import Task
-from hermes_swe_smith.verify import Score, give_tested_tree, run_tests, score, unsolved
+from hermes_swe_smith.verify import Score, run_tests, score, undone, unsolved
 from hermes_swe_smith.workspace import (
     ENVIRONMENT_LINK,
     OperationRefused,
-    Work,
+    Tested,
     apply_fix,
+    forget_tested,
     give_checkout,
+    give_tested,
     prepare_repository,
     prepare_trees,
+    take_patch,
     take_work,
 )
 
@@ -111,69 +113,67 @@ class SweSmithEnvironment(Environment):
     async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
         """Give the agent the buggy tree."""
         task = self._task(item)
-        source = self._catalog.source(task)
-        repository = await self._repository(rollout, task, source)
-        trees_dir = await self._trees(rollout, task, repository)
-        environment = await self._environment(rollout, source, repository)
-        await give_checkout(rollout, task, trees_dir, environment.directory)
-        return {"repo_dir": f"{rollout.commands.workspace_dir}/{task.directory}", "base_commit": source.commit}
+        trees_dir, environment = await self._prepared(rollout, task)
+        await give_checkout(rollout, task, trees_dir, environment)
+        return {"repo_dir": f"{rollout.commands.workspace_dir}/{task.directory}", "base_commit": task.base_commit}
 
     @hookimpl
     async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
         """Apply the reference fix."""
         task = self._task(item)
-        repository = await self._repository(rollout, task, self._catalog.source(task))
-        await apply_fix(rollout, task, await self._trees(rollout, task, repository))
+        trees_dir, _ = await self._prepared(rollout, task)
+        await apply_fix(rollout, task, trees_dir)
 
     @hookimpl
     async def verify_and_score_trajectory(self, item: Item, rollout: Rollout) -> Score:
         """Take the agent's work as a patch, and test it in a fresh slot."""
         task = self._task(item)
-        repository = await self._repository(rollout, task, self._catalog.source(task))
-        trees_dir = await self._trees(rollout, task, repository)
+        trees_dir, environment = await self._prepared(rollout, task)
         limits = {"max_workspace": self.config.max_workspace_bytes, "max_patch": self.config.max_patch_bytes}
         try:
-            work = await take_work(rollout, task, trees_dir, **limits)
+            tested = await take_work(rollout, task, trees_dir, environment, **limits)
         except OperationRefused as refused:
             return unsolved(refused.message)
         except SetupFailed as error:
             raise VerifierError(error.message, hint=error.hint) from error
-        rollout.record_patch(work.patch)
-        return await self._score(task, work, rollout)
+        rollout.record_patch(tested.patch)
+        return await self._score(task, tested, rollout)
 
     async def score_patch(self, item: Item, patch: str, rollout: Rollout) -> Score:
         """Test a recorded patch, as verification did."""
-        return await self._score(self._task(item), patch, rollout)
+        task = self._task(item)
+        trees_dir, environment = await self._prepared(rollout, task)
+        try:
+            tested = await take_patch(rollout, task, trees_dir, environment, patch)
+        except OperationRefused as refused:
+            raise VerifierError(
+                f"instance {task.instance_id!r}: {refused.message}", hint="was it recorded with another dataset?"
+            ) from refused
+        return await self._score(task, tested, rollout)
 
-    async def _score(self, task: Task, work: Work | str, rollout: Rollout) -> Score:
+    async def _score(self, task: Task, tested: Tested, rollout: Rollout) -> Score:
+        """Run the tests on what is to be tested, in a fresh slot of this sandbox or another one."""
         source = self._catalog.source(task)
-        repository = await self._repository(rollout, task, source)
-        trees_dir = await self._trees(rollout, task, repository)
-        environment = await self._environment(rollout, source, repository)
-        async with rollout.fresh_slot() as fresh:
-            undone = await give_tested_tree(rollout, fresh, task, work, trees_dir=trees_dir, environment=environment)
-            if fresh.slot.sandbox_id != rollout.slot.sandbox_id:
-                repository = "" if source.requirements is not None else await self._repository(fresh, task, source)
-                environment = await self._environment(fresh, source, repository)
-            report = await run_tests(fresh, task, source, environment, self.config.test_timeout_s)
+        try:
+            async with rollout.fresh_slot() as fresh:
+                await give_tested(rollout, tested, fresh.commands, task.directory)
+                _, environment = await self._prepared(fresh, task)
+                report = await run_tests(fresh, task, source, environment, self.config.test_timeout_s)
+        finally:
+            await forget_tested(rollout, tested)
         reward, details = score(task, report, self.config)
-        return reward, {**details, **{key: names for key, names in undone.items() if names}}
+        return reward, {**details, **undone(tested)}
 
     def _task(self, item: Item) -> Task:
         return self._tasks[self.item_id(item)]
 
-    async def _repository(self, site: LeasedSlot, task: Task, source: Source) -> str:
-        return await prepare_repository(site, task, source, self._installer_variables, self.config.install_timeout_s)
-
-    async def _trees(self, site: LeasedSlot, task: Task, repository: str) -> str:
-        parts = (repository, task.instance_id, task.patch, task.test_patch, str(self.config.hide_fail_to_pass))
-        key = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return await prepare_trees(site, task, repository, key, hide=self.config.hide_fail_to_pass)
-
-    async def _environment(self, site: LeasedSlot, source: Source, repository: str) -> TestEnvironment:
-        return await prepare_environment(
-            site, source, repository, self._installer_variables, self.config.install_timeout_s
-        )
+    async def _prepared(self, site: LeasedSlot, task: Task) -> tuple[str, TestEnvironment]:
+        """The task's trees and the environment of its tests on the site's sandbox, made there if they are not yet."""
+        source = self._catalog.source(task)
+        variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass
+        repository = await prepare_repository(site, task, source, variables, limit)
+        trees_dir = await prepare_trees(site, task, repository, hide=hide)
+        return trees_dir, await prepare_environment(site, source, repository, variables, limit)
 
 
 def _as_item(task: Task) -> Item:

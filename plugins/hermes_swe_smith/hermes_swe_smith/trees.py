@@ -11,7 +11,7 @@ Called with an operation's name as the last argument; standard input is a JSON l
 Prints one JSON line; `{"error": code, "message": text}` for what the caller has to deal with.
 """
 
-# ruff: noqa: PTH102, PTH103, PTH108, PTH118, PTH120, PTH123, PTH202
+# ruff: noqa: PTH102, PTH103, PTH108, PTH118, PTH120, PTH123
 # (pathlib would be one import more)
 
 from __future__ import annotations
@@ -56,6 +56,16 @@ LEFT_BEHIND = """__pycache__/
 BASE = "refs/hermes/base"
 KEPT = ("GIT_SSL_CAINFO",)
 
+OWN_CONFIGURATION_ONLY = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+    "LC_ALL": "C.UTF-8",
+}
+"""Keeps git from reading anybody else's configuration, and from asking."""
+
 
 class Refused(Exception):
     """Something that the caller has to deal with: a code and a message."""
@@ -74,14 +84,9 @@ class Repository:
             name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "XDG_")) or name in KEPT
         }
         self._environment.update(
+            OWN_CONFIGURATION_ONLY,
             GIT_DIR=path,
-            GIT_CONFIG_NOSYSTEM="1",
-            GIT_CONFIG_GLOBAL=os.devnull,
-            GIT_ATTR_NOSYSTEM="1",
-            GIT_TERMINAL_PROMPT="0",
-            GIT_LFS_SKIP_SMUDGE="1",
             HOME=path,
-            LC_ALL="C.UTF-8",
         )
 
     def git(self, *words: str, data: bytes = b"", ok: tuple[int, ...] = (0,), **env: str) -> bytes:
@@ -174,7 +179,7 @@ class Repository:
         return {os.fsdecode(path[2:]) for path in found.split(b"\0")[:-1]}
 
     def archive(self, tree: str, directory: str) -> dict[str, Any]:
-        """A tar of the tree as a new file in the directory: its path and size."""
+        """A tar of the tree as a new file in the directory: its path."""
         descriptor, path = tempfile.mkstemp(suffix=".tar", dir=directory)
         os.close(descriptor)
         try:
@@ -182,7 +187,7 @@ class Repository:
         except BaseException:
             os.unlink(path)
             raise
-        return {"tar": path, "size": os.path.getsize(path)}
+        return {"tar": path}
 
 
 def make_repository(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
@@ -219,10 +224,10 @@ def _fetch(repo: Repository, url: str, commit: str | None) -> str:
 
 
 def make_trees(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """Make the task's trees and keep their ids in `task`/trees.json.
+    """Make the task's trees; their ids go to `trees.json` in the directory `task`.
 
-    `clean` passes every test. `buggy` has the bug. `agent` is `buggy` without the hidden files, `fixed` is `clean`
-    without them.
+    `clean` passes every test. `buggy` has the bug. `agent` is `buggy` without the hidden files. What makes `clean` of
+    it, those files aside, is the reference solution, `fix.patch`.
     """
     repo = Repository(arguments["repo"])
     patches = json.loads(payload)
@@ -246,9 +251,10 @@ def make_trees(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
     fixed = repo.write({path: entry for path, entry in clean_files.items() if path not in hidden})
     if arguments["has_fix"] and agent == fixed:
         raise Refused("patch", "`patch` changes nothing but hidden test files")
-    trees = {"repo": repo.path, "clean": clean, "buggy": buggy, "agent": agent, "fixed": fixed}
-    with open(os.path.join(arguments["task"], "trees.json"), "w", encoding="utf-8") as file:
-        json.dump(trees, file)
+    trees = {"repo": repo.path, "clean": clean, "buggy": buggy, "agent": agent}
+    for name, text in (("trees.json", json.dumps(trees)), ("fix.patch", repo.diff(agent, fixed))):
+        with open(os.path.join(arguments["task"], name), "w", encoding="utf-8") as file:
+            file.write(text)
     return trees
 
 
@@ -273,20 +279,8 @@ def check_out(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
     return {}
 
 
-def give_workspace(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """A tar of the tree that the agent starts from."""
-    trees = _trees(arguments)
-    return Repository(trees["repo"]).archive(trees["agent"], arguments["task"])
-
-
-def give_fix(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """The reference solution, as a patch of the agent's tree."""
-    trees = _trees(arguments)
-    return {"patch": Repository(trees["repo"]).diff(trees["agent"], trees["fixed"])}
-
-
 def take_work(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """The agent's work, from a tar of its checkout: a patch of the agent's tree, and the tree that it makes."""
+    """The agent's work, from a tar of its checkout, as a patch of the agent's tree; and the tested tree (`_tested`)."""
     trees = _trees(arguments)
     repo = Repository(trees["repo"])
     before = repo.read(trees["agent"])
@@ -305,7 +299,7 @@ def take_work(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
     patch = repo.diff(trees["agent"], tree)
     if len(patch) > arguments["max_bytes"]:
         raise Refused("too_large", f"the patch has {len(patch)} bytes, more than {arguments['max_bytes']}")
-    return {"patch": patch, "tree": tree}
+    return dict(_tested(arguments, trees, tree), patch=patch)
 
 
 def _read_tar(payload: bytes) -> tuple[Tree, dict[str, bytes], dict[str, bytes]]:
@@ -339,16 +333,18 @@ def _read_tar(payload: bytes) -> tuple[Tree, dict[str, bytes], dict[str, bytes]]
 
 
 def give_tests(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """A tar of the tree that is tested: the agent's work, the tests as they were, and nothing that takes their place.
-
-    The work is the tree `tree`, or the payload, a patch of the agent's tree. `restored` and `removed` name what was
-    undone of it.
-    """
+    """The tested tree of a recorded patch, the payload."""
     trees = _trees(arguments)
+    work = Repository(trees["repo"]).patched(trees["agent"], payload.decode("utf-8", "surrogateescape"), "the patch")
+    return _tested(arguments, trees, work)
+
+
+def _tested(arguments: dict[str, Any], trees: dict[str, str], tree: str) -> dict[str, Any]:
+    """A tar of what is tested: the agent's work, the tests as they were, and nothing that takes their place.
+
+    `restored` and `removed` name what was undone of the work.
+    """
     repo = Repository(trees["repo"])
-    tree = arguments.get("tree") or repo.patched(
-        trees["agent"], payload.decode("utf-8", "surrogateescape"), "the patch"
-    )
     clean, buggy, start, work = (repo.read(name) for name in (trees["clean"], trees["buggy"], trees["agent"], tree))
     bug = {path for path in set(clean) | set(buggy) if clean.get(path) != buggy.get(path)}
     guard = Guard(arguments["test_files"], bug)
@@ -385,8 +381,6 @@ OPERATIONS = {
     "make_repository": make_repository,
     "make_trees": make_trees,
     "check_out": check_out,
-    "give_workspace": give_workspace,
-    "give_fix": give_fix,
     "take_work": take_work,
     "give_tests": give_tests,
 }

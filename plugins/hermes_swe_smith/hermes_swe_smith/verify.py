@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.envs.pytest_run import PytestReport, ReportStatus, run_pytest
-from hermes_core.errors import SetupFailed, VerifierError
-from hermes_swe_smith.workspace import OperationRefused, Work, give_tree
 
 if TYPE_CHECKING:
-    from hermes_core.envs.rollout import Rollout
     from hermes_core.envs.workspace import Fresh
     from hermes_swe_smith.config import SweSmithConfig
     from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task
+    from hermes_swe_smith.workspace import Tested
 
 Score = tuple[float, dict[str, Any]]
 
@@ -36,40 +34,10 @@ def unsolved(reason: str) -> Score:
     return 0.0, {"reason": reason}
 
 
-async def give_tested_tree(
-    rollout: Rollout, fresh: Fresh, task: Task, work: Work | str, *, trees_dir: str, environment: TestEnvironment
-) -> dict[str, Any]:
-    """Put what is to be tested into the fresh slot; gives the files that were restored and removed.
-
-    Args:
-        work: what the agent left, or a recorded patch.
-        trees_dir, environment: on the rollout's own sandbox, which need not be the fresh slot's.
-
-    Raises:
-        VerifierError: a recorded patch does not apply to the task any more.
-    """
-    arguments = {
-        "task": trees_dir,
-        "test_files": task.test_files,
-        "import_path": environment.pythonpath,
-        "modules": environment.notes,
-    }
-    patch = b""
-    if isinstance(work, Work):
-        arguments["tree"] = work.tree
-    else:
-        patch = work.encode("utf-8", "surrogateescape")
-    try:
-        answer = await give_tree(
-            rollout, "give_tests", arguments, to=fresh.commands, directory=task.directory, payload=patch
-        )
-    except OperationRefused as refused:
-        raise VerifierError(
-            f"instance {task.instance_id!r}: {refused.message}", hint="was it recorded with another dataset?"
-        ) from refused
-    except SetupFailed as error:
-        raise VerifierError(error.message, hint=error.hint) from error
-    return {"restored": _names(answer["restored"]), "removed": _names(answer["removed"])}
+def undone(tested: Tested) -> dict[str, list[str]]:
+    """For the details: what of the agent's work was undone before the tests."""
+    named = {"restored": tested.restored, "removed": tested.removed}
+    return {key: _names(paths) for key, paths in named.items() if paths}
 
 
 async def run_tests(
@@ -133,6 +101,6 @@ def _count(node_ids: Sequence[str], report: PytestReport) -> dict[str, int]:
     return {"passed": sum(map(report.passed, node_ids)), "total": len(node_ids)}
 
 
-def _names(paths: list[str]) -> list[str]:
+def _names(paths: Sequence[str]) -> list[str]:
     """File names as a record can hold them: what is not UTF-8 is replaced."""
     return [path.encode("utf-8", "replace").decode() for path in paths[:FAILING_KEPT]]

@@ -7,8 +7,11 @@ object, so there is no way from it to the fix.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import json
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,7 @@ from hermes_swe_smith import guard, trees
 if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
     from hermes_core.sandbox.commands import SlotCommands
+    from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task
 
@@ -38,11 +42,10 @@ for name, text in (("hermes_swe_smith.guard", sys.argv[1]), ("__main__", sys.arg
 _CHECKOUT = """set -e
 ln -sfn "$1" .venv
 cd "$2"
-git init -q --template=
-git symbolic-ref HEAD refs/heads/main
+git -c init.defaultBranch=main init -q --template=
 git add -A -f
-GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z \
-  git -c gc.auto=0 commit -q --no-verify --allow-empty -m "The project as it is"
+export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z
+git -c gc.auto=0 -c maintenance.auto=false commit -q --no-verify --allow-empty -m "The project as it is"
 """
 
 ENVIRONMENT_LINK = ".venv"
@@ -58,13 +61,16 @@ class OperationRefused(HermesError):
 
 
 @dataclass(frozen=True)
-class Work:
-    """What an agent left of its checkout."""
+class Tested:
+    """What is to be tested, as a tar in the site's private space that `give_tested` removes."""
 
-    patch: str
-    """Against the tree that it started from."""
-    tree: str
-    """The id of the tree that it made, in the private repository."""
+    tar: str
+    restored: tuple[str, ...]
+    """Files that belong to the tests and that the agent had changed: they are as they were."""
+    removed: tuple[str, ...]
+    """Files of the agent that would take the place of others."""
+    patch: str = ""
+    """The agent's work, against the tree that it started from."""
 
 
 async def operate(
@@ -129,7 +135,7 @@ async def prepare_repository(
     return await site.prepare(f"swe-smith-repo-{source.key}", build, private=True)
 
 
-async def prepare_trees(site: LeasedSlot, task: Task, repository: str, key: str, *, hide: bool) -> str:
+async def prepare_trees(site: LeasedSlot, task: Task, repository: str, *, hide: bool) -> str:
     """The directory of the task's trees: once per sandbox and task.
 
     Raises:
@@ -155,17 +161,30 @@ async def prepare_trees(site: LeasedSlot, task: Task, repository: str, key: str,
                 hint="is the row of this repository and commit? `variant` and `patch_is` say how it is read",
             ) from refused
 
+    parts = (repository, task.instance_id, task.patch, task.test_patch, task.base_is, task.patch_is, str(hide))
+    key = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return await site.prepare(f"swe-smith-task-{key}", build, private=True)
 
 
-async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environment: str) -> None:
+async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment) -> None:
     """Put the buggy tree into the slot, as a git repository of one commit, with the virtual environment beside it.
 
     Raises:
         SetupFailed: git does not work in the slot.
     """
-    await give_tree(site, "give_workspace", {"task": trees_dir}, to=site.commands, directory=task.directory)
-    script = ["sh", "-c", _CHECKOUT, "sh", f"{environment}/venv", task.directory]
+    private = site.preparation
+    ids = json.loads((await private.read_file(f"{trees_dir}/trees.json")).data)
+    tar = f"{trees_dir}/{uuid.uuid4().hex}.tar"
+    archive = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", "-o", tar, ids["agent"]]
+    env = {**trees.OWN_CONFIGURATION_ONLY, "GIT_DIR": ids["repo"]}
+    try:
+        made = await private.run(archive, env=env, timeout_s=OPERATION_TIMEOUT_S)
+        if not made.ok:
+            raise SetupFailed(f"instance {task.instance_id!r}: no tar of its tree: {made.error_text.strip()[-1000:]}")
+        await site.commands.tar_in(task.directory, _read(private, tar))
+    finally:
+        await _remove(private, tar)
+    script = ["sh", "-c", _CHECKOUT, "sh", environment.venv, task.directory]
     done = await site.commands.run(script, timeout_s=OPERATION_TIMEOUT_S, merge_stderr=True)
     if not done.ok:
         raise SetupFailed(
@@ -174,26 +193,9 @@ async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environmen
         )
 
 
-async def give_tree(
-    site: LeasedSlot,
-    operation: str,
-    arguments: Mapping[str, Any],
-    *,
-    to: SlotCommands,
-    directory: str,
-    payload: bytes = b"",
-) -> dict[str, Any]:
-    """Send the tree that the operation makes a tar of, from the site's private space to a directory of a slot."""
-    private = site.preparation
-    answer = await operate(private, operation, arguments, payload)
-    try:
-        await to.tar_in(directory, _read(private, answer["tar"]))
-    finally:
-        await private.remove(answer["tar"])
-    return answer
-
-
-async def take_work(site: LeasedSlot, task: Task, trees_dir: str, *, max_workspace: int, max_patch: int) -> Work:
+async def take_work(
+    site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment, *, max_workspace: int, max_patch: int
+) -> Tested:
     """The work of the agent, whose processes are dead, from its slot.
 
     Raises:
@@ -203,8 +205,29 @@ async def take_work(site: LeasedSlot, task: Task, trees_dir: str, *, max_workspa
         left = await site.files(task.directory, max_bytes=max_workspace)
     except CommandError as error:
         raise OperationRefused(error.code, f"the checkout can't be read: {error.message}") from error
-    answer = await operate(site.preparation, "take_work", {"task": trees_dir, "max_bytes": max_patch}, left)
-    return Work(answer["patch"], answer["tree"])
+    arguments = {**_test_arguments(task, trees_dir, environment), "max_bytes": max_patch}
+    return _tested(await operate(site.preparation, "take_work", arguments, left))
+
+
+async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment, patch: str) -> Tested:
+    """The same from a recorded patch.
+
+    Raises:
+        OperationRefused: it does not apply to this task.
+    """
+    data = patch.encode("utf-8", "surrogateescape")
+    arguments = _test_arguments(task, trees_dir, environment)
+    return _tested(await operate(site.preparation, "give_tests", arguments, data))
+
+
+async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, directory: str) -> None:
+    """Unpack what is to be tested in a slot."""
+    await to.tar_in(directory, _read(site.preparation, tested.tar))
+
+
+async def forget_tested(site: LeasedSlot, tested: Tested) -> None:
+    """Remove the tar."""
+    await _remove(site.preparation, tested.tar)
 
 
 async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
@@ -215,15 +238,33 @@ async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
     """
     if not task.patch:
         raise SetupFailed(f"instance {task.instance_id!r} has no reference solution", hint="its row has no patch")
-    fix = (await operate(site.preparation, "give_fix", {"task": trees_dir}))["patch"]
+    fix = await site.preparation.read_file(f"{trees_dir}/fix.patch")
     done = await site.commands.run(
         ["git", "apply", "--whitespace=nowarn", "-"],
         cwd=task.directory,
-        stdin=fix.encode(),
+        stdin=fix.data,
         timeout_s=OPERATION_TIMEOUT_S,
     )
     if not done.ok:
         raise SetupFailed(f"instance {task.instance_id!r}: the fix does not apply: {done.error_text.strip()[-1000:]}")
+
+
+def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment) -> dict[str, Any]:
+    return {
+        "task": trees_dir,
+        "test_files": task.test_files,
+        "import_path": environment.pythonpath,
+        "modules": environment.notes,
+    }
+
+
+def _tested(answer: Mapping[str, Any]) -> Tested:
+    return Tested(answer["tar"], tuple(answer["restored"]), tuple(answer["removed"]), answer.get("patch", ""))
+
+
+async def _remove(commands: SlotCommands, path: str) -> None:
+    with contextlib.suppress(CommandError):
+        await commands.remove(path)
 
 
 async def _send(commands: SlotCommands, path: str, data: bytes) -> None:
