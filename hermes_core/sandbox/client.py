@@ -283,13 +283,16 @@ class GuestClient:
 
     async def _session(self, line: Line) -> None:
         """Serve one channel until it is lost."""
+        lost: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read(line))
                 tasks.create_task(self._write(line.channel))
                 tasks.create_task(self._beat())
         except* HermesError as group:
-            raise group.exceptions[0] from group
+            lost = group.exceptions[0]
+        if lost is not None:  # raised out here, as Python 3.11.2 wraps what is raised in there into another group
+            raise lost
 
     async def _read(self, line: Line) -> None:
         while (frame := await line.next()) is not None:
