@@ -31,7 +31,7 @@ NEW, STARTING, READY, EMPTYING, BROKEN = "new", "starting", "ready", "emptying",
 _CLEAN_TIMEOUT_S = 5.0
 _DEATH_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 30.0
-_RETRY_S = 0.004
+_RETRY_S, _RETRY_REFUSED_S = 0.004, 0.1
 _NOBODY = -1
 _REFUSALS = 3
 _USER_IN_NAMESPACE = 1000
@@ -214,7 +214,7 @@ class Slot:
             return
         if self.daemon.mechanism == "user" and self.uid is not None:
             self.daemon.kill_user(self.uid)
-        self.daemon.loop.later(_RETRY_S, self._fork)
+        self.daemon.loop.later(_RETRY_REFUSED_S if self._round.refusals else _RETRY_S, self._fork)
 
     def _became_ready(self) -> None:
         self._state = READY
@@ -251,6 +251,7 @@ class Slot:
             pass  # It leaves by itself, and its death leads to the next try.
         elif "refused" in message:
             self._round.refusals += 1
+            self.daemon.empty_trash()  # what was discarded may take the room that is wanting
             if self._round.refusals >= _REFUSALS:
                 self._break("the slot could not be confined: %s" % message["refused"])
         else:
