@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-START_GRACE_S = 60.0
-"""Seconds that a sandbox may live before its first heartbeat, at least."""
+START_GRACE_S = 5.0
+"""Seconds that a sandbox may live before its first heartbeat, however short its time to live: a guest has to start."""
 
 END = "end"
 """What the heartbeat file holds when the sandbox is to end at once."""
@@ -58,7 +58,8 @@ def anchor_command(heartbeat_path: str, ttl_s: float) -> tuple[str, ...]:
     that a backend whose sandboxes have no root of their own can put the path where it really is.
     """
     tick = _hundredths(min(1.0, ttl_s / 5))
-    limits = (_hundredths(max(ttl_s, START_GRACE_S)), _hundredths(ttl_s))
+    # Before the first heartbeat nobody else sees to the end, which a whole look more would make late.
+    limits = (_hundredths(max(ttl_s, START_GRACE_S)) - tick, _hundredths(ttl_s))
     arguments = (_SCRIPT, heartbeat_path, str(tick), *map(str, limits), "0", "", "")
     return ("/bin/sh", "-c", 'eval "$1"', "hermes-anchor", *arguments)
 

@@ -34,6 +34,8 @@ _LEVELS = {"shared": _SHARED, "user": _USER, "namespace": _NAMESPACE}
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh")
 _FIRST_WORD_S = 60.0
 """How long the guest waits for its first driver."""
+_PATIENCE = 0.9
+"""The part of the sandbox's time to live that the guest waits: the rest is for killing and removing everything."""
 _ENDING_S = 2.0
 
 
@@ -222,12 +224,13 @@ class Daemon:
 
     def _check_driver(self) -> None:
         ttl = self.config["orphan_ttl_s"] if self.config else _FIRST_WORD_S
-        if time.monotonic() - self._heard > ttl:
+        left = self._heard + ttl * _PATIENCE - time.monotonic()
+        if left <= 0:
             self.end()
             return
         if self._heard > self._beaten:
             self._beat()
-        self.loop.later(min(1.0, ttl / 5), self._check_driver)
+        self.loop.later(min(1.0, ttl / 5, left), self._check_driver)
 
     def _beat(self) -> None:
         self._beaten = time.monotonic()
