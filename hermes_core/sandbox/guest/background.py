@@ -60,7 +60,7 @@ class Background:
         ended = [identity for identity, process in slot.background.items() if process.execution.ended]
         if len(slot.background) - len(ended) >= MAX_RUNNING:
             raise Refusal("command", "too_many", "%d background processes run already" % MAX_RUNNING)
-        for identity in ended[: len(ended) - MAX_ENDED + 1]:
+        for identity in ended[: max(0, len(ended) - MAX_ENDED + 1)]:
             del slot.background[identity]
 
         def on_end(execution: Execution) -> None:

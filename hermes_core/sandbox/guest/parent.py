@@ -237,7 +237,8 @@ class Parent:
         command.deadline = deadline if command.deadline is None else min(command.deadline, deadline)
         command.start = processes.start_of(pid)
         if grace > 0:
-            for target in self._family(pid):
+            # The leader first: a shell whose child is ended before it would tell of that instead.
+            for target in sorted(self._family(pid), key=lambda target: target != pid):
                 processes.send_signal(target, signal.SIGTERM)
                 processes.send_signal(target, signal.SIGCONT)
 

@@ -1,0 +1,190 @@
+"""Guests on this host without a backend: a directory, a user id block, and a channel that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.channels import AsyncioStreamChannel
+from hermes_core.sandbox.client import GuestClient, GuestSettings
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
+from hermes_core.sandbox.local import processes, uids
+
+ROOT = os.geteuid() == 0
+SYSTEM_PYTHON = "/usr/bin/python3"
+LEVELS = [
+    "shared",
+    pytest.param("user", marks=pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")),
+    "namespace",
+]
+OWN = [level for level in LEVELS if level != "shared"]
+"""The levels at which a slot's processes are its own: never `kill -9 -1` at `shared`."""
+
+
+class HostSandbox(Sandbox):
+    """This host as a sandbox, in a directory that every user can reach."""
+
+    def __init__(self, python: str = sys.executable) -> None:
+        self.id = f"test-{uuid.uuid4().hex[:12]}"
+        self.python = python
+        # Not below /tmp, of which slots may have their own.
+        self.base = tempfile.mkdtemp(prefix="hermes-guest-", dir="/srv" if ROOT else "/var/tmp")
+        os.chmod(self.base, 0o755)
+        self.workspace_base = self.base + "/data"
+        self.state_dir = self.base + "/state"
+        self.channels: list[AsyncioStreamChannel] = []
+        self.reachable = True
+        self.running = True
+        block = uids.reserve() if ROOT else None
+        self.uid_base, self._block_fd = (None, None) if block is None else block
+
+    async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+        if not self.reachable:
+            raise ChannelLost("unplugged")
+        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", processes.MARKER: self.id, **(env or {})}
+        channel = await AsyncioStreamChannel.spawn([self.python, *argv[1:]], env=environment)
+        self.channels.append(channel)
+        return channel
+
+    def cut(self) -> None:
+        """Break the channel that is open now, in the middle of whatever it carries."""
+        transport = self.channels[-1]._transport
+        assert transport is not None
+        if transport.get_returncode() is None:
+            transport.kill()
+
+    async def status(self) -> SandboxStatus:
+        return SandboxStatus.RUNNING if self.running else SandboxStatus.ENDED
+
+    async def terminate(self) -> None:
+        """Everything that the test left, whatever has become of the guest."""
+        await asyncio.to_thread(processes.kill_marked, self.id)
+        if self._block_fd is not None:
+            os.close(self._block_fd)
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    def settings(self, level: str, **changes: Any) -> GuestSettings:
+        settings = GuestSettings(
+            lease_id=self.id,
+            driver_id="driver",
+            isolation=Isolation.parse(level),
+            slots=16,
+            workspace_base=self.workspace_base,
+            state_dir=self.state_dir,
+            orphan_ttl_s=20.0,
+            uid_base=self.uid_base,
+            max_processes=256,
+        )
+        return replace(settings, **changes)
+
+
+class Rig:
+    """A guest, its client, and slots that no other test uses."""
+
+    def __init__(self, sandbox: HostSandbox, client: GuestClient, level: str) -> None:
+        self.sandbox = sandbox
+        self.client = client
+        self.level = level
+        self._next = 0
+
+    async def slot(self) -> SlotCommands:
+        """The commands of a slot of its own."""
+        return self.client.commands(await self.index())
+
+    async def index(self) -> int:
+        """A slot of its own."""
+        index, self._next = self._next, self._next + 1
+        await self.client.open_slot(index)
+        return index
+
+    @property
+    def guest_pid(self) -> int:
+        """The guest's process: the one that is its session's leader and no slot's parent."""
+        return guest_pid(self.sandbox)
+
+
+def guest_pid(sandbox: HostSandbox) -> int:
+    marked = processes.marked(sandbox.id)
+    parents = {}
+    for pid in marked:
+        try:
+            parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    candidates = [pid for pid, parent in parents.items() if any(p == pid for p in parents.values()) or len(marked) == 1]
+    outer = [pid for pid in candidates if parents[pid] not in parents]
+    assert len(outer) == 1, (parents, outer)
+    return outer[0]
+
+
+@asynccontextmanager
+async def rigged(level: str, python: str = sys.executable, **changes: Any) -> AsyncIterator[Rig]:
+    """A guest for the time of the block."""
+    sandbox = HostSandbox(python)
+    try:
+        client = await GuestClient.start(sandbox, sandbox.settings(level, **changes))
+        try:
+            yield Rig(sandbox, client, level)
+        finally:
+            await client.aclose(end_sandbox=True)
+    finally:
+        await sandbox.terminate()
+
+
+@pytest.fixture(name="rigged", scope="session")
+def _rigged() -> Any:
+    """`async with rigged("user", slots=4) as rig:` a guest of the test's own."""
+    return rigged
+
+
+@pytest.fixture(scope="session")
+def host_sandbox() -> type[HostSandbox]:
+    return HostSandbox
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def rigs() -> AsyncIterator[Any]:
+    """One guest for each level that a module's tests ask for, shared by them."""
+    opened: dict[str, tuple[Any, Rig]] = {}
+
+    async def get(level: str) -> Rig:
+        if level not in opened:
+            context = rigged(level, slots=200)
+            opened[level] = (context, await context.__aenter__())
+        return opened[level][1]
+
+    yield get
+    for context, _ in opened.values():
+        await context.__aexit__(None, None, None)
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=LEVELS)
+async def rig(request: pytest.FixtureRequest, rigs: Any) -> Rig:
+    """The module's guest at each level in turn."""
+    return await rigs(request.param)
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=OWN)
+async def own_rig(request: pytest.FixtureRequest, rigs: Any) -> Rig:
+    """The module's guest at each level at which a slot's processes are its own."""
+    return await rigs(request.param)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def slot(rig: Rig) -> SlotCommands:
+    """A slot of its own of the module's guest, at each level in turn."""
+    return await rig.slot()

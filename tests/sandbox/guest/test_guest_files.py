@@ -1,0 +1,283 @@
+"""File operations in a slot, at every edge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+
+import pytest
+
+from hermes_core.errors import CommandError
+from hermes_core.sandbox.commands import MAX_FILE_BYTES
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = os.geteuid() == 0
+NAMES = ["a b", "new\nline", "-rf", "€", "\udcff\udcfe", "'\"$`;&|", "*", "..x", ".hidden", "x" * 255]
+
+
+async def refusal(awaitable):
+    with pytest.raises(CommandError) as caught:
+        await awaitable
+    return caught.value.code
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+async def test_read_in_parts(slot):
+    await slot.write_file("f", b"0123456789")
+    for offset, limit, data in ((0, 100, b"0123456789"), (3, 4, b"3456"), (10, 5, b""), (99, 5, b""), (0, 0, b"")):
+        content = await slot.read_file("f", offset=offset, limit=limit)
+        assert (content.data, content.offset, content.size) == (data, offset, 10)
+    assert (await slot.read_file(slot.workspace_dir + "/f")).data == b"0123456789"
+
+
+async def test_fifty_megabytes(slot):
+    data = os.urandom(50_000_000)
+    await slot.write_file("large", data)
+    content = await slot.read_file("large")
+    assert content.data == data and content.size == len(data)
+    assert (await slot.read_file("large", offset=49_999_990)).data == data[-10:]
+
+
+async def test_one_read_is_bounded(slot):
+    await slot.run(["truncate", "-s", "100000000", "sparse"])
+    content = await slot.read_file("sparse", limit=1 << 40)
+    assert len(content.data) == MAX_FILE_BYTES and content.size == 100_000_000
+
+
+async def test_what_cannot_be_read(slot):
+    await slot.run("mkdir d; mkfifo p; ln -s loop loop; ln -s missing dangling; touch f")
+    for path, code in (
+        ("missing", "not_found"),
+        ("d", "is_a_directory"),
+        ("p", "not_a_file"),
+        ("/dev/zero", "not_a_file"),
+        ("loop", "invalid"),
+        ("dangling", "not_found"),
+        ("f/below", "not_a_directory"),
+        ("x" * 300, "invalid"),
+        ("x/" * 3000, "invalid"),
+        ("", "invalid"),
+        ("a\0b", "invalid"),
+    ):
+        assert await refusal(slot.read_file(path)) == code, path
+    assert await refusal(slot.read_file("f", offset=-1)) == "invalid"
+    assert await refusal(slot.read_file("f", offset=1 << 70)) == "invalid"
+
+
+async def test_a_pipe_with_a_writer_is_no_file(slot):
+    await slot.run("mkfifo p; (sleep 1000 >p) & true")
+    assert await asyncio.wait_for(refusal(slot.read_file("p")), 5) == "not_a_file"
+    assert await asyncio.wait_for(refusal(slot.write_file("p", b"x")), 5) == "not_a_file"
+    assert await asyncio.wait_for(refusal(slot.write_file("p", b"x", append=True)), 5) == "not_a_file"
+
+
+async def test_rights_are_the_slots(own_rig):
+    slot, other = await own_rig.slot(), await own_rig.slot()
+    assert await refusal(slot.read_file("/etc/shadow")) in ("permission", "not_found")
+    await other.write_file("secret", b"secret")
+    outside = other.workspace_dir + "/secret"
+    await slot.run(["ln", "-s", outside, "link"])
+    for path in (outside, "link"):
+        assert await refusal(slot.read_file(path)) in ("permission", "not_found")
+        assert await refusal(slot.write_file(path, b"mine")) in ("permission", "not_found")
+    assert (await other.read_file("secret")).data == b"secret"
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 3_000_000])
+async def test_write_and_append(slot, size):
+    data = os.urandom(size)
+    await slot.write_file("deep/er/f", data)
+    assert (await slot.read_file("deep/er/f")).data == data
+    await slot.write_file("deep/er/f", b"more", append=True)
+    assert (await slot.read_file("deep/er/f")).data == data + b"more"
+    await slot.write_file("deep/er/new", data, append=True)
+    assert (await slot.read_file("deep/er/new")).data == data
+
+
+async def test_mode(slot):
+    await slot.write_file("f", b"#!/bin/sh\necho ran", mode=0o755)
+    assert (await slot.run(["./f"])).text == "ran\n"
+    await slot.write_file("f", b"#!/bin/sh\necho again")
+    assert (await slot.stat("f")).mode == 0o755, "an old file's mode stays"
+    assert (await slot.run(["./f"])).text == "again\n"
+    await slot.write_file("f", b"", mode=0o600)
+    assert (await slot.stat("f")).mode == 0o600
+    await slot.write_file("f", b"", mode=0o640, append=True)
+    assert (await slot.stat("f")).mode == 0o640
+
+
+async def test_a_link_is_written_through(slot):
+    await slot.run("mkdir d; ln -s d/target link")
+    await slot.write_file("link", b"data")
+    assert (await slot.read_file("d/target")).data == b"data"
+    assert (await slot.stat("link")).kind == "link"
+
+
+async def test_what_cannot_be_written(slot):
+    await slot.run("mkdir -p d/e; touch f; mkfifo p")
+    for path, code in (
+        ("d", "is_a_directory"),
+        (".", "is_a_directory"),
+        ("p", "not_a_file"),
+        ("f/below", "not_a_directory"),
+        ("new/", "invalid"),
+        ("/proc/x", "not_found"),
+        ("/dev/full", "not_a_file"),
+    ):
+        for append in (False, True):
+            assert await refusal(slot.write_file(path, b"x", append=append)) in (code, "permission"), path
+    assert (await slot.run("ls -A d")).text == "e\n"
+
+
+async def test_an_old_file_survives_a_write_that_is_cut(rig):
+    slot = await rig.slot()
+    await slot.write_file("f", b"old")
+    for delay in (0, 0.02, 0.05):
+        writing = asyncio.ensure_future(slot.write_file("f", bytes(60_000_000)))
+        await asyncio.sleep(delay)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+    for _ in range(100):
+        names = [entry.path for entry in await slot.list_dir()]
+        if names == ["f"]:
+            break
+        await asyncio.sleep(0.05)
+    assert names == ["f"], "no temporary file stays"
+    assert (await slot.read_file("f")).data == b"old"
+
+
+async def test_appending_that_is_cut_takes_back_what_it_wrote(slot):
+    await slot.write_file("f", b"old")
+    writing = asyncio.ensure_future(slot.write_file("f", bytes(60_000_000), append=True))
+    await asyncio.sleep(0.1)
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    for _ in range(100):
+        if (await slot.stat("f")).size == 3:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("a part of it stayed")
+
+
+@pytest.mark.skipif(not ROOT, reason="mounting takes root")
+@pytest.mark.parametrize("level", ["shared", "user"])
+async def test_a_full_disk(rigged, level):
+    async with rigged(level) as rig:
+        slot = await rig.slot()
+        await slot.run("mkdir small")
+        folder = slot.workspace_dir + "/small"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "none", folder], check=True)
+        try:
+            await slot.write_file("small/f", b"old")
+            assert await refusal(slot.write_file("small/f", bytes(2_000_000))) == "no_space"
+            assert await refusal(slot.write_file("small/f", bytes(2_000_000), append=True)) == "no_space"
+            assert (await slot.read_file("small/f")).data == b"old"
+            assert [entry.path for entry in await slot.list_dir("small")] == ["f"]
+            assert (await slot.run("head -c 2000000 /dev/zero >small/g")).exit_code == 1
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+# --- looking --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_any_name_will_do(slot, name):
+    await slot.write_file(f"d/{name}", b"data")
+    assert (await slot.read_file(f"d/{name}")).data == b"data"
+    assert [entry.path for entry in await slot.list_dir("d")] == [name]
+    assert (await slot.stat(f"d/{name}")).size == 4
+    await slot.remove(f"d/{name}")
+    assert await slot.list_dir("d") == []
+
+
+async def test_stat(slot):
+    await slot.run("mkdir -m 750 d; printf 12345 >f; chmod 640 f; ln -s f l; mkfifo p; touch -d @1000000000 f")
+    found = {path: await slot.stat(path) for path in ("d", "f", "l", "p")}
+    assert [found[path].kind for path in "dflp"] == ["dir", "file", "link", "other"]
+    assert (found["f"].size, found["f"].mode, found["f"].mtime) == (5, 0o640, 1e9)
+    assert found["d"].mode == 0o750
+    assert await refusal(slot.stat("missing")) == "not_found"
+
+
+async def test_list(slot):
+    await slot.run("mkdir -p a/b a/c empty; touch a/b/f a/z a/c/g; ln -s / a/root; mkdir -m 000 a/locked")
+    assert [entry.path for entry in await slot.list_dir("a")] == ["b", "c", "locked", "root", "z"]
+    everything = await slot.list_dir("a", recursive=True)
+    assert [entry.path for entry in everything] == ["b", "b/f", "c", "c/g", "locked", "root", "z"], (
+        "links are not followed"
+    )
+    assert await slot.list_dir("empty") == []
+    assert {entry.path for entry in await slot.list_dir()} == {"a", "empty"}
+    assert await refusal(slot.list_dir("missing")) == "not_found"
+    assert await refusal(slot.list_dir("a/z")) == "not_a_directory"
+    await slot.run("chmod 700 a/locked")
+
+
+async def test_a_long_list(slot):
+    await slot.run("mkdir d; cd d; seq 1 3000 | xargs touch")
+    assert len(await slot.list_dir("d")) == 3000
+    assert len(await slot.list_dir("d", max_entries=3000)) == 3000
+    assert await refusal(slot.list_dir("d", max_entries=2999)) == "too_large"
+
+
+# --- removing -------------------------------------------------------------------------------------------------------
+
+
+async def test_remove(slot):
+    await slot.run("mkdir -p d/e empty; touch d/f f; ln -s d link; ln -s missing dangling")
+    for path in ("f", "link", "dangling", "empty"):
+        await slot.remove(path)
+    assert [entry.path for entry in await slot.list_dir(recursive=True)] == ["d", "d/e", "d/f"]
+    assert await refusal(slot.remove("d")) == "exists"
+    await slot.remove("d", recursive=True)
+    assert await slot.list_dir() == []
+    assert await refusal(slot.remove("d", recursive=True)) == "not_found"
+
+
+async def test_remove_does_not_follow_links(slot):
+    await slot.run("mkdir keep d; touch keep/f; ln -s ../keep d/link; ln -s keep link")
+    await slot.remove("d", recursive=True)
+    await slot.remove("link", recursive=True)
+    assert [entry.path for entry in await slot.list_dir(recursive=True)] == ["keep", "keep/f"]
+
+
+async def test_remove_a_tree_deeper_than_any_path(slot):
+    script = "import os\nfor i in range(3000):\n os.mkdir('d'*50); os.chdir('d'*50); open('f', 'w').close()"
+    assert (await slot.run(["python3", "-c", script], cwd=None)).ok
+    await slot.remove("d" * 50, recursive=True)
+    assert await slot.list_dir() == []
+
+
+async def test_remove_what_nobody_may_touch(slot):
+    await slot.run("mkdir -p d/a/b/c; touch d/a/f d/a/b/f; chmod 000 d/a/b/c d/a/b d/a d")
+    await slot.remove("d", recursive=True)
+    assert await slot.list_dir() == []
+
+
+async def test_remove_a_tree_with_names_of_our_own(slot):
+    await slot.run("mkdir -p d/x/y/z d/.hermes-removing-1/f d/x/.hermes-removing-2; touch d/.hermes-removing-2 d/x/y/f")
+    await slot.remove("d", recursive=True)
+    assert await slot.list_dir() == []
+
+
+async def test_a_full_process_table_is_the_commands_own_trouble(own_rig):
+    """At its process limit a slot's file operations fail as commands do, and its commands go on afterwards."""
+    index = await own_rig.index()
+    slot = own_rig.client.commands(index)
+    hog = await slot.start("for i in $(seq 400); do sleep 1000 & done; wait")
+    await asyncio.sleep(1.0)
+    assert await refusal(slot.stat(".")) == "spawn"
+    assert await refusal(slot.run("true")) == "spawn"
+    assert (await slot.poll(hog.process_id)).running
+    await own_rig.client.reset_slot(index)
+    assert (await slot.run("echo fine")).text == "fine\n"

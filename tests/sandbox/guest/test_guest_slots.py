@@ -1,0 +1,419 @@
+"""Killing and resetting slots, and slots whose processes do not want that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hermes_core.errors import CommandError, InfraError, SlotLost
+from hermes_core.sandbox.client import PREPARE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = os.geteuid() == 0
+STUBBORN = "import signal, time\nfor n in range(1, 32):\n  n in (9, 19) or signal.signal(n, signal.SIG_IGN)\nwhile 1: time.sleep(9)"
+COMET = """
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    try:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+    except OSError:
+        pass
+"""
+BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+GHOSTS = """
+import os, sys, time
+def haunt():
+    if os.fork() == 0:
+        os.setresuid(*[int(sys.argv[1])] * 3)
+        time.sleep(1000)
+for _ in range(20):
+    haunt()
+while True:
+    os.wait()
+    haunt()
+"""
+
+
+async def fresh(rig):
+    index = await rig.index()
+    return index, rig.client.commands(index)
+
+
+def running(rig, index):
+    """The processes that belong to a slot, by the mark that its commands carry, the host's view of them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environ = (entry / "environ").read_bytes()
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            mark = f"/{index}/".encode()
+            if rig.sandbox.id.encode() in environ and b"HERMES_COMMAND=" in environ and stat[0] != "Z":
+                value = environ.partition(b"HERMES_COMMAND=")[2].partition(b"\0")[0]
+                if mark in value:
+                    found.append(int(entry.name))
+    return found
+
+
+# --- killing --------------------------------------------------------------------------------------------------------
+
+
+async def test_kill_ends_processes_and_keeps_files(rig):
+    index, slot = await fresh(rig)
+    await slot.write_file("stubborn.py", STUBBORN.encode())
+    background = await slot.start("python3 stubborn.py")
+    foreground = asyncio.ensure_future(slot.run("echo begun; python3 stubborn.py"))
+    await slot.run("setsid python3 stubborn.py >/dev/null 2>&1 & (setsid sleep 1000 &) ; true")
+    await asyncio.sleep(0.3)
+    assert len(running(rig, index)) >= 4
+    await rig.client.kill_slot(index)
+    assert running(rig, index) == []
+    result = await foreground
+    assert (result.signal, result.stdout) == (9, b"begun\n")
+    assert (await slot.poll(background.process_id)).signal == 9
+    assert (await slot.read_file("stubborn.py")).data == STUBBORN.encode()
+
+
+async def test_reset_leaves_nothing(rig):
+    index, slot = await fresh(rig)
+    private = (await slot.run("echo $HOME; echo $TMPDIR")).text.split()
+    await slot.run(
+        "mkdir -p d/e ..x -- -rf; touch .hidden ..x/f d/e/f; echo x >$HOME/.profile; mktemp; ln -s / root; chmod 000 d; sleep 1000 &"
+    )
+    process = await slot.start("sleep 1000")
+    await slot.run("true", spool=True)
+    await rig.client.reset_slot(index)
+    assert running(rig, index) == []
+    assert await slot.list_dir() == []
+    for folder in private:
+        assert await slot.list_dir(folder) == []
+    assert await slot.processes() == []
+    with pytest.raises(CommandError):
+        await slot.poll(process.process_id)
+    assert (await slot.run("echo usable")).text == "usable\n"
+
+
+async def test_reset_twice_at_once_and_again(rig):
+    index, slot = await fresh(rig)
+    await slot.run("touch f; sleep 1000 &")
+    await asyncio.gather(*(rig.client.reset_slot(index) for _ in range(3)), rig.client.kill_slot(index))
+    assert await slot.list_dir() == []
+    for number in range(20):
+        await slot.run(f"touch {number}")
+        await rig.client.reset_slot(index)
+        assert await slot.list_dir() == []
+
+
+async def test_a_wipe_asked_for_during_a_kill_is_not_lost(rig):
+    index, slot = await fresh(rig)
+    for delay in (0, 0.001, 0.003, 0.006, 0.01):
+        await slot.run("touch f; sleep 1000 &")
+        killing = asyncio.ensure_future(rig.client.kill_slot(index))
+        await asyncio.sleep(delay)
+        await rig.client.reset_slot(index)
+        await killing
+        assert await slot.list_dir() == []
+
+
+async def test_commands_asked_for_during_a_reset_come_after_it(rig):
+    index, slot = await fresh(rig)
+    await slot.run("touch f")
+    resetting = asyncio.ensure_future(rig.client.reset_slot(index))
+    await asyncio.sleep(0)
+    results = await asyncio.gather(*(slot.run("ls -A; echo $?") for _ in range(5)))
+    await resetting
+    assert {result.text for result in results} == {"0\n"}
+
+
+async def test_other_slots_are_left_alone(rig):
+    index, slot = await fresh(rig)
+    _, other = await fresh(rig)
+    await other.write_file("f", b"mine")
+    process = await other.start("sleep 1000")
+    command = asyncio.ensure_future(other.run("sleep 0.5; echo undisturbed"))
+    for _ in range(5):
+        await slot.run("sleep 1000 &")
+        await rig.client.reset_slot(index)
+    assert (await command).text == "undisturbed\n"
+    assert (await other.poll(process.process_id)).running
+    assert (await other.read_file("f")).data == b"mine"
+    await other.kill(process.process_id, grace_s=0)
+
+
+async def test_a_slot_that_was_never_opened(rig):
+    with pytest.raises(InfraError):
+        await rig.client.commands(199).run("true")
+    with pytest.raises(InfraError):
+        await rig.client.open_slot(200)
+    with pytest.raises(InfraError):
+        await rig.client.open_slot(-2)
+
+
+# --- hostile slots --------------------------------------------------------------------------------------------------
+
+
+async def test_killing_everything_is_the_slots_own_loss(own_rig):
+    """`kill -9 -1` takes the slot's parent with it at `user`: a failed command, and a slot that goes on."""
+    _, other = await fresh(own_rig)
+    neighbour = asyncio.ensure_future(other.run("sleep 1; echo undisturbed"))
+    _, slot = await fresh(own_rig)
+    await slot.write_file("f", b"kept")
+    background = await slot.start("sleep 1000")
+    together = asyncio.ensure_future(slot.run("sleep 1000"))
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        result = await slot.run("kill -9 -1; sleep 0.2; exit 3")
+        assert result.signal == 9 or result.exit_code == 3
+        assert (await slot.run("echo fine")).text == "fine\n"
+    assert (await together).signal == 9
+    assert (await slot.wait(background.process_id, timeout_s=5)).signal == 9
+    assert (await slot.read_file("f")).data == b"kept"
+    assert (await neighbour).text == "undisturbed\n"
+
+
+async def test_commands_in_flight_when_the_parent_dies_all_end(own_rig):
+    _, slot = await fresh(own_rig)
+    for _ in range(5):
+        commands = [asyncio.ensure_future(slot.run(f"sleep 0.0{n}")) for n in range(10)]
+        commands.append(asyncio.ensure_future(slot.run("kill -9 -1")))
+        commands += [asyncio.ensure_future(slot.run("echo x")) for _ in range(10)]
+        results = await asyncio.wait_for(asyncio.gather(*commands), 20)
+        assert all(result.signal in (None, 9) for result in results)
+    assert (await slot.run("echo fine")).text == "fine\n"
+
+
+async def test_terminating_everything_spares_the_slots_parent(own_rig):
+    _, slot = await fresh(own_rig)
+    parent = (await slot.run("echo $PPID")).text
+    await slot.run("for s in HUP INT QUIT TERM USR1 ALRM; do kill -$s -1; kill -$s $PPID; done 2>/dev/null")
+    assert (await slot.run("echo $PPID")).text == parent
+
+
+async def test_a_stopped_parent_is_no_way_out_of_a_time_limit(own_rig):
+    _, slot = await fresh(own_rig)
+    began = time.monotonic()
+    result = await asyncio.wait_for(slot.run("kill -STOP $PPID; sleep 1000", timeout_s=0.5), 20)
+    assert result.timed_out and time.monotonic() - began < 4
+    script = "while :; do kill -STOP $PPID; done"
+    result = await asyncio.wait_for(slot.run(script, timeout_s=0.5), 20)
+    assert result.timed_out and time.monotonic() - began < 14
+    assert (await slot.run("echo fine")).text == "fine\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [BOMB, COMET], ids=["bomb", "comet"])
+async def test_fork_storms(own_rig, program):
+    """Bounded, a neighbour can work meanwhile, and a reset ends them with proof."""
+    index, slot = await fresh(own_rig)
+    _, other = await fresh(own_rig)
+    await slot.write_file("storm.py", program.encode())
+    for _ in range(6 if program is COMET else 1):
+        await slot.start("python3 storm.py")
+    await asyncio.sleep(0.5)
+    assert (await asyncio.wait_for(other.run("echo fine"), 20)).text == "fine\n"
+    began = time.monotonic()
+    await own_rig.client.reset_slot(index)
+    assert time.monotonic() - began < 5
+    assert running(own_rig, index) == []
+    await asyncio.sleep(0.2)
+    assert running(own_rig, index) == []
+    assert (await slot.run("echo usable; ls -A")).text == "usable\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [BOMB, COMET], ids=["bomb", "comet"])
+async def test_fork_storms_at_a_time_limit(own_rig, program):
+    index, slot = await fresh(own_rig)
+    await slot.write_file("storm.py", program.encode())
+    script = "trap '' TERM; python3 storm.py & python3 storm.py; sleep 1000"
+    result = await asyncio.wait_for(slot.run(script, timeout_s=0.3), 30)
+    assert result.timed_out
+    for _ in range(100):
+        if not running(own_rig, index):
+            break
+        await asyncio.sleep(0.05)
+    assert running(own_rig, index) == []
+    assert (await slot.run("echo usable")).text == "usable\n"
+
+
+async def test_what_a_slot_leaves_in_common_directories(own_rig):
+    index, slot = await fresh(own_rig)
+    _, other = await fresh(own_rig)
+    mine, theirs = (await slot.run("mktemp -p /tmp")).text.strip(), (await other.run("mktemp -p /tmp")).text.strip()
+    script = "mkdir -p /tmp/{0}/a/b; touch /tmp/{0}/a/b/f /dev/shm/{0} /var/tmp/{0}; chmod 000 /tmp/{0}/a; ln -s /tmp/{0} /var/tmp/{0}-link"
+    name = f"hermes-test-{os.getpid()}-{index}"
+    assert (await slot.run(script.format(name))).ok
+    await own_rig.client.reset_slot(index)
+    left = await slot.run(f"ls -d {mine} /tmp/{name} /dev/shm/{name} /var/tmp/{name} /var/tmp/{name}-link")
+    assert left.stdout == b"", left
+    assert (await other.run(["test", "-e", theirs])).ok
+
+
+@pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")
+async def test_slots_that_share_a_directory_of_one_of_them(rigs):
+    """Neither is quarantined, neither keeps anything, neither loses what is its own."""
+    rig = await rigs("user")
+    (index, slot), (second, other) = await fresh(rig), await fresh(rig)
+    common = f"/tmp/hermes-test-{os.getpid()}-{index}"
+    assert (await slot.run(f"mkdir -m 777 {common}; mkdir -m 777 {common}/deep; echo a >{common}/deep/a")).ok
+    assert (
+        await other.run(
+            f"mkdir -m 777 {common}/deep/theirs; echo b >{common}/deep/theirs/b; umask 0; echo b >{common}/b"
+        )
+    ).ok
+    assert (await slot.run(f"echo a >{common}/deep/theirs/a; chmod 700 {common}")).ok
+    await rig.client.reset_slot(index)
+    owners = {entry.lstat().st_uid for entry in [Path(common), *Path(common).rglob("*")]}
+    mine, theirs = rig.sandbox.uid_base + 2 + index, rig.sandbox.uid_base + 2 + second
+    assert mine not in owners and theirs in owners
+    assert sorted(p.name for p in Path(common).rglob("*") if p.is_file()) == ["b", "b"]
+    assert (await slot.run(f"rm -rf {common}; echo c >{common}/c; echo usable")).text == "usable\n"
+    await rig.client.reset_slot(second)
+    await rig.client.reset_slot(index)
+    assert [p for p in Path(common).rglob("*") if p.is_file()] == []
+    os.system(f"rm -rf {common}")
+
+
+async def test_a_deep_tree_of_a_slot(own_rig):
+    index, slot = await fresh(own_rig)
+    script = "import os\nfor i in range(5000):\n os.mkdir('d'); os.chdir('d'); open('f', 'w').close()\nfor i in range(5000): os.chmod('.', 0); os.chdir('..')"
+    await slot.run(["python3", "-c", script])
+    began = time.monotonic()
+    await own_rig.client.reset_slot(index)
+    assert time.monotonic() - began < 3, "removal takes its time elsewhere"
+    assert await slot.list_dir() == []
+    trash = Path(own_rig.sandbox.workspace_base, ".slots", "trash")
+    for _ in range(200):
+        if not list(trash.iterdir()):
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("the trash stays full")
+
+
+async def test_the_trash_is_emptied_after_its_process_was_killed(own_rig):
+    index, slot = await fresh(own_rig)
+    trash = Path(own_rig.sandbox.workspace_base, ".slots", "trash")
+    for _ in range(3):
+        await slot.run("touch f")
+        await own_rig.client.reset_slot(index)
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and entry.name != str(own_rig.guest_pid):
+                try:
+                    stat = (entry / "stat").read_text().rpartition(")")[2].split()
+                    if stat[16] == "10" and own_rig.sandbox.id.encode() in (entry / "environ").read_bytes():
+                        os.kill(int(entry.name), 9)
+                except OSError:
+                    continue
+    await own_rig.client.reset_slot(index)
+    for _ in range(100):
+        if not list(trash.iterdir()):
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("nobody empties it")
+
+
+@pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")
+async def test_a_slot_that_cannot_be_proved_clean_is_quarantined(rigged):
+    """A process of the slot's user that even the guest cannot kill: here, some that root always starts anew."""
+    async with rigged("user") as rig:
+        index, slot = await fresh(rig)
+        uid = rig.sandbox.uid_base + 2 + index
+        ghosts = await asyncio.create_subprocess_exec("python3", "-c", GHOSTS, str(uid))
+        try:
+            await asyncio.sleep(0.5)
+            with pytest.raises(SlotLost):
+                await asyncio.wait_for(rig.client.reset_slot(index), 15)
+        finally:
+            ghosts.kill()
+            await ghosts.wait()
+            os.system(f"pkill -9 -U {uid}")
+        for attempt in (
+            rig.client.reset_slot(index),
+            rig.client.open_slot(index),
+            slot.run("true"),
+            slot.start("true"),
+            slot.stat("."),
+        ):
+            with pytest.raises(SlotLost):
+                await attempt
+        _, other = await fresh(rig)
+        assert (await other.run("echo fine")).text == "fine\n"
+
+
+# --- what separates them --------------------------------------------------------------------------------------------
+
+
+async def test_slots_cannot_see_into_one_another(own_rig):
+    _, slot = await fresh(own_rig)
+    _, other = await fresh(own_rig)
+    await other.write_file("secret", b"secret")
+    home = (await other.run("echo x >$HOME/f; echo $HOME")).text.strip()
+    tmp = (await other.run("echo x >$TMPDIR/f; echo $TMPDIR")).text.strip()
+    process = await other.start("SECRET=secret sleep 1000")
+    base = own_rig.sandbox.base
+    for path in (other.workspace_dir, home, base + "/state", base + "/data/.slots", base + "/data"):
+        names = (await slot.run(["ls", "-A", path])).text.split()
+        assert not names or (own_rig.level == "namespace" and not any(name in other.workspace_dir for name in names))
+    if own_rig.level == "user":
+        assert not (await slot.run(["cat", tmp + "/f"])).ok
+    assert not (await slot.run(["touch", other.workspace_dir + "/x"])).ok
+    for command in (f"cat /proc/{process.pid}/environ", f"ls /proc/{process.pid}/cwd/", f"kill -9 {process.pid}"):
+        result = await slot.run(command)
+        assert not result.ok or own_rig.level == "namespace"
+        assert b"secret" not in result.stdout
+    assert (await other.poll(process.process_id)).running
+    await other.kill(process.process_id, grace_s=0)
+
+
+async def test_a_setuid_program_gives_nothing(own_rig):
+    _, slot = await fresh(own_rig)
+    result = await slot.run("cp $(command -v id) ./id; chmod 4755 id; ./id -u; su -c id root </dev/null; sudo -n id")
+    assert result.text.split() == [result.text.split()[0]] and result.text.split()[0] != "0"
+
+
+async def test_a_namespace_of_its_own(rigs):
+    rig = await rigs("namespace")
+    (index, slot), (_, other) = await fresh(rig), await fresh(rig)
+    await other.run("sleep 1000 &")
+    assert (await slot.run("ls -d /proc/[0-9]* | wc -l")).text.split()[0] in "3456"
+    assert (await slot.run("cat /proc/net/dev | tail -n +3 | cut -d: -f1")).text.split() == ["lo"]
+    assert (await slot.run("ls -A /tmp /var/tmp /dev/shm")).text.split() == ["/dev/shm:", "/tmp:", "/var/tmp:"]
+    assert not (await slot.run(["ls", str(Path(__file__).parent)])).ok
+    assert not (await slot.run("touch /usr/x /etc/x /x")).ok
+    await other.run(
+        "python3 -c \"import socket,time; s=socket.socket(); s.bind(('127.0.0.1', 8765)); s.listen(); time.sleep(1000)\" &"
+    )
+    connect = "import socket; socket.create_connection(('127.0.0.1', 8765), 1)"
+    assert not (await slot.run(["python3", "-c", connect])).ok
+
+
+async def test_what_is_prepared_can_be_read_and_not_changed(own_rig):
+    prepare = own_rig.client.commands(PREPARE)
+    made = await prepare.run("mkdir -p shared/k private/k; echo public >shared/k/f; echo private >private/k/f; pwd")
+    assert made.ok
+    folder = made.text.strip()
+    assert folder == own_rig.sandbox.workspace_base + "/prepared"
+    _, slot = await fresh(own_rig)
+    assert (await slot.run(["cat", folder + "/shared/k/f"])).text == "public\n"
+    assert not (await slot.run(f"echo x >>{folder}/shared/k/f")).ok
+    assert not (await slot.run(["touch", folder + "/shared/x"])).ok
+    assert not (await slot.run(["cat", folder + "/private/k/f"])).ok
+    await prepare.remove("shared/k", recursive=True)
+    await prepare.remove("private/k", recursive=True)
