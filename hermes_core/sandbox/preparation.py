@@ -96,6 +96,8 @@ async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
             raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=member.sandbox.id)
         try:
             await build(commands, directory)
+            if not private:
+                await _protect(commands, directory)
         except BaseException:
             await _undo(commands, directory)
             raise
@@ -103,6 +105,13 @@ async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
         del member.preparations[name]
         raise
     return directory
+
+
+async def _protect(commands: SlotCommands, directory: str) -> None:
+    """Take from others the right to write, which an archive or an installer may have given: every slot will use it."""
+    done = await commands.run(["chmod", "-R", "go-w", "--", directory])
+    if not done.ok:
+        raise ProvisionError(f"can't protect {directory}: {done.error_text.strip()[-500:]}")
 
 
 async def _undo(commands: SlotCommands, directory: str) -> None:
