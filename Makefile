@@ -69,7 +69,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV)
