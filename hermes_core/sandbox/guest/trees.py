@@ -159,16 +159,15 @@ def world_writable(skip: Collection[str]) -> list[str]:
     """The directories below / that any user can write to, read-only file systems and what is below `skip` left out."""
     found = []
     pending = ["/"]
-    read_only: dict[int, bool] = {}
     while pending:
         folder = pending.pop()
         try:
             info = os.lstat(folder)
-            if info.st_dev not in read_only:
-                read_only[info.st_dev] = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-            if read_only[info.st_dev] and folder.count("/") > 2:
+            # Of this mount: one device may be mounted read-only here and writable there.
+            read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+            if read_only and folder.count("/") > 2:
                 continue  # Its immediate children may be writable mounts; what is deeper is not looked at.
-            if info.st_mode & stat.S_IWOTH and not read_only[info.st_dev]:
+            if info.st_mode & stat.S_IWOTH and not read_only:
                 found.append(folder)
                 continue
             with os.scandir(folder) as entries:
