@@ -392,6 +392,32 @@ def test_rows_whose_patch_is_the_fix(tmp_path, origin):
     assert bench.rescore(bench.fix) == FILES
 
 
+@pytest.mark.parametrize("of", ["the head", "the tip", "an older commit", "nothing"])
+def test_a_repository_from_a_url(tmp_path, origin, of):
+    mirror = tmp_path / "mirror"
+    git(tmp_path, "clone", "-q", str(origin), str(mirror))
+    tip = git(mirror, "rev-parse", "HEAD").strip()
+    (mirror / "more.txt").write_text("x")
+    git(mirror, "add", "more.txt")
+    git(mirror, "commit", "-q", "-m", "more")
+    newest = git(mirror, "rev-parse", "HEAD").strip()
+    commit = {"the head": None, "the tip": newest, "an older commit": tip, "nothing": "0" * 40}[of]
+    arguments = {"repo": str(tmp_path / "repo.git"), "url": f"file://{mirror}", "commit": commit}
+    if of == "nothing":
+        with pytest.raises(trees.Refused) as refused:
+            trees.make_repository(arguments, b"")
+        assert refused.value.code == "repository"
+        return
+    trees.make_repository(arguments, b"")
+    found = trees.Repository(arguments["repo"]).git("rev-parse", trees.BASE).decode().strip()
+    assert found == (tip if of == "an older commit" else newest)
+
+
+def test_a_url_where_nothing_is(tmp_path):
+    with pytest.raises(trees.Refused, match="nowhere"):
+        trees.make_repository({"repo": str(tmp_path / "r.git"), "url": "file:///nowhere", "commit": None}, b"")
+
+
 def test_the_agents_patch_of_another_dataset_does_not_apply(bench):
     with pytest.raises(trees.Refused, match="the patch does not apply"):
         bench.rescore(BUG)

@@ -44,16 +44,21 @@ print(json.dumps({"modules": sorted(names), "pythonpath": sys.argv[1:]}))
 
 # Removes every installed file of the project but its metadata; entry points would name code that is not there.
 _TAKE_OUT = """
-import importlib.metadata, os, sys
+import importlib.metadata, os, shutil, sys
 for distribution in list(importlib.metadata.distributions()):
-    origin = distribution.read_text("direct_url.json") or ""
-    if sys.argv[1] not in origin:
+    if sys.argv[1] not in (distribution.read_text("direct_url.json") or ""):
         continue
-    for file in distribution.files or ():
+    for file in list(distribution.files or ()):
         path = str(distribution.locate_file(file))
-        if ".dist-info" not in str(file) or os.path.basename(path) in ("entry_points.txt", "direct_url.json"):
-            if os.path.exists(path):
-                os.unlink(path)
+        if ".dist-info" in str(file) and os.path.basename(path) not in ("entry_points.txt", "direct_url.json"):
+            continue
+        if os.path.exists(path):
+            os.unlink(path)
+        parent = os.path.dirname(path)
+        shutil.rmtree(os.path.join(parent, "__pycache__"), ignore_errors=True)
+        while os.path.isdir(parent) and not os.listdir(parent):
+            os.rmdir(parent)
+            parent = os.path.dirname(parent)
 """
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hermes_core.errors import ConfigError, DatasetError, nearest_hint
+from hermes_core.settings import requirement
 from hermes_swe_smith.rows import Task
 
 _URL = re.compile(r"^(https?|ssh|git|file)://|^[\w.-]+@[\w.-]+:")
@@ -163,7 +164,9 @@ def _read_listing(path: Path) -> dict[str, RepoEntry]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DatasetError(f"{path}, at {place or 'the top'}: {first['msg']}", hint="a list of repositories") from error
+        raise DatasetError(
+            f"{path}: {place or 'the whole'} {requirement(first)}", hint="it is a list of repositories"
+        ) from error
     except (ValueError, OSError) as error:
         raise DatasetError(f"{path} can't be read: {error}", hint="a JSON list of repositories") from error
     return {entry.repo: entry for entry in entries}

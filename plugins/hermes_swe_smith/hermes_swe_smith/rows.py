@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from hermes_core.errors import DatasetError
+from hermes_core.settings import requirement
 from hermes_swe_smith.config import SweSmithConfig
 
 Variant = Literal["swe-smith", "swe-smith-2025", "oracle"]
@@ -36,7 +37,7 @@ def _as_list(value: object) -> object:
         try:
             return json.loads(value)
         except ValueError:
-            raise ValueError("a string that is not a JSON list") from None
+            raise ValueError("must be a list, not a text that is none in JSON") from None
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -64,7 +65,7 @@ class Row(BaseModel):
         for node_id in node_ids:
             path = test_file(node_id)
             if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path or "\n" in path:
-                raise ValueError(f"{node_id[:200]!r} names no file of the repository")
+                raise ValueError(f"has {node_id[:200]!r}, which names no file of the repository")
         return node_ids
 
 
@@ -139,7 +140,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "?"
-        raise DatasetError(f"{where}, field {place!r}: {first['msg']}", hint=_field_hint(place)) from error
+        raise DatasetError(f"{where}, field {place!r} {requirement(first)}", hint=_field_hint(place)) from error
     variant = _variant(fields, where, config)
     patch_is = _patch_is(parsed, variant, where, config)
     base_is: Literal["clean", "buggy"] = "clean"
@@ -164,7 +165,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
 def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> Variant:
     if config.variant != "auto":
         if config.variant != "swe-smith" and "base_commit" not in fields:
-            raise DatasetError(f"{where}, field 'base_commit': missing", hint=f"variant={config.variant} needs it")
+            raise DatasetError(f"{where}, field 'base_commit' is missing", hint=f"variant={config.variant} needs it")
         return config.variant
     if "base_commit" not in fields:
         return "swe-smith"
@@ -182,12 +183,12 @@ def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> V
 
 def _patch_is(row: Row, variant: Variant, where: str, config: SweSmithConfig) -> Literal["bug", "fix"]:
     if not row.patch and variant != "oracle":
-        raise DatasetError(f"{where}, field 'patch': missing or empty", hint="it is the diff that makes the bug")
+        raise DatasetError(f"{where}, field 'patch' is missing or empty", hint="it is the diff that makes the bug")
     if config.patch_is != "auto":
         return config.patch_is
     if variant == "oracle" and row.patch:
         raise DatasetError(
-            f"{where}, field 'patch': in this variant it may make the bug or mend it",
+            f"{where}, field 'patch' may make the bug or mend it in this variant",
             hint="set patch_is to bug or fix; `hermes-rl validate` shows which of them is right",
         )
     return "bug"

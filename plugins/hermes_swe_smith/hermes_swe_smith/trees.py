@@ -213,14 +213,13 @@ def make_repository(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]
 
 
 def _fetch(repo: Repository, url: str, commit: str | None) -> str:
-    """Fetch one commit and its parent, or all if the server gives out no single commits."""
+    """Fetch one commit and its parent, or everything if the server gives out nothing less. Gives the commit's name."""
     try:
         repo.git("fetch", "-q", "--no-tags", "--depth=2", url, commit or "HEAD")
+        return commit or "FETCH_HEAD"
     except subprocess.CalledProcessError:
-        if commit is None:
-            raise
-        repo.git("fetch", "-q", "--no-tags", url, "+refs/heads/*:refs/remote/*")
-    return commit or "FETCH_HEAD"
+        repo.git("fetch", "-q", "--no-tags", url, "+HEAD:refs/hermes/head", "+refs/heads/*:refs/remote/*")
+        return commit or "refs/hermes/head"
 
 
 def make_trees(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
