@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - an ordinary user could not read it when it is first needed
 import os
 import shutil
 import sys
