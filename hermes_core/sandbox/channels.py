@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import os
 import queue
+import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -159,9 +162,20 @@ class AsyncioStreamChannel(Channel):
         self._closed = True
         self._inbox.end()
         self._writable.set()
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if self._exited.is_set():
             self._transport.close()
-            await self._exited.wait()  # SIGKILL does not wait for anything
+            return
+        for descriptor in (0, 1, 2):
+            pipe = self._transport.get_pipe_transport(descriptor)
+            if pipe is not None:
+                pipe.close()
+        # Not by the transport's own `close`: it looks whether the child has ended, and so may take the exit status
+        # away from asyncio's watcher, which then complains of an unknown child.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._transport.get_pid(), signal.SIGKILL)
+        await self._exited.wait()  # SIGKILL does not wait for anything
 
     @property
     def stderr_tail(self) -> str:
@@ -223,7 +237,10 @@ class _ChildProtocol(asyncio.SubprocessProtocol):
         self._channel._writable.set()
 
     def process_exited(self) -> None:
-        self._channel._exited.set()
+        channel = self._channel
+        channel._exited.set()
+        if channel._closed and channel._transport is not None:
+            channel._transport.close()
 
 
 def _widen(pipe: asyncio.BaseTransport | None) -> None:

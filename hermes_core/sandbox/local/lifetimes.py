@@ -66,7 +66,11 @@ async def gone(process: tuple[int, int], limit_s: float) -> bool:
     return True
 
 
-def reap(pid: int) -> None:
-    """Take a child's exit status, if it is a child of ours that has ended."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+def reap(process: tuple[int, int]) -> None:
+    """Take the exit status of that very process, if it is a child of ours that has ended.
+
+    Its pid alone may be that of another child by now, whose status is somebody else's to take.
+    """
+    if processes.began(process[0]) == process[1]:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process[0], os.WNOHANG)

@@ -18,12 +18,23 @@ _ROUNDS, _PAUSE_S, _CLEAN_ROUNDS = 100, 0.01, 2
 
 def start_time(pid: int) -> int:
     """When the process began, in clock ticks since boot; 0 if there is none, or only its zombie."""
+    fields = _fields(pid)
+    return 0 if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def began(pid: int) -> int:
+    """The same, of a zombie too."""
+    fields = _fields(pid)
+    return int(fields[19]) if fields else 0
+
+
+def _fields(pid: int) -> list[bytes]:
+    """What /proc says of a process, from its state on; nothing if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
-            fields = stream.read().rpartition(b")")[2].split()  # the name before it may hold anything
+            return stream.read().rpartition(b")")[2].split()  # the name before it may hold anything
     except OSError:
-        return 0
-    return 0 if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
+        return []
 
 
 def alive(pid: int, started: int) -> bool:

@@ -57,7 +57,7 @@ class LocalSandbox(Sandbox):
 
     async def status(self) -> SandboxStatus:
         """Running as long as its keeper lives; gone with its directory."""
-        lifetimes.reap(self.record.keeper[0])
+        lifetimes.reap(self.record.keeper)
         if directories.held(str(self.directory)):
             return SandboxStatus.RUNNING
         return SandboxStatus.ENDED if self.directory.exists() else SandboxStatus.GONE
@@ -79,7 +79,7 @@ async def end(record: Record, directory: Path) -> None:
         if not await lifetimes.gone(keeper, _END_S):
             lifetimes.send(keeper, signal.SIGKILL)
             await lifetimes.gone(keeper, _KILL_S)
-    lifetimes.reap(keeper[0])
+    lifetimes.reap(keeper)
     if not await asyncio.to_thread(_remove_remains, record, directory):
         raise InfraError(
             "the sandbox's keeper can't be ended from here",
