@@ -133,6 +133,7 @@ class Runtime:
                 owner=self.owner,
                 default_profile=self.settings.default_profile,
                 observers=_SandboxEvents(self.plugin_manager.observers),
+                on_closed=self._forget,
             )
         )
 
@@ -162,7 +163,7 @@ class Runtime:
         return environment
 
     def agent(self, name: str, settings: AgentSettings | None = None) -> Agent:
-        """A new agent of that name, closed with the runtime.
+        """A new agent of that name, closed by `close`, or with the runtime.
 
         Args:
             settings: how it is to work; the model, endpoint and key that they do not set come from the runtime's.
@@ -180,6 +181,11 @@ class Runtime:
         filled = given.model_copy(update={key: getattr(self.settings, key) for key in unset})
         agent: Agent = self._make(entry, filled)
         return self._keep(agent)
+
+    async def close(self, thing: Closable) -> None:
+        """Close something that was made here now, not only with the runtime, which lives longer than many of them."""
+        await thing.aclose()
+        self._forget(thing)
 
     async def aclose(self) -> None:
         """Close everything that was made, last made first, each even if another fails. Idempotent.
@@ -230,6 +236,9 @@ class Runtime:
     def _keep(self, thing: Thing) -> Thing:
         self._made.append(thing)
         return thing
+
+    def _forget(self, thing: Closable) -> None:
+        self._made = [each for each in self._made if each is not thing]
 
     def _check_open(self) -> None:
         if self._closed:

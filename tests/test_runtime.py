@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -263,6 +265,18 @@ async def test_everything_is_closed_last_made_first_even_if_some_fail() -> None:
     assert order == ["d", "c", "b", "a"]
     assert backend.closed == 1  # type: ignore[attr-defined]
     assert [str(error) for error in caught.value.exceptions] == ["c as well", "b is stuck"]
+
+
+async def test_what_is_closed_before_the_runtime_is_let_go() -> None:
+    async with new_runtime() as runtime:
+        async with runtime.tool_backend("paper", config={"min_sandboxes": 0}) as backend:
+            pass
+        agent = runtime.agent("paper")
+        await runtime.close(agent)
+        gone = [weakref.ref(backend), weakref.ref(agent)]
+        del backend, agent
+        gc.collect()
+        assert [one() for one in gone] == [None, None]
 
 
 async def test_a_cancelled_close_still_closes_the_rest() -> None:

@@ -319,7 +319,7 @@ async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettin
     try:
         yield made
     finally:
-        await made.aclose()
+        await runtime.close(made)
 
 
 def new_context(

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -51,6 +51,7 @@ class ToolBackend:
         owner: who the sandboxes belong to, for their labels.
         max_creating: sandboxes being made at the same time, over all profiles.
         start_client: gives the client of a new sandbox.
+        on_closed: called with this tool backend once it is closed.
 
     Raises:
         ConfigError, PolicyError, UnknownNameError: a profile can't be served by this backend.
@@ -68,8 +69,10 @@ class ToolBackend:
         observers: Observers | None = None,
         max_creating: int = 4,
         start_client: ClientFactory = start_guest,
+        on_closed: Callable[[ToolBackend], object] | None = None,
     ) -> None:
         self.backend = backend
+        self._on_closed = on_closed
         self.isolation = isolation
         self.default_profile = default_profile
         self._tools = tools
@@ -130,6 +133,8 @@ class ToolBackend:
             for pool in self._pools.values():
                 group.create_task(pool.aclose())
         self._leases.clear()
+        if self._on_closed is not None:
+            self._on_closed(self)
 
     # ------------------------------------------------------------------ leases
 
