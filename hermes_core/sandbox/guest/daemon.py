@@ -178,7 +178,7 @@ class Daemon:
             self._search.begin({"/proc", "/sys", "/dev/pts", self.base})
         self.slots[PREPARE] = Slot(self, PREPARE)
         self.slots[PREPARE].workspace.make()
-        self._trash = Trash(workspace.trash(self.base))
+        self._trash = Trash(workspace.trash(self.base), lambda: workspace.stock(self.base))
 
     def uid_of(self, index: int) -> int | None:
         """The user of a slot; None where slots have none of their own."""

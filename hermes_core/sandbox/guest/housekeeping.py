@@ -41,10 +41,16 @@ class Heartbeat:
 
 
 class Trash:
-    """Removes what slots have discarded, in a process of its own that lives as long as the guest."""
+    """Removes what slots have discarded, in a process of its own that lives as long as the guest.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: the directory of what is discarded.
+        first: called before each removal, there.
+    """
+
+    def __init__(self, path: str, first: Callable[[], object]) -> None:
         self._path = path
+        self._first = first
         self._bell: int | None = None
         self._pid = 0
 
@@ -86,6 +92,10 @@ class Trash:
     def _serve(self, reader: int) -> None:
         os.set_blocking(reader, True)
         while os.read(reader, 4096):
+            try:
+                self._first()
+            except OSError as error:
+                complain("before emptying the trash: %s" % error)
             self._remove_all()
 
     def _remove_all(self) -> None:
