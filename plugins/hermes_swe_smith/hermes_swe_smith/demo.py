@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import Generator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 import click
 
+import hermes_swe_smith
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.summary import RunSummary
 from hermes_core.errors import HermesError
@@ -82,7 +82,9 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     click.echo(f"\nDone in {time.monotonic() - began:.0f} s. The trajectories are in {out}/*/trajectories.jsonl")
-    command = Path(os.path.relpath(Path(sys.executable).parent / "hermes-rl"))
+    command = Path(sys.executable).parent / "hermes-rl"
+    if command.is_relative_to(Path.cwd()):
+        command = command.relative_to(Path.cwd())
     click.echo("With your own model (any OpenAI-compatible endpoint; its key in OPENAI_API_KEY):\n")
     click.echo(f"  {command} rollout swe-smith --env.dataset_name=demo --model MODEL --base-url URL --out runs/mine\n")
     if not good:
@@ -91,7 +93,9 @@ def main() -> int:
 
 
 async def _demo(out: Path) -> bool:
-    async with Runtime(Settings.load()) as runtime, ScriptedServer(ToolScript(play)) as server:
+    # This plugin and what is built in are all it takes, whatever else is installed or excluded.
+    runtime = Runtime(Settings.load(), plugins=[hermes_swe_smith], load_entry_points=False)
+    async with runtime, ScriptedServer(ToolScript(play)) as server:
         isolation = await _isolation(runtime)
         scripted = {"model": "scripted", "base_url": server.base_url, "api_key": "none"}
         expected = (("oracle", 1.0, None), ("nop", 0.0, None), ("model", 1.0, scripted))
