@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -50,10 +50,21 @@ class Program(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """As click's own, with our way of saying what is wrong with the options."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise _reworded(error) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Expected errors end in a message: exit 2 for wrong use, 1 otherwise, 130 for Ctrl-C."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _reworded(error) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
@@ -64,6 +75,24 @@ class Program(click.Group):
             for one in expected:
                 click.echo(f"error: {one}", err=True)
             ctx.exit(EXIT_USAGE if isinstance(expected[0], UsageError) else EXIT_FAILED)
+
+
+class _Misuse(click.ClickException):
+    """Wrong options, said in one line like every other error."""
+
+    exit_code = EXIT_USAGE
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line."""
+        click.echo(f"error: {self.message}", file=file, err=file is None)
+
+
+def _reworded(error: click.UsageError) -> click.ClickException:
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        return error
+    said = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "hermes-rl"
+    return _Misuse(f"{said[:1].lower()}{said[1:]} (`{command} --help` says what there is)")
 
 
 def _expected(error: Exception) -> list[HermesError]:
@@ -93,7 +122,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 @_json_option
 @click.pass_obj
 def plugins(verbose: int, as_json: bool) -> None:
-    """List the plugins: where each is from, what it provides, and why one is not in use."""
+    """List the plugins, what they provide, and which are not in use."""
     _list("plugins", verbose, as_json)
 
 
@@ -132,7 +161,7 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
     """
     import asyncio
 
-    from hermes_core.cli_support import new_runtime
+    from hermes_core.cli_support import new_runtime, terminal_width
     from hermes_core.doctor import Report, examine
 
     async def report() -> Report:
@@ -140,27 +169,19 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
             return await examine(runtime, backend)
 
     found = asyncio.run(report())
-    click.echo(found.as_json() if as_json else found.as_text())
+    click.echo(found.as_json() if as_json else found.as_text(terminal_width()))
     ctx.exit(0 if found.healthy else EXIT_FAILED)
 
 
 def _list(what: str, verbose: int, as_json: bool) -> None:
     """Print one of the listings; what is wrong with the plugins goes to standard error."""
-    import shutil
-    import sys
-
     from hermes_core import listing
-    from hermes_core.cli_support import new_runtime
+    from hermes_core.cli_support import new_runtime, tell_problems, terminal_width
 
     runtime = new_runtime(verbose)
     tables: listing.Tables = getattr(listing, what)(runtime)
-    if as_json:
-        click.echo(listing.as_json(tables))
-    else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(listing.as_text(tables, terminal_width=width))
-    for problem in runtime.plugin_manager.problems():
-        click.echo(f"problem: {problem}", err=True)
+    click.echo(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
+    tell_problems(runtime)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from typing import Any
+
+import click
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import RedactingFormatter, Settings
@@ -29,5 +32,16 @@ def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
     logger.handlers = [handler]
     settings = Settings.load(**given)
     form = "%(levelname)s %(name)s: %(message)s" if verbose else "%(levelname)s: %(message)s"
-    handler.setFormatter(RedactingFormatter(settings.redactor(), form))
+    handler.setFormatter(RedactingFormatter(settings.redactor(), form, tracebacks=verbose > 0))
     return Runtime(settings)
+
+
+def terminal_width() -> int | None:
+    """How many columns standard output has to show; None if it is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def tell_problems(runtime: Runtime) -> None:
+    """Say on standard error what is wrong with the plugins."""
+    for problem in runtime.plugin_manager.problems():
+        click.echo(f"problem: {problem}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -33,15 +34,21 @@ class Report:
         backends = {name: asdict(found) for name, found in self.backends.items()}
         return json.dumps({"healthy": self.healthy, "backends": backends, "problems": self.problems}, indent=2)
 
-    def as_text(self) -> str:
-        """The report for people: a line for each backend, with details and advice below it."""
+    def as_text(self, terminal_width: int | None = None) -> str:
+        """The report for people: a line for each backend, with details and advice below it; wrapped for a terminal."""
         lines = []
         for name, found in self.backends.items():
             lines.append(f"{name}: {'usable' if found.usable else 'NOT usable'}: {found.summary}")
             lines.extend(f"    {detail}" for detail in found.details)
             lines.extend(f"    -> {advice}" for advice in found.advice)
         lines.extend(f"problem: {problem}" for problem in self.problems)
-        return "\n".join(lines)
+        return "\n".join(lines if terminal_width is None else (_wrapped(line, terminal_width) for line in lines))
+
+
+def _wrapped(line: str, width: int) -> str:
+    """The line in as many as it takes, those after the first indented further. Long words, as paths, stay whole."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Report:

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
+LISTED, LISTED_BESIDE = 30, 8
+"""Names that a hint lists at most: by themselves, and beside the nearest one."""
+
 
 class ErrorKind(StrEnum):
     """Why a tool call did not succeed, as carried by `ExecutionResult.error_kind`.
@@ -74,10 +77,11 @@ class ConfigError(UsageError):
 class UnknownNameError(UsageError):
     """A backend, environment, tool, profile, level or key of that name does not exist."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str], *, hint: str | None = None) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], *, where: str = "", hint: str | None = None) -> None:
         self.name = name
         self.known = sorted(known)
-        super().__init__(f"unknown {what} {name!r}", hint=hint or nearest_hint(name, self.known))
+        place = f" {where}" if where else ""
+        super().__init__(f"unknown {what} {name!r}{place}", hint=hint or nearest_hint(name, self.known))
 
 
 class PluginError(HermesError):
@@ -136,7 +140,9 @@ class CommandError(HermesError):
     `not_a_file`, `exists`, `no_space`, `too_large`, `invalid`, `unknown_process`, `spawn`, `failed`.
     """
 
-    def __init__(self, message: str, *, code: str = "failed", hint: str | None = None, slot_id: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str = "failed", hint: str | None = None, slot_id: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint, slot_id=slot_id)
         self.code = code
 
@@ -161,9 +167,10 @@ class ModelError(HermesError):
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """One line that names the nearest known word to `name`, or lists what there is."""
+    """One line that names the nearest known word to `name`, and lists what there is if it is little or nothing near."""
     names = sorted(known)
+    listed = ", ".join(names[:LISTED]) + (f", … ({len(names)} in all)" if len(names) > LISTED else "")
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
-        return f"did you mean {close[0]!r}? known: {', '.join(names)}"
-    return f"known: {', '.join(names)}" if names else "none is registered"
+        return f"did you mean {close[0]!r}?" + (f" known: {listed}" if len(names) <= LISTED_BESIDE else "")
+    return f"known: {listed}" if names else "there are none"

@@ -246,11 +246,7 @@ class EnvironmentHooks:
         Raises:
             UsageError: the environment has no reference solution. What the hook raises itself is passed on.
         """
-        if not self.can_solve:
-            raise UsageError(
-                f"environment {self.name!r} has no reference solution",
-                hint="implement solve_trajectory, or use another agent than `oracle`",
-            )
+        self.check_solve()
         await self._hook.solve_trajectory(
             item=item,
             trajectory_id=trajectory_id,
@@ -258,6 +254,18 @@ class EnvironmentHooks:
             workspace_meta=workspace_meta,
             rollout=rollout,
         )
+
+    def check_solve(self) -> None:
+        """Make sure that there is a reference solution.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if not self.can_solve:
+            raise UsageError(
+                f"environment {self.name!r} has no reference solution",
+                hint="implement solve_trajectory, or use another agent than `oracle`",
+            )
 
     def _own(self, environment: object, hook: str) -> Callable[..., Any] | None:
         """The environment's implementation: the method of the hook's name, marked or not, or one with that specname."""

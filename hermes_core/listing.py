@@ -1,10 +1,11 @@
-"""What `hermes-rl plugins|backends|tools|envs` show, as tables on a terminal, aligned lines in a pipe, or JSON."""
+"""What `hermes-rl plugins|backends|tools|envs` show, for people and as JSON."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hermes_core.errors import HermesError
@@ -92,25 +93,26 @@ def as_json(tables: Tables) -> str:
 
 
 def as_text(tables: Tables, *, terminal_width: int | None) -> str:
-    """The tables for people: drawn for a terminal of that width, as aligned lines where that is None.
+    """The tables for people: aligned lines, or paragraphs where the terminal is too narrow for those.
 
     Left out are columns that are empty in every row, titles where there is only one table, and what is in the JSON
     for programs.
+
+    Args:
+        terminal_width: None in a pipe, where lines may be of any length.
     """
     parts = []
     for title, rows in tables.items():
-        columns = (
-            [column for column in rows[0] if column not in DETAILS and any(row[column] for row in rows)] if rows else []
-        )
-        cells = [[_text(row[column]) for column in columns] for row in rows]
-        heading = [title] if len(tables) > 1 else []
-        if not rows:
-            parts.append("\n".join([*heading, "none"]))
-        elif terminal_width is None:
-            parts.append("\n".join([*heading, *_aligned([columns, *cells])]))
-        else:
-            parts.append(_drawn(title if heading else None, columns, cells, terminal_width))
+        columns = [column for column in rows[0] if _is_shown(column, rows)] if rows else []
+        lines = _aligned([columns, *([_text(row[column]) for column in columns] for row in rows)]) if rows else ["none"]
+        if terminal_width is not None and max(map(len, lines)) > terminal_width:
+            lines = _paragraphs(columns, rows, terminal_width)
+        parts.append("\n".join([title, *lines] if len(tables) > 1 else lines))
     return "\n\n".join(parts)
+
+
+def _is_shown(column: str, rows: Sequence[Row]) -> bool:
+    return column not in DETAILS and any(row[column] for row in rows)
 
 
 def _entries(registry: Registry) -> list[Row]:
@@ -147,17 +149,23 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def _drawn(title: str | None, columns: Sequence[str], cells: Iterable[Sequence[str]], width: int) -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _paragraphs(columns: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
+    """A paragraph for each row, beside its name: the summary if it has one, and the other columns, named."""
+    name, *others = columns
+    margin = 2 + max(len(_text(row[name])) for row in rows)
+    lines = []
+    for row in rows:
+        told = [_text(row["summary"])] if row.get("summary") else []
+        told.append("; ".join(_named(column, row[column]) for column in others if column != "summary" and row[column]))
+        for text, first in zip(told, [_text(row[name]), *[""] * len(told)], strict=False):
+            begin, fitted = first.ljust(margin), max(width, margin + 20)
+            lines += textwrap.wrap(
+                text, fitted, initial_indent=begin, subsequent_indent=" " * margin, break_on_hyphens=False
+            )
+    return lines
 
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    console = Console(width=width, force_terminal=True)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip("\n")
+
+def _named(column: str, cell: Cell) -> str:
+    if isinstance(cell, Mapping):
+        return "; ".join(f"{kind}: {_text(names)}" for kind, names in cell.items())
+    return f"{column}: {_text(cell)}"

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pluggy
 
 from hermes_core import PLUGIN_API, __version__
-from hermes_core.errors import PluginError, nearest_hint
+from hermes_core.errors import PluginError, UsageError, nearest_hint
 from hermes_core.hooks import EnvironmentHooks, Observers, adapt_plugin, environment_hooks, new_manager
 from hermes_core.hookspecs import PROJECT
 from hermes_core.registries import (
@@ -97,10 +97,20 @@ class PluginManager:
 
     def problems(self) -> list[str]:
         """What is wrong, one line each: plugins that failed to load, and names that more than one plugin claims."""
-        lines = [f"{p.label} {p.reason} ({p.hint})" for p in self.plugins if p.status is PluginStatus.FAILED]
+        lines = [f"{p.label} {p.reason} ({p.hint})" for p in self.plugins if p.wrong]
         for kind in dict.fromkeys(entry.kind for entry in self.claims):
             lines.extend(str(error) for error in self.registry(kind).clashes().values())
         return lines
+
+    def check_named(self) -> None:
+        """Make sure that every plugin of the allow-list is installed.
+
+        Raises:
+            UsageError: one is not.
+        """
+        for plugin in self.plugins:
+            if plugin.status is PluginStatus.MISSING:
+                raise UsageError(f"{plugin.label} {plugin.reason}", hint=plugin.hint)
 
     def _load_entry_points(self, allow: Collection[str] | None) -> None:
         found: dict[str, list[metadata.EntryPoint]] = {}
@@ -115,9 +125,8 @@ class PluginManager:
             else:
                 self._try(infos[0], entry_points[0].load)
         for name in sorted(set(allow or ()) - set(found) - set(BUILTINS)):
-            info = PluginInfo(name)
-            reason = "is named in HERMES_PLUGINS but not installed"
-            self.plugins.append(_failed(info, reason, nearest_hint(name, found)))
+            reason, hint = "is named in HERMES_PLUGINS but not installed", nearest_hint(name, found)
+            self.plugins.append(PluginInfo(name, status=PluginStatus.MISSING, reason=reason, hint=hint))
 
     def _try(self, info: PluginInfo, load: Callable[[], object]) -> None:
         """Load one plugin; what goes wrong is kept in `plugins` instead of raised."""

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 class PluginStatus(StrEnum):
-    """Whether a plugin is in use: loaded, failed to load, or left out by the allow-list."""
+    """Whether a plugin is in use: loaded, failed to load, left out by the allow-list, or named there and not there."""
 
     LOADED = "loaded"
     FAILED = "failed"
     EXCLUDED = "excluded"
+    MISSING = "missing"
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,15 @@ class PluginInfo:
     """The hooks that it implements."""
 
     @property
+    def wrong(self) -> bool:
+        """Whether it should be in use, and is not."""
+        return self.status in (PluginStatus.FAILED, PluginStatus.MISSING)
+
+    @property
     def label(self) -> str:
         """How error messages call it: `plugin 'docker' (hermes-rl-docker 0.1.0)`."""
+        if self.status is PluginStatus.MISSING:
+            return f"plugin {self.name!r}"
         origin = f"{self.distribution} {self.version}".strip() or "given to the runtime"
         return f"plugin {self.name!r} ({origin})"
 
@@ -229,7 +237,7 @@ class Registry:
 
     def _unknown(self, name: str) -> UnknownNameError:
         error = UnknownNameError(self.kind, name, self.names())
-        failed = [plugin.label for plugin in self.absent if plugin.status is PluginStatus.FAILED]
+        failed = [plugin.label for plugin in self.absent if plugin.wrong]
         if failed:
             error.hint = f"{error.hint}; not loaded: {', '.join(failed)}, see `hermes-rl plugins`"
         return error

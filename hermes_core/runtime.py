@@ -148,19 +148,27 @@ class Runtime:
             ConfigError: a setting has a wrong value.
             PluginError: two plugins claim it, or it cannot be imported or made.
         """
-        from hermes_core.envs.base import Environment
-
-        entry = self.environments.entry(name)
-        kind = entry.load()
-        if not (isinstance(kind, type) and issubclass(kind, Environment)):
-            raise PluginError(
-                f"environment {name!r} of {entry.plugin.label} is {kind!r}, which is no Environment class"
-            )
+        kind = self.environment_class(name)
         if not isinstance(config, kind.config_class):
             given = config.model_dump(exclude_unset=True) if isinstance(config, BaseModel) else config or {}
             config = validated(kind.config_class, given, f"environment {name!r}")
-        environment: Environment = self._make(entry, config)
+        environment: Environment = self._make(self.environments.entry(name), config)
         return environment
+
+    def environment_class(self, name: str) -> type[Environment]:
+        """The class of the environment of that name, for its `config_class`. Raises as `environment` does."""
+        from hermes_core.envs.base import Environment, EnvironmentConfig
+
+        entry = self.environments.entry(name)
+        kind = entry.load()
+        what = f"environment {name!r} of {entry.plugin.label}"
+        if not (isinstance(kind, type) and issubclass(kind, Environment)):
+            raise PluginError(f"{what} is {kind!r}, which is no Environment class", hint="register a subclass of it")
+        if not (isinstance(kind.config_class, type) and issubclass(kind.config_class, EnvironmentConfig)):
+            raise PluginError(
+                f"{what} has {kind.config_class!r} as config_class", hint="make it a subclass of EnvironmentConfig"
+            )
+        return kind
 
     def agent(self, name: str, settings: AgentSettings | None = None) -> Agent:
         """A new agent of that name, closed by `close`, or with the runtime.
@@ -252,7 +260,8 @@ class Runtime:
     ) -> dict[str, SandboxConfig]:
         """The profiles as the backend's own models; a profile called `default` is always there."""
         if self.settings.default_profile not in {*profiles, "default"}:
-            raise UnknownNameError("profile", self.settings.default_profile, profiles)
+            known = {*profiles, "default"}
+            raise UnknownNameError("profile", self.settings.default_profile, known, where="in default_profile")
         return {
             name: _profile(backend, name, given, config or {}) for name, given in {"default": {}, **profiles}.items()
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import logging
 import os
@@ -83,7 +84,7 @@ class Settings(BaseModel):
         variables = {**dotenv, **environ}
         values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
         if config := variables.get("HERMES_CONFIG"):
-            values.update(read_yaml(Path(config)))
+            values.update(read_yaml(Path(config), "HERMES_CONFIG"))
         for variable, key in VARIABLES.items():
             if variables.get(variable):
                 values[key] = variables[variable]
@@ -91,7 +92,7 @@ class Settings(BaseModel):
             values["plugins"] = tuple(variables["HERMES_PLUGINS"].replace(",", " ").split())
         values.update(given)
         if path := values.get("profiles_file"):
-            values = {**_read_profiles(Path(path)), **values}
+            values = {**_read_profiles(Path(path), "the setting profiles_file (HERMES_PROFILES_FILE)"), **values}
         values["secrets"] = {**_secrets(variables), **values.get("secrets", {})}
         _warn_of_misspelt(variables)
         return validated(cls, values, "the settings")
@@ -127,14 +128,20 @@ class Redactor:
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter whose output has the secrets removed, tracebacks included."""
+    """A formatter whose output has the secrets removed, in tracebacks too; or that gives only their last line."""
 
-    def __init__(self, redact: Redactor, fmt: str) -> None:
+    def __init__(self, redact: Redactor, fmt: str, *, tracebacks: bool = True) -> None:
         super().__init__(fmt)
         self._redact = redact
+        self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as text, redacted."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not self._tracebacks:
+            record = copy.copy(record)  # other handlers may want the traceback
+            record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", ()
+            record.exc_info = record.exc_text = None
         return self._redact(super().format(record))
 
 
@@ -156,26 +163,57 @@ def validated(model: type[Model], data: Mapping[str, Any], what: str) -> Model:
             if problem["type"] == "extra_forbidden":
                 *path, key = problem["loc"]
                 place = f" (in {_dotted(path)})" if path else ""
-                raise UnknownNameError(f"key of {what}{place}", str(key), _keys_at(model, path)) from None
-        lines = "; ".join(_problem(problem) for problem in problems)
-        raise ConfigError(f"{what}: {lines}", hint=_field_hint(model, problems)) from None
+                raise UnknownNameError("key", str(key), _keys_at(model, path), where=f"of {what}{place}") from None
+        lines = "; ".join(f"{_dotted(problem['loc'])} {requirement(problem)}".lstrip() for problem in problems)
+        hints = (_HINTS[problem["type"]] for problem in problems if problem["type"] in _HINTS)
+        raise ConfigError(f"{what}: {lines}", hint=next(hints, None)) from None
 
 
-def _problem(problem: Mapping[str, Any]) -> str:
-    key = _dotted(problem["loc"])
-    given = problem["input"]
-    shown = isinstance(given, str | int | float) and not _SECRET_NAME.search(key.upper())
-    value = f", not {given!r}" if shown and len(repr(given)) <= 80 else ""
-    return f"{key}: {problem['msg']}{value}" if key else f"{problem['msg']}"
+_REQUIREMENTS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "string_pattern_mismatch": "does not have the right form",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be a text",
+    "dict_type": "must be a mapping",
+    "mapping_type": "must be a mapping",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+}
+"""What a value must be, by pydantic's kind of error, in the words of those who write YAML, JSON and command lines."""
+
+_HINTS = {
+    "missing": "it has no default: set it",
+    "dict_type": "in YAML `key: value` lines below it; on a command line JSON, or one entry as --….KEY=VALUE",
+}
 
 
-def _field_hint(model: type[BaseModel], problems: Iterable[Mapping[str, Any]]) -> str:
-    """What the first wrong key may hold."""
-    for problem in problems:
-        if problem["loc"] and (field := model.model_fields.get(str(problem["loc"][0]))):
-            kind = field.annotation
-            return f"{problem['loc'][0]} is of type {getattr(kind, '__name__', None) or kind}"
-    return "see the documentation of these settings"
+_WITHOUT_VALUE = frozenset({"missing", "extra_forbidden", "string_too_short", "too_short", "value_error"})
+
+
+def requirement(problem: Mapping[str, Any]) -> str:
+    """What pydantic found wrong with a value, to go after its name: `must be at least 1, not 0`."""
+    given, kind = problem["input"], problem["type"]
+    if kind in _REQUIREMENTS:
+        said = _REQUIREMENTS[kind].format(**problem.get("ctx", {}))
+    else:
+        said = re.sub("^Input should be", "must be", str(problem["msg"]).removeprefix("Value error, "))
+    secret = _SECRET_NAME.search(_dotted(problem["loc"]).upper())
+    shown = kind not in _WITHOUT_VALUE and isinstance(given, str | int | float) and len(repr(given)) <= 80
+    return f"{said}, not {given!r}" if shown and not secret else said
 
 
 def _dotted(path: Iterable[Any]) -> str:
@@ -198,8 +236,11 @@ def _models_in(annotation: Any) -> typing.Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, named_by: str = "") -> dict[str, Any]:
     """The mapping in a YAML file.
+
+    Args:
+        named_by: where the path is from, for messages: a variable.
 
     Raises:
         ConfigError: it can't be read, is not YAML, or holds something else than a mapping with words as keys.
@@ -209,10 +250,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}", hint="check the path") from error
+        place = f"{path}, named by {named_by}," if named_by else str(path)
+        raise ConfigError(f"{place} can't be read: {error.strerror}", hint="check the path") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", hint="mend the file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {where}", hint="mend the file") from error
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not valid YAML: {said}", hint="mend the file") from error
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
@@ -245,13 +291,13 @@ def _read_dotenv(environ: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _read_profiles(path: Path) -> dict[str, Any]:
+def _read_profiles(path: Path, named_by: str) -> dict[str, Any]:
     """`profiles` and `default_profile` from a profiles file."""
-    data = read_yaml(path)
+    data = read_yaml(path, named_by)
     known = ("profiles", "default_profile")
     for key in data:
         if key not in known:
-            raise UnknownNameError(f"key of {path}", key, known)
+            raise UnknownNameError("key", key, known, where=f"of {path}")
     return data
 
 

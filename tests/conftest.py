@@ -20,7 +20,7 @@ LOOP_STALL_S = 0.05
 """The longest that the event loop may be kept from running, unless the test says otherwise."""
 
 
-LEAK_GRACE_S = 5.0
+LEAK_GRACE_S = 20.0
 """How long after a test what it started may take to end."""
 
 

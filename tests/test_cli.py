@@ -120,10 +120,10 @@ def test_a_broken_plugin_is_told_on_standard_error_and_the_listing_goes_on(plugi
     assert json.loads(hermes("backends", "--json").stdout), "standard output is JSON whatever is broken"
 
 
-def test_a_terminal_gets_tables_and_a_pipe_does_not() -> None:
+def test_a_narrow_terminal_gets_paragraphs_and_a_pipe_long_lines() -> None:
     controller, terminal = pty.openpty()
     done = subprocess.Popen(
-        [*COMMAND, "backends"], stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm"}
+        [*COMMAND, "backends"], stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm", "COLUMNS": "60"}
     )
     os.close(terminal)
     shown = b""
@@ -137,9 +137,12 @@ def test_a_terminal_gets_tables_and_a_pipe_does_not() -> None:
         shown += part
     os.close(controller)
     assert done.wait() == 0
-    assert "┃" in shown.decode()
-    assert "┃" not in hermes("backends").stdout
-    assert "\x1b" not in hermes("backends").stdout
+    lines = shown.decode().splitlines()
+    assert lines[0].startswith("local  Process trees on this host")
+    assert all(len(line) <= 60 for line in lines)
+    assert re.search(r"^ {7}plugin: core; distribution: hermes-rl", shown.decode(), re.M)
+    assert hermes("backends").stdout.startswith("name ")
+    assert max(map(len, hermes("backends").stdout.splitlines())) > 80
 
 
 def test_doctor_says_what_is_usable_and_what_to_do(plugin: Any) -> None:
@@ -173,7 +176,7 @@ def test_doctor_survives_a_backend_that_breaks(plugin: Any) -> None:
     [
         (["rolout", "tasks"], "unknown command 'rolout' (did you mean 'rollout'?"),
         (["doctor", "locl"], "unknown backend 'locl' (did you mean 'local'?"),
-        (["backends", "--jsn"], "No such option"),
+        (["backends", "--jsn"], "error: no such option '--jsn'"),
         ([], "Commands:"),
     ],
 )
@@ -195,7 +198,7 @@ def test_a_traceback_is_shown_when_asked_for() -> None:
 def test_a_wrong_setting_is_wrong_use() -> None:
     done = hermes("backends", HERMES_CONFIG="nowhere.yaml")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: nowhere.yaml can't be read")
+    assert done.stderr.startswith("error: nowhere.yaml, named by HERMES_CONFIG, can't be read")
 
 
 def test_ctrl_c_exits_with_130(plugin: Any, tmp_path: Path) -> None:

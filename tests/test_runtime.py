@@ -195,7 +195,7 @@ async def test_profiles_come_from_the_settings_or_the_caller() -> None:
         (
             {"profiles": {"a": {"colur": "x"}}},
             UnknownNameError,
-            "key of profile 'a' of backend 'paper' 'colur'.*'colour'",
+            "key 'colur' of profile 'a' of backend 'paper'.*'colour'",
         ),
         ({"config": {"cpu": -1}}, ConfigError, "profile 'default' of backend 'paper': cpu"),
         ({"profiles": {"a": SandboxConfig()}}, ConfigError, "is a SandboxConfig .use PaperConfig"),
@@ -222,9 +222,9 @@ async def test_environments_check_their_settings() -> None:
         ready = PaperEnvironmentConfig(pages=7)
         assert runtime.environment("paper", ready).config is ready
         assert runtime.environment("paper").config == PaperEnvironmentConfig()
-        with pytest.raises(UnknownNameError, match=r"key of environment 'paper' 'page'.*did you mean 'pages'"):
+        with pytest.raises(UnknownNameError, match=r"key 'page' of environment 'paper'.*did you mean 'pages'"):
             runtime.environment("paper", {"page": 3})
-        with pytest.raises(ConfigError, match=r"environment 'paper': pages: .*'many'"):
+        with pytest.raises(ConfigError, match=r"environment 'paper': pages must be .*'many'"):
             runtime.environment("paper", {"pages": "many"})
         with pytest.raises(PluginError, match="no Environment class"):
             runtime.environment("impostor")

@@ -147,7 +147,7 @@ class Agent(Protocol):
 class AgentSettings(BaseModel):
     """How an agent is to work. Frozen; unknown keys are errors. `oracle` and `nop` need none of it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
     """The model's name as the endpoint knows it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, StopReason
+from hermes_core.errors import HermesError, InfraError, SetupFailed, UsageError
 
 
 class OracleAgent:
@@ -16,9 +17,20 @@ class OracleAgent:
         del settings  # it needs none
 
     async def run(self, task: AgentTask) -> AgentResult:
-        """Apply the reference solution in the agent's slot; raises what `task.solve` raises."""
+        """Apply the reference solution in the agent's slot.
+
+        Raises:
+            SetupFailed: it can't be applied: the task's fault, as there is no model.
+            InfraError, UsageError: as `task.solve` raises them.
+        """
         task.result.messages.extend(copy.deepcopy(task.messages))
-        await task.solve()
+        try:
+            await task.solve()
+        except (SetupFailed, InfraError, UsageError):
+            raise
+        except Exception as error:
+            said = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+            raise SetupFailed(f"the reference solution can't be applied: {said}", hint="mend the task") from error
         task.result.stop(StopReason.FINISHED)
         return task.result
 

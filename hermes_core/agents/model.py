@@ -92,7 +92,14 @@ class OpenAIServer:
                 "no model is named for the model agent", hint="give --model and, for your own, --base-url"
             )
         if settings.base_url is None and settings.api_key is None:
-            raise ConfigError("there is no API key for api.openai.com", hint="set one, or give your own --base-url")
+            raise ConfigError(
+                "there is no API key for api.openai.com", hint="set OPENAI_API_KEY, or give your own --base-url"
+            )
+        if settings.base_url is not None and not re.match(r"https?://[^/]", settings.base_url):
+            raise ConfigError(
+                f"the base URL {settings.base_url!r} is no URL of a server",
+                hint="write http://HOST:PORT/v1 or https://…",
+            )
         self.settings = settings
         self.model = settings.model
         self._client = _open_client(settings)

@@ -21,7 +21,7 @@ _ID_FIELDS = ("id", "instance_id", "problem_id", "task_id")
 class EnvironmentConfig(BaseModel):
     """The settings that every environment has. Environments subclass it to add their own; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     max_items: int = Field(default=0, ge=0)
     """Items used at most, after shuffling; 0 is all of them."""

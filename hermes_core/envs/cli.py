@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from hermes_core.cli_support import new_runtime
+from hermes_core.cli_support import new_runtime, tell_problems, terminal_width
 from hermes_core.envs.cli_options import DottedCommand, dotted, merged, read_config
-from hermes_core.envs.store import TRAJECTORIES, OutputError
+from hermes_core.envs.report import Failures, rescoring_text, summary_text, validation_text
+from hermes_core.envs.store import OutputError
 from hermes_core.envs.summary import RunSummary
 from hermes_core.errors import DatasetError, InfraError, PolicyError
 
@@ -34,11 +35,19 @@ EXIT_INTERRUPTED = 130
 CLEANUP_S = 20.0
 """Seconds that Ctrl-C leaves for ending sandboxes; they end themselves later if it takes longer."""
 
-SHOWN = 10
-"""Failures and items that are shown at most."""
-
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_DIR = click.Path(file_okay=False, path_type=Path)
+
+
+def _at_least_one(ctx: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise click.BadParameter(f"{value} is less than 1")
+    return value
+
+
+def _folder(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    if value == "":
+        raise click.BadParameter("it is empty")
+    return None if value is None else Path(value)
 
 
 def _run_options(command: Command) -> Command:
@@ -58,20 +67,21 @@ def _run_options(command: Command) -> Command:
     return command
 
 
-_EPILOG = "\b\nAlso: --env.KEY=VALUE, --agent.KEY=VALUE, --backend.KEY=VALUE for every setting of the three."
+_EPILOG = "Also: --env.KEY=VALUE, --agent.KEY=VALUE and --backend.KEY=VALUE, for every setting of the three."
+_items_option = click.option("--items", type=int, callback=_at_least_one, metavar="N", help="Use N items only.")
 
 
 @click.command(cls=DottedCommand, epilog=_EPILOG)
 @click.argument("environment", metavar="ENV")
 @click.option("--agent", metavar="NAME", help="model, oracle, nop, or a plugin's [model].")
-@click.option("--items", type=click.IntRange(min=1), metavar="N", help="Use N items only.")
+@_items_option
 @click.option("--group-size", type=int, metavar="G", help="Rollouts of each item [1].")
 @click.option("--max-turns", type=int, metavar="N", help="Answers that the model may give [30].")
 @click.option("--temperature", type=float, metavar="T", help="Sampling temperature [1.0].")
 @click.option("--model", metavar="M", help="The model's name.")
 @click.option("--base-url", metavar="URL", help="The OpenAI-compatible endpoint.")
 @click.option("--rollout-timeout", type=float, metavar="S", help="Seconds for the agent; then it is verified [3600].")
-@click.option("--out", type=_DIR, metavar="DIR", help="Where the records go; without it only the summary is shown.")
+@click.option("--out", callback=_folder, metavar="DIR", help="Where the records go; none are kept without it.")
 @click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
 @_run_options
 @click.pass_context
@@ -83,7 +93,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     from hermes_core.envs.progress import progress_on
     from hermes_core.envs.runner import run_rollouts
 
-    failures: dict[str, str] = {}
+    failures = Failures()
 
     async def main(runtime: Runtime) -> RunSummary:
         config = read_config(given["config"])
@@ -95,21 +105,23 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             settings=_agent_settings(ctx, config["agent"], given),
             out_dir=given["out"],
             resume=given["resume"],
-            on_record=lambda record: _note_failure(record, failures),
+            on_record=failures.add,
             progress=progress_on(sys.stderr),
             **_options(ctx, runtime, config, given),
         )
 
-    summary = _finish(ctx, main)
-    click.echo(json.dumps(summary.to_dict(), indent=2) if given["as_json"] else _summary_text(summary, failures))
+    out = f"; `--resume` goes on with what is in {given['out']}" if given["out"] else ""
+    summary = _finish(ctx, main, interrupted=f"interrupted{out}")
+    text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
+    click.echo(text or summary_text(summary, failures, terminal_width()))
     ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
 
 
 @click.command(cls=DottedCommand, epilog=_EPILOG)
 @click.argument("environment", metavar="ENV")
-@click.option("--items", type=click.IntRange(min=1), metavar="N", help="Use N items only.")
+@_items_option
 @click.option(
-    "--repeat", type=click.IntRange(min=1), default=1, metavar="N", help="Rollouts of each item and agent [1]."
+    "--repeat", type=int, callback=_at_least_one, default=1, metavar="N", help="Rollouts of each item and agent [1]."
 )
 @_run_options
 @click.pass_context
@@ -133,7 +145,9 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
         )
 
     outcome = _finish(ctx, main)
-    click.echo(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else _validation_text(outcome))
+    click.echo(
+        json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else validation_text(outcome, terminal_width())
+    )
     ctx.exit(0 if outcome.sound else EXIT_INCOMPLETE)
 
 
@@ -148,21 +162,21 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
     """
     from hermes_core.envs.progress import progress_on
     from hermes_core.envs.rescore import rescore as run_rescore
-    from hermes_core.envs.store import read_run
+    from hermes_core.envs.rescore import run_configuration_of
 
     async def main(runtime: Runtime) -> Rescoring:
         config = read_config(given["config"])
-        ran = read_run(directory)["configuration"]
+        ran = run_configuration_of(directory)
         return await run_rescore(
             runtime,
             directory,
             env=_env(ctx, runtime, ran["environment"], config["env"], given),
             progress=progress_on(sys.stderr),
-            **_options(ctx, runtime, config, {**given, "backend": given["backend"] or ran["backend"]}),
+            **_options(ctx, runtime, config, {**given, "backend": _first(given["backend"], ran["backend"])}),
         )
 
     outcome = _finish(ctx, main)
-    click.echo(json.dumps(_rescoring_dict(outcome), indent=2) if given["as_json"] else _rescoring_text(outcome))
+    click.echo(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else rescoring_text(outcome))
     ctx.exit(0 if outcome.agrees else EXIT_INCOMPLETE)
 
 
@@ -170,14 +184,19 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
 
 
 def _agent_name(config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> str:
-    return str(given["agent"] or config["agent"].get("name") or "model")
+    return str(_first(given["agent"], config["agent"].get("name"), "model"))
+
+
+def _first(*values: Any) -> Any:
+    """The first that is given."""
+    return next(value for value in values if value is not None)
 
 
 def _env(
     ctx: click.Context, runtime: Runtime, environment: str, section: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The environment's configuration: the file's, then `--env.…`, then `--items`."""
-    model = runtime.environments.load(environment).config_class
+    model = runtime.environment_class(environment).config_class
     values = merged(section, dotted(ctx, "env"), model)
     return {**values, "max_items": given["items"]} if given.get("items") else values
 
@@ -196,7 +215,7 @@ def _options(
     ctx: click.Context, runtime: Runtime, config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The fields of `RunOptions`: the file's, then the flags."""
-    backend = str(given["backend"] or config["backend"].get("name") or config["run"].get("backend") or "local")
+    backend = str(_first(given["backend"], config["backend"].get("name"), config["run"].get("backend"), "local"))
     section = {key: value for key, value in config["backend"].items() if key != "name"}
     written = dotted(ctx, "backend")
     options = {**config["run"], "backend": backend}
@@ -210,12 +229,14 @@ def _options(
 # ---------------------------------------------------------------------- running, and being interrupted
 
 
-def _finish(ctx: click.Context, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
+def _finish(
+    ctx: click.Context, main: Callable[[Runtime], Coroutine[Any, Any, T]], interrupted: str = "interrupted"
+) -> T:
     """Run it to its end. Wrong input of any kind exits with 2, what broke off the run with 3, Ctrl-C with 130."""
     try:
         return asyncio.run(_interruptible(_within_runtime(ctx.obj or 0, main)))
     except asyncio.CancelledError:
-        click.echo("interrupted", err=True)
+        click.echo(interrupted, err=True)
         ctx.exit(EXIT_INTERRUPTED)
     except (DatasetError, PolicyError, InfraError, OutputError) as error:
         if ctx.find_root().params.get("traceback"):
@@ -226,6 +247,8 @@ def _finish(ctx: click.Context, main: Callable[[Runtime], Coroutine[Any, Any, T]
 
 async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
     async with new_runtime(verbose) as runtime:
+        runtime.plugin_manager.check_named()
+        tell_problems(runtime)
         return await main(runtime)
 
 
@@ -253,74 +276,3 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
 def _leave() -> NoReturn:
     click.echo("left without cleaning up: what is left ends itself when it misses us", err=True)
     os._exit(EXIT_INTERRUPTED)
-
-
-# ---------------------------------------------------------------------- what is printed
-
-
-def _note_failure(record: Mapping[str, Any], failures: dict[str, str]) -> None:
-    if record["failure"] and len(failures) < SHOWN:
-        failure = record["failure"]
-        failures[record["item_id"]] = f"{failure['kind']} in {failure['stage']}: {failure['message']}"
-
-
-def _summary_text(summary: RunSummary, failures: Mapping[str, str]) -> str:
-    mean = "none" if summary.mean_reward is None else f"{summary.mean_reward:.3f}"
-    lines = [
-        f"{summary.scored} of {summary.total} scored, {summary.solved} solved, mean reward {mean}",
-        f"{summary.elapsed_s:.1f} s, {summary.rollouts_per_hour:.0f} rollouts an hour",
-    ]
-    for stage, seconds in summary.timings.items():
-        figures = "  ".join(f"{name} {seconds[name]:8.3f} s" for name in ("p50", "p95", "max"))
-        lines.append(f"  {stage.removesuffix('_s'):8} {figures}")
-    if summary.failures:
-        lines.append("failures: " + ", ".join(f"{count} {kind}" for kind, count in summary.failures.items()))
-    lines += [f"  {item_id}: {_line(message)}" for item_id, message in failures.items()]
-    if summary.infra_retries:
-        lines.append(f"begun anew after an infrastructure failure: {summary.infra_retries}")
-    if summary.stopped:
-        lines.append(f"stopped: {summary.stopped}")
-    if summary.out_dir:
-        lines.append(f"records: {summary.out_dir}/{TRAJECTORIES}")
-    return "\n".join(lines)
-
-
-def _validation_text(outcome: Validation) -> str:
-    lines = []
-    for verdict in outcome.unsound[:SHOWN]:
-        word = "flaky" if verdict.flaky else "wrong"
-        rewards = ", ".join("none" if reward is None else f"{reward:g}" for reward in verdict.rewards)
-        lines.append(f"{word}: {verdict.item_id} with {verdict.agent}: {rewards}")
-        lines += [f"  {_line(failure)}" for failure in verdict.failures[:1]]
-    if len(outcome.unsound) > SHOWN:
-        lines.append(f"… and {len(outcome.unsound) - SHOWN} more: --json lists all")
-    if outcome.stopped:
-        lines.append(f"stopped: {outcome.stopped}")
-    unsound = len({verdict.item_id for verdict in outcome.unsound})
-    times = "once" if outcome.repeat == 1 else f"{outcome.repeat} times"
-    lines.append(f"{outcome.items - unsound} of {outcome.items} items are sound, each tried {times} with either agent")
-    return "\n".join(lines)
-
-
-def _rescoring_dict(outcome: Rescoring) -> dict[str, Any]:
-    return {
-        "patches": outcome.patches,
-        "agreed": outcome.agreed,
-        "without_patch": outcome.without_patch,
-        "differing": list(outcome.differing),
-    }
-
-
-def _rescoring_text(outcome: Rescoring) -> str:
-    lines = [
-        f"differs: {line['item_id']} {line['rollout_index']}: {line['recorded_reward']} recorded, {line['reward']} now"
-        for line in outcome.differing[:SHOWN]
-    ]
-    lines.append(f"{outcome.agreed} of {outcome.patches} patches got the same reward again")
-    if outcome.without_patch:
-        lines.append(f"{outcome.without_patch} rollouts recorded no patch")
-    return "\n".join(lines)
-
-
-def _line(message: str) -> str:
-    return " ".join(message.split())[:200]

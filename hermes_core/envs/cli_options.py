@@ -30,21 +30,25 @@ class DottedCommand(click.Command):
         return super().parse_args(ctx, rest)
 
 
-def dotted(ctx: click.Context, section: str) -> dict[str, str]:
-    """The dotted options of one section, as written."""
-    found: Mapping[str, dict[str, str]] = ctx.meta[_DOTTED]
+Written = Mapping[str, str | None]
+"""The dotted options of a section, as written; None for one that was written without a value."""
+
+
+def dotted(ctx: click.Context, section: str) -> Written:
+    """The dotted options of one section."""
+    found: Mapping[str, Written] = ctx.meta[_DOTTED]
     return found.get(section, {})
 
 
-def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """The arguments without the dotted options, and those by section. Without a value, an option means `true`.
+def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, dict[str, str | None]]]:
+    """The arguments without the dotted options, and those by section.
 
     Raises:
         UnknownNameError: there is no such section.
         UsageError: an option has no key.
     """
     rest: list[str] = []
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, str | None]] = {}
     waiting = list(args)
     while waiting:
         argument = waiting.pop(0)
@@ -60,9 +64,10 @@ def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, dict[str, st
             raise UnknownNameError("section of options", section, SECTIONS)
         if not key:
             raise UsageError(f"{argument!r} names no key", hint=f"write --{section}.KEY=VALUE")
+        given: str | None = value
         if not equals:
-            value = waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true"
-        found.setdefault(section, {})[key.replace("-", "_")] = value
+            given = waiting.pop(0) if waiting and not waiting[0].startswith("--") else None
+        found.setdefault(section, {})[key.replace("-", "_")] = given
     return rest, found
 
 
@@ -80,7 +85,7 @@ def read_config(path: Path | None) -> dict[str, dict[str, Any]]:
         return sections
     for name, content in read_yaml(path).items():
         if name not in sections:
-            raise UnknownNameError(f"section of {path}", name, sections)
+            raise UnknownNameError("section", name, sections, where=f"of {path}")
         if isinstance(content, str) and name in ("agent", "backend"):
             sections[name] = {"name": content}
         elif isinstance(content, Mapping):
@@ -90,15 +95,19 @@ def read_config(path: Path | None) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def merged(config: Mapping[str, Any], written: Mapping[str, str], model: type[BaseModel]) -> dict[str, Any]:
+def merged(config: Mapping[str, Any], written: Written, model: type[BaseModel]) -> dict[str, Any]:
     """A section of the file with the command line's options in it, each read as its key's type asks.
 
-    `a.b` sets key `b` of the mapping `a`. Keys that the model does not have stay as they are, for its own check to
-    refuse.
+    `a.b` sets key `b` of the mapping `a`. A switch without a value is on. Keys that the model does not have stay as
+    they are, for its own check to refuse.
+
+    Raises:
+        UsageError: something else than a switch has no value.
     """
     values: dict[str, Any] = dict(config)
-    for path, text in written.items():
+    for path, given in written.items():
         key, *inner = path.split(".")
+        text = _value_of(path, given, model)
         if not inner:
             field = model.model_fields.get(key)
             values[key] = text if field is None else read_value(text, field.annotation)
@@ -109,6 +118,13 @@ def merged(config: Mapping[str, Any], written: Mapping[str, str], model: type[Ba
             place = place[part]
         place[inner[-1]] = text
     return values
+
+
+def _value_of(path: str, given: str | None, model: type[BaseModel]) -> str:
+    field = model.model_fields.get(path)
+    if given is None and field is not None and bool not in _kinds(field.annotation):
+        raise UsageError(f"the option for {path!r} has no value", hint=f"write --….{path}=VALUE")
+    return "true" if given is None else given
 
 
 def read_value(text: str, annotation: Any) -> Any:

@@ -28,6 +28,9 @@ BASELINES = frozenset({"oracle", "nop"})
 ON_DRIVER_HOST = frozenset({"local"})
 """Backends whose sandboxes are on the driver's own host."""
 
+MOST_AT_A_TIME = 1 << 16
+"""Rollouts of a group, and at the same time, at most: more is a slip of the keyboard."""
+
 MOST_SLOTS = 32
 """Slots of one sandbox at most, unless the profile says otherwise."""
 
@@ -35,7 +38,7 @@ MOST_SLOTS = 32
 class RunOptions(BaseModel):
     """How to run rollouts. Frozen; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     backend: str = "local"
     """The backend's name."""
@@ -45,9 +48,9 @@ class RunOptions(BaseModel):
     """The level between slots; None is `user`, or more where the environment asks for more."""
     allow_unisolated: bool = False
     """Whether a level below what the environment or the agent asks for is accepted."""
-    concurrency: int = Field(default=4, ge=1)
+    concurrency: int = Field(default=4, ge=1, le=MOST_AT_A_TIME)
     """Rollouts at the same time."""
-    group_size: int = Field(default=1, ge=1)
+    group_size: int = Field(default=1, ge=1, le=MOST_AT_A_TIME)
     """Rollouts of each item."""
     seed: int | None = None
     """Seed of the order of items, the tools drawn, and the model's sampling, where those have none of their own."""

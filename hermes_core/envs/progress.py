@@ -49,31 +49,34 @@ class PlainProgress:
         self._prefix = f"{title}: " if title else ""
         self._every_s = every_s
         self._total = 0
-        self._shown = ""
+        self._shown: tuple[int, int] | None = None
         self._next = 0.0
 
     def begin(self, total: int, tally: Tally) -> None:
         """Start with a line of what there is to do."""
         self._total = total
         earlier = f", {tally.scored} of them scored before" if tally.scored else ""
-        self._write(f"{total} rollouts{earlier}")
+        self._write(f"{total} rollout{'' if total == 1 else 's'}{earlier}")
         self._next = time.monotonic() + self._every_s
 
     def update(self, tally: Tally) -> None:
         """A line, if the last one is old enough."""
         if time.monotonic() >= self._next:
-            self._write(status_line(tally, self._total))
+            self._write_status(tally)
             self._next = time.monotonic() + self._every_s
 
     def end(self, tally: Tally) -> None:
         """The last line."""
+        if self._shown != (tally.scored, tally.failed):
+            self._write_status(tally)
+
+    def _write_status(self, tally: Tally) -> None:
+        self._shown = tally.scored, tally.failed
         self._write(status_line(tally, self._total))
 
     def _write(self, line: str) -> None:
-        if line != self._shown:
-            self._stream.write(f"{self._prefix}{line}\n")
-            self._stream.flush()
-            self._shown = line
+        self._stream.write(f"{self._prefix}{line}\n")
+        self._stream.flush()
 
 
 class LiveProgress:
@@ -86,7 +89,7 @@ class LiveProgress:
         self._total = 0
         self._display: RichProgress = Progress(
             SpinnerColumn(),
-            TextColumn(title, markup=False),
+            *([TextColumn(title.ljust(6), markup=False)] if title else []),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.description}", markup=False),

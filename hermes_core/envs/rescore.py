@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.options import RunOptions, granted_isolation
+from hermes_core.envs.parts import hooks_for, make_environment, new_backend, new_context, open_agent, set_up
 from hermes_core.envs.progress import NoProgress, Progress
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
-from hermes_core.envs.runner import each, make_environment, new_backend, new_context, open_agent, set_up
-from hermes_core.envs.store import OutputFolder, read_records, read_run
+from hermes_core.envs.runner import each
+from hermes_core.envs.store import RUN, OutputError, OutputFolder, read_records, read_run
 from hermes_core.envs.summary import Key, Tally
 from hermes_core.envs.trajectory import Trajectory, dump_record
 from hermes_core.errors import UsageError
@@ -44,6 +45,10 @@ class Rescoring:
         """Whether every patch got the same reward again."""
         return not self.differing
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
 
 async def rescore(
     runtime: Runtime,
@@ -66,7 +71,7 @@ async def rescore(
         As `run_rollouts` does.
     """
     path = Path(run_dir)
-    ran = read_run(path)["configuration"]
+    ran = run_configuration_of(path)
     inherited = {key: ran[key] for key in ("backend", "backend_config", "isolation", "verify_timeout")}
     chosen = validated(RunOptions, {**inherited, **options}, "the run")
     async with AsyncExitStack() as stack:
@@ -77,14 +82,18 @@ async def rescore(
                 f"environment {made.name!r} can't verify a patch by itself", hint="it would need score_patch()"
             )
         isolation = granted_isolation(chosen, made, chosen.backend, str(ran["agent"]))
-        backend, concurrency = new_backend(runtime, chosen, isolation)
+        places, without_patch = _places_of_patches(path)
+        new_backend(runtime, chosen, isolation)
+        hooks = hooks_for(runtime, made, "nop")
         await stack.enter_async_context(set_up(made))
         items = {made.item_id(item): item for item in made.items()}
-        places, without_patch = _places_of_patches(path)
+        check_items(items, _at(path, places))
         nobody = await stack.enter_async_context(open_agent(runtime, "nop", AgentSettings()))
-        await stack.enter_async_context(backend)
-        context = new_context(runtime, made, nobody, backend, chosen)
+        backend, concurrency = new_backend(runtime, chosen, isolation, len(places))
+        context = new_context(runtime, made, nobody, backend, chosen, hooks=hooks)
         again = _Again(context, items, path / RESCORED, progress or NoProgress())
+        if concurrency:
+            await stack.enter_async_context(backend)
         await again.all(_at(path, places), len(places), concurrency)
     return Rescoring(len(places), len(places) - len(again.differing), tuple(again.differing), without_patch)
 
@@ -101,7 +110,7 @@ class _Again:
         self._tally = Tally()
 
     async def all(self, patches: Iterator[Mapping[str, Any]], total: int, concurrency: int) -> None:
-        self._out.write_bytes(b"")
+        self._write(b"", "wb")
         self._tally.start_session()
         self._progress.begin(total, self._tally)
         try:
@@ -111,8 +120,6 @@ class _Again:
 
     async def _one(self, recorded: Mapping[str, Any]) -> None:
         item_id = recorded["item_id"]
-        if item_id not in self._items:
-            raise UsageError(f"the dataset has no item {item_id!r} any more", hint="rescore with the run's own dataset")
         trajectory = Trajectory(
             environment=recorded["environment"],
             item_id=item_id,
@@ -134,12 +141,46 @@ class _Again:
             "agrees": record["reward"] is not None and record["reward"] == recorded["reward"],
             "failure": record["failure"],
         }
-        with self._out.open("ab") as out:
-            out.write(dump_record({**line, "details": record["details"], "timings": record["timings"]}))
+        self._write(dump_record({**line, "details": record["details"], "timings": record["timings"]}), "ab")
         if not line["agrees"]:
             self.differing.append(line)
         self._tally.add(record)
         self._progress.update(self._tally)
+
+    def _write(self, data: bytes, mode: str) -> None:
+        try:
+            with self._out.open(mode) as out:
+                out.write(data)
+        except OSError as error:
+            raise OutputError(
+                f"can't write to {self._out}: {error.strerror}", hint="make room, or mend its rights"
+            ) from error
+
+
+def run_configuration_of(path: Path) -> dict[str, Any]:
+    """The configuration of the run in this folder.
+
+    Raises:
+        UsageError: there is none, or a key is missing in it.
+    """
+    ran = read_run(path)["configuration"]
+    needed = {"environment", "env", "agent", "backend", "backend_config", "isolation", "verify_timeout"}
+    if not isinstance(ran, dict) or not needed <= ran.keys():
+        raise UsageError(f"{path / RUN} has not all of a run's configuration", hint="name the folder of a run")
+    return ran
+
+
+def check_items(items: Mapping[str, Item], patches: Iterator[Mapping[str, Any]]) -> None:
+    """Every patch is of one of the items.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for recorded in patches:
+        if recorded["item_id"] not in items:
+            raise UsageError(
+                f"the dataset has no item {recorded['item_id']!r} any more", hint="rescore with the run's own dataset"
+            )
 
 
 def _places_of_patches(path: Path) -> tuple[set[int], int]:

@@ -5,37 +5,38 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import platform
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.envs.base import Environment, Item
-from hermes_core.envs.options import (
-    RunOptions,
-    agent_settings,
-    granted_isolation,
-    pool_size,
-    run_configuration,
+from hermes_core.envs.options import RunOptions, agent_settings, granted_isolation, run_configuration
+from hermes_core.envs.parts import (
+    broken,
+    hooks_for,
+    make_environment,
+    new_backend,
+    new_context,
+    open_agent,
+    redactor,
+    set_up,
+    versions,
 )
 from hermes_core.envs.progress import NoProgress, Progress
 from hermes_core.envs.rollout import RolloutContext, run_rollout
 from hermes_core.envs.store import OutputFolder, Sink
 from hermes_core.envs.summary import RunSummary, Tally
-from hermes_core.envs.trajectory import Redact, Trajectory, plain
-from hermes_core.errors import DatasetError
-from hermes_core.hooks import environment_hooks
-from hermes_core.sandbox.contract import Isolation
-from hermes_core.settings import Redactor, validated
+from hermes_core.envs.trajectory import Trajectory, plain
+from hermes_core.errors import DatasetError, HermesError, UsageError
+from hermes_core.settings import validated
 from hermes_core.tools.toolsets import resolve_tools
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime
-    from hermes_core.sandbox.tool_backend import ToolBackend
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +88,16 @@ async def run_rollouts(
     async with AsyncExitStack() as stack:
         for sink in sinks:
             stack.push_async_callback(sink.aclose)
-        runtime.backends.entry(chosen.backend)  # whatever is wrong is found before anything is made
+        # Whatever is wrong with what was asked for is found first: before the dataset is read, and a sandbox is made.
+        if resume and out_dir is None:
+            raise UsageError("nothing says which run to resume", hint="give its folder: --out DIR")
+        runtime.backends.entry(chosen.backend)
         made = make_environment(runtime, environment, env, chosen.seed)
         tools = Tools(runtime, made, chosen.seed)
         worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
         isolation = granted_isolation(chosen, made, chosen.backend, worker.name)
-        backend, concurrency = new_backend(runtime, chosen, isolation)
+        new_backend(runtime, chosen, isolation)
+        hooks = hooks_for(runtime, made, worker.name)
         redact = redactor(runtime, filled)
         await stack.enter_async_context(set_up(made))
         run = Run(
@@ -110,8 +115,10 @@ async def run_rollouts(
             configuration = plain(run_configuration(chosen, made, worker.name, told, isolation), redact)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
             await _in_thread(run.folder.open, configuration, about, run.tally, resume=resume)
-        context = new_context(runtime, made, worker, backend, chosen, redact=redact)
-        await stack.enter_async_context(backend)
+        backend, concurrency = new_backend(runtime, chosen, isolation, run.count_left())
+        context = new_context(runtime, made, worker, backend, chosen, hooks=hooks, redact=redact)
+        if concurrency:
+            await stack.enter_async_context(backend)
         return await run.all(context, concurrency)
 
 
@@ -183,6 +190,10 @@ class Run:
             self.folder.sync()
             self.folder.write_summary(summary)
         return summary
+
+    def count_left(self) -> int:
+        """How many rollouts have no score yet."""
+        return sum(1 for _ in self._left())
 
     def _left(self) -> Iterator[Job]:
         for job in self.jobs:
@@ -282,96 +293,27 @@ class Tools:
         return replace(context, tool_names=names, tool_schemas=self._schemas[names])
 
 
-def make_environment(
-    runtime: Runtime, environment: str | Environment, config: Mapping[str, Any] | None, seed: int | None
-) -> Environment:
-    """The environment of that name, with the run's seed where it has none of its own; its dataset is not loaded yet."""
-    if isinstance(environment, Environment):
-        return environment
-    seeded = {} if seed is None else {"seed": seed}
-    return runtime.environment(environment, {**seeded, **(config or {})})
-
-
-@asynccontextmanager
-async def set_up(environment: Environment) -> AsyncIterator[None]:
-    """The environment's dataset is loaded; it is closed at the end."""
-    try:
-        await environment.setup()
-        yield
-    finally:
-        await environment.aclose()
-
-
-def new_backend(runtime: Runtime, options: RunOptions, isolation: Isolation) -> tuple[ToolBackend, int]:
-    """The tool backend, not started yet, large enough for the run; and how many rollouts it has room for at a time."""
-    profile = runtime.settings.profiles.get(runtime.settings.default_profile, {})
-    size = pool_size(options, isolation, profile)
-    return runtime.tool_backend(options.backend, isolation=isolation, config=size.config), size.concurrency
-
-
-@asynccontextmanager
-async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """The agent; closed at the end if it was made here."""
-    if not isinstance(agent, str):
-        yield agent
-        return
-    made = runtime.agent(agent, settings)
-    try:
-        yield made
-    finally:
-        await runtime.close(made)
-
-
-def new_context(
-    runtime: Runtime,
-    environment: Environment,
-    agent: Agent,
-    backend: ToolBackend,
-    options: RunOptions,
-    *,
-    redact: Redact | None = None,
-) -> RolloutContext:
-    """What the rollouts of an agent have in common.
-
-    Raises:
-        PluginError: a hook of the environment can't work.
-    """
-    return RolloutContext(
-        environment=environment,
-        hooks=environment_hooks(environment, runtime.plugin_manager),
-        agent=agent,
-        backend=backend,
-        tools=runtime.tools,
-        backend_name=options.backend,
-        limits=options.limits,
-        redact=redact or runtime.redact,
-    )
-
-
 def _count_items(environment: Environment) -> int:
     ids: set[str] = set()
-    for item in environment.selected_items():
-        item_id = environment.item_id(item)
-        if item_id in ids:
-            raise DatasetError(
-                f"two items of environment {environment.name!r} have the id {item_id!r}",
-                hint="ids tell rollouts apart: give each item its own",
-            )
-        ids.add(item_id)
+    try:
+        for item in environment.selected_items():
+            item_id = environment.item_id(item)
+            if item_id in ids:
+                raise DatasetError(
+                    f"two items of environment {environment.name!r} have the id {item_id!r}",
+                    hint="ids tell rollouts apart: give each item its own",
+                )
+            ids.add(item_id)
+    except HermesError:
+        raise
+    except Exception as error:
+        raise broken(environment, "items() or item_id()", error) from error
     if not ids:
         raise DatasetError(
             f"environment {environment.name!r} has no items",
             hint="check its dataset, and the settings that select from it",
         )
     return len(ids)
-
-
-def redactor(runtime: Runtime, settings: AgentSettings | None = None) -> Redact:
-    """What takes the secrets that the driver knows out of a text, the agent's key included."""
-    if settings is None or settings.api_key is None:
-        return runtime.redact
-    own = Redactor({"the agent's api_key": settings.api_key.get_secret_value()})
-    return lambda text: own(runtime.redact(text))
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -385,11 +327,3 @@ async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
             log.warning("given up while cancelled: %s", error)
         raise
     return future.result()
-
-
-def versions(runtime: Runtime) -> dict[str, str]:
-    """What ran: Python, hermes-rl, and every plugin's distribution."""
-    from hermes_core import __version__
-
-    plugins = {plugin.distribution: plugin.version for plugin in runtime.plugin_manager.plugins if plugin.distribution}
-    return {"python": platform.python_version(), "hermes-rl": __version__, **plugins}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -39,23 +40,37 @@ class OutputFolder:
     """A run's folder, locked for as long as this is open.
 
     Each record is one write of one whole line to a file opened for appending, so after `kill -9` at most the last line
-    is torn; it is cut off when the run is resumed.
+    is torn; it is cut off when the run is resumed. A run that ends without a record leaves nothing of its own behind.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = self._file = -1
+        self._size = 0
+        self._begun = False
+        self._made: list[Path] = []
         try:
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            self._had_lock = (path / LOCK).exists()
             path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise UsageError(f"can't use {path} as the output folder: {error.strerror}", hint="name another") from error
-        self._file = -1
-        self._size = 0
+            self._remove_folders()
+            raise self._unusable(error) from error
+        if not self._take_lock():
+            os.close(self._lock)
+            raise UsageError(f"another run is writing to {path}", hint="wait for it, or name another folder")
+
+    def _take_lock(self) -> bool:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise UsageError(f"another run is writing to {path}", hint="wait for it, or name another folder") from error
+            # Whoever held it may have removed it while we waited to open it: then it is a lock on nothing.
+            return os.fstat(self._lock).st_ino == (self.path / LOCK).stat().st_ino
+        except OSError:
+            return False
+
+    def _unusable(self, error: OSError) -> UsageError:
+        return UsageError(f"can't use {self.path} as the output folder: {error.strerror}", hint="name another")
 
     def open(self, configuration: Mapping[str, Any], about: Mapping[str, Any], tally: Tally, *, resume: bool) -> None:
         """Start a run here, or go on with the one that is here.
@@ -67,16 +82,24 @@ class OutputFolder:
 
         Raises:
             UsageError: there is a run here and `resume` is not asked for; or it is of another configuration, whose
-                differing keys are named; or a line in the middle of its records is no record.
+                differing keys are named; or a line in the middle of its records is no record; or its files can't be
+                written.
         """
         trajectories = self.path / TRAJECTORIES
-        held = trajectories.stat().st_size if trajectories.exists() else 0
-        if held and not resume:
-            raise UsageError(f"{self.path} already holds a run", hint="add --resume to go on with it, or name another")
-        if held:
-            self._check_same(configuration)
-        self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._size = self._recover(tally)
+        try:
+            held = trajectories.stat().st_size if trajectories.exists() else 0
+            if held and not resume:
+                hint = "add --resume to go on with it, or name another folder"
+                raise UsageError(f"{self.path} already holds a run", hint=hint)
+            if held:
+                self._check_same(configuration)
+            elif resume:
+                log.warning("there is no run in %s to resume: one begins there", self.path)
+            self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._begun = not held
+            self._size = self._recover(tally)
+        except OSError as error:
+            raise self._unusable(error) from error
         self._write_run(configuration, about, resumed=bool(held))
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -105,11 +128,29 @@ class OutputFolder:
         _replace(self.path / SUMMARY, summary.to_dict())
 
     def close(self) -> None:
-        """Close the files and give up the lock. Idempotent."""
-        for name in ("_file", "_lock"):
-            if (descriptor := getattr(self, name)) >= 0:
-                setattr(self, name, -1)
-                os.close(descriptor)
+        """Close the files and give up the lock; a run that was begun here and has no record is removed. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+        if self._lock >= 0:
+            if not self._size:
+                self._remove_traces()
+            os.close(self._lock)
+        self._file = self._lock = -1
+
+    def _remove_traces(self) -> None:
+        """Remove what was made here for nothing."""
+        own = [TRAJECTORIES, RUN, SUMMARY] if self._begun else []
+        own += [] if self._had_lock else [LOCK]
+        with contextlib.suppress(OSError):
+            for name in own:
+                (self.path / name).unlink(missing_ok=True)
+        self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        """Remove the folders that were made for this run, as far as they are empty."""
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
 
     def _check_same(self, configuration: Mapping[str, Any]) -> None:
         run = read_run(self.path)
@@ -171,10 +212,27 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The folder's records in the order written, one at a time; a torn last line is left out."""
-    for _, line, _ in _lines(path / TRAJECTORIES):
-        if line.endswith(b"\n"):
-            yield json.loads(line)
+    """The folder's records in the order written, one at a time; a torn last line is left out.
+
+    Raises:
+        UsageError: the file can't be read, or a line of it is no record.
+    """
+    try:
+        for number, line, _ in _lines(path / TRAJECTORIES):
+            if line.endswith(b"\n"):
+                yield _parsed(line, path, number)
+    except OSError as error:
+        raise UsageError(f"{path / TRAJECTORIES} can't be read: {error.strerror}", hint="check the folder") from error
+
+
+def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        if {"item_id", "rollout_index", "reward", "patch", "group", "agent"} <= record.keys():
+            return record
+    except (ValueError, AttributeError):
+        pass
+    raise UsageError(f"{path / TRAJECTORIES}, line {number}: no record of a rollout", hint="remove that line to go on")
 
 
 def configuration_hash(configuration: Mapping[str, Any]) -> str:

@@ -82,7 +82,7 @@ class Tally:
         self.solved = 0
         """Rollouts with a reward of 1.0 or more."""
         self.failed = 0
-        """Rollouts that ended without a reward, in this session."""
+        """Rollouts that ended without a reward in this session, other than by being cancelled."""
 
     def add(self, record: Mapping[str, Any], *, earlier: bool = False) -> None:
         """Take a record in; `earlier` if it is of a session before this one."""
@@ -97,7 +97,7 @@ class Tally:
                 self.scored += by
                 self.solved += by * (counted.reward >= SOLVED)
         if not earlier:
-            self.failed += outcome.reward is None
+            self.failed += outcome.reward is None and failure != FailureKind.CANCELLED
             self.session += 1
             self._recent.append(failure == FailureKind.INFRA)
 

@@ -14,6 +14,7 @@ from hermes_core.envs.rollout import Rollout
 from hermes_core.errors import DatasetError, SetupFailed
 from hermes_core.hookspecs import hookimpl
 from hermes_core.sandbox.results import CommandResult
+from hermes_core.settings import requirement
 
 OUTPUT_KEPT = 4000
 """Characters of a check's output that the details keep."""
@@ -32,8 +33,11 @@ class TasksConfig(EnvironmentConfig):
 
 def _commands(value: object) -> tuple[str, ...]:
     commands = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(command, str) and command.strip() for command in commands):
-        raise ValueError("Input should be a shell command or a list of shell commands")
+    for command in commands:
+        if not isinstance(command, str) or not command.strip():
+            raise ValueError("must be a shell command or a list of shell commands")
+        if "\0" in command:
+            raise ValueError("holds a NUL byte, which no command can")
     return tuple(commands)
 
 
@@ -148,10 +152,9 @@ def _parsed(line: bytes, where: str) -> TaskRow:
         return TaskRow.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][0]) if first["loc"] else "?"
         known = ", ".join(TaskRow.model_fields)
-        message = first["msg"].removeprefix("Value error, ")
-        raise DatasetError(f"{where}, field {field!r}: {message}", hint=f"the fields are {known}") from error
+        field = str(first["loc"][0]) if first["loc"] else "?"
+        raise DatasetError(f"{where}, field {field!r} {requirement(first)}", hint=f"the fields are {known}") from error
 
 
 def _tail(result: CommandResult) -> str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.base import Environment
 from hermes_core.envs.options import RunOptions, granted_isolation
+from hermes_core.envs.parts import hooks_for, make_environment, new_backend, new_context, open_agent, set_up
 from hermes_core.envs.progress import NoProgress, Progress
-from hermes_core.envs.runner import Jobs, Run, Tools, make_environment, new_backend, new_context, open_agent, set_up
+from hermes_core.envs.runner import Jobs, Run, Tools
 from hermes_core.settings import validated
 
 if TYPE_CHECKING:
@@ -96,15 +97,17 @@ async def validate(
         made = make_environment(runtime, environment, env, chosen.seed)
         tools = Tools(runtime, made, chosen.seed)
         isolation = granted_isolation(chosen, made, chosen.backend, "oracle")
-        backend, concurrency = new_backend(runtime, chosen, isolation)
+        new_backend(runtime, chosen, isolation)
+        hooks = hooks_for(runtime, made, "oracle")
         await stack.enter_async_context(set_up(made))
         jobs = Jobs(made, repeat)
+        backend, concurrency = new_backend(runtime, chosen, isolation, len(jobs))
         await stack.enter_async_context(backend)
         for agent in EXPECTED:
             found: dict[str, Verdict] = {}
             worker = await stack.enter_async_context(open_agent(runtime, agent, AgentSettings()))
             run = Run(tools, jobs, _collector(agent, found), (), progress(agent), chosen.stop_on_infra)
-            context = new_context(runtime, made, worker, backend, chosen)
+            context = new_context(runtime, made, worker, backend, chosen, hooks=hooks)
             summary = await run.all(context, concurrency)
             stopped = stopped or summary.stopped
             verdicts += found.values()

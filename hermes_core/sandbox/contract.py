@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hermes_core.errors import UnknownNameError
 
@@ -62,7 +62,7 @@ class Capabilities:
 class SandboxConfig(BaseModel):
     """The settings of one profile. Backends subclass it to add their own; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     name: str = "default"
     """The profile's name."""
@@ -96,6 +96,14 @@ class SandboxConfig(BaseModel):
     """Processes of one slot at most."""
     visible_paths: tuple[str, ...] = ()
     """Further paths of the sandbox (or, on `local`, the host) that slots of level `namespace` may read."""
+
+    @field_validator("env_vars")
+    @classmethod
+    def _can_be_set(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name, value in variables.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"holds {name!r}, which no process can have: no name, or one with `=` or a NUL byte")
+        return variables
 
 
 @dataclass(frozen=True)

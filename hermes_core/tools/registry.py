@@ -85,7 +85,7 @@ class ToolRegistry:
 
     def missing(self, what: str, name: str, known: Iterable[str], *, where: str = "") -> HermesError:
         """The error for a tool, toolset or distribution that is not here; `where` says who asked for it."""
-        return self._reason(what, name) or UnknownNameError(what + where, name, known)
+        return self._reason(what, name) or UnknownNameError(what, name, known, where=where)
 
     def _reason(self, what: str, name: str) -> HermesError | None:
         return self._explain(what, name) if self._explain is not None else None

@@ -84,13 +84,13 @@ def _expand(registry: ToolRegistry, name: str, path: tuple[str, ...], found: dic
         raise ConfigError(f"toolsets include each other in a circle: {circle}", hint="remove one of these `includes`")
     toolsets = registry.toolsets
     if name not in toolsets:
-        where = f" (included by {path[-1]!r})" if path else ""
+        where = f"(included by {path[-1]!r})" if path else ""
         raise registry.missing("toolset", name, [*toolsets, ALL[0]], where=where)
     for included in toolsets[name].includes:
         _expand(registry, included, (*path, name), found)
     for tool in toolsets[name].tools:
         if tool not in registry:
-            raise registry.missing("tool", tool, registry.names(), where=f" (of toolset {name!r})")
+            raise registry.missing("tool", tool, registry.names(), where=f"(of toolset {name!r})")
         found[tool] = None
     found.update(dict.fromkeys(tool for tool in registry.names() if name in registry.get(tool).toolsets))
 

@@ -15,7 +15,7 @@ def test_both_spellings_and_flags_are_split_from_the_other_arguments():
         ["tasks", "--env.dataset-name=a=b.jsonl", "--items", "3", "--env.max_items", "2", "--env.shuffle", "--json"]
     )
     assert rest == ["tasks", "--items", "3", "--json"]
-    assert found == {"env": {"dataset_name": "a=b.jsonl", "max_items": "2", "shuffle": "true"}}
+    assert found == {"env": {"dataset_name": "a=b.jsonl", "max_items": "2", "shuffle": None}}
 
 
 def test_after_two_dashes_nothing_is_an_option():

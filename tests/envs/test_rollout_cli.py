@@ -83,7 +83,7 @@ def test_a_run_with_all_scored_exits_with_0_and_prints_where_things_are(run, dat
     assert done.returncode == 0, done.stderr
     assert "1 of 1 scored, 1 solved, mean reward 1.000" in done.stdout
     assert str(out / "trajectories.jsonl") in done.stdout
-    assert done.stderr.splitlines()[0] == "1 rollouts"
+    assert done.stderr.splitlines()[0] == "1 rollout"
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -99,14 +99,14 @@ def test_some_not_scored_exits_with_3_and_says_why(run, dataset):
     done = run("rollout", "tasks", dataset(GOOD, broken), "--agent", "oracle", *ISOLATION)
     assert done.returncode == 3
     assert "1 of 2 scored" in done.stdout
-    assert "broken: setup in setup: a set-up command of task 'broken' failed with status 7: no luck" in done.stdout
+    assert "  setup: a set-up command of task 'broken' failed with status 7: no luck\n      broken\n" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["rollout", "tsks"], "did you mean 'tasks'"),
-        (["rollout", "tasks"], "dataset_name: Field required"),
+        (["rollout", "tasks"], "dataset_name is missing"),
         (["rollout", "tasks", "--env.dataset_nam=x"], "did you mean 'dataset_name'"),
         (["rollout", "tasks", "--evn.dataset_name=x"], "did you mean 'env'"),
         (["rollout", "tasks", "--agent", "oracl", "DATASET"], "did you mean 'oracle'"),
@@ -138,10 +138,10 @@ def test_wrong_use_exits_with_2_and_says_what_to_do(run, dataset, arguments, mes
     [
         ("{", "line 2: not JSON"),
         ("[1]", "line 2: list instead of an object"),
-        ('{"id": "x", "prompt": "p"}', "line 2, field 'check': Field required"),
+        ('{"id": "x", "prompt": "p"}', "line 2, field 'check' is missing"),
         ('{"id": 7, "prompt": "p", "check": "true"}', "line 2, field 'id'"),
-        ('{"id": "x", "prompt": "p", "check": ["true", 1]}', "line 2, field 'check': Input should be a shell command"),
-        ('{"id": "x", "prompt": "p", "check": ""}', "line 2, field 'check': Input should be a shell command"),
+        ('{"id": "x", "prompt": "p", "check": ["true", 1]}', "line 2, field 'check' must be a shell command"),
+        ('{"id": "x", "prompt": "p", "check": ""}', "line 2, field 'check' must be a shell command"),
         ('{"id": "x", "prompt": "p", "check": "true", "solutoin": "x"}', "line 2, field 'solutoin'"),
         ('{"id": "good", "prompt": "p", "check": "true"}', "two items"),
     ],

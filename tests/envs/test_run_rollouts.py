@@ -341,7 +341,7 @@ async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtim
     task = asyncio.create_task(run_rollouts(runtime, "tasks", "oracle", **arguments))
     await asyncio.sleep(random.Random(seed).uniform(0, 0.8))
     task.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):  # a machine may be busy; a rollout that is not cancelled at all never ends
         await asyncio.wait([task])
     if task.cancelled() and (tmp_path / "out" / "summary.json").exists():
         assert json.loads((tmp_path / "out" / "summary.json").read_text())["stopped"] == "interrupted"
@@ -462,7 +462,7 @@ async def test_tools_are_drawn_once_for_each_group(runtime, tasks):
         ({"backend": "locl"}, UnknownNameError, "did you mean 'local'"),
         ({"isolation": "usr"}, UnknownNameError, "did you mean 'user'"),
         ({"concurency": 3}, UnknownNameError, "did you mean 'concurrency'"),
-        ({"concurrency": 0}, UsageError, "greater than or equal to 1"),
+        ({"concurrency": 0}, UsageError, "concurrency must be at least 1, not 0"),
         ({"backend_config": {"slots_per_sandbx": 3}}, UnknownNameError, "did you mean 'slots_per_sandbox'"),
         ({"backend_config": {"slots_per_sandbox": 2, "max_sandboxes": 1}}, UsageError, "leave none for agents"),
         ({"env": {"dataset_name": "x", "max_item": 1}}, UnknownNameError, "did you mean 'max_items'"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.errors import PluginError, UnknownNameError
+from hermes_core.errors import PluginError, UnknownNameError, UsageError
 from hermes_core.hookspecs import hookimpl
 from hermes_core.plugins import PluginManager
 from hermes_core.registries import PluginInfo, PluginStatus
@@ -101,8 +101,10 @@ def test_the_allow_list_leaves_others_out_but_never_the_builtins(install: Instal
     found = only(manager, "one", "two", "three")
     assert found["one"].status is PluginStatus.LOADED
     assert found["two"].status is PluginStatus.EXCLUDED
-    assert found["three"].status is PluginStatus.FAILED
+    assert found["three"].status is PluginStatus.MISSING
     assert "named in HERMES_PLUGINS but not installed" in found["three"].reason
+    with pytest.raises(UsageError, match="plugin 'three' is named in HERMES_PLUGINS but not installed"):
+        manager.check_named()
     assert set(manager.registry("backend").names()) == {"local", "one"}
     with pytest.raises(UnknownNameError, match=r"plugin 'two' \(hermes-rl-two 1.0\) is installed but left out"):
         manager.registry("backend").entry("two")

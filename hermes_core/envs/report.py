@@ -1,0 +1,138 @@
+"""What the commands print when they are done: a run, a validation and a rescoring in words."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.envs.store import TRAJECTORIES
+from hermes_core.envs.summary import RunSummary
+
+if TYPE_CHECKING:
+    from hermes_core.envs.rescore import Rescoring
+    from hermes_core.envs.validate import Validation
+
+SHOWN = 10
+"""Failures and items that are shown at most."""
+
+LONGEST = 600
+"""Characters of a failure that are shown at most."""
+
+_PLACES = re.compile(r" \[(sandbox|slot|trajectory) [^\]]*\]")
+
+
+class Failures:
+    """The failures of a run, those that say the same together."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._items: dict[str, dict[str, None]] = {}
+        self.left_out = 0
+        """Failures of other kinds than those that are kept."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take a record in, if it has a failure."""
+        failure = record["failure"]
+        if failure is None:
+            return
+        item_id = str(record["item_id"])
+        said = _shortened(failure["message"]).replace(f"instance {item_id!r}: ", "")
+        natural = {"setup": "setup", "agent": "model", "verify": "verifier"}.get(failure["stage"])
+        stage = "" if failure["kind"] == natural else f" (at {failure['stage']})"
+        text = f"{failure['kind']}{stage}: {said}"
+        if text not in self._items and len(self._items) == SHOWN:
+            self.left_out += 1
+            return
+        self._counts[text] += 1
+        items = self._items.setdefault(text, {})
+        if len(items) < SHOWN:
+            items[item_id] = None
+
+    def lines(self, width: int | None) -> list[str]:
+        """Each failure, and below it the items that met it."""
+        lines = []
+        for text, items in self._items.items():
+            count, named = self._counts[text], ", ".join(items)
+            whom = named if count <= len(items) else f"{named}, … ({count} rollouts)"
+            lines += _indented(text, 2, width) + _indented(whom, 6, width)
+        return lines + ([f"  … and {self.left_out} more"] if self.left_out else [])
+
+
+def summary_text(summary: RunSummary, failures: Failures, width: int | None = None) -> str:
+    """What a run amounts to.
+
+    Args:
+        width: that of the terminal; None is none, and lines of any length.
+    """
+    mean = "none" if summary.mean_reward is None else f"{summary.mean_reward:.3f}"
+    lines = [
+        f"{summary.scored} of {summary.total} scored, {summary.solved} solved, mean reward {mean}",
+        f"{summary.elapsed_s:.1f} s, {summary.rollouts_per_hour:.0f} rollouts an hour",
+    ]
+    for stage, seconds in summary.timings.items():
+        figures = "  ".join(f"{name} {seconds[name]:8.3f} s" for name in ("p50", "p95", "max"))
+        lines.append(f"  {stage.removesuffix('_s'):8} {figures}")
+    if summary.failures:
+        lines.append("failures: " + ", ".join(f"{count} {kind}" for kind, count in summary.failures.items()))
+    lines += failures.lines(width)
+    if summary.infra_retries:
+        lines.append(f"begun anew after an infrastructure failure: {summary.infra_retries}")
+    if summary.stopped:
+        lines.append(f"stopped: {summary.stopped}")
+    if summary.out_dir:
+        lines.append(f"records: {summary.out_dir}/{TRAJECTORIES}")
+    return "\n".join(lines)
+
+
+def validation_text(outcome: Validation, width: int | None = None) -> str:
+    """Which items are wrong or flaky, and how many are sound."""
+    lines = []
+    for verdict in outcome.unsound[:SHOWN]:
+        word = "flaky" if verdict.flaky else "wrong"
+        rewards = ", ".join("none" if reward is None else f"{reward:g}" for reward in verdict.rewards)
+        lines.append(f"{word}: {verdict.item_id} with {verdict.agent}: {rewards}")
+        for failure in verdict.failures[:1]:
+            lines += _indented(_shortened(failure), 2, width)
+    if len(outcome.unsound) > SHOWN:
+        lines.append(f"… and {len(outcome.unsound) - SHOWN} more: --json lists all")
+    if outcome.stopped:
+        lines.append(f"stopped: {outcome.stopped}")
+    unsound = len({verdict.item_id for verdict in outcome.unsound})
+    times = "once" if outcome.repeat == 1 else f"{outcome.repeat} times"
+    lines.append(f"{outcome.items - unsound} of {outcome.items} items are sound, each tried {times} with either agent")
+    return "\n".join(lines)
+
+
+def rescoring_text(outcome: Rescoring) -> str:
+    """Which patches got another reward, and how many the same."""
+    lines = [
+        f"differs: {line['item_id']} {line['rollout_index']}: {line['recorded_reward']} recorded, {line['reward']} now"
+        for line in outcome.differing[:SHOWN]
+    ]
+    if len(outcome.differing) > SHOWN:
+        lines.append(f"… and {len(outcome.differing) - SHOWN} more: --json lists all")
+    lines.append(f"{outcome.agreed} of {outcome.patches} patches got the same reward again")
+    if outcome.without_patch:
+        lines.append(f"{outcome.without_patch} rollouts recorded no patch")
+    return "\n".join(lines)
+
+
+def _shortened(message: str) -> str:
+    """One line, without the ids of sandboxes; of a long one the beginning, and the end with what to do."""
+    line = " ".join(_PLACES.sub("", message).split())
+    if len(line) <= LONGEST:
+        return line
+    return f"{line[: LONGEST - 200]} … {line[-200:]}"
+
+
+def _indented(text: str, margin: int, width: int | None) -> list[str]:
+    """The text in lines of the terminal, those after the first a little further in."""
+    begin = " " * margin
+    if width is None:
+        return [begin + text]
+    further = begin + "  "
+    fitted = max(width, margin + 20)
+    return textwrap.wrap(text, fitted, initial_indent=begin, subsequent_indent=further, break_on_hyphens=False)
