@@ -107,7 +107,7 @@ class GuestClient:
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
         """Let go of the channel; with `end_sandbox` the guest kills everything and ends the sandbox. Idempotent."""
-        if end_sandbox and not self.lost.is_set():
+        if end_sandbox and not self.lost.is_set() and not self._closing:
             self._ending = True
             self._post({"op": "end"})
             with contextlib.suppress(TimeoutError):

@@ -85,6 +85,8 @@ class Input:
         """A piece from the driver; what has been received before is left out, and one behind a gap as a whole."""
         if offset > self.received:
             return
+        if offset < self.received:
+            self._tell()  # The word that it was taken may have been lost with a channel.
         fresh = data[self.received - offset :]
         self.received += len(fresh)
         self._eof = self._eof or eof
@@ -132,7 +134,10 @@ class Input:
         else:
             self._watch(bool(self._pending))
         if self._taken != before:
-            self._send({"ev": "taken", "id": self._identity, "off": self._taken}, b"")
+            self._tell()
+
+    def _tell(self) -> None:
+        self._send({"ev": "taken", "id": self._identity, "off": self._taken}, b"")
 
     def _watch(self, wanted: bool) -> None:
         if self._fd is None or wanted == self._watching:

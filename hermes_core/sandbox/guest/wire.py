@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LENGTHS = struct.Struct(">II")
+_LENGTH = struct.Struct(">I")
 MAX_HEADER = 4 << 20
 MAX_DATA = 16 << 20
 CHUNK = 64 << 10
@@ -53,9 +54,14 @@ class Decoder:
         frames = []
         start = 0
         with memoryview(self._buffer) as view:
-            while len(view) - start >= _LENGTHS.size:
+            while len(view) - start >= _LENGTH.size:
+                # As soon as can be: who says "hello" and no more is not to be waited for.
+                if _LENGTH.unpack_from(view, start)[0] > MAX_HEADER:
+                    raise FrameError("not a frame: %r" % bytes(view[start : start + 40]))
+                if len(view) - start < _LENGTHS.size:
+                    break
                 header_size, data_size = _LENGTHS.unpack_from(view, start)
-                if header_size > MAX_HEADER or data_size > MAX_DATA:
+                if data_size > MAX_DATA:
                     raise FrameError("not a frame: %r" % bytes(view[start : start + 40]))
                 body = start + _LENGTHS.size + header_size
                 end = body + data_size

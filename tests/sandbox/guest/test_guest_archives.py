@@ -170,7 +170,8 @@ async def test_a_tree_that_changes_meanwhile(slot):
     """Files shrink, vanish and turn into pipes: the archive is whole all the same."""
     await slot.run("mkdir t; for i in $(seq 200); do head -c 20000 /dev/urandom >t/$i; done")
     storm = await slot.start(
-        "while :; do for i in $(seq 200); do : >t/$i; rm t/$i; mkfifo t/$i; rm t/$i; head -c 20000 /dev/zero >t/$i; done; done"
+        "while :; do for i in $(seq 200); do"
+        " : >t/$i; rm t/$i; mkfifo t/$i; rm t/$i; head -c 20000 /dev/zero >t/$i; done; done"
     )
     for _ in range(5):
         with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("t"))) as tar:
@@ -186,4 +187,5 @@ async def test_what_is_not_there(slot):
             await slot.tar_out(path)
         assert caught.value.code == code
     assert await refused(slot, archive(("x", b"")), path="f") in ("exists", "not_a_directory")
-    assert tarfile.open(fileobj=io.BytesIO(await slot.tar_out("."))).getnames() == ["f"]
+    with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("."))) as tar:
+        assert tar.getnames() == ["f"]

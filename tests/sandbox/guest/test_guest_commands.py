@@ -397,7 +397,8 @@ async def test_descriptors(slot):
 async def test_session_and_limits(rig):
     slot = await rig.slot()
     result = await slot.run(
-        "echo $$ $(ps -o sid= -p $$); cat /proc/self/oom_score_adj; umask; grep NoNewPrivs /proc/self/status; ulimit -c; ulimit -Su"
+        "echo $$ $(ps -o sid= -p $$); cat /proc/self/oom_score_adj; umask;"
+        " grep NoNewPrivs /proc/self/status; ulimit -c; ulimit -Su"
     )
     (pid, sid), adj, umask, (_, no_new), core, processes = (line.split() for line in result.text.splitlines())
     assert pid == sid and adj == ["1000"] and core == ["0"]

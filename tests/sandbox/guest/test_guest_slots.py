@@ -15,7 +15,13 @@ from hermes_core.sandbox.client import PREPARE
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = os.geteuid() == 0
-STUBBORN = "import signal, time\nfor n in range(1, 32):\n  n in (9, 19) or signal.signal(n, signal.SIG_IGN)\nwhile 1: time.sleep(9)"
+STUBBORN = """
+import signal, time
+for n in range(1, 32):
+    n in (9, 19) or signal.signal(n, signal.SIG_IGN)
+while True:
+    time.sleep(9)
+"""
 COMET = """
 import os, signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -34,6 +40,16 @@ while True:
         os.fork()
     except OSError:
         pass
+"""
+DEEP = """
+import os
+for _ in range(5000):
+    os.mkdir('d')
+    os.chdir('d')
+    open('f', 'w').close()
+for _ in range(5000):
+    os.chmod('.', 0)
+    os.chdir('..')
 """
 GHOSTS = """
 import os, sys, time
@@ -95,7 +111,8 @@ async def test_reset_leaves_nothing(rig):
     index, slot = await fresh(rig)
     private = (await slot.run("echo $HOME; echo $TMPDIR")).text.split()
     await slot.run(
-        "mkdir -p d/e ..x -- -rf; touch .hidden ..x/f d/e/f; echo x >$HOME/.profile; mktemp; ln -s / root; chmod 000 d; sleep 1000 &"
+        "mkdir -p d/e ..x -- -rf; touch .hidden ..x/f d/e/f; echo x >$HOME/.profile; mktemp; ln -s / root;"
+        " chmod 000 d; sleep 1000 &"
     )
     process = await slot.start("sleep 1000")
     await slot.run("true", spool=True)
@@ -257,7 +274,10 @@ async def test_what_a_slot_leaves_in_common_directories(own_rig):
     index, slot = await fresh(own_rig)
     _, other = await fresh(own_rig)
     mine, theirs = (await slot.run("mktemp -p /tmp")).text.strip(), (await other.run("mktemp -p /tmp")).text.strip()
-    script = "mkdir -p /tmp/{0}/a/b; touch /tmp/{0}/a/b/f /dev/shm/{0} /var/tmp/{0}; chmod 000 /tmp/{0}/a; ln -s /tmp/{0} /var/tmp/{0}-link"
+    script = (
+        "mkdir -p /tmp/{0}/a/b; touch /tmp/{0}/a/b/f /dev/shm/{0} /var/tmp/{0};"
+        " chmod 000 /tmp/{0}/a; ln -s /tmp/{0} /var/tmp/{0}-link"
+    )
     name = f"hermes-test-{os.getpid()}-{index}"
     assert (await slot.run(script.format(name))).ok
     await own_rig.client.reset_slot(index)
@@ -293,8 +313,7 @@ async def test_slots_that_share_a_directory_of_one_of_them(rigs):
 
 async def test_a_deep_tree_of_a_slot(own_rig):
     index, slot = await fresh(own_rig)
-    script = "import os\nfor i in range(5000):\n os.mkdir('d'); os.chdir('d'); open('f', 'w').close()\nfor i in range(5000): os.chmod('.', 0); os.chdir('..')"
-    await slot.run(["python3", "-c", script])
+    await slot.run(["python3", "-c", DEEP])
     began = time.monotonic()
     await own_rig.client.reset_slot(index)
     assert time.monotonic() - began < 3, "removal takes its time elsewhere"
@@ -390,7 +409,7 @@ async def test_a_setuid_program_gives_nothing(own_rig):
 
 async def test_a_namespace_of_its_own(rigs):
     rig = await rigs("namespace")
-    (index, slot), (_, other) = await fresh(rig), await fresh(rig)
+    (_, slot), (_, other) = await fresh(rig), await fresh(rig)
     await other.run("sleep 1000 &")
     assert (await slot.run("ls -d /proc/[0-9]* | wc -l")).text.split()[0] in "3456"
     assert (await slot.run("cat /proc/net/dev | tail -n +3 | cut -d: -f1")).text.split() == ["lo"]
@@ -398,7 +417,8 @@ async def test_a_namespace_of_its_own(rigs):
     assert not (await slot.run(["ls", str(Path(__file__).parent)])).ok
     assert not (await slot.run("touch /usr/x /etc/x /x")).ok
     await other.run(
-        "python3 -c \"import socket,time; s=socket.socket(); s.bind(('127.0.0.1', 8765)); s.listen(); time.sleep(1000)\" &"
+        "python3 -c \"import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8765)); s.listen();"
+        ' time.sleep(1000)" &'
     )
     connect = "import socket; socket.create_connection(('127.0.0.1', 8765), 1)"
     assert not (await slot.run(["python3", "-c", connect])).ok

@@ -1,0 +1,76 @@
+"""The guest on every interpreter that is here, end to end; and a clear word where it can't run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hermes_core.errors import NoPythonError
+from hermes_core.sandbox.client import GuestClient
+
+ROOT = os.geteuid() == 0
+VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
+PLACES = [Path.home() / ".pyenv/versions", Path("/usr/local/bin"), Path("/usr/bin"), Path("/opt")]
+
+
+def interpreter(version):
+    """An interpreter of this version, or None."""
+    for place in PLACES:
+        for path in sorted([*place.glob(f"python{version}"), *place.glob(f"{version}*/bin/python{version}")]):
+            if subprocess.run([path, "-c", "import tarfile, ctypes"], capture_output=True, check=False).returncode == 0:
+                return str(path)
+    return None
+
+
+@pytest.mark.parametrize("level", ["shared", *(["user"] if ROOT else []), "namespace"])
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_end_to_end(rigged, version, level):
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    async with rigged(level, python=python) as rig:
+        index = await rig.index()
+        slot = rig.client.commands(index)
+        result = await slot.run("echo out; echo err >&2; exit 3")
+        assert (result.stdout, result.stderr, result.exit_code) == (b"out\n", b"err\n", 3)
+        assert (await slot.run(["ls", "/proc/self/fd"])).text.split() == ["0", "1", "2", "3"]
+        assert (await slot.run("yes | head -1; echo ${PIPESTATUS[0]}")).text == "y\n141\n"
+        assert (await slot.run("#" * 150_000 + "\ncat", stdin=b"x" * 300_000)).stdout_bytes == 300_000
+        assert (await slot.run("trap '' TERM; sleep 1000 & sleep 1000", timeout_s=0.2)).timed_out
+        with pytest.raises(Exception, match="command not found"):
+            await slot.run(["no-such-program"])
+        with pytest.raises(Exception, match="format"):
+            await slot.write_file("bad", b"\x7fELFxxxx", mode=0o755)
+            await slot.run(["./bad"])
+        data = os.urandom(1_000_000)
+        await slot.write_file("d/\udcff €", data)
+        archive = await slot.tar_out("d")
+        await slot.tar_in("e", archive)
+        assert (await slot.read_file("e/\udcff €")).data == data
+        process = await slot.start("cat; exit 4")
+        await slot.write(process.process_id, b"hello", eof=True)
+        assert (await slot.wait(process.process_id)).exit_code == 4
+        assert (await slot.log(process.process_id)).data == b"hello"
+        running = asyncio.ensure_future(slot.run("sleep 0.3; echo resumed", stdin=b"y" * 500_000))
+        await asyncio.sleep(0.1)
+        rig.sandbox.cut()
+        assert (await running).text == "resumed\n"
+        if level != "shared":
+            await slot.run("kill -9 -1")
+        await slot.run("sleep 1000 & (setsid sleep 1000 &)")
+        await rig.client.reset_slot(index)
+        assert await slot.list_dir() == []
+
+
+@pytest.mark.skipif(interpreter("3.6") is None, reason="there is no Python 3.6 here")
+async def test_an_interpreter_that_is_too_old(host_sandbox):
+    sandbox = host_sandbox(interpreter("3.6"))
+    try:
+        with pytest.raises(NoPythonError, match=r"3\.6.*needs 3\.7"):
+            await GuestClient.start(sandbox, sandbox.settings("shared"))
+    finally:
+        await sandbox.terminate()
