@@ -17,7 +17,7 @@ from hermes_core.sandbox import shell
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct_files import LIST, READ, REMOVE, STAT, TAR_IN, TAR_OUT, WRITE, file_stat, parse_list
-from hermes_core.sandbox.output import HeadTail, Rolling
+from hermes_core.sandbox.guest.output import HeadTail, Rolling
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
 
 if TYPE_CHECKING:

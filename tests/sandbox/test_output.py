@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_core.sandbox.output import HeadTail, Rolling, join_capture, trim_end, trim_start
+from hermes_core.sandbox.guest.output import HeadTail, Rolling, join_capture, trim_end, trim_start
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(0, 40))
@@ -42,7 +42,7 @@ def test_memory_stays_bounded_with_tiny_pieces():
     capture = HeadTail(1000)
     for number in range(20_000):
         capture.feed(b"%d" % (number % 10))
-    assert len(capture._tail) <= 501
+    assert len(capture._tail._data) <= 1000
     assert capture.value().endswith(b"789")
     assert b"bytes omitted" in capture.value()
 

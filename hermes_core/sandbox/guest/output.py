@@ -19,11 +19,11 @@ def trim_end(data: bytes) -> bytes:
 
 
 def trim_start(data: bytes) -> bytes:
-    """`data` without the last bytes of a character whose beginning was cut off; other bytes stay as they are."""
-    for skip in range(min(_LONGEST_CHARACTER, len(data))):
-        if data[skip] & 0xC0 != 0x80:
-            return data[skip:]
-    return data  # four continuation bytes in a row are not UTF-8 at all
+    """`data` without the last bytes of a character whose beginning was cut off, three at most."""
+    cut = 0
+    while cut < min(_LONGEST_CHARACTER - 1, len(data)) and data[cut] & 0xC0 == 0x80:
+        cut += 1
+    return data[cut:]
 
 
 def _character_length(lead: int) -> int:
