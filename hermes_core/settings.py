@@ -92,7 +92,7 @@ class Settings(BaseModel):
             values["plugins"] = tuple(variables["HERMES_PLUGINS"].replace(",", " ").split())
         values.update(given)
         if path := values.get("profiles_file"):
-            values = {**_read_profiles(Path(path), "the setting profiles_file (HERMES_PROFILES_FILE)"), **values}
+            values = {**_read_profiles(Path(path), "profiles_file (HERMES_PROFILES_FILE)"), **values}
         values["secrets"] = {**_secrets(variables), **values.get("secrets", {})}
         _warn_of_misspelt(variables)
         return validated(cls, values, "the settings")
@@ -172,7 +172,7 @@ def validated(model: type[Model], data: Mapping[str, Any], what: str) -> Model:
 _REQUIREMENTS = {
     "missing": "is missing",
     "extra_forbidden": "is not known",
-    "string_pattern_mismatch": "does not have the right form",
+    "string_pattern_mismatch": "must have the right form",
     "string_too_short": "must not be empty",
     "too_short": "must not be empty",
     "int_type": "must be a whole number",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes_core.errors import PolicyError, ProvisionError
+from hermes_core.errors import PolicyError
 from hermes_core.sandbox.contract import Isolation, SandboxInfo, SandboxStatus
 from hermes_core.sandbox.local import directories, processes
 
@@ -60,8 +60,7 @@ def open_state_root(wanted: str | None) -> Path:
     Slots' users may pass through it but not list it.
 
     Raises:
-        ProvisionError: it can't be made.
-        PolicyError: it is a link, or someone else could put things there.
+        PolicyError: it can't be made, is a link, or someone else could put things there.
     """
     path = Path(wanted).absolute() if wanted else Path(tempfile.gettempdir()).absolute() / f"hermes-rl-{os.geteuid()}"
     hint = "name another one by `state_dir`"
@@ -69,7 +68,7 @@ def open_state_root(wanted: str | None) -> Path:
         path.mkdir(mode=0o711, parents=True, exist_ok=True)
         info = path.lstat()
     except OSError as error:
-        raise ProvisionError(f"the state directory {path} can't be made: {error.strerror}", hint=hint) from error
+        raise PolicyError(f"the state directory {path} can't be made: {error.strerror}", hint=hint) from error
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PolicyError(f"the state directory {path} is a link, or belongs to another user", hint=hint)
     if info.st_mode & 0o022:

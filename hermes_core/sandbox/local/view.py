@@ -59,13 +59,19 @@ def view(visible: Iterable[str], hidden: Iterable[str]) -> View:
     anywhere else they are not there in the first place.
 
     Raises:
-        ConfigError: a visible path is relative, missing, or one that the sandbox has for itself.
+        ConfigError: a visible path is relative, missing, or one that the sandbox has for itself; or a hidden one can't be
+            hidden.
         PolicyError: the interpreter can't be shown without the home.
     """
     shown = [*interpreter_prefixes(), *map(_checked, visible)]
-    masks = [
-        path for path in sorted({*_driver_directories(), *map(os.path.realpath, hidden)}) if _can_mask(path, shown)
-    ]
+    unseen = [os.path.realpath(path) for path in hidden]
+    masks = [path for path in sorted({*_driver_directories(), *unseen}) if _can_mask(path, shown)]
+    for path in unseen:
+        if path not in masks and Path(path).exists() and is_below(path, [*namespaces.SYSTEM_DIRECTORIES, *shown]):
+            raise ConfigError(
+                f"hidden_paths: {path} can't be hidden: it is no directory, or programs need it",
+                hint="name a directory that nothing in the sandbox needs",
+            )
     binds, symlinks = namespaces.system_binds(shown, masks)
     return View(tuple(binds), tuple(symlinks), tuple(masks))
 

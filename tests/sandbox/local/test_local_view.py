@@ -251,9 +251,14 @@ def test_a_home_around_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatc
         view.view([], [])
 
 
-def test_programs_own_directories_are_never_masked() -> None:
-    for path in ("/usr", "/usr/bin", "/usr/local", "/etc", str(Path(view.interpreter()).parent)):
-        assert path not in view.view([], [path]).masks
+@pytest.mark.parametrize("path", ["/usr", "/usr/bin", "/usr/bin/env", "/usr/local", "/etc", view.interpreter()])
+def test_what_can_not_be_hidden_is_refused_and_not_just_left_visible(path: str) -> None:
+    with pytest.raises(ConfigError, match="can't be hidden"):
+        view.view([], [path])
+
+
+def test_what_is_not_visible_anyway_may_be_named_as_hidden() -> None:
+    assert view.view([], ["/root", "/nowhere", "/usr/nowhere"]).masks == view.view([], []).masks
 
 
 def test_without_a_network_there_is_loopback_and_nothing_else(host, tools) -> None:
