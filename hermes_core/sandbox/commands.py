@@ -87,7 +87,9 @@ class SlotCommands(Protocol):
     async def stat(self, path: str) -> FileStat:
         """What the path is; a link is not followed."""
 
-    async def list_dir(self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000) -> Sequence[FileStat]:
+    async def list_dir(
+        self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
+    ) -> Sequence[FileStat]:
         """The entries of a directory, sorted by path relative to it. More than `max_entries` is code `too_large`."""
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:

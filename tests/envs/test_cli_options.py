@@ -32,7 +32,7 @@ def test_unknown_section_names_the_nearest():
 
 
 def test_an_option_without_a_key_is_refused():
-    with pytest.raises(UsageError, match="--env.KEY=VALUE"):
+    with pytest.raises(UsageError, match=r"--env\.KEY=VALUE"):
         split_dotted(["--env.=1"])
 
 

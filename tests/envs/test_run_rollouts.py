@@ -29,7 +29,7 @@ TASKS = [
         "check": ["test -d in", "test -f a"],
         "solution": ["touch a"],
     },
-    {"id": "quotes 'n' $things", "prompt": "p", "check": "test -f \"it's\"", "solution": "touch \"it's\""},
+    {"id": "quotes 'n' $things", "prompt": "p", "check": 'test -f "it\'s"', "solution": 'touch "it\'s"'},
 ]
 
 
@@ -186,9 +186,7 @@ async def test_a_group_is_placed_on_one_sandbox_where_it_fits(runtime):
             return 1.0
 
     backend = {"slots_per_sandbox": 8, "max_sandboxes": 3, "min_sandboxes": 3, "reserve_slots": 4}
-    await run_rollouts(
-        runtime, Placed(), "nop", group_size=3, concurrency=6, backend_config=backend, **ISOLATION
-    )
+    await run_rollouts(runtime, Placed(), "nop", group_size=3, concurrency=6, backend_config=backend, **ISOLATION)
     assert [len(found) for found in places.values()] == [6] * 8
     assert {len(set(found)) for found in places.values()} == {1}
     assert len({found[0] for found in places.values()}) > 1
@@ -211,14 +209,16 @@ async def test_a_model_over_http_solves_a_task_with_tools(runtime, tasks):
     assert summary.mean_reward == 1.0
     (record,) = seen
     assert record["tool_calls"] == {"attempted": 2, "schema_valid": 2, "executed_ok": 2, "exec_error": 0}
-    assert [message["role"] for message in record["messages"]] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    roles = [message["role"] for message in record["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert "sk-very-secret-key" not in json.dumps(record)
 
 
 async def test_an_endpoint_that_is_down_is_the_models_failure(runtime, tasks, unused_port=1):
     seen = []
     settings = {"model": "m", "base_url": f"http://127.0.0.1:{unused_port}/v1", "max_retries": 0}
-    summary = await run_rollouts(runtime, "tasks", env=tasks(TASKS[:1]), settings=settings, on_record=seen.append, **ISOLATION)
+    arguments = {"env": tasks(TASKS[:1]), "settings": settings, **ISOLATION}
+    summary = await run_rollouts(runtime, "tasks", on_record=seen.append, **arguments)
     assert (summary.scored, summary.failures) == (0, {"model": 1})
     assert (seen[0]["reward"], seen[0]["failure"]["stage"], seen[0]["stop_reason"]) == (None, "agent", "model_error")
 
@@ -333,8 +333,9 @@ async def test_another_configuration_cannot_resume_and_changes_nothing(runtime, 
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("seed", range(4))
 async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtime, tasks, tmp_path, seed):
+    solution = ["sleep 0.05", "touch a"]
     rows = [
-        {"id": str(n), "prompt": "p", "setup": "sleep 0.05", "check": "test -f a", "solution": ["sleep 0.05", "touch a"]}
+        {"id": str(n), "prompt": "p", "setup": "sleep 0.05", "check": "test -f a", "solution": solution}
         for n in range(12)
     ]
     arguments = {"env": tasks(rows), "out_dir": tmp_path / "out", "concurrency": 3, **ISOLATION}
@@ -355,9 +356,7 @@ async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtim
 async def test_rollouts_never_wait_for_each_others_verification(runtime, reserve):
     backend = {"slots_per_sandbox": 4 + reserve, "max_sandboxes": 1, "reserve_slots": reserve}
     async with asyncio.timeout(30):
-        summary = await run_rollouts(
-            runtime, FreshCheck(), "nop", backend_config=backend, concurrency=4, **ISOLATION
-        )
+        summary = await run_rollouts(runtime, FreshCheck(), "nop", backend_config=backend, concurrency=4, **ISOLATION)
     assert (summary.scored, summary.mean_reward) == (8, 1.0)
 
 
@@ -389,7 +388,8 @@ async def test_what_the_agent_left_can_be_had_as_a_diff_that_applies(runtime):
 
     async def work(task):
         await terminal(task, "printf 'a\\nc\\n' > keep; rm gone; echo n > 'new file'; printf 'caf\\351\\n' > latin")
-        await terminal(task, "printf '\\000\\377' > bin; git add 'new file'; git config core.fsmonitor 'touch ran; false'")
+        await terminal(task, "printf '\\000\\377' > bin; git add 'new file'")
+        await terminal(task, "git config core.fsmonitor 'touch ran; false'")
         await terminal(task, "printf '#!/bin/sh\\ntouch ran\\n' > .git/hooks/pre-commit; chmod +x .git/hooks/*")
         await terminal(task, "git config diff.external 'touch ran'")
 

@@ -125,7 +125,7 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
     folder, _ = opened(tmp_path)
     with pytest.raises(UsageError, match="another run"):
         OutputFolder(tmp_path)
-    script = "import sys, pathlib; from hermes_core.envs.store import OutputFolder; OutputFolder(pathlib.Path(sys.argv[1]))"
+    script = "import sys, pathlib; from hermes_core.envs.store import OutputFolder as F; F(pathlib.Path(sys.argv[1]))"
     other = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
     assert "another run" in other.stderr
     folder.close()

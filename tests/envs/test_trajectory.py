@@ -19,10 +19,10 @@ from hermes_core.errors import (
     VerifierError,
 )
 
-FIELDS = (
-    "trajectory_id environment item_id group rollout_index agent backend reward details failure patch messages tokens"
-    " masks logprobs stop_reason timings tool_calls"
-).split()
+FIELDS = [
+    *("trajectory_id", "environment", "item_id", "group", "rollout_index", "agent", "backend", "reward", "details"),
+    *("failure", "patch", "messages", "tokens", "masks", "logprobs", "stop_reason", "timings", "tool_calls"),
+]
 
 
 def new(**changes) -> Trajectory:
@@ -54,7 +54,8 @@ def test_details_become_plain_json():
 
     nested: list = []
     nested.append(nested)
-    details = {"nan": float("nan"), 1: (1, 2), "set": {3}, "bytes": b"x", "odd": Odd(), "loop": nested, "\ud800": "\ud800"}
+    details = {"nan": float("nan"), 1: (1, 2), "set": {3}, "bytes": b"x", "odd": Odd(), "loop": nested}
+    details["\ud800"] = "\ud800"
     trajectory = new()
     trajectory.score(1, details)
     got = json.loads(dump_record(trajectory.to_record()))["details"]

@@ -59,8 +59,8 @@ def view(visible: Iterable[str], hidden: Iterable[str]) -> View:
     anywhere else they are not there in the first place.
 
     Raises:
-        ConfigError: a visible path is relative, missing, or one that the sandbox has for itself; or a hidden one can't be
-            hidden.
+        ConfigError: a visible path is relative, missing, or one that the sandbox has for itself; or one can't be
+            hidden that is to be.
         PolicyError: the interpreter can't be shown without the home.
     """
     shown = [*interpreter_prefixes(), *map(_checked, visible)]
