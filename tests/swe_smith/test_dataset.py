@@ -176,7 +176,7 @@ async def test_the_prompt_says_where_the_project_is_and_what_is_wrong():
         prompt = environment.format_prompt(item)
         assert "`ledgerline`" in prompt
         assert item["problem_statement"].strip() in prompt
-        assert "../.venv/bin/python -m pytest" in prompt
+        assert "PYTHONPATH=$PWD python -m pytest" in prompt
         assert item["FAIL_TO_PASS"][0] not in prompt
         assert len(environment.items()) == 4
     finally:

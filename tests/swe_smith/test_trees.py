@@ -83,7 +83,7 @@ class Bench:
         bundle = tmp_path / "source.bundle"
         git(origin, "bundle", "create", "-q", str(bundle), ref)
         commit = git(origin, "rev-parse", ref).strip()
-        trees.make_repository({"repo": self.repo, "bundle": str(bundle), "commit": commit}, b"")
+        trees.make_repository({"repo": self.repo, "bundle": str(bundle), "commit": commit, "read": []}, b"")
         patches = {"patch": arguments.pop("patch", BUG), "test_patch": arguments.pop("test_patch", "")}
         self.tests = arguments.pop("test_files", ["tests/test_core.py", "tests/test_other.py"])
         hidden = arguments.pop("hidden", ["tests/test_core.py"])
@@ -402,7 +402,12 @@ def test_a_repository_from_a_url(tmp_path, origin, of):
     git(mirror, "commit", "-q", "-m", "more")
     newest = git(mirror, "rev-parse", "HEAD").strip()
     commit = {"the head": None, "the tip": newest, "an older commit": tip, "nothing": "0" * 40}[of]
-    arguments = {"repo": str(tmp_path / "repo.git"), "url": f"file://{mirror}", "commit": commit}
+    arguments = {
+        "repo": str(tmp_path / "repo.git"),
+        "url": f"file://{mirror}",
+        "commit": commit,
+        "read": ["more.txt", "src", "x"],
+    }
     if of == "nothing":
         with pytest.raises(trees.Refused) as refused:
             trees.make_repository(arguments, b"")
@@ -415,7 +420,9 @@ def test_a_repository_from_a_url(tmp_path, origin, of):
 
 def test_a_url_where_nothing_is(tmp_path):
     with pytest.raises(trees.Refused, match="nowhere"):
-        trees.make_repository({"repo": str(tmp_path / "r.git"), "url": "file:///nowhere", "commit": None}, b"")
+        trees.make_repository(
+            {"repo": str(tmp_path / "r.git"), "url": "file:///nowhere", "commit": None, "read": []}, b""
+        )
 
 
 def test_the_agents_patch_of_another_dataset_does_not_apply(bench):

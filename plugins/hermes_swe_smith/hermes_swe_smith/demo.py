@@ -65,7 +65,7 @@ def play(prompt: str) -> Generator[Call, Any, str]:
     if mend.pattern not in json.dumps(found) or not source.get("content"):
         return "I can't find the cause."
     yield call("patch", path=path, old_string=mend.old, new_string=mend.new)
-    tests = "cd ledgerline && PYTHONPATH=. ../.venv/bin/python -m pytest -q"
+    tests = "cd ledgerline && PATH=$PWD/../.venv/bin:$PATH PYTHONPATH=$PWD python -m pytest -q"
     tested = yield call("terminal", command=tests)
     return f"Mended in {path}. The tests end with status {tested.get('exit_code')}."
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from hermes_core.errors import CommandError, SetupFailed
 from hermes_core.settings import Redactor
+from hermes_swe_smith.scripts import wrapper
 from hermes_swe_smith.workspace import operate
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hermes_core.sandbox.commands import SlotCommands
     from hermes_core.sandbox.results import CommandResult
     from hermes_swe_smith.repos import Source
+    from hermes_swe_smith.workspace import Repository
 
 LEAST_PIP = (22, 3)
 """The first pip that installs into another interpreter's environment (`--python`)."""
@@ -96,12 +98,13 @@ def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | No
 
 
 async def prepare_environment(
-    site: LeasedSlot, source: Source, repository: str, env: Mapping[str, str], timeout_s: float
+    site: LeasedSlot, source: Source, repository: Repository, env: Mapping[str, str], timeout_s: float
 ) -> TestEnvironment:
     """The environment of this repository's tests on the site's sandbox.
 
     Args:
-        repository: the directory of `workspace.prepare_repository`, read only where the pins are not known.
+        repository: on the same sandbox. Its commands become commands of the environment, which call whatever checkout
+            PYTHONPATH names.
         env: for the installer alone.
 
     Raises:
@@ -117,21 +120,23 @@ async def prepare_environment(
             pythonpath = source.pythonpath or (".",)
         else:
             pythonpath = await installer.install_project(repository)
+        await installer.add_scripts(repository.scripts)
         notes = await installer.run([f"{directory}/venv/bin/python", "-I", "-c", _NOTES, *pythonpath], "looking around")
         await commands.write_file(f"{directory}/notes.json", notes.stdout)
 
-    directory = await site.prepare(f"swe-smith-env-{environment_key(source)}", build)
+    directory = await site.prepare(f"swe-smith-env-{environment_key(source, repository)}", build)
     if source.pythonpath is not None:
         return TestEnvironment(directory, source.pythonpath)
     notes = await site.commands.read_file(f"{directory}/notes.json")
     return TestEnvironment(directory, tuple(json.loads(notes.data)["pythonpath"]))
 
 
-def environment_key(source: Source) -> str:
-    """Names an environment by what is in it: repositories with the same pins share one."""
+def environment_key(source: Source, repository: Repository) -> str:
+    """Names an environment by what is in it: repositories with the same pins, and no commands, share one."""
     if source.requirements is None:
         return source.key
-    pins = "\n".join((source.python, *sorted(source.requirements)))
+    commands = [f"{name}={target}" for name, target in sorted(repository.scripts.items())]
+    pins = "\n".join((source.python, *sorted(source.requirements), *commands))
     return hashlib.sha256(pins.encode()).hexdigest()[:16]
 
 
@@ -195,10 +200,20 @@ class _Installer:
         if requirements:
             await self.run([*self._pip, "install", "-q", "-r", "requirements.txt"], "pip install")
 
-    async def install_project(self, repository: str) -> tuple[str, ...]:
+    async def add_scripts(self, declared: Mapping[str, str]) -> None:
+        """Make the project's commands, where nothing has that name yet."""
+        for name, target in declared.items():
+            path = f"{self._directory}/venv/bin/{name}"
+            try:
+                await self._commands.stat(path)
+            except CommandError:
+                text = wrapper(f"{self._directory}/venv/bin/python", target)
+                await self._commands.write_file(path, text.encode(), mode=0o755)
+
+    async def install_project(self, repository: Repository) -> tuple[str, ...]:
         """Install what the project needs, and pytest, and give the project's import directories."""
-        checkout = f"{repository}/checkout"
-        await operate(self._commands, "check_out", {"repo": f"{repository}/repo.git", "to": checkout})
+        checkout = f"{repository.directory}/checkout"
+        await operate(self._commands, "check_out", {"repo": repository.git_dir, "to": checkout})
         try:
             await self.run([*self._pip, "install", "-q", "pytest", checkout], "pip install of the project")
             source = await self._commands.run(["test", "-d", f"{checkout}/src"])

@@ -52,8 +52,8 @@ commit anything, and changes to existing tests do not count.
 {how_to_test}"""
 
 _HOW_TO_TEST = """\
-What the tests need is installed in `{link}`, beside the project. To run them: `cd {directory} && PYTHONPATH={path} \
-../{link}/bin/python -m pytest`"""
+What the tests need is installed in `{link}`, beside the project. To run them: `cd {directory} && \
+PATH=$PWD/../{link}/bin:$PATH PYTHONPATH={path} python -m pytest`"""
 
 
 class SweSmithEnvironment(Environment):
@@ -106,7 +106,8 @@ class SweSmithEnvironment(Environment):
         if self.config.prompt_mode == "problem_statement+text" and task.text:
             issue += f"\n\n{task.text.strip()}"
         pythonpath = self._catalog.source(task).pythonpath or (".",)
-        how = _HOW_TO_TEST.format(link=ENVIRONMENT_LINK, directory=task.directory, path=":".join(pythonpath))
+        path = ":".join("$PWD" if part == "." else f"$PWD/{part}" for part in pythonpath)
+        how = _HOW_TO_TEST.format(link=ENVIRONMENT_LINK, directory=task.directory, path=path)
         return _PROMPT.format(directory=task.directory, issue=issue, how_to_test=how)
 
     @hookimpl

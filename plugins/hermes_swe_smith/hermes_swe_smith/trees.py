@@ -191,7 +191,7 @@ class Repository:
 
 
 def make_repository(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """Make the bare repository `repo` from a bundle or a URL, and note its base commit."""
+    """Make the bare repository `repo` from a bundle or a URL, note its base commit, and give some files' texts."""
     repo = Repository(arguments["repo"])
     os.makedirs(repo.path)
     try:
@@ -205,11 +205,17 @@ def make_repository(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]
             repo.git("bundle", "unbundle", arguments["bundle"])
         else:
             commit = _fetch(repo, arguments["url"], commit)
-        found = repo.git("rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
-        repo.git("update-ref", BASE, found)
-        return {"commit": found}
+        repo.git("update-ref", BASE, repo.git("rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip())
+        return {"files": _texts(repo, arguments["read"])}
     except subprocess.CalledProcessError as error:
         raise Refused("repository", _said(error)) from error
+
+
+def _texts(repo: Repository, paths: list[str]) -> dict[str, str]:
+    """The texts of those of the files that there are."""
+    tree = repo.read(BASE)
+    entries = {path: tree[path] for path in paths if path in tree and tree[path][0] in (FILE, PROGRAM)}
+    return {path: repo.git("cat-file", "blob", name).decode("utf-8", "replace") for path, (_, name) in entries.items()}
 
 
 def _fetch(repo: Repository, url: str, commit: str | None) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.errors import CommandError, DatasetError, HermesError, SetupFailed
-from hermes_swe_smith import guard, trees
+from hermes_swe_smith import guard, scripts, trees
 
 if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
@@ -58,6 +58,21 @@ class OperationRefused(HermesError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A prepared repository, in the site's private space."""
+
+    directory: str
+    """Holds `repo.git`."""
+    scripts: Mapping[str, str]
+    """The commands that the project would install, each with its `module:attribute`."""
+
+    @property
+    def git_dir(self) -> str:
+        """The bare repository."""
+        return f"{self.directory}/repo.git"
 
 
 @dataclass(frozen=True)
@@ -107,8 +122,8 @@ async def operate(
 
 async def prepare_repository(
     site: LeasedSlot, task: Task, source: Source, env: Mapping[str, str], timeout_s: float
-) -> str:
-    """The directory with the repository, as `repo.git`: once per sandbox, repository and commit.
+) -> Repository:
+    """The repository on the site's sandbox: made once per sandbox, repository and commit.
 
     Raises:
         DatasetError: the bundle or the commit can't be used.
@@ -116,12 +131,13 @@ async def prepare_repository(
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
-        arguments = {"repo": f"{directory}/repo.git", "commit": source.commit, "url": source.url}
+        arguments: dict[str, Any] = {"repo": f"{directory}/repo.git", "commit": source.commit, "url": source.url}
+        arguments["read"] = scripts.FILES
         if source.bundle is not None:
             arguments["bundle"] = f"{directory}/source.bundle"
             await _send(commands, f"{directory}/source.bundle", source.bundle())
         try:
-            await operate(commands, "make_repository", arguments, env=env, timeout_s=timeout_s)
+            answer = await operate(commands, "make_repository", arguments, env=env, timeout_s=timeout_s)
         except OperationRefused as refused:
             what = f"instance {task.instance_id!r}: repository {task.repo!r} at {source.commit or 'its head'}"
             if source.bundle is None:
@@ -131,11 +147,15 @@ async def prepare_repository(
             ) from refused
         if source.bundle is not None:
             await commands.remove(f"{directory}/source.bundle")
+        declared = json.dumps(scripts.console_scripts(answer["files"]))
+        await commands.write_file(f"{directory}/scripts.json", declared.encode())
 
-    return await site.prepare(f"swe-smith-repo-{source.key}", build, private=True)
+    directory = await site.prepare(f"swe-smith-repo-{source.key}", build, private=True)
+    declared = await site.preparation.read_file(f"{directory}/scripts.json")
+    return Repository(directory, json.loads(declared.data))
 
 
-async def prepare_trees(site: LeasedSlot, task: Task, repository: str, *, hide: bool) -> str:
+async def prepare_trees(site: LeasedSlot, task: Task, repository: Repository, *, hide: bool) -> str:
     """The directory of the task's trees: once per sandbox and task.
 
     Raises:
@@ -144,7 +164,7 @@ async def prepare_trees(site: LeasedSlot, task: Task, repository: str, *, hide: 
 
     async def build(commands: SlotCommands, directory: str) -> None:
         arguments = {
-            "repo": f"{repository}/repo.git",
+            "repo": repository.git_dir,
             "task": directory,
             "base_is": task.base_is,
             "patch_is": task.patch_is,
@@ -161,7 +181,15 @@ async def prepare_trees(site: LeasedSlot, task: Task, repository: str, *, hide: 
                 hint="is the row of this repository and commit? `variant` and `patch_is` say how it is read",
             ) from refused
 
-    parts = (repository, task.instance_id, task.patch, task.test_patch, task.base_is, task.patch_is, str(hide))
+    parts = (
+        repository.directory,
+        task.instance_id,
+        task.patch,
+        task.test_patch,
+        task.base_is,
+        task.patch_is,
+        str(hide),
+    )
     key = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     return await site.prepare(f"swe-smith-task-{key}", build, private=True)
 
