@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 _SHM_BYTES = 64 << 20
-_SET_DUMPABLE, _SUBREAPER = 4, 36
+_SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
+_libc = ctypes.CDLL(None)
 _PROOF_TRIES, _PROOF_PAUSE_S = 4, 0.001
 
 
@@ -72,14 +73,17 @@ class Plan:
 
 def become_subreaper() -> None:
     """Orphans of our descendants become our children."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    _libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
 
 
 def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
     """The forked child's whole life: confine itself as `plan` says, say so, then serve. Never returns."""
     try:
         _detach(sock)
-        _limit(plan)
         if plan.mechanism == "user" and not _proved_alone(plan.uid or 0):
             _tell(sock, {"dirty": True})
             os._exit(0)
@@ -92,10 +96,12 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
             _enter_namespaces(sock, plan)
         else:
             become_subreaper()
+        # Not before: a user namespace hands the limit of who makes it on to all of that one's processes together.
+        _limit(plan)
         if plan.uid is not None:
             namespaces.become(plan.uid, plan.uid)
             # Nor may the slot look into us: with the socket it could report results of its own making.
-            ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+            _prctl(_SET_DUMPABLE, 0)
             syscalls.restrict()
         os.umask(plan.umask)
         os.chdir(plan.workspace.path)
@@ -124,8 +130,11 @@ def _detach(sock: socket.socket) -> None:
     os.setsid()
     try:
         # Memory pressure shall take the slots' commands before the guest.
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"1000")
+        finally:
+            os.close(fd)
     except OSError:
         pass
 
