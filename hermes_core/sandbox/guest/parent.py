@@ -334,13 +334,12 @@ def _find(name: str, path: str) -> str:
 
 def close_all_but(keep: set[int]) -> None:
     """Close every descriptor of the guest's that a slot must never hold."""
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        if fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:
-                pass
+    last = max(int(name) for name in os.listdir("/proc/self/fd"))
+    start = 0
+    for fd in [*sorted(keep), last + 1]:
+        if start < fd:  # closerange(0, 0) closes everything, in Python 3.10 and 3.11
+            os.closerange(start, fd)
+        start = fd + 1
 
 
 def flush_streams() -> None:
