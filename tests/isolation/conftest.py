@@ -275,32 +275,37 @@ def drivers(request: pytest.FixtureRequest, _drivers_by_account: Callable[[str],
 
 
 @pytest.fixture
+def root(_drivers_by_account: Callable[[str], Drivers]) -> Drivers:
+    """Drivers run by root: the only ones that give slots users of their own."""
+    return _drivers_by_account("root")
+
+
+@pytest.fixture
 def ordinary(_drivers_by_account: Callable[[str], Drivers]) -> Drivers:
     """Drivers run by an ordinary user."""
     return _drivers_by_account("ordinary")
 
 
 @pytest.fixture(params=["root-user", "root-namespace", "ordinary-user"])
-def start(request: pytest.FixtureRequest, _drivers_by_account: Callable[[str], Drivers]) -> Callable[..., Any]:
-    """`Drivers.started` by way of everything that grants `user` or more, the level left out.
+def shared(request: pytest.FixtureRequest, _drivers_by_account: Callable[[str], Drivers]) -> Callable[..., Driver]:
+    """`Drivers.shared` by way of everything that grants `user` or more, the level left out.
 
     An ordinary user who asks for `user` gets what one who asks for `namespace` gets.
     """
     account, level = request.param.split("-")
-    return functools.partial(_drivers_by_account(account).started, level)
+    return functools.partial(_drivers_by_account(account).shared, level)
 
 
 @pytest.fixture
-def pair(start: functools.partial[Any]) -> Driver:
-    """Slots `a` and `b` of one sandbox, shared with other tests."""
-    driver: Driver = start.func.__self__.shared(*start.args)
-    return driver
+def pair(shared: Callable[..., Driver]) -> Driver:
+    """Slots `a` and `b` of one sandbox."""
+    return shared()
 
 
 @pytest.fixture
-def bounded(start: functools.partial[Any]) -> Iterator[Driver]:
+def bounded(shared: Callable[..., Driver]) -> Iterator[Driver]:
     """The same with little room and few processes, in a sandbox that has to survive the test."""
-    driver: Driver = start.func.__self__.shared(*start.args, tmpfs_size=16, max_processes=64)
+    driver = shared(tmpfs_size=16, max_processes=64)
     yield driver
     for slot in ("a", "b"):
         driver.reset(slot)

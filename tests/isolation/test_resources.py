@@ -69,8 +69,8 @@ def test_a_full_disk_is_an_error_of_what_writes(bounded: Any) -> None:
     bounded.until("b", "echo text >file")
 
 
-def test_the_sandbox_outlives_a_full_disk(start: Any) -> None:
-    with start("a", "b", tmpfs_size=8, orphan_ttl_s=1.5) as driver:
+def test_the_sandbox_outlives_a_full_disk(drivers: Any) -> None:
+    with drivers.started("user", "a", "b", tmpfs_size=8, orphan_ttl_s=1.5) as driver:
         assert "No space left" in driver.run("a", "head -c 64M /dev/zero >big").err
         time.sleep(2)
         assert driver.run("b", "echo lives").out == "lives\n"
@@ -134,10 +134,8 @@ def test_killing_all_that_can_be_reached_reaches_the_slot_only(bounded: Any) -> 
     assert bounded.until("b", f"test $(cat beat) != {before} && echo beats") == "beats"
 
 
-def test_others_files_in_a_directory_of_ones_own_do_not_prevent_a_reset(drivers: Any) -> None:
-    with drivers.started("user", "a", "b") as driver:
-        if driver.granted != "user":
-            return  # there is no directory in common
+def test_others_files_in_a_directory_of_ones_own_do_not_prevent_a_reset(root: Any) -> None:
+    with root.started("user", "a", "b") as driver:
         driver.run("a", "mkdir -m 777 /tmp/ours /tmp/ours/inner; touch /tmp/ours/mine")
         driver.run("b", "mkdir -p /tmp/ours/b/c /tmp/ours/inner/d; chmod 700 /tmp/ours/b; echo text >/tmp/ours/b/c/f")
         driver.reset("a")

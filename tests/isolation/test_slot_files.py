@@ -103,10 +103,8 @@ def test_what_is_prepared_can_be_read_and_not_changed(pair: Any) -> None:
     }
 
 
-def test_a_link_of_the_preparation_users_is_not_followed_by_root(drivers: Any) -> None:
-    with drivers.started("user", "a") as driver:
-        if driver.granted != "user":
-            return  # its parent is an init, which it can't kill to have another one make the directories again
+def test_a_link_of_the_preparation_users_is_not_followed_by_root(root: Any) -> None:
+    with root.started("user", "a") as driver:
         state = driver.directory() / "data" / ".hermes"
         before = state.stat()
         trap = "cd /data/prepared && mv shared away && ln -s /data/.hermes shared"
@@ -138,14 +136,14 @@ def test_the_next_lease_finds_nothing(pair: Any) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can put things into system directories")
-def test_a_state_directory_in_a_system_directory_is_hidden(start: Any) -> None:
+def test_a_state_directory_in_a_system_directory_is_hidden(drivers: Any) -> None:
     """To an ordinary user's slots, all files of the others are their own."""
     place = Path(tempfile.mkdtemp(prefix="hermes-isolation-", dir="/opt"))
     place.chmod(0o755)
     state = place / "state"
     state.mkdir()
     try:
-        with start("a", "b", state_dir=state) as driver:
+        with drivers.started("user", "a", "b", state_dir=state) as driver:
             driver.call("write", slot="b", path="file", text="text")
             path = driver.directory() / "data" / "slot_1" / "file"
             assert path.read_text() == "text"
