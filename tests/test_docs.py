@@ -1,0 +1,72 @@
+"""What the documentation shows works as it is written."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hermes_core.envs.validate import validate
+from hermes_core.runtime import Runtime
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def blocks(document: str, language: str) -> list[str]:
+    """The fenced blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+
+
+async def test_the_guide_to_environments_makes_a_sound_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "my_env"
+    package.mkdir()
+    for block in blocks("docs/writing-an-environment.md", "python"):
+        name = re.match(r"# my_env/(\S+?\.py)", block)
+        assert name is not None, f"a block that says no file: {block[:60]}"
+        (package / name[1]).write_text(block)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugin = importlib.import_module("my_env")
+    try:
+        async with Runtime(plugins=[plugin]) as runtime:
+            outcome = await validate(runtime, "count-lines", env={"count": 2}, repeat=1)
+    finally:
+        for module in [name for name in sys.modules if name.partition(".")[0] == "my_env"]:
+            del sys.modules[module]
+    assert outcome.sound, outcome.to_dict()
+
+
+def test_the_readme_s_python_runs() -> None:
+    code = blocks("README.md", "python")[0]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("True /data/slot_") == 4
+
+
+def test_the_readme_s_tasks_are_sound(tmp_path: Path) -> None:
+    shell = blocks("README.md", "bash")[1]
+    row = re.search(r"^(\{.*\})$", shell, re.MULTILINE)
+    assert row is not None
+    (tmp_path / "tasks.jsonl").write_text(row[1] + "\n")
+    json.loads(row[1])
+    command = [sys.executable, "-m", "hermes_core.cli", "validate", "tasks", "--env.dataset_name=tasks.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_link_between_the_documents_leads_somewhere() -> None:
+    documents = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("plugins/*/README.md"),
+    ]
+    broken = [
+        f"{document.relative_to(ROOT)}: {link}"
+        for document in documents
+        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text())
+        if not (document.parent / link).exists()
+    ]
+    assert not broken
