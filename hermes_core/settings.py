@@ -93,7 +93,8 @@ class Settings(BaseModel):
         values.update(given)
         if path := values.get("profiles_file"):
             values = {**_read_profiles(Path(path), "profiles_file (HERMES_PROFILES_FILE)"), **values}
-        values["secrets"] = {**_secrets(variables), **values.get("secrets", {})}
+        if isinstance(values.setdefault("secrets", {}), Mapping):
+            values["secrets"] = {**_secrets(variables), **values["secrets"]}
         _warn_of_misspelt(variables)
         return validated(cls, values, "the settings")
 
@@ -208,7 +209,10 @@ def requirement(problem: Mapping[str, Any]) -> str:
     """What pydantic found wrong with a value, to go after its name: `must be at least 1, not 0`."""
     given, kind = problem["input"], problem["type"]
     if kind in _REQUIREMENTS:
-        said = _REQUIREMENTS[kind].format(**problem.get("ctx", {}))
+        bounds = {
+            key: f"{bound:g}" if isinstance(bound, float) else bound for key, bound in problem.get("ctx", {}).items()
+        }
+        said = _REQUIREMENTS[kind].format(**bounds)
     else:
         said = re.sub("^Input should be", "must be", str(problem["msg"]).removeprefix("Value error, "))
     secret = _SECRET_NAME.search(_dotted(problem["loc"]).upper())
