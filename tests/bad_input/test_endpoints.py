@@ -155,8 +155,8 @@ def played(*calls: object) -> ToolScript:
     """A model that makes these calls, one a turn, whatever they answer; the answers are in the record."""
 
     def script(prompt: str):  # type: ignore[no-untyped-def]
-        for one in calls:
-            yield one  # noqa: UP028 - a list can't be sent the answers
+        for one in calls:  # noqa: UP028 - the answers are sent in, which no list takes
+            yield one
         return "Done."
 
     return ToolScript(script)

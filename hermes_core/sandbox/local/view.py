@@ -59,8 +59,7 @@ def view(visible: Iterable[str], hidden: Iterable[str]) -> View:
     anywhere else they are not there in the first place.
 
     Raises:
-        ConfigError: a visible path is relative, missing, or one that the sandbox has for itself; or one can't be
-            hidden that is to be.
+        ConfigError: a visible path is relative, missing, or the sandbox's own; or one of the hidden can't be hidden.
         PolicyError: the interpreter can't be shown without the home.
     """
     shown = [*interpreter_prefixes(), *map(_checked, visible)]
