@@ -317,11 +317,12 @@ def bounded(shared: Callable[..., Driver]) -> Iterator[Driver]:
 
 def _account(name: str, folder: Path, require: Callable[[str, str | None], None]) -> Account:
     checkout = str(Path(hermes_core.__file__).resolve().parents[1])
+    ours = os.pathsep.join([checkout, *filter(None, [os.environ.get("PYTHONPATH")])])
     if name == "root":
         require("root", None if os.geteuid() == 0 else "the tests are not run by root")
-        return Account(name, 0, sys.executable, checkout, folder)
+        return Account(name, 0, sys.executable, ours, folder)
     if os.geteuid() != 0:
-        return Account(name, os.geteuid(), sys.executable, checkout, folder)
+        return Account(name, os.geteuid(), sys.executable, ours, folder)
     python = _interpreter_for_others()
     require("ordinary", None if python else f"no Python {sys.version.split()[0]} here is one that other users can run")
     _copy_of_the_code(folder / "checkout")
