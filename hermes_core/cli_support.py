@@ -15,6 +15,16 @@ from hermes_core.settings import RedactingFormatter, Settings
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
+class _StandardError(logging.Handler):
+    """Writes to what standard error is at that moment: a live display puts itself there, to keep below the lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            click.echo(self.format(record), err=True)
+        except Exception:
+            self.handleError(record)
+
+
 def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
     """A runtime with the environment's settings, and our log on standard error.
 
@@ -25,7 +35,7 @@ def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
     Raises:
         ConfigError: the environment or a file that it names is wrong.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StandardError()
     logger = logging.getLogger("hermes_core")
     logger.setLevel(_LEVELS[min(verbose, 2)])
     # One handler however often this is called in one process; the loggers of plugins are below ours by convention.
