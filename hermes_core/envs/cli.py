@@ -67,11 +67,10 @@ def _run_options(command: Command) -> Command:
     return command
 
 
-_EPILOG = "Also: --env.KEY=VALUE, --agent.KEY=VALUE and --backend.KEY=VALUE, for every setting of the three."
 _items_option = click.option("--items", type=int, callback=_at_least_one, metavar="N", help="Use N items only.")
 
 
-@click.command(cls=DottedCommand, epilog=_EPILOG)
+@click.command(cls=DottedCommand)
 @click.argument("environment", metavar="ENV")
 @click.option("--agent", metavar="NAME", help="model, oracle, nop, or a plugin's [model].")
 @_items_option
@@ -79,7 +78,7 @@ _items_option = click.option("--items", type=int, callback=_at_least_one, metava
 @click.option("--max-turns", type=int, metavar="N", help="Answers that the model may give [30].")
 @click.option("--temperature", type=float, metavar="T", help="Sampling temperature [1.0].")
 @click.option("--model", metavar="M", help="The model's name.")
-@click.option("--base-url", metavar="URL", help="The OpenAI-compatible endpoint.")
+@click.option("--base-url", metavar="URL", help="The OpenAI-compatible endpoint (key: OPENAI_API_KEY).")
 @click.option("--rollout-timeout", type=float, metavar="S", help="Seconds for the agent; then it is verified [3600].")
 @click.option("--out", callback=_folder, metavar="DIR", help="Where the records go; none are kept without it.")
 @click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
@@ -117,7 +116,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
 
 
-@click.command(cls=DottedCommand, epilog=_EPILOG)
+@click.command(cls=DottedCommand, sections=("env", "backend"))
 @click.argument("environment", metavar="ENV")
 @_items_option
 @click.option(
@@ -151,7 +150,7 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
     ctx.exit(0 if outcome.sound else EXIT_INCOMPLETE)
 
 
-@click.command(cls=DottedCommand, epilog=_EPILOG)
+@click.command(cls=DottedCommand, sections=("env", "backend"))
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @_run_options
 @click.pass_context

@@ -22,11 +22,21 @@ _DOTTED = "hermes_core.dotted"
 
 
 class DottedCommand(click.Command):
-    """A command that takes `--env.KEY=VALUE` (or `--env.KEY VALUE`) beside its own options."""
+    """A command that takes `--env.KEY=VALUE` (or `--env.KEY VALUE`) beside its own options.
+
+    Args:
+        sections: those of `SECTIONS` that it has a use for.
+    """
+
+    def __init__(self, *args: Any, sections: Sequence[str] = SECTIONS, **options: Any) -> None:
+        *first, last = (f"--{section}.KEY=VALUE" for section in sections)
+        epilog = f"Also: {', '.join(first)} and {last}, for every setting of these."
+        super().__init__(*args, **{"epilog": epilog, **options})
+        self.sections = tuple(sections)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the dotted options out, and leave the others to click."""
-        rest, ctx.meta[_DOTTED] = split_dotted(args)
+        rest, ctx.meta[_DOTTED] = split_dotted(args, self.sections)
         return super().parse_args(ctx, rest)
 
 
@@ -40,7 +50,9 @@ def dotted(ctx: click.Context, section: str) -> Written:
     return found.get(section, {})
 
 
-def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, dict[str, str | None]]]:
+def split_dotted(
+    args: Sequence[str], sections: Sequence[str] = SECTIONS
+) -> tuple[list[str], dict[str, dict[str, str | None]]]:
     """The arguments without the dotted options, and those by section.
 
     Raises:
@@ -60,8 +72,8 @@ def split_dotted(args: Sequence[str]) -> tuple[list[str], dict[str, dict[str, st
         if not option.startswith("--") or not dot:
             rest.append(argument)
             continue
-        if section not in SECTIONS:
-            raise UnknownNameError("section of options", section, SECTIONS)
+        if section not in sections:
+            raise UnknownNameError("section of options", section, sections)
         if not key:
             raise UsageError(f"{argument!r} names no key", hint=f"write --{section}.KEY=VALUE")
         given: str | None = value

@@ -81,6 +81,11 @@ MODEL = ["rollout", "tasks", "TASKS", "--model", "m", "--base-url", "http://127.
         (["validate", "tasks", "TASKS", "--repeat", "0"], ["--repeat", "0 is less than 1"]),
         (["validate", "tasks", "TASKS", "--concurrency", "0"], ["concurrency must be at least 1"]),
         (["validate", "tasks", "TASKS", "--backend", "locl"], ["unknown backend 'locl'"]),
+        (
+            ["validate", "tasks", "TASKS", "--agent.model=m"],
+            ["unknown section of options 'agent'", "known: backend, env"],
+        ),
+        (["validate", "tasks", "TASKS", "--agent", "nop"], ["no such option '--agent'"]),
         (["rescore", "nowhere"], ["'nowhere' does not exist"]),
         (["rescore", "."], ["no usable run.json"]),
         (["plugins", "x"], ["unexpected extra argument (x)"]),
