@@ -242,6 +242,7 @@ class Daemon:
     def end(self) -> None:
         """Kill everything, leave no file behind, tell the watchdog, and stop."""
         self.loop.stop()
+        self._search.stop()
         deadline = time.monotonic() + _ENDING_S
         while True:
             for slot in self.slots.values():

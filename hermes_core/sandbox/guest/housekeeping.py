@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from .loop import Loop
 
+_USUAL = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
+"""Where the world-writable directories of a system usually are."""
+
 END = "end"
 """What the heartbeat file holds when the sandbox is to end."""
 
@@ -113,20 +116,23 @@ class Trash:
 class Search:
     """Finds the world-writable directories once, in a process of its own; whoever needs them waits for it."""
 
+    LIMIT_S = 10.0
+
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._waiting: list[Callable[[], object]] = []
-        self._running = False
+        self._pid: int | None = None
         self.found: list[str] = []
+        """Those that are known."""
 
     def begin(self, skip: Collection[str]) -> None:
         """Begin the search, `skip` and what is below left out. Raises OSError."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
-            confine.run_detached(lambda: _search(writer, skip), keep=writer)
+            self._pid = confine.run_detached(lambda: _search(writer, skip), keep=writer)
         finally:
             os.close(writer)
-        self._running = True
+        self.found = [path for path in _USUAL if os.path.isdir(path) and path not in skip]
         data = bytearray()
 
         def read(_events: int) -> None:
@@ -141,18 +147,22 @@ class Search:
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Call once the result is there: at once if it is."""
-        if self._running:
+        if self._pid is not None:
             self._waiting.append(call)
         else:
             call()
+
+    def stop(self) -> None:
+        """Do without what is still to be found. Idempotent."""
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)
 
     def _finish(self, data: bytes) -> None:
         try:
             self.found = json.loads(data.decode("ascii"))
         except ValueError:
             complain("the search for world-writable directories failed")
-            self.found = ["/tmp", "/var/tmp", "/dev/shm"]
-        self._running = False
+        self._pid = None
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()
@@ -160,7 +170,7 @@ class Search:
 
 def _search(writer: int, skip: Collection[str]) -> None:
     with os.fdopen(writer, "wb") as file:
-        file.write(json.dumps(trees.world_writable(skip)).encode("ascii"))
+        file.write(json.dumps(trees.world_writable(skip, Search.LIMIT_S)).encode("ascii"))
 
 
 def complain(text: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import os
 import stat
+import time
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -155,12 +157,16 @@ def _sweep_entry(entry: os.DirEntry[str], folder: int, uids: Collection[int], de
     _sweep(fd, uids, depth + 1)
 
 
-def world_writable(skip: Collection[str]) -> list[str]:
-    """The directories below / that any user can write to, read-only file systems and what is below `skip` left out."""
+def world_writable(skip: Collection[str], limit_s: float) -> list[str]:
+    """The directories below / that any user can write to, read-only file systems and what is below `skip` left out.
+
+    The uppermost first, and within so many seconds: a host may have disks without end.
+    """
     found = []
-    pending = ["/"]
-    while pending:
-        folder = pending.pop()
+    pending = collections.deque("/")
+    until = time.monotonic() + limit_s
+    while pending and time.monotonic() < until:
+        folder = pending.popleft()
         try:
             info = os.lstat(folder)
             # Of this mount: one device may be mounted read-only here and writable there.

@@ -285,7 +285,8 @@ def test_world_writable_directories_are_found(tmp_path, monkeypatch):
     scan = os.scandir
     monkeypatch.setattr(trees.os, "lstat", lstat)
     monkeypatch.setattr(trees.os, "scandir", lambda path: scan(str(tmp_path) if path == "/" else path))
-    assert trees.world_writable({str(tmp_path / "skipped")}) == [str(tmp_path / "a" / "b")]
+    assert trees.world_writable({str(tmp_path / "skipped")}, 60.0) == [str(tmp_path / "a" / "b")]
+    assert trees.world_writable(set(), 0.0) == []
 
 
 def test_a_missing_tree_is_removed_already(tmp_path):
