@@ -76,9 +76,8 @@ async def greet(
     try:
         async with asyncio.timeout(limit_s):
             channel = await sandbox.open(guest_argv(settings.state_dir, join=join))
-            await channel.write(payload() + _hello(settings, session))
             line = Line(channel, sandbox.id)
-            answer = await line.next()
+            answer = await _ask(line, payload() + _hello(settings, session))
             if answer is None:
                 raise await _no_greeting(channel, sandbox.id)
         if answer[0].get("ev") != "hello":
@@ -90,6 +89,15 @@ async def greet(
             raise ChannelLost(f"the guest did not answer within {limit_s:.0f} s", sandbox_id=sandbox.id) from error
         raise
     return line, answer[0]
+
+
+async def _ask(line: Line, words: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """The first frame that comes back; None if the other side is gone, before or after it has heard all of it."""
+    try:
+        await line.channel.write(words)
+    except ChannelLost:
+        return None
+    return await line.next()
 
 
 def _hello(settings: GuestSettings, session: str) -> bytes:

@@ -217,7 +217,7 @@ async def test_a_stalled_channel_is_replaced(rigged):
         channels[-1].open.clear()
         began = time.monotonic()
         assert (await asyncio.wait_for(slot.run("echo again >>log; cat log"), 20)).text == "again\n"
-        assert time.monotonic() - began < 5 and len(channels) >= 2
+        assert time.monotonic() - began < 15 and len(channels) >= 2
 
 
 async def test_a_reader_that_stalls_disturbs_nobody(rigged):

@@ -70,9 +70,9 @@ async def test_what_cannot_be_read(slot):
 
 async def test_a_pipe_with_a_writer_is_no_file(slot):
     await slot.run("mkfifo p; (sleep 1000 >p) & true")
-    assert await asyncio.wait_for(refusal(slot.read_file("p")), 5) == "not_a_file"
-    assert await asyncio.wait_for(refusal(slot.write_file("p", b"x")), 5) == "not_a_file"
-    assert await asyncio.wait_for(refusal(slot.write_file("p", b"x", append=True)), 5) == "not_a_file"
+    assert await asyncio.wait_for(refusal(slot.read_file("p")), 20) == "not_a_file"
+    assert await asyncio.wait_for(refusal(slot.write_file("p", b"x")), 20) == "not_a_file"
+    assert await asyncio.wait_for(refusal(slot.write_file("p", b"x", append=True)), 20) == "not_a_file"
 
 
 async def test_rights_are_the_slots(own_rig):

@@ -27,7 +27,7 @@ async def test_how_long_it_has_run_stops_growing_at_its_end(slot):
     process = await slot.start("sleep 0.2")
     ended = await slot.wait(process.process_id)
     await asyncio.sleep(0.3)
-    assert 0.2 <= (await slot.poll(process.process_id)).uptime_s == ended.uptime_s < 5
+    assert 0.2 <= (await slot.poll(process.process_id)).uptime_s == ended.uptime_s < 60
 
 
 async def test_log_by_offset(slot):
@@ -107,7 +107,7 @@ async def test_kill_by_term(slot):
     began = time.monotonic()
     killed = await slot.kill(process.process_id)
     assert (killed.running, killed.signal, killed.exit_code) == (False, 15, None)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     assert await slot.kill(process.process_id) == killed
 
 
