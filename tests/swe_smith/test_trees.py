@@ -96,8 +96,8 @@ class Bench:
 
     def checkout(self):
         """The agent's checkout, as it gets it."""
-        ids = json.loads(Path(self.task, "trees.json").read_text())
-        return self.unpack(trees.Repository(ids["repo"]).archive(ids["agent"], self.task), "slot")
+        repo, agent = Path(self.task, "agent").read_text().splitlines()
+        return self.unpack(trees.Repository(repo).archive(agent, self.task), "slot")
 
     @property
     def fix(self):
@@ -435,7 +435,11 @@ def test_the_program_as_it_is_sent(bench):
 
     from hermes_swe_smith.workspace import _LOADER, _sources
 
-    argv = [sys.executable, "-I", "-S", "-c", _LOADER, *_sources(), "give_tests"]
+    programs = bench.tmp / "programs"
+    (programs / "hermes_swe_smith").mkdir(parents=True)
+    for name, text in _sources().items():
+        (programs / "hermes_swe_smith" / f"{name}.py").write_text(text)
+    argv = [sys.executable, "-I", "-S", "-c", _LOADER, str(programs), "give_tests"]
     data = json.dumps(bench.arguments).encode() + b"\n" + bench.fix.encode()
     done = subprocess.run(argv, input=data, capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
     assert contents(bench.unpack(json.loads(done.stdout), "tested")) == FILES
@@ -444,4 +448,4 @@ def test_the_program_as_it_is_sent(bench):
 def test_the_archive_leaves_nothing_behind_when_it_fails(bench):
     with pytest.raises(subprocess.CalledProcessError):
         trees.Repository(bench.repo).archive("0" * 40, bench.task)
-    assert sorted(os.listdir(bench.task)) == ["fix.patch", "trees.json"]
+    assert sorted(os.listdir(bench.task)) == ["agent", "fix.patch", "trees.json"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hermes_core.errors import CommandError, SetupFailed
 from hermes_core.settings import Redactor
 from hermes_swe_smith.scripts import wrapper
-from hermes_swe_smith.workspace import operate
+from hermes_swe_smith.workspace import operate, prepare_programs
 
 if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
@@ -119,11 +119,12 @@ async def prepare_environment(
             await installer.install(source.requirements)
             pythonpath = source.pythonpath or (".",)
         else:
-            pythonpath = await installer.install_project(repository)
+            pythonpath = await installer.install_project(repository, programs)
         await installer.add_scripts(repository.scripts)
         notes = await installer.run([f"{directory}/venv/bin/python", "-I", "-c", _NOTES, *pythonpath], "looking around")
         await commands.write_file(f"{directory}/notes.json", notes.stdout)
 
+    programs = await prepare_programs(site)
     directory = await site.prepare(f"swe-smith-env-{environment_key(source, repository)}", build)
     if source.pythonpath is not None:
         return TestEnvironment(directory, source.pythonpath)
@@ -210,10 +211,10 @@ class _Installer:
                 text = wrapper(f"{self._directory}/venv/bin/python", target)
                 await self._commands.write_file(path, text.encode(), mode=0o755)
 
-    async def install_project(self, repository: Repository) -> tuple[str, ...]:
+    async def install_project(self, repository: Repository, programs: str) -> tuple[str, ...]:
         """Install what the project needs, and pytest, and give the project's import directories."""
         checkout = f"{repository.directory}/checkout"
-        await operate(self._commands, "check_out", {"repo": repository.git_dir, "to": checkout})
+        await operate(self._commands, programs, "check_out", {"repo": repository.git_dir, "to": checkout})
         try:
             await self.run([*self._pip, "install", "-q", "pytest", checkout], "pip install of the project")
             source = await self._commands.run(["test", "-d", f"{checkout}/src"])

@@ -22,6 +22,7 @@ from hermes_swe_smith.verify import Score, run_tests, score, undone, unsolved
 from hermes_swe_smith.workspace import (
     ENVIRONMENT_LINK,
     OperationRefused,
+    Repository,
     Tested,
     apply_fix,
     forget_tested,
@@ -69,6 +70,7 @@ class SweSmithEnvironment(Environment):
         self._items: Sequence[Item] = ()
         self._catalog = Catalog({}, None, "")
         self._scratch = ExitStack()
+        self._repositories: dict[tuple[str, str], Repository] = {}
         self._installer_variables = installer_variables(self.config.installer_variables)
 
     async def setup(self) -> None:
@@ -172,7 +174,7 @@ class SweSmithEnvironment(Environment):
         """The task's trees and the environment of its tests on the site's sandbox, made there if they are not yet."""
         source = self._catalog.source(task)
         variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass
-        repository = await prepare_repository(site, task, source, variables, limit)
+        repository = await prepare_repository(site, task, source, variables, limit, known=self._repositories)
         trees_dir = await prepare_trees(site, task, repository, hide=hide)
         return trees_dir, await prepare_environment(site, source, repository, variables, limit)
 

@@ -229,7 +229,7 @@ def _fetch(repo: Repository, url: str, commit: str | None) -> str:
 
 
 def make_trees(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """Make the task's trees; their ids go to `trees.json` in the directory `task`.
+    """Make the task's trees; their files go to `trees.json` in the directory `task`, the agent's tree's id to `agent`.
 
     `clean` passes every test. `buggy` has the bug. `agent` is `buggy` without the hidden files. What makes `clean` of
     it, those files aside, is the reference solution, `fix.patch`.
@@ -252,15 +252,18 @@ def make_trees(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
     if missing:
         raise Refused("tests", f"the repository has no {', '.join(missing[:5])}")
     hidden = set(arguments["hidden"])
-    agent = repo.write({path: entry for path, entry in buggy_files.items() if path not in hidden})
+    agent_files = {path: entry for path, entry in buggy_files.items() if path not in hidden}
+    agent = repo.write(agent_files)
     fixed = repo.write({path: entry for path, entry in clean_files.items() if path not in hidden})
     if arguments["has_fix"] and agent == fixed:
         raise Refused("patch", "`patch` changes nothing but hidden test files")
-    trees = {"repo": repo.path, "clean": clean, "buggy": buggy, "agent": agent}
-    for name, text in (("trees.json", json.dumps(trees)), ("fix.patch", repo.diff(agent, fixed))):
+    listings = {"clean": clean_files, "buggy": buggy_files, "agent": agent_files}
+    trees = {"repo": repo.path, "agent": agent, "files": listings}
+    texts = {"trees.json": json.dumps(trees), "agent": f"{repo.path}\n{agent}\n", "fix.patch": repo.diff(agent, fixed)}
+    for name, text in texts.items():
         with open(os.path.join(arguments["task"], name), "w", encoding="utf-8") as file:
             file.write(text)
-    return trees
+    return {}
 
 
 def _from_parent(repo: Repository, paths: list[str]) -> Tree:
@@ -286,9 +289,8 @@ def check_out(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
 
 def take_work(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
     """The agent's work, from a tar of its checkout, as a patch of the agent's tree; and the tested tree (`_tested`)."""
-    trees = _trees(arguments)
-    repo = Repository(trees["repo"])
-    before = repo.read(trees["agent"])
+    trees = _Trees(arguments)
+    repo, before = trees.repo, trees.files("agent")
     after, contents, gitignores = _read_tar(payload)
     added = [path for path in after if path not in before]
     for path in repo.ignored(added, gitignores):
@@ -301,10 +303,10 @@ def take_work(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
         tree = repo.write(after)
     except subprocess.CalledProcessError as error:
         raise Refused("work", f"the checkout holds what git can't keep: {_said(error)}") from error
-    patch = repo.diff(trees["agent"], tree)
+    patch = repo.diff(trees.agent, tree)
     if len(patch) > arguments["max_bytes"]:
         raise Refused("too_large", f"the patch has {len(patch)} bytes, more than {arguments['max_bytes']}")
-    return dict(_tested(arguments, trees, tree), patch=patch)
+    return dict(_tested(arguments, trees, after), patch=patch)
 
 
 def _read_tar(payload: bytes) -> tuple[Tree, dict[str, bytes], dict[str, bytes]]:
@@ -339,18 +341,17 @@ def _read_tar(payload: bytes) -> tuple[Tree, dict[str, bytes], dict[str, bytes]]
 
 def give_tests(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
     """The tested tree of a recorded patch, the payload."""
-    trees = _trees(arguments)
-    work = Repository(trees["repo"]).patched(trees["agent"], payload.decode("utf-8", "surrogateescape"), "the patch")
-    return _tested(arguments, trees, work)
+    trees = _Trees(arguments)
+    work = trees.repo.patched(trees.agent, payload.decode("utf-8", "surrogateescape"), "the patch")
+    return _tested(arguments, trees, trees.repo.read(work))
 
 
-def _tested(arguments: dict[str, Any], trees: dict[str, str], tree: str) -> dict[str, Any]:
+def _tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, Any]:
     """A tar of what is tested: the agent's work, the tests as they were, and nothing that takes their place.
 
     `restored` and `removed` name what was undone of the work.
     """
-    repo = Repository(trees["repo"])
-    clean, buggy, start, work = (repo.read(name) for name in (trees["clean"], trees["buggy"], trees["agent"], tree))
+    clean, buggy, start = (trees.files(name) for name in ("clean", "buggy", "agent"))
     bug = {path for path in set(clean) | set(buggy) if clean.get(path) != buggy.get(path)}
     guard = Guard(arguments["test_files"], bug)
     kept = {path: entry for path, entry in clean.items() if guard.protects(path)}
@@ -361,7 +362,7 @@ def _tested(arguments: dict[str, Any], trees: dict[str, str], tree: str) -> dict
     for path in intruders | blocked:
         del tested[path]
     tested.update(kept)
-    answer = repo.archive(repo.write(tested), arguments["task"])
+    answer = trees.repo.archive(trees.repo.write(tested), arguments["task"])
     return dict(answer, restored=restored, removed=sorted(intruders | blocked))
 
 
@@ -371,10 +372,18 @@ def _modules(path: str) -> set[str]:
         return set(json.load(file)["modules"])
 
 
-def _trees(arguments: dict[str, Any]) -> dict[str, str]:
-    with open(os.path.join(arguments["task"], "trees.json"), encoding="utf-8") as file:
-        trees: dict[str, str] = json.load(file)
-    return trees
+class _Trees:
+    """What `make_trees` noted of a task."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        with open(os.path.join(arguments["task"], "trees.json"), encoding="utf-8") as file:
+            self._noted = json.load(file)
+        self.repo = Repository(self._noted["repo"])
+        self.agent: str = self._noted["agent"]
+
+    def files(self, name: str) -> Tree:
+        """The files of the tree `clean`, `buggy` or `agent`."""
+        return {path: (mode, blob) for path, (mode, blob) in self._noted["files"][name].items()}
 
 
 def _said(error: subprocess.CalledProcessError) -> str:

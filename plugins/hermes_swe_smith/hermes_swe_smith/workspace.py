@@ -30,20 +30,19 @@ if TYPE_CHECKING:
 OPERATION_TIMEOUT_S = 300.0
 CHUNK = 4 << 20
 
-# Gives `guard` to `trees` as a module, without either being a file in the sandbox.
-_LOADER = """
-import sys, types
-for name, text in (("hermes_swe_smith.guard", sys.argv[1]), ("__main__", sys.argv[2])):
-    module = types.ModuleType(name)
-    sys.modules[name] = module
-    exec(compile(text, "<" + name + ">", "exec"), module.__dict__)
+_LOADER = "import sys; sys.path.insert(0, sys.argv[1]); from hermes_swe_smith.trees import main; main()"
+
+# Tells git to make a tar of the tree that the file `agent` names.
+_ARCHIVE = """{ IFS= read -r GIT_DIR && read -r tree; } <"$1" && export GIT_DIR &&
+  exec git -c tar.umask=0022 archive --format=tar -o "$2" "$tree"
 """
 
+# The objects lie beside the checkout, so that taking the agent's work is not taking them too.
 _CHECKOUT = """set -e
 ln -sfn "$1" .venv
 cd "$2"
-git -c init.defaultBranch=main init -q --template=
-git add -A -f
+git -c init.defaultBranch=main init -q --template= --separate-git-dir "../.$2.git"
+git -c core.looseCompression=0 add -A -f
 export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z
 git -c gc.auto=0 -c maintenance.auto=false commit -q --no-verify --allow-empty -m "The project as it is"
 """
@@ -88,8 +87,21 @@ class Tested:
     """The agent's work, against the tree that it started from."""
 
 
+async def prepare_programs(site: LeasedSlot) -> str:
+    """The directory of `trees.py` and what it imports: files, so that Python compiles them once per sandbox."""
+
+    async def build(commands: SlotCommands, directory: str) -> None:
+        for name, text in _sources().items():
+            await commands.write_file(f"{directory}/hermes_swe_smith/{name}.py", text.encode())
+
+    content = "\0".join(f"{name}\0{text}" for name, text in _sources().items())
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return await site.prepare(f"swe-smith-programs-{key}", build, private=True)
+
+
 async def operate(
     commands: SlotCommands,
+    programs: str,
     operation: str,
     arguments: Mapping[str, Any],
     payload: bytes = b"",
@@ -99,11 +111,14 @@ async def operate(
 ) -> dict[str, Any]:
     """Do one operation of `trees.py` with the preparation user's commands.
 
+    Args:
+        programs: what `prepare_programs` gave, on the same sandbox.
+
     Raises:
         OperationRefused: it can't be done; `code` says why.
         SetupFailed: it broke, took too long, or the sandbox has no python3.
     """
-    argv = ["python3", "-I", "-S", "-c", _LOADER, *_sources(), operation]
+    argv = ["python3", "-I", "-S", "-c", _LOADER, programs, operation]
     data = json.dumps(dict(arguments)).encode() + b"\n" + payload
     try:
         done = await commands.run(argv, stdin=data, env=env, timeout_s=timeout_s, output_limit=64 << 20)
@@ -121,9 +136,18 @@ async def operate(
 
 
 async def prepare_repository(
-    site: LeasedSlot, task: Task, source: Source, env: Mapping[str, str], timeout_s: float
+    site: LeasedSlot,
+    task: Task,
+    source: Source,
+    env: Mapping[str, str],
+    timeout_s: float,
+    *,
+    known: dict[tuple[str, str], Repository],
 ) -> Repository:
     """The repository on the site's sandbox: made once per sandbox, repository and commit.
+
+    Args:
+        known: those that were prepared before, by sandbox and directory; this one is added.
 
     Raises:
         DatasetError: the bundle or the commit can't be used.
@@ -137,7 +161,7 @@ async def prepare_repository(
             arguments["bundle"] = f"{directory}/source.bundle"
             await _send(commands, f"{directory}/source.bundle", source.bundle())
         try:
-            answer = await operate(commands, "make_repository", arguments, env=env, timeout_s=timeout_s)
+            answer = await operate(commands, programs, "make_repository", arguments, env=env, timeout_s=timeout_s)
         except OperationRefused as refused:
             what = f"instance {task.instance_id!r}: repository {task.repo!r} at {source.commit or 'its head'}"
             if source.bundle is None:
@@ -150,9 +174,13 @@ async def prepare_repository(
         declared = json.dumps(scripts.console_scripts(answer["files"]))
         await commands.write_file(f"{directory}/scripts.json", declared.encode())
 
+    programs = await prepare_programs(site)
     directory = await site.prepare(f"swe-smith-repo-{source.key}", build, private=True)
-    declared = await site.preparation.read_file(f"{directory}/scripts.json")
-    return Repository(directory, json.loads(declared.data))
+    place = (site.slot.sandbox_id, directory)
+    if place not in known:
+        declared = await site.preparation.read_file(f"{directory}/scripts.json")
+        known[place] = Repository(directory, json.loads(declared.data))
+    return known[place]
 
 
 async def prepare_trees(site: LeasedSlot, task: Task, repository: Repository, *, hide: bool) -> str:
@@ -174,7 +202,7 @@ async def prepare_trees(site: LeasedSlot, task: Task, repository: Repository, *,
         }
         patches = json.dumps({"patch": task.patch, "test_patch": task.test_patch}).encode()
         try:
-            await operate(commands, "make_trees", arguments, patches)
+            await operate(commands, programs, "make_trees", arguments, patches)
         except OperationRefused as refused:
             raise DatasetError(
                 f"instance {task.instance_id!r}: {refused.message}",
@@ -191,6 +219,7 @@ async def prepare_trees(site: LeasedSlot, task: Task, repository: Repository, *,
         str(hide),
     )
     key = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    programs = await prepare_programs(site)
     return await site.prepare(f"swe-smith-task-{key}", build, private=True)
 
 
@@ -201,12 +230,10 @@ async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environmen
         SetupFailed: git does not work in the slot.
     """
     private = site.preparation
-    ids = json.loads((await private.read_file(f"{trees_dir}/trees.json")).data)
     tar = f"{trees_dir}/{uuid.uuid4().hex}.tar"
-    archive = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", "-o", tar, ids["agent"]]
-    env = {**trees.OWN_CONFIGURATION_ONLY, "GIT_DIR": ids["repo"]}
+    archive = ["sh", "-c", _ARCHIVE, "sh", f"{trees_dir}/agent", tar]
     try:
-        made = await private.run(archive, env=env, timeout_s=OPERATION_TIMEOUT_S)
+        made = await private.run(archive, env=trees.OWN_CONFIGURATION_ONLY, timeout_s=OPERATION_TIMEOUT_S)
         if not made.ok:
             raise SetupFailed(f"instance {task.instance_id!r}: no tar of its tree: {made.error_text.strip()[-1000:]}")
         await site.commands.tar_in(task.directory, _read(private, tar))
@@ -234,7 +261,8 @@ async def take_work(
     except CommandError as error:
         raise OperationRefused(error.code, f"the checkout can't be read: {error.message}") from error
     arguments = {**_test_arguments(task, trees_dir, environment), "max_bytes": max_patch}
-    return _tested(await operate(site.preparation, "take_work", arguments, left))
+    programs = await prepare_programs(site)
+    return _tested(await operate(site.preparation, programs, "take_work", arguments, left))
 
 
 async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment, patch: str) -> Tested:
@@ -245,7 +273,8 @@ async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: 
     """
     data = patch.encode("utf-8", "surrogateescape")
     arguments = _test_arguments(task, trees_dir, environment)
-    return _tested(await operate(site.preparation, "give_tests", arguments, data))
+    programs = await prepare_programs(site)
+    return _tested(await operate(site.preparation, programs, "give_tests", arguments, data))
 
 
 async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, directory: str) -> None:
@@ -312,5 +341,7 @@ async def _read(commands: SlotCommands, path: str) -> AsyncIterator[bytes]:
 
 
 @functools.cache
-def _sources() -> tuple[str, ...]:
-    return tuple(Path(module.__file__ or "").read_text(encoding="utf-8") for module in (guard, trees))
+def _sources() -> dict[str, str]:
+    """The programs' modules by name."""
+    files = [Path(module.__file__ or "") for module in (guard, trees)]
+    return {file.stem: file.read_text(encoding="utf-8") for file in files}
