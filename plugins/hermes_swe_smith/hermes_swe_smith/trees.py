@@ -149,18 +149,19 @@ class Repository:
             listing = "".join(path + "\n" for path in paths).encode()
             self.git("hash-object", "-w", "--no-filters", "--stdin-paths", data=listing)
 
-    def diff(self, before: str, after: str) -> str:
-        """A patch from one tree to the other that `git apply` takes; as text, whatever the files hold."""
-        words = ["diff-tree", "-p", "--binary", "--full-index", "--no-renames", "--no-color", "--no-ext-diff"]
+    def diff(self, before: str, after: str, but: Iterable[str] = ()) -> str:
+        """A patch from one tree to the other, but not of some files, that `git apply` takes; always text."""
+        options = ["-p", "--binary", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv"]
+        words = ["diff-tree", *options, before, after, "--", *(f":(exclude,literal){path}" for path in but)]
         try:
-            return self.git(*words, "--no-textconv", before, after).decode("utf-8")
+            return self.git(*words).decode("utf-8")
         except UnicodeDecodeError:  # a text file in another encoding: git's binary form is plain ASCII
             with tempfile.TemporaryDirectory() as scratch:
                 attributes = os.path.join(scratch, "attributes")
                 with open(attributes, "w", encoding="ascii") as file:
                     file.write("* -diff\n")
                 setting = "core.attributesFile=" + attributes
-                return self.git("-c", setting, *words, "--no-textconv", before, after).decode("utf-8")
+                return self.git("-c", setting, *words).decode("utf-8")
 
     def ignored(self, paths: Iterable[str], gitignores: dict[str, bytes]) -> set[str]:
         """Which of the paths the given .gitignore files, and `LEFT_BEHIND`, exclude."""
@@ -254,12 +255,12 @@ def make_trees(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
     hidden = set(arguments["hidden"])
     agent_files = {path: entry for path, entry in buggy_files.items() if path not in hidden}
     agent = repo.write(agent_files)
-    fixed = repo.write({path: entry for path, entry in clean_files.items() if path not in hidden})
-    if arguments["has_fix"] and agent == fixed:
+    fix = repo.diff(agent, clean, but=hidden)
+    if arguments["has_fix"] and not fix:
         raise Refused("patch", "`patch` changes nothing but hidden test files")
     listings = {"clean": clean_files, "buggy": buggy_files, "agent": agent_files}
     trees = {"repo": repo.path, "agent": agent, "files": listings}
-    texts = {"trees.json": json.dumps(trees), "agent": f"{repo.path}\n{agent}\n", "fix.patch": repo.diff(agent, fixed)}
+    texts = {"trees.json": json.dumps(trees), "agent": f"{repo.path}\n{agent}\n", "fix.patch": fix}
     for name, text in texts.items():
         with open(os.path.join(arguments["task"], name), "w", encoding="utf-8") as file:
             file.write(text)
