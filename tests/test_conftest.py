@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_there(require):
 
 def run(folder: Path, tests: str, **environment: str) -> dict[str, str]:
     """The outcome of each test of a file run by a pytest of its own with our conftest."""
-    text = CONFTEST.read_text().replace("LEAK_GRACE_S = 5.0", "LEAK_GRACE_S = 0.3")
+    text = re.sub(r"^LEAK_GRACE_S = .*$", "LEAK_GRACE_S = 0.3", CONFTEST.read_text(), flags=re.MULTILINE)
     (folder / "conftest.py").write_text(text)
     (folder / "test_it.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
