@@ -118,14 +118,17 @@ def _append(target: str, size: int, mode: int | None) -> None:
 def _replace(target: str, size: int, mode: int | None) -> None:
     """All of it or nothing: a full disk or a cut stream leaves the old file as it was."""
     temporary = os.path.join(os.path.dirname(target), ".hermes-%d-%s" % (os.getpid(), os.urandom(4).hex()))
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _copy_in(fd, size)
         if mode is not None:
             os.fchmod(fd, mode)
         os.rename(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
+    except BaseException:  # the exit of a cancelled operation is one too
+        try:
+            os.unlink(temporary)
+        except FileNotFoundError:
+            pass
         raise
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_REQUESTS = 8192
 _LONGEST_ARGUMENT = 100 << 10
 """The kernel takes 128 KiB: a longer script comes in by descriptor 9, which is closed before its first line."""
-_CANCEL_GRACE_S = 1.0
+_CANCEL_GRACE_S = 5.0
 """For a cancelled file operation to take its temporary file away."""
 _LONG_SCRIPT = 'eval "exec 9<&-\n$(cat <&9)"'
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 PREPARE = -1
 """The index of the preparation user's slot."""
 _PRIVATE = ".slots"
+_SCARCE = 10
+"""Less than one part in so many being free is too little for the trash to wait."""
 _SPARES = 10
 """Empty directories kept ready: what two resets take. On a large, well-filled disk one mkdir takes a millisecond."""
 
@@ -74,14 +76,23 @@ class Workspace:
         return False
 
     def discard(self) -> None:
-        """Take the directories out of the way at once; what empties the trash may take its time. Raises OSError."""
+        """Take the directories out of the way at once; what empties the trash may take its time. Raises OSError.
+
+        Where room is scarce they are removed here and now: the next lease shall not find the disk full of them.
+        """
+        discarded = []
         for number, path in enumerate((self.path, self._private)):
+            target = os.path.join(trash(self._base), "%d-%s" % (number, os.urandom(6).hex()))
             try:
                 if not os.path.islink(path):
                     os.chmod(path, 0o700)
-                os.rename(path, os.path.join(trash(self._base), "%d-%s" % (number, os.urandom(6).hex())))
+                os.rename(path, target)
             except FileNotFoundError:
                 continue
+            discarded.append(target)
+        if _room_is_scarce(self._base):
+            for target in discarded:
+                remove_tree(target)
 
     def remove(self) -> None:
         """Nothing of the slot stays on the disk. Raises OSError."""
@@ -134,6 +145,12 @@ class Workspace:
             env["HERMES_SANDBOX_ID"] = os.environ["HERMES_SANDBOX_ID"]
         env.update(given)
         return env
+
+
+def _room_is_scarce(base: str) -> bool:
+    """Whether most of the disk's blocks or files are taken."""
+    disk = os.statvfs(base)
+    return disk.f_bavail * _SCARCE < disk.f_blocks or disk.f_favail * _SCARCE < disk.f_files
 
 
 def trash(base: str) -> str:
