@@ -22,16 +22,19 @@ from hermes_core.sandbox.channels import AsyncioStreamChannel
 from hermes_core.sandbox.client import GuestClient, GuestSettings
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
+from hermes_core.sandbox.guest import namespaces
 from hermes_core.sandbox.local import processes, uids
 
 ROOT = os.geteuid() == 0
 SYSTEM_PYTHON = "/usr/bin/python3"
+_PROBED = namespaces.probe()
+_NAMESPACES = _PROBED["namespaces"] if ROOT else _PROBED["namespaces"] or _PROBED["user_namespaces"]
 LEVELS = [
     "shared",
     pytest.param("user", marks=pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")),
-    "namespace",
+    pytest.param("namespace", marks=pytest.mark.skipif(not _NAMESPACES, reason=f"no namespaces: {_PROBED['reason']}")),
 ]
-OWN = [level for level in LEVELS if level != "shared"]
+OWN = LEVELS[1:]
 """The levels at which a slot's processes are its own: never `kill -9 -1` at `shared`."""
 
 
@@ -149,6 +152,12 @@ async def rigged(level: str, python: str = sys.executable, **changes: Any) -> As
 def _rigged() -> Any:
     """`async with rigged("user", slots=4) as rig:` a guest of the test's own."""
     return rigged
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    """Each level that this host can grant."""
+    return request.param
 
 
 @pytest.fixture(scope="session")

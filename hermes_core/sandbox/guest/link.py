@@ -148,8 +148,9 @@ class Link:
                 return
             except (OSError, ValueError):
                 message = None
-            if message is None:
+            if message is None:  # it is dying; or what it says makes no sense, and then it shall
                 self._loop.remove(self._sock.fileno())
+                self.kill()
                 return
             if "init" in message:
                 self._meet_init(message["init"])

@@ -237,8 +237,7 @@ class Parent:
         command.deadline = deadline if command.deadline is None else min(command.deadline, deadline)
         command.start = processes.start_of(pid)
         if grace > 0:
-            # The leader first: a shell whose child is ended before it would tell of that instead.
-            for target in sorted(self._family(pid), key=lambda target: target != pid):
+            for target in self._family(pid):
                 processes.send_signal(target, signal.SIGTERM)
                 processes.send_signal(target, signal.SIGCONT)
 
@@ -253,7 +252,8 @@ class Parent:
         if command.status is not None:
             self._ended(pid, command.status)
 
-    def _family(self, leader: int) -> set[int]:
+    def _family(self, leader: int) -> list[int]:
+        """All that a command has started, itself first: a shell whose child is ended before it would tell of that."""
         command = self._running[leader]
         others = len(self._running) > 1
 
@@ -266,7 +266,7 @@ class Parent:
             # Without a mark it is a guess, made only when nothing else runs that could have started it.
             return not others and process.start >= command.start
 
-        return processes.family(leader, command.start, adopted)
+        return sorted(processes.family(leader, command.start, adopted), key=lambda pid: pid != leader)
 
     def _kill_family(self, pid: int) -> None:
         until = time.monotonic() + _KILLING_S

@@ -72,7 +72,6 @@ async def over_breaking_channels(rig, *work, longest=0.2):
     assert cuts > 2
 
 
-@pytest.mark.parametrize("level", ["shared", *(["user"] if ROOT else [])])
 async def test_commands_run_exactly_once_over_a_channel_that_breaks(rigged, level):
     async with rigged(level) as rig:
 

@@ -17,7 +17,6 @@ from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0
-LEVELS = ["shared", *(["user"] if ROOT else []), "namespace"]
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -50,7 +49,6 @@ def common_files(rig):
 # --- the end --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS)
 async def test_ending_leaves_nothing(rigged, level):
     async with rigged(level) as rig:
         for _ in range(3):
@@ -67,7 +65,6 @@ async def test_ending_leaves_nothing(rigged, level):
             await rig.client.open_slot(0)
 
 
-@pytest.mark.parametrize("level", LEVELS)
 async def test_without_a_driver_everything_ends(rigged, level):
     async with rigged(level, orphan_ttl_s=1.5) as rig:
         for _ in range(2):
@@ -118,7 +115,6 @@ async def test_a_full_disk_does_not_stop_the_heart(host_sandbox):
 # --- its death ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS)
 async def test_a_killed_guest_is_noticed_at_once_and_takes_its_slots_along(rigged, level):
     async with rigged(level) as rig:
         index = await rig.index()
@@ -189,7 +185,6 @@ async def test_a_sandbox_out_of_reach_is_given_up_when_it_would_have_ended(rigge
 # --- drivers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS)
 async def test_taking_over(rigged, level):
     async with rigged(level) as rig:
         index = await rig.index()
@@ -260,7 +255,6 @@ async def test_two_starts_at_once_make_one_guest(host_sandbox):
 # --- what it can grant ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS)
 async def test_what_is_granted_is_what_was_asked_for(rigged, level):
     async with rigged(level) as rig:
         assert rig.client.granted is Isolation.parse(level)

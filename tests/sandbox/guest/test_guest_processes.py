@@ -214,3 +214,17 @@ async def test_a_time_limit_of_a_command_spares_background_processes(slot):
     assert (await slot.run("sleep 1000", timeout_s=0.2)).timed_out
     assert (await slot.poll(process.process_id)).running
     await slot.kill(process.process_id, grace_s=0)
+
+
+async def test_limits_that_are_none(slot):
+    process = await slot.start("sleep 1000")
+    for attempt in (
+        slot.start("true", buffer_bytes=-1),
+        slot.start("true", buffer_bytes=1 << 40),
+        slot.wait(process.process_id, timeout_s=-1),
+        slot.kill(process.process_id, grace_s=float("nan")),
+    ):
+        with pytest.raises(CommandError) as caught:
+            await attempt
+        assert caught.value.code == "invalid"
+    await slot.kill(process.process_id, grace_s=0)

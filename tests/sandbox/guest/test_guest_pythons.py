@@ -26,7 +26,6 @@ def interpreter(version):
     return None
 
 
-@pytest.mark.parametrize("level", ["shared", *(["user"] if ROOT else []), "namespace"])
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_end_to_end(rigged, version, level):
     python = interpreter(version)
