@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def leak_check() -> Iterator[None]:
     try:
         yield
         deadline = time.monotonic() + LEAK_GRACE_S
-        while (left := _Census.take().beyond(before)) and time.monotonic() < deadline:
+        while (left := _Census.take(before.processes).beyond(before)) and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:
         _adopt_orphans(False)
@@ -145,14 +145,13 @@ class _Census:
     threads: frozenset[threading.Thread]
 
     @classmethod
-    def take(cls) -> _Census:
-        return cls(_descendants(), _descriptors(), frozenset(threading.enumerate()))
+    def take(cls, known: Collection[tuple[int, str]] = ()) -> _Census:
+        """What is here now, but for the `known` processes and what is below them: another fixture's, still at work."""
+        return cls(_descendants(known), _descriptors(), frozenset(threading.enumerate()))
 
     def beyond(self, before: _Census) -> list[str]:
         """What is here and was not there before. The loop's own worker threads end with the loop."""
-        processes = [
-            f"process {key[0]} {self.processes[key]}" for key in self.processes.keys() - before.processes.keys()
-        ]
+        processes = [f"process {pid} {command}" for (pid, _), command in self.processes.items()]
         descriptors = [
             f"descriptor {n} {what}" for n, what in self.descriptors.items() if before.descriptors.get(n) != what
         ]
@@ -161,7 +160,7 @@ class _Census:
         return processes + descriptors + threads
 
 
-def _descendants() -> dict[tuple[int, str], str]:
+def _descendants(known: Collection[tuple[int, str]] = ()) -> dict[tuple[int, str], str]:
     """Every process below this one that has not ended, by pid and start time, with its command line."""
     children: dict[int, list[tuple[int, str, str]]] = {}
     for entry in Path("/proc").iterdir():
@@ -178,6 +177,8 @@ def _descendants() -> dict[tuple[int, str], str]:
     found, queue = {}, [os.getpid()]
     while queue:
         for pid, start, command in children.get(queue.pop(), []):
+            if (pid, start) in known:
+                continue
             found[pid, start] = command[:200]
             queue.append(pid)
     return found

@@ -253,7 +253,6 @@ class Parent:
             self._ended(pid, command.status)
 
     def _family(self, leader: int) -> list[int]:
-        """All that a command has started, itself first: a shell whose child is ended before it would tell of that."""
         command = self._running[leader]
         others = len(self._running) > 1
 
@@ -266,7 +265,7 @@ class Parent:
             # Without a mark it is a guess, made only when nothing else runs that could have started it.
             return not others and process.start >= command.start
 
-        return sorted(processes.family(leader, command.start, adopted), key=lambda pid: pid != leader)
+        return processes.family(leader, command.start, adopted)
 
     def _kill_family(self, pid: int) -> None:
         until = time.monotonic() + _KILLING_S

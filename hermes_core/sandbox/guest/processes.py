@@ -84,8 +84,10 @@ def mark_of(pid: int) -> str | None:
     return None
 
 
-def family(leader: int, start: int, adopted: Callable[[int, Process], bool]) -> set[int]:
+def family(leader: int, start: int, adopted: Callable[[int, Process], bool]) -> list[int]:
     """The living processes of the leader's session, its descendants, and the descendants of what `adopted` says.
+
+    The oldest first, so that signals reach a shell before they reach its child, of whose end it would tell otherwise.
 
     Args:
         start: when the leader began; a later process of its pid is a stranger. 0 where it can't have ended.
@@ -107,7 +109,7 @@ def family(leader: int, start: int, adopted: Callable[[int, Process], bool]) -> 
         grown = {pid for pid, process in table.items() if process.parent in grown and pid not in found}
         found |= grown
     found.discard(me)
-    return found
+    return sorted(found, key=lambda pid: (table[pid].start, pid))
 
 
 def send_signal(pid: int, number: int) -> None:

@@ -158,11 +158,10 @@ class Slot:
 
         leader = (self._link.pid if self._link is not None else None) or _NOBODY
         for _ in range(50):
-            family = processes.family(leader, 0, ours)
-            family.discard(leader)
-            if not family:
+            targets = [pid for pid in processes.family(leader, 0, ours) if pid != leader]
+            if not targets:
                 return
-            for pid in family:
+            for pid in targets:
                 processes.send_signal(pid, signal.SIGKILL)
 
     def _start(self) -> None:

@@ -49,7 +49,7 @@ class Meddler(Channel):
         return self.inner.stderr_tail
 
 
-async def over_breaking_channels(rig, *work, longest=0.2):
+async def over_breaking_channels(rig, *work, longest=0.05):
     """Do the work while one channel after the other is cut, at a random moment after its greeting."""
     greeted, cuts = asyncio.Event(), 0
     tell = rig.client._greeted
