@@ -66,9 +66,16 @@ class Line:
 
     def next(self, can_serve: Callable[[bool], bool]) -> Waiter | None:
         """Take the first waiter out of the line for whom there is a slot: `can_serve(verification)` says so."""
-        heads = [head for queue in self._queues.values() if (head := next(iter(queue), None))]
+        heads = [head for queue in self._queues.values() if (head := _first(queue))]
         for head in sorted(heads, key=lambda waiter: waiter.number):
             if can_serve(head.verification):
                 self.leave(head)
                 return head
         return None
+
+
+def _first(queue: dict[Waiter, None]) -> Waiter | None:
+    """The first who still waits: one who was cancelled in this very turn of the event loop had none yet to leave."""
+    for waiter in [*itertools.takewhile(lambda each: each.gone, queue)]:
+        del queue[waiter]
+    return next(iter(queue), None)

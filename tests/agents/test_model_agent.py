@@ -285,6 +285,7 @@ async def test_a_full_context_ends_the_rollout_but_not_on_the_first_turn(fault):
 
 
 @pytest.mark.parametrize("form", ["seconds", "date", "milliseconds"])
+@pytest.mark.slow
 async def test_retry_after_is_honoured(form):
     headers = {
         "seconds": {"Retry-After": "1"},
@@ -339,6 +340,7 @@ def counting(turns: int):
     return ToolScript(play)
 
 
+@pytest.mark.slow
 async def test_two_hundred_at_once_finish_quickly_and_do_not_stall_the_event_loop():
     stalls = []
 

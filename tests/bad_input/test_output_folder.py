@@ -15,6 +15,8 @@ import pytest
 
 from hermes_core.envs.tasks import TasksEnvironment
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = [sys.executable, "-m", "hermes_core.cli"]
 
 

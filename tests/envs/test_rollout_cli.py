@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
 PROGRAM = [sys.executable, "-m", "hermes_core.cli"]
 
@@ -265,7 +267,6 @@ async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(en
     assert {one["failure"]["kind"] for one in records(tmp_path / "out") if one["failure"]} == {"cancelled"}
 
 
-@pytest.mark.slow
 async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored_once(
     environ, dataset, tmp_path, run, mark
 ):

@@ -223,6 +223,7 @@ async def test_an_endpoint_that_is_down_is_the_models_failure(runtime, tasks, un
     assert (seen[0]["reward"], seen[0]["failure"]["stage"], seen[0]["stop_reason"]) == (None, "agent", "model_error")
 
 
+@pytest.mark.slow
 async def test_over_its_time_a_rollout_is_verified_with_what_is_there(runtime, tasks):
     async def work(task):
         await terminal(task, "echo hello > out.txt")
@@ -267,6 +268,7 @@ async def test_a_sandbox_killed_under_a_rollout_is_tried_again_on_another(tmp_pa
     assert len(watcher.sandboxes) == 2
 
 
+@pytest.mark.slow
 async def test_a_run_whose_infrastructure_is_broken_stops(tmp_path, tasks):
     watcher = Watcher()
 
@@ -332,6 +334,7 @@ async def test_another_configuration_cannot_resume_and_changes_nothing(runtime, 
 
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtime, tasks, tmp_path, seed):
     solution = ["sleep 0.05", "touch a"]
     rows = [
@@ -419,6 +422,7 @@ async def test_sinks_get_the_records_and_are_closed(runtime, tasks):
     assert sink.closed == 1
 
 
+@pytest.mark.slow
 async def test_items_are_selected_and_ordered_by_the_seed(runtime, tasks):
     rows = [{"id": str(number), "prompt": "p", "check": "true"} for number in range(20)]
 

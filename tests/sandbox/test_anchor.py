@@ -16,6 +16,8 @@ import pytest
 
 from hermes_core.sandbox import anchor
 
+pytestmark = pytest.mark.slow
+
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 
 

@@ -20,6 +20,8 @@ from hermes_core.sandbox.client import GuestSettings
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.direct import DirectClient
 
+pytestmark = pytest.mark.slow
+
 SHELLS = [["sh"], ["bash", "--posix"], *([["busybox", "sh"]] if shutil.which("busybox") else [])]
 
 

@@ -300,6 +300,20 @@ async def test_a_waiter_that_leaves_does_not_hold_those_behind(world):
     assert (await second).slot.trajectory_id == "second"
 
 
+async def test_a_slot_that_falls_free_in_the_turn_in_which_its_waiter_is_cancelled_goes_to_the_next(world):
+    pool = world.pool(max_sandboxes=1, slots_per_sandbox=1)
+    held = await take(pool)
+    first = asyncio.create_task(take(pool, "first"))
+    second = asyncio.create_task(take(pool, "second"))
+    await asyncio.sleep(0)
+    released = pool.release(held, reset=False)
+    pump = pool._pump
+    pool._pump = lambda: (first.cancel(), pump())
+    await released
+    pool._pump = pump
+    assert (await second).slot.trajectory_id == "second" and first.cancelled()
+
+
 async def test_a_lease_given_in_the_turn_in_which_its_waiter_is_cancelled_goes_on(world, monkeypatch):
     pool = world.pool(max_sandboxes=1, slots_per_sandbox=1)
     held = await take(pool)

@@ -14,6 +14,8 @@ from hermes_core.sandbox.results import Slot
 from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.tools.toolsets import resolve_tools
 
+pytestmark = pytest.mark.slow
+
 
 class Rollouts:
     """A backend, and tool calls as `Rollout.tool_handler` makes them."""

@@ -18,7 +18,7 @@ from hermes_core.sandbox.guest import wire
 
 ROOT = os.geteuid() == 0
 
-pytestmark = pytest.mark.usefixtures("leak_check")
+pytestmark = [pytest.mark.usefixtures("leak_check"), pytest.mark.slow]
 
 
 class Meddler(Channel):

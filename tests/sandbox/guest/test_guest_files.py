@@ -11,7 +11,7 @@ import pytest
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 ROOT = os.geteuid() == 0
 NAMES = ["a b", "new\nline", "-rf", "€", "\udcff\udcfe", "'\"$`;&|", "*", "..x", ".hidden", "x" * 255]

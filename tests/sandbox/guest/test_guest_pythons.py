@@ -12,6 +12,8 @@ import pytest
 from hermes_core.errors import NoPythonError
 from hermes_core.sandbox.client import GuestClient
 
+pytestmark = pytest.mark.slow
+
 ROOT = os.geteuid() == 0
 VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
 PLACES = [Path.home() / ".pyenv/versions", Path("/usr/local/bin"), Path("/usr/bin"), Path("/opt")]

@@ -12,7 +12,7 @@ import pytest
 from hermes_core.errors import CommandError, InfraError, SlotLost
 from hermes_core.sandbox.client import PREPARE
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 ROOT = os.geteuid() == 0
 STUBBORN = """
