@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from hermes_core import __version__
-from hermes_core.errors import HermesError, UnknownNameError, UsageError
+from hermes_core.errors import HermesError, InfraError, UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from hermes_core.leftovers import Census
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -171,6 +174,89 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
     found = asyncio.run(report())
     click.echo(found.as_json() if as_json else found.as_text(terminal_width()))
     ctx.exit(0 if found.healthy else EXIT_FAILED)
+
+
+_owner_option = click.option("--owner", metavar="NAME", help="Only the sandboxes of this owner [ps: all].")
+
+
+@main.command()
+@click.argument("backend", nargs=-1)
+@_owner_option
+@_json_option
+@click.pass_obj
+def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool) -> None:
+    """List the sandboxes that there are, whoever's they are.
+
+    Asks each BACKEND named, or all.
+    """
+    import asyncio
+
+    from hermes_core.cli_support import new_runtime
+    from hermes_core.leftovers import find
+
+    async def census() -> Census:
+        async with new_runtime(verbose) as runtime:
+            return await find(runtime, backend, owner)
+
+    found = asyncio.run(census())
+    _show("sandboxes", [each.row() for each in found.sandboxes], as_json)
+    _tell_unasked(found, backend)
+
+
+@main.command()
+@click.argument("backend", nargs=-1)
+@_owner_option
+@click.option("--any-owner", is_flag=True, help="Those of every owner.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
+@_json_option
+@click.pass_context
+def reap(
+    ctx: click.Context, *, backend: tuple[str, ...], owner: str | None, any_owner: bool, dry_run: bool, as_json: bool
+) -> None:
+    """End the sandboxes whose driver is dead.
+
+    Of each BACKEND named, or all; of the owner that is named, by --owner or HERMES_OWNER. A sandbox whose driver still
+    makes its heart beat is left alone. Exits with 1 when one could not be ended.
+    """
+    import asyncio
+
+    from hermes_core.cli_support import new_runtime
+    from hermes_core.leftovers import Outcome, find
+    from hermes_core.leftovers import reap as reap_sandboxes
+
+    async def work() -> tuple[Census, list[Outcome]]:
+        async with new_runtime(ctx.obj) as runtime:
+            whose = None if any_owner else owner or runtime.settings.owner
+            if (whose is None) != any_owner or (any_owner and owner):
+                raise UsageError("whose sandboxes?", hint="either --owner NAME (or HERMES_OWNER), or --any-owner")
+            found = await find(runtime, backend, whose)
+            return found, await reap_sandboxes(runtime, found.sandboxes, dry_run=dry_run)
+
+    found, outcomes = asyncio.run(work())
+    _show("sandboxes", [each.row() for each in outcomes], as_json)
+    _tell_unasked(found, backend)
+    if any(each.outcome == "failed" for each in outcomes):
+        ctx.exit(EXIT_FAILED)
+
+
+def _show(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
+    from hermes_core import listing
+    from hermes_core.cli_support import terminal_width
+
+    tables: listing.Tables = {title: rows}
+    click.echo(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
+
+
+def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
+    """Say which backends could not be asked. For one that was named, that is an error.
+
+    Raises:
+        InfraError: a backend that was named can't be asked.
+    """
+    for name, problem in found.problems.items():
+        if name in named:
+            raise InfraError(f"backend {name!r} can't be asked: {problem}", hint=f"`hermes-rl doctor {name}` says more")
+        click.echo(f"not asked: {name}: {problem}", err=True)
 
 
 def _list(what: str, verbose: int, as_json: bool) -> None:

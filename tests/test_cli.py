@@ -75,7 +75,7 @@ def test_version_and_help() -> None:
     assert re.fullmatch(r"hermes-rl, version \d+\.\d+\.\d+\n", version.stdout)
     shown = hermes("--help")
     assert shown.returncode == 0
-    for command in ("rollout", "validate", "rescore", "plugins", "backends", "tools", "envs", "doctor"):
+    for command in ("rollout", "validate", "rescore", "plugins", "backends", "tools", "envs", "doctor", "ps", "reap"):
         assert re.search(rf"^  {command} +\w", shown.stdout, re.M), command
 
 

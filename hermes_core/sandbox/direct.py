@@ -61,10 +61,6 @@ mkdir -p "$1" "$2/home" "$2/tmp" "$2/run"
 """
 
 
-class NoPythonError(PolicyError):
-    """The sandbox has no Python for the guest: only the direct mode runs there."""
-
-
 class DirectClient:
     """What `GuestClient` is, for a sandbox without Python: `shared` slots, or the one slot of a `dedicated` sandbox.
 

@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from hermes_core.errors import ConfigError, InfraError, PolicyError
+from hermes_core.errors import ConfigError, InfraError, NoPythonError, PolicyError
 from hermes_core.sandbox.contract import Backend, Isolation, Sandbox, SandboxConfig, SandboxSpec
-from hermes_core.sandbox.direct import DirectClient, NoPythonError
+from hermes_core.sandbox.direct import DirectClient
 from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
 
 if TYPE_CHECKING:

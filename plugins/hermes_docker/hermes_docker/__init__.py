@@ -1,0 +1,23 @@
+"""The Docker backend for hermes-rl: a container for many slots, its guest reached over one attached exec stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hermes_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from hermes_core.registries import Registrar
+
+HERMES_PLUGIN_API = 1
+
+
+@hookimpl
+def hermes_register_backends(registry: Registrar) -> None:
+    """Add the backend `docker`."""
+    registry.add(
+        "docker",
+        "hermes_docker.backend:DockerBackend",
+        summary="Containers of a Docker daemon, with many slots in each",
+        requires=("a Docker daemon, or Podman's socket",),
+    )

@@ -1,0 +1,81 @@
+"""What a profile of the `docker` backend can say."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from docker.types import Mount
+from pydantic import Field, field_validator, model_validator
+
+from hermes_core.sandbox.contract import Network, SandboxConfig
+
+SYS_ADMIN = "SYS_ADMIN"
+
+
+class DockerConfig(SandboxConfig):
+    """A profile of the `docker` backend. `image` or `dockerfile` must be set."""
+
+    image: str | None = None
+    """The image; pulled when the daemon does not have it."""
+    dockerfile: str | None = None
+    """A folder with a Dockerfile, built once per content of the folder. Instead of `image`."""
+    platform: str | None = None
+    """Such as `linux/amd64`, for images that come for several; None is the daemon's own."""
+    user: str | None = None
+    """The user of the sandbox's processes; None is root, which the levels `user` and `namespace` need."""
+    shm_size: int | None = Field(default=None, gt=0)
+    """The size of /dev/shm in MiB; None is the daemon's default."""
+    gpus: int | None = Field(default=None, ge=-1)
+    """How many GPUs; -1 is all of them."""
+    tmpfs: dict[str, str] = Field(default_factory=dict)
+    """Directories kept in memory, with their mount options: `{"/tmp": "size=512m,exec"}`."""
+    read_only: bool = False
+    """Whether the image's files can't be changed. The slots' directories can; /tmp only if `tmpfs` names it."""
+    volumes: tuple[str, ...] = ()
+    """What is mounted: `/on/the/daemons/host:/in/sandbox`, or `volume:/in/sandbox`, with `:ro` if read-only."""
+    network_name: str | None = None
+    """A network of the daemon's, by name, in place of its default bridge."""
+    pids_limit: int = Field(default=4096, ge=64)
+    """Processes of the whole sandbox at most; `max_processes` is the limit of one slot."""
+    cap_add: tuple[str, ...] = ()
+    """Kernel capabilities beside those that slots of level `user` need. `namespace` needs SYS_ADMIN."""
+
+    @field_validator("network", mode="before")
+    @classmethod
+    def _bridge_is_open(cls, value: Any) -> Any:
+        return Network.OPEN if value == "bridge" else value
+
+    @field_validator("volumes")
+    @classmethod
+    def _can_be_mounted(cls, volumes: tuple[str, ...]) -> tuple[str, ...]:
+        for volume in volumes:
+            mount(volume)
+        return volumes
+
+    @field_validator("cap_add")
+    @classmethod
+    def _without_prefix(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name.upper().removeprefix("CAP_") for name in names)
+
+    @model_validator(mode="after")
+    def _agree(self) -> DockerConfig:
+        if self.image and self.dockerfile:
+            raise ValueError("image and dockerfile are both set")
+        if self.network_name and self.network is Network.NONE:
+            raise ValueError("network_name is set, and network is none")
+        return self
+
+
+def mount(volume: str) -> Mount:
+    """The mount that a line of `volumes` asks for.
+
+    Raises:
+        ValueError: it is none.
+    """
+    source, colon, rest = volume.partition(":")
+    target, _, mode = rest.partition(":")
+    if not source or not colon or not PurePosixPath(target).is_absolute() or mode not in ("", "ro", "rw"):
+        raise ValueError(f"must be SOURCE:/TARGET or SOURCE:/TARGET:ro, not {volume!r}")
+    kind = "bind" if source.startswith("/") else "volume"
+    return Mount(target, source, type=kind, read_only=mode == "ro")

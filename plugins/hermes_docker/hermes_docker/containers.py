@@ -1,0 +1,233 @@
+"""One container: what is asked of the daemon for a spec, and how it comes to run or goes. Blocking, for threads."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import docker.errors
+from docker import APIClient
+from docker.types import DeviceRequest, LogConfig, Mount
+
+from hermes_core.errors import PolicyError, ProvisionError
+from hermes_core.sandbox.contract import Isolation, Network, Sandbox, SandboxInfo, SandboxSpec, SandboxStatus
+from hermes_docker.config import SYS_ADMIN, DockerConfig, mount
+
+OWNER, LEASE, ISOLATION, UIDS = (f"hermes-rl.{name}" for name in ("owner", "lease", "isolation", "uid-base"))
+
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
+"""What the guest needs to give slots users of their own, without privileges, and to end those and their files."""
+
+_NAMESPACE_CAPABILITIES = ("SYS_CHROOT",)
+_NO_SYSV_IPC = {"kernel.shmmni": "0", "kernel.msgmni": "0", "kernel.sem": "0 0 0 0", "fs.mqueue.queues_max": "0"}
+"""Kernel objects that no user id keeps apart: there are none."""
+
+UID_BLOCK = 512
+"""User ids of one sandbox. The kernel counts processes by user id over all containers: no two sandboxes share any."""
+
+_HOST_UIDS = range(2_000_000_000 + (UID_BLOCK << 16), 2_147_000_000, UID_BLOCK)
+"""Above those that local sandboxes of the same host have."""
+_MAPPED_UIDS = range(20_480, 65_024, UID_BLOCK)
+"""Where the daemon gives containers the usual 65,536 ids."""
+
+_GONE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A container that runs."""
+
+    name: str
+    uid_base: int | None
+
+
+def name_of(lease_id: str) -> str:
+    """The one name that a lease's container can have: the daemon itself sees to it that there is one."""
+    return f"hermes-rl-{hashlib.sha256(lease_id.encode()).hexdigest()[:20]}"
+
+
+def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *, mapped: bool) -> Running:
+    """Make the spec's container and start it, or give the one that its lease has.
+
+    Args:
+        mapped: whether the daemon maps containers' user ids to others.
+
+    Raises:
+        ProvisionError: the daemon can't start it.
+        PolicyError: the lease has a container of a weaker level.
+        docker.errors.APIError: as the daemon says.
+    """
+    name, taken = name_of(spec.lease_id), set[int]()
+    while True:
+        uid_base = None if config.user else _free_block(taken, mapped)
+        try:
+            _create(api, spec, config, image, uid_base)
+        except docker.errors.APIError as error:
+            if error.status_code != 409:
+                raise
+            existing = _adopt(api, name, spec)
+            if existing is None:
+                continue
+            return existing
+        taken = _blocks(api, but=name)
+        if uid_base in taken:  # somebody was as quick as we, and will find the same: both choose again
+            remove(api, name)
+            continue
+        return Running(name, _start(api, name, uid_base))
+
+
+def _start(api: APIClient, name: str, uid_base: int | None) -> int | None:
+    try:
+        api.start(name)
+    except BaseException:
+        remove(api, name)
+        raise
+    return uid_base
+
+
+def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> Running | None:
+    """The container that has the lease's name; None if it was dead and is gone now."""
+    try:
+        found = api.inspect_container(name)
+    except docker.errors.NotFound:
+        return None
+    labels = found["Config"]["Labels"] or {}
+    if labels.get(LEASE) != spec.lease_id:
+        raise ProvisionError("another container has its name", hint=f"`docker rm -f {name}`", sandbox_id=name)
+    status = _STATUS.get(found["State"]["Status"], SandboxStatus.ENDED)
+    if status is not SandboxStatus.RUNNING and found["State"]["Status"] != "created":
+        remove(api, name)
+        return None
+    if Isolation.parse(labels[ISOLATION]) < spec.isolation:
+        raise PolicyError(
+            f"the sandbox of this lease was made with isolation {labels[ISOLATION]!r}, not {spec.isolation.label!r}",
+            hint="terminate it first, or take another lease",
+            sandbox_id=name,
+        )
+    uid_base = uid_base_of(labels)
+    return Running(name, uid_base if status is SandboxStatus.RUNNING else _start(api, name, uid_base))
+
+
+def remove(api: APIClient, name: str) -> None:
+    """End a container and wait until it is gone. One that is not there, or is being removed already, is all right."""
+    deadline = time.monotonic() + _GONE_S
+    while True:
+        try:
+            api.remove_container(name, force=True, v=True)
+            return
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError as error:
+            if error.status_code != 409 or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+def found(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:
+    """The containers that carry our label, running or not."""
+    label = OWNER if owner is None else f"{OWNER}={owner}"
+    return [
+        SandboxInfo(
+            sandbox_id=each["Names"][0].lstrip("/") if each["Names"] else each["Id"],
+            owner=each["Labels"][OWNER],
+            lease_id=each["Labels"].get(LEASE, ""),
+            created=float(each["Created"]),
+            status=_STATUS.get(each["State"], SandboxStatus.ENDED),
+        )
+        for each in api.containers(all=True, filters={"label": label})
+    ]
+
+
+def labels_of(api: APIClient, name: str) -> tuple[SandboxStatus, Mapping[str, str]]:
+    """How a container is, and its labels; GONE if there is none, or it is not ours."""
+    try:
+        found = api.inspect_container(name)
+    except docker.errors.NotFound:
+        return SandboxStatus.GONE, {}
+    labels = found["Config"]["Labels"] or {}
+    if OWNER not in labels:
+        return SandboxStatus.GONE, {}
+    return _STATUS.get(found["State"]["Status"], SandboxStatus.ENDED), labels
+
+
+_STATUS = {"running": SandboxStatus.RUNNING, "paused": SandboxStatus.RUNNING, "restarting": SandboxStatus.RUNNING}
+
+
+def uid_base_of(labels: Mapping[str, str]) -> int | None:
+    """The first user id of a container's slots."""
+    return int(labels[UIDS]) if labels.get(UIDS) else None
+
+
+def _free_block(taken: Collection[int], mapped: bool) -> int:
+    free = [base for base in _MAPPED_UIDS if base not in taken] if mapped else None
+    if free is None:
+        return random.choice(_HOST_UIDS)
+    if not free:
+        raise ProvisionError("every user id that the daemon gives to containers is taken", hint="end some sandboxes")
+    return random.choice(free)
+
+
+def _blocks(api: APIClient, but: str) -> set[int]:
+    """The blocks of user ids that other containers have."""
+    others = api.containers(all=True, filters={"label": UIDS})
+    return {int(each["Labels"][UIDS]) for each in others if f"/{but}" not in each["Names"]}
+
+
+def _labels(spec: SandboxSpec, uid_base: int | None) -> dict[str, str]:
+    labels = {f"hermes-rl.{key}": value for key, value in spec.labels.items()}
+    labels |= {OWNER: spec.owner, LEASE: spec.lease_id, ISOLATION: spec.isolation.label}
+    return labels if uid_base is None else labels | {UIDS: str(uid_base)}
+
+
+def _create(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, uid_base: int | None) -> None:
+    name = name_of(spec.lease_id)
+    program, *arguments = spec.command
+    api.create_container(
+        image,
+        name=name,
+        labels=_labels(spec, uid_base),
+        entrypoint=[program],
+        command=arguments,
+        environment={**spec.environment, "HERMES_SANDBOX_ID": name},
+        user=config.user or "0:0",
+        working_dir="/",
+        healthcheck={"test": ["NONE"]},
+        platform=config.platform,
+        use_config_proxy=False,  # nothing of ours that was not named
+        host_config=api.create_host_config(**host_settings(spec, config)),
+    )
+
+
+def host_settings(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
+    """The limits and privileges of a container."""
+    mounts = [mount(volume) for volume in config.volumes]
+    if config.read_only:
+        mounts.append(Mount(Sandbox.workspace_base, None, type="volume"))  # nameless: it goes with the container
+    capabilities = [*CAPABILITIES, *config.cap_add]
+    if SYS_ADMIN in config.cap_add:
+        capabilities += _NAMESPACE_CAPABILITIES
+    memory = None if config.memory is None else config.memory << 20
+    return {
+        "auto_remove": True,
+        "init": True,
+        "log_config": LogConfig(type="none"),
+        "cap_drop": ["ALL"],
+        "cap_add": sorted(set(capabilities)),
+        "security_opt": ["no-new-privileges"],
+        "ipc_mode": "private",
+        "sysctls": _NO_SYSV_IPC if spec.isolation is Isolation.USER else None,
+        "network_mode": "none" if config.network is Network.NONE else config.network_name or "bridge",
+        "mem_limit": memory,
+        "memswap_limit": memory,
+        "nano_cpus": None if config.cpu is None else int(config.cpu * 1e9),
+        "pids_limit": config.pids_limit,
+        "shm_size": None if config.shm_size is None else config.shm_size << 20,
+        "device_requests": [DeviceRequest(count=config.gpus, capabilities=[["gpu"]])] if config.gpus else None,
+        "tmpfs": dict(config.tmpfs) or None,
+        "read_only": config.read_only,
+        "mounts": mounts or None,
+    }

@@ -1,0 +1,117 @@
+"""The way to the daemon: its SDK called in threads of our own, and what it answers as errors of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import docker
+import docker.errors
+import requests
+from docker import APIClient
+
+from hermes_core.errors import InfraError
+
+CALL_S = 60
+"""Seconds that the daemon may keep silent in one call."""
+
+_THREADS = 16
+
+T = TypeVar("T")
+
+
+class DaemonError(InfraError):
+    """The daemon refused something or failed at it; `status` is that of its answer, None if it can't be reached."""
+
+    def __init__(self, message: str, *, status: int | None = None, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.status = status
+
+
+class Daemon:
+    """The daemon that DOCKER_HOST names, or the one of this host. Connected to when first called."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")
+        self._connecting = threading.Lock()
+        self._api: APIClient | None = None
+        self._info: dict[str, Any] | None = None
+
+    async def call(
+        self, function: Callable[[APIClient], T], *, undo: Callable[[APIClient, T], object] | None = None
+    ) -> T:
+        """Do something with the SDK, in a thread.
+
+        Cancelled, it goes on to its end there; its outcome, which nobody takes any more, is given to `undo`.
+
+        Raises:
+            DaemonError: the daemon can't be reached, or says no.
+        """
+        future = self._threads.submit(self._work, function)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if undo is not None:
+                late = partial(self._undo, undo)
+                if future.done():
+                    self._threads.submit(late, future)
+                else:
+                    future.add_done_callback(late)
+            raise
+
+    async def info(self) -> dict[str, Any]:
+        """What the daemon says of itself, asked once."""
+        if self._info is None:
+            self._info = await self.call(lambda api: api.info())
+        return self._info
+
+    async def aclose(self) -> None:
+        """Drop the connections. Calls that are under way end by themselves. Idempotent."""
+        self._threads.shutdown(wait=False)
+        if self._api is not None:
+            await asyncio.to_thread(self._api.close)
+
+    def _work(self, function: Callable[[APIClient], T]) -> T:
+        try:
+            return function(self._connected())
+        except Exception as error:
+            raised = translated(error)
+            if raised is error:
+                raise
+            raise raised from error
+
+    def _connected(self) -> APIClient:
+        with self._connecting:
+            if self._api is None:
+                self._api = docker.DockerClient.from_env(timeout=CALL_S, max_pool_size=_THREADS).api
+            return self._api
+
+    def _undo(self, undo: Callable[[APIClient, T], object], future: Future[T]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            undo(self._connected(), future.result())
+
+
+def translated(error: Exception) -> Exception:
+    """An error of the SDK as ours; another one as it is."""
+    if isinstance(error, docker.errors.APIError):
+        said = str(error.explanation or error).strip()
+        return DaemonError(f"the Docker daemon says: {said}", status=error.status_code)
+    if isinstance(error, docker.errors.DockerException | requests.RequestException | OSError):
+        return DaemonError(
+            f"the Docker daemon can't be reached: {reason(error)}", hint="`hermes-rl doctor docker` says what to do"
+        )
+    return error
+
+
+def reason(error: BaseException) -> str:
+    """The system's own words, if there are some below what the libraries wrapped around them."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror
+        inner = inner.__cause__ or inner.__context__
+    return str(error)

@@ -1,0 +1,113 @@
+"""What the daemon can and can't do: for `hermes-rl doctor`, and before a container is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from hermes_core.errors import PolicyError, ProvisionError
+from hermes_core.sandbox.contract import Diagnosis, Isolation, SandboxSpec
+from hermes_docker.config import SYS_ADMIN, DockerConfig
+from hermes_docker.daemon import Daemon, DaemonError
+
+_LIMITS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids_limit": "PidsLimit"}
+"""A profile's limits, and what `docker info` calls the daemon's ability to enforce them."""
+
+_DELEGATION = "give the rootless daemon's user the memory, cpu and pids controllers of cgroup v2 (systemd `Delegate=`)"
+
+
+def maps_users(info: Mapping[str, Any]) -> bool:
+    """Whether containers' user ids are others outside: a rootless daemon, or one with `userns-remap`."""
+    return any(f"name={kind}" in option for kind in ("rootless", "userns") for option in info["SecurityOptions"] or ())
+
+
+def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any]) -> None:
+    """Refuse what this daemon, or this profile, can't keep.
+
+    Raises:
+        PolicyError: says which setting it is.
+    """
+    own_users = spec.isolation in (Isolation.USER, Isolation.NAMESPACE)
+    if own_users and config.user not in (None, "0", "root", "0:0"):
+        raise PolicyError(
+            f"profile {config.name!r} sets user {config.user!r}: only root can keep slots apart",
+            hint="leave user out (every slot has one of its own), or take level dedicated",
+        )
+    if spec.isolation is Isolation.NAMESPACE and SYS_ADMIN not in config.cap_add:
+        raise PolicyError(
+            f"profile {config.name!r}: slots of level 'namespace' need the capability SYS_ADMIN in the container",
+            hint="set cap_add: [SYS_ADMIN] if you accept that, or take level user or dedicated",
+        )
+    for key, ability in _LIMITS.items():
+        asked = getattr(config, key) is not None and (key != "pids_limit" or key in config.model_fields_set)
+        if asked and info.get(ability) is False:
+            raise PolicyError(f"this daemon can't enforce {key}, which profile {config.name!r} sets", hint=_DELEGATION)
+
+
+def not_started(error: DaemonError) -> ProvisionError:
+    """The error for a container that the daemon could not start."""
+    said = error.message
+    hint, passes = (
+        error.hint or "`docker info` and the daemon's log say more",
+        error.status is None or error.status >= 500,
+    )
+    for sign, advice in _ADVICE.items():
+        if sign in said:
+            hint, passes = advice, False
+            break
+    raised = ProvisionError(f"a container could not be started: {said}", hint=hint)
+    raised.retryable = passes
+    return raised
+
+
+_ADVICE = {
+    "no such file or directory": "the image needs /bin/sh, and every volume's source must exist on the daemon's host",
+    "exec format error": "the image is for another processor: set platform, or take another image",
+    "does not match the specified platform": "set platform to what the image is for",
+    "could not select device driver": "install the NVIDIA container toolkit on the daemon's host, or leave gpus out",
+    "bind source path does not exist": "the source of a volume must exist on the daemon's host",
+    "no space left on device": "`docker system prune` frees room on the daemon's disk",
+    "network": "see `docker network ls` for the networks that there are",
+}
+"""What to do, by what the daemon says. None of these passes by itself."""
+
+
+async def diagnose(daemon: Daemon) -> Diagnosis:
+    """Ask the daemon who it is. Never raises."""
+    where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    try:
+        info = await daemon.info()
+        version = await daemon.call(lambda api: api.version())
+    except DaemonError as error:
+        return Diagnosis(
+            False, f"no Docker daemon answers at {where}: {error.message}", advice=_unreachable(error.message)
+        )
+    podman = any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
+    rootless = any("name=rootless" in option for option in info["SecurityOptions"] or ())
+    name = "Podman" if podman else "Docker"
+    details = [
+        f"{name} {version['Version']} at {where}{', rootless' if rootless else ''}, storage {info.get('Driver')}",
+        f"levels: shared, user, dedicated; namespace with `cap_add: [{SYS_ADMIN}]`",
+    ]
+    advice = []
+    missing = [key for key, ability in _LIMITS.items() if info.get(ability) is False]
+    if missing:
+        details.append(f"it can't enforce: {', '.join(missing)}; profiles that set them are refused")
+        advice.append(_DELEGATION if rootless else "start it where the cgroup controllers are available to it")
+    if maps_users(info):
+        details.append("it maps user ids: room for some 85 sandboxes at a time")
+    if podman:
+        details.append("Podman's socket: images without a registry in their name need `unqualified-search-registries`")
+    return Diagnosis(True, f"{name} {version['Version']}", tuple(details), tuple(advice))
+
+
+def _unreachable(said: str) -> tuple[str, ...]:
+    if "Permission denied" in said:
+        return (
+            "add yourself to the group of its socket (`usermod -aG docker $USER`, then log in anew), or run rootless",
+        )
+    return (
+        "start it: `systemctl start docker`, or `dockerd` as root",
+        "elsewhere: DOCKER_HOST=unix:///run/user/$UID/docker.sock (rootless), …/podman/podman.sock, ssh://HOST",
+    )

@@ -1,0 +1,243 @@
+"""Images: there, pulled, or built from a folder; each once, a few at the same time, with progress in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import docker.errors
+from docker import APIClient
+from docker.utils.build import exclude_paths
+
+from hermes_core.errors import ConfigError, ProvisionError
+from hermes_core.sandbox.background import Background
+from hermes_docker.config import DockerConfig
+from hermes_docker.daemon import Daemon
+
+log = logging.getLogger("hermes_core.docker")
+
+AT_A_TIME = 2
+"""Images that are pulled or built at the same time."""
+
+PROGRESS_S = 5.0
+"""How often the log says how far it is, in seconds."""
+
+BUILT = "hermes-rl-built"
+"""The repository of the images that are built here, tagged by what they are built from."""
+
+_LOG_LINES = 20
+
+
+class ImageMissing(ProvisionError):
+    """There is no such image, here or in its registry."""
+
+    retryable = False
+
+
+class RegistryRefused(ProvisionError):
+    """The registry wants to know who asks, or does not let them have the image."""
+
+    retryable = False
+
+
+class RegistryUnreachable(ProvisionError):
+    """The registry does not answer."""
+
+
+class DiskFull(ProvisionError):
+    """The daemon's disk has no room for it."""
+
+    retryable = False
+
+
+class BuildFailed(ProvisionError):
+    """A Dockerfile's step failed."""
+
+    retryable = False
+
+
+class Images:
+    """Sees to it that the daemon has the images of the profiles."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._places = asyncio.Semaphore(AT_A_TIME)
+        self._under_way: dict[tuple[str, str | None], asyncio.Task[None]] = {}
+        self._work = Background()
+        self._closing = threading.Event()
+
+    async def ensure(self, config: DockerConfig) -> str:
+        """The name of the profile's image, which the daemon has when this returns.
+
+        Whoever is cancelled leaves the work to those who wait for the same image, or to the next who asks.
+
+        Raises:
+            ImageMissing, RegistryRefused, RegistryUnreachable, DiskFull, BuildFailed: which of it, says the class.
+            ConfigError: the profile names no image, or a folder without a Dockerfile.
+            DaemonError: the daemon can't be reached.
+        """
+        if config.dockerfile is not None:
+            folder = Path(config.dockerfile)
+            tag = await asyncio.to_thread(tag_of, folder, config.platform)
+            fetch = partial(self._build, folder=folder, tag=tag, platform=config.platform)
+        elif config.image:
+            tag = config.image
+            fetch = partial(self._pull, image=tag, platform=config.platform)
+        else:
+            raise ConfigError(f"profile {config.name!r} names no image", hint="set image, or dockerfile")
+        if await self._daemon.call(lambda api: _has(api, tag)):
+            return tag
+        key = (tag, config.platform)
+        if key not in self._under_way:
+            task = self._under_way[key] = self._work.spawn(self._fetch(fetch), f"image {tag}")
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        await asyncio.shield(self._under_way[key])
+        return tag
+
+    async def aclose(self) -> None:
+        """Break off what is under way. Idempotent."""
+        self._closing.set()
+        await self._work.aclose()
+
+    async def _fetch(self, fetch: Callable[[APIClient], None]) -> None:
+        async with self._places:
+            await self._daemon.call(fetch)
+
+    def _pull(self, api: APIClient, image: str, platform: str | None) -> None:
+        log.info("pulling image %s", image)
+        name, tag = _split(image)
+        try:
+            for _ in self._told(api.pull(name, tag=tag, platform=platform, stream=True, decode=True), image):
+                pass
+        except (docker.errors.APIError, _Said) as error:
+            raise fetch_error(image, error) from error
+        if not _has(api, image):
+            raise ImageMissing(f"image {image!r} is not there after its pull", hint="check its name and platform")
+        log.info("image %s is there", image)
+
+    def _build(self, api: APIClient, folder: Path, tag: str, platform: str | None) -> None:
+        log.info("building image %s from %s", tag, folder)
+        lines: list[str] = []
+        try:
+            events = api.build(path=str(folder), tag=tag, platform=platform, rm=True, forcerm=True, decode=True)
+            for event in self._told(events, tag):
+                if line := str(event.get("stream", "")).strip():
+                    log.debug("%s: %s", tag, line)
+                    lines = [*lines, line[:500]][-_LOG_LINES:]
+        except (docker.errors.APIError, _Said) as error:
+            known = fetch_error(tag, error, otherwise=BuildFailed)
+            said = "\n".join(lines)
+            raise type(known)(f"building {folder} failed: {said_by(error)}\n{said}".strip(), hint=known.hint) from error
+        log.info("image %s is built", tag)
+
+    def _told(self, events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[str, Any]]:
+        """The daemon's account of its work, some of it in the log. Raises `_Said` for an error that it reports."""
+        layers: dict[str, tuple[int, int]] = {}
+        last = time.monotonic()
+        for event in events:
+            if self._closing.is_set():
+                raise ProvisionError(f"image {image!r}: broken off, the backend is being closed")
+            if "error" in event:
+                raise _Said(str(event["error"]))
+            detail = event.get("progressDetail") or {}
+            if detail.get("total"):
+                layers[str(event.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
+            if layers and time.monotonic() - last > PROGRESS_S:
+                last = time.monotonic()
+                done, total = (sum(part) >> 20 for part in zip(*layers.values(), strict=True))
+                log.info("image %s: %d of %d MiB so far", image, done, total)
+            yield event
+
+
+class _Said(Exception):
+    """An error in the middle of the daemon's account."""
+
+
+def said_by(error: Exception) -> str:
+    """The daemon's words."""
+    return str(getattr(error, "explanation", None) or error).strip()
+
+
+_SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
+    (DiskFull, ("no space left on device",), "`docker system prune` frees room"),
+    (
+        RegistryRefused,
+        ("unauthorized", "authentication required", "no basic auth", "denied: ", "toomanyrequests", "forbidden"),
+        "`docker login` to its registry on the daemon's host, or take another image",
+    ),
+    (
+        ImageMissing,
+        (
+            "not found",
+            "manifest unknown",
+            "does not exist",
+            "no such image",
+            "no matching manifest",
+            "invalid reference",
+        ),
+        "check its name and tag; a private one needs `docker login`",
+    ),
+    (
+        RegistryUnreachable,
+        ("dial tcp", "no such host", "timeout", "connection refused", "tls", "x509", "eof", "canceled"),
+        "check the daemon's network and proxy, or load the image with `docker load`",
+    ),
+)
+"""What tells one failure from the other in the daemon's words; the first that is found."""
+
+
+def fetch_error(image: str, error: Exception, otherwise: type[ProvisionError] = ProvisionError) -> ProvisionError:
+    """The error for an image that could not be had, as the daemon told it."""
+    said = said_by(error)
+    for kind, signs, hint in _SIGNS:
+        # "pull access denied … does not exist or may require 'docker login'" is what a missing one looks like.
+        if any(sign in said.lower() for sign in signs):
+            return kind(f"image {image!r} can't be had: {said}", hint=hint)
+    return otherwise(f"image {image!r} can't be had: {said}", hint="`docker info` and the daemon's log say more")
+
+
+def tag_of(folder: Path, platform: str | None = None) -> str:
+    """The tag for a build of this folder: it changes with any file that the build can see. Blocking.
+
+    Raises:
+        ConfigError: there is no Dockerfile in it.
+    """
+    if not (folder / "Dockerfile").is_file():
+        raise ConfigError(f"{folder} has no Dockerfile", hint="let `dockerfile` name the folder that it is in")
+    ignore = folder / ".dockerignore"
+    patterns = [line.strip() for line in ignore.read_text("utf-8").splitlines()] if ignore.is_file() else []
+    digest = hashlib.sha256((platform or "").encode())
+    excluded = [line for line in patterns if line and not line.startswith("#")]
+    for name in sorted(exclude_paths(str(folder), excluded, dockerfile="Dockerfile")):
+        path = folder / name
+        digest.update(f"\0{name}\0{path.lstat().st_mode:o}\0".encode("utf-8", "surrogateescape"))
+        if path.is_symlink():
+            digest.update(os.fsencode(path.readlink()))
+        elif path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return f"{BUILT}:{digest.hexdigest()[:24]}"
+
+
+def _has(api: APIClient, image: str) -> bool:
+    try:
+        api.inspect_image(image)
+    except docker.errors.NotFound:
+        return False
+    return True
+
+
+def _split(image: str) -> tuple[str, str | None]:
+    """The name and tag (or digest) of an image: without one, the daemon would pull every tag."""
+    if "@" in image:
+        return image, None
+    name, colon, tag = image.rpartition(":")
+    return (name, tag) if colon and "/" not in tag else (image, "latest")

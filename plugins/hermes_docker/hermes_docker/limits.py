@@ -1,0 +1,41 @@
+"""How hard the daemon is worked: so many creations and removals at a time, and a pause for all when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from hermes_docker.daemon import DaemonError
+
+AT_A_TIME = 8
+"""Containers that are being made or removed at the same time, over all pools."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+"""The pause after a failure of the daemon's; it doubles with each that follows."""
+
+
+class Throttle:
+    """Shared by everything that makes or removes containers. The daemon's failures slow all of it down."""
+
+    def __init__(self, at_a_time: int = AT_A_TIME) -> None:
+        self._places = asyncio.Semaphore(at_a_time)
+        self._pause_s = 0.0
+        self._not_before = 0.0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a place, and for the end of a pause; note how it went."""
+        loop = asyncio.get_running_loop()
+        async with self._places:
+            await asyncio.sleep(max(0.0, self._not_before - loop.time()))
+            try:
+                yield
+            except DaemonError as error:
+                if error.status is None or error.status >= 500:
+                    self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+                    self._not_before = loop.time() + self._pause_s * random.uniform(0.5, 1.0)
+                raise
+            else:
+                self._pause_s = 0.0

@@ -1,0 +1,116 @@
+"""`hermes-rl ps` and `hermes-rl reap`: what is there, what is dead, and what is a live sibling's."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hermes_core import leftovers
+from hermes_core.cli import main
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.anchor import anchor_command
+from hermes_core.sandbox.client import GuestClient, GuestSettings
+from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
+from hermes_core.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Runtime:
+    made = Runtime(Settings(owner="me"), load_entry_points=False)
+    made._backends["local"] = made._keep(LocalBackend(state_dir=str(tmp_path / "sandboxes")))
+    return made
+
+
+async def started(backend: LocalBackend, owner: str) -> Sandbox:
+    """A sandbox that outlives its driver's silence by far."""
+    spec = SandboxSpec(
+        lease_id=uuid.uuid4().hex,
+        owner=owner,
+        config=LocalConfig(),
+        isolation=Isolation.SHARED,
+        command=anchor_command(f"{Sandbox.state_dir}/heartbeat", 600),
+    )
+    return await backend.create(spec)
+
+
+def settings(sandbox: Sandbox) -> GuestSettings:
+    return GuestSettings(
+        lease_id="lease",
+        driver_id="driver",
+        isolation=Isolation.SHARED,
+        slots=1,
+        workspace_base=sandbox.workspace_base,
+        state_dir=sandbox.state_dir,
+        orphan_ttl_s=600,
+    )
+
+
+async def test_the_dead_are_reaped_and_the_living_are_not(runtime: Runtime) -> None:
+    async with runtime:
+        backend = runtime.backend("local")
+        assert isinstance(backend, LocalBackend)
+        living, dead, others = [await started(backend, owner) for owner in ("me", "me", "someone")]
+        driver = await GuestClient.start(living, settings(living))
+        late = await GuestClient.start(dead, settings(dead))
+        await late.aclose()
+        try:
+            assert {found.info.sandbox_id for found in (await leftovers.find(runtime)).sandboxes} == {
+                living.id,
+                dead.id,
+                others.id,
+            }
+            mine = (await leftovers.find(runtime, ["local"], "me")).sandboxes
+            assert {found.info.sandbox_id for found in mine} == {living.id, dead.id}
+            planned = {
+                each.found.info.sandbox_id: each.outcome for each in await leftovers.reap(runtime, mine, dry_run=True)
+            }
+            assert planned == {living.id: "left", dead.id: "dead"}
+            assert await dead.status() is SandboxStatus.RUNNING
+            done = {
+                each.found.info.sandbox_id: (each.outcome, each.why) for each in await leftovers.reap(runtime, mine)
+            }
+            assert done == {living.id: ("left", "its driver lives"), dead.id: ("ended", "its driver is dead")}
+            assert await living.status() is SandboxStatus.RUNNING
+            assert await dead.status() is SandboxStatus.GONE
+            assert await others.status() is SandboxStatus.RUNNING
+        finally:
+            await driver.aclose(end_sandbox=True)
+            for sandbox in (living, dead, others):
+                await sandbox.terminate()
+
+
+@pytest.fixture
+def hermes() -> Callable[..., Result]:
+    return lambda *arguments: CliRunner().invoke(main, arguments)
+
+
+def test_the_command_line_says_whose(hermes: Callable[..., Result]) -> None:
+    refused = hermes("reap")
+    assert refused.exit_code == 2
+    assert "--any-owner" in refused.stderr
+    both = hermes("reap", "--owner", "me", "--any-owner")
+    assert both.exit_code == 2
+    assert json.loads(hermes("ps", "local", "--owner", "nobody", "--json").stdout) == []
+    assert json.loads(hermes("reap", "local", "--owner", "nobody", "--json").stdout) == []
+    assert hermes("ps", "nowhere").exit_code == 2
+
+
+async def test_a_backend_that_is_out_of_reach_is_told(runtime: Runtime) -> None:
+    async with runtime:
+
+        async def fails(owner: Any = None) -> Any:
+            raise OSError("unplugged")
+
+        runtime.backend("local").list = fails  # type: ignore[method-assign]
+        census = await leftovers.find(runtime)
+        assert census.sandboxes == ()
+        assert "unplugged" in census.problems["local"]
