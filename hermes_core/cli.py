@@ -9,6 +9,7 @@ import click
 
 from hermes_core import __version__
 from hermes_core.errors import HermesError, InfraError, UnknownNameError, UsageError
+from hermes_core.screen import printable, say
 
 if TYPE_CHECKING:
     from hermes_core.leftovers import Census
@@ -69,14 +70,14 @@ class Program(click.Group):
         except click.UsageError as error:
             raise _reworded(error) from error
         except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            say("interrupted", err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except (HermesError, ExceptionGroup) as error:
             expected = _expected(error)
             if not expected or ctx.params["traceback"]:
                 raise
             for one in expected:
-                click.echo(f"error: {one}", err=True)
+                say(f"error: {one}", err=True)
             ctx.exit(EXIT_USAGE if isinstance(expected[0], UsageError) else EXIT_FAILED)
 
 
@@ -87,7 +88,7 @@ class _Misuse(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the line."""
-        click.echo(f"error: {self.message}", file=file, err=file is None)
+        click.echo(printable(f"error: {self.message}"), file=file, err=file is None)
 
 
 def _reworded(error: click.UsageError) -> click.ClickException:
@@ -172,7 +173,7 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
             return await examine(runtime, backend)
 
     found = asyncio.run(report())
-    click.echo(found.as_json() if as_json else found.as_text(terminal_width()))
+    say(found.as_json() if as_json else found.as_text(terminal_width()))
     ctx.exit(0 if found.healthy else EXIT_FAILED)
 
 
@@ -244,7 +245,7 @@ def _show(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
     from hermes_core.cli_support import terminal_width
 
     tables: listing.Tables = {title: rows}
-    click.echo(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
+    say(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
 
 
 def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
@@ -256,7 +257,7 @@ def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
     for name, problem in found.problems.items():
         if name in named:
             raise InfraError(f"backend {name!r} can't be asked: {problem}", hint=f"`hermes-rl doctor {name}` says more")
-        click.echo(f"not asked: {name}: {problem}", err=True)
+        say(f"not asked: {name}: {problem}", err=True)
 
 
 def _list(what: str, verbose: int, as_json: bool) -> None:
@@ -266,7 +267,7 @@ def _list(what: str, verbose: int, as_json: bool) -> None:
 
     runtime = new_runtime(verbose)
     tables: listing.Tables = getattr(listing, what)(runtime)
-    click.echo(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
+    say(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
     tell_problems(runtime)
 
 

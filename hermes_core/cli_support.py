@@ -7,9 +7,8 @@ import shutil
 import sys
 from typing import Any
 
-import click
-
 from hermes_core.runtime import Runtime
+from hermes_core.screen import say
 from hermes_core.settings import RedactingFormatter, Settings
 
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
@@ -20,7 +19,7 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            click.echo(self.format(record), err=True)
+            say(self.format(record), err=True)
         except Exception:
             self.handleError(record)
 
@@ -54,4 +53,4 @@ def terminal_width() -> int | None:
 def tell_problems(runtime: Runtime) -> None:
     """Say on standard error what is wrong with the plugins."""
     for problem in runtime.plugin_manager.problems():
-        click.echo(f"problem: {problem}", err=True)
+        say(f"problem: {problem}", err=True)

@@ -19,6 +19,7 @@ from hermes_core.envs.report import Failures, rescoring_text, summary_text, vali
 from hermes_core.envs.store import OutputError
 from hermes_core.envs.summary import RunSummary
 from hermes_core.errors import DatasetError, InfraError, PolicyError
+from hermes_core.screen import say
 
 if TYPE_CHECKING:
     from hermes_core.envs.rescore import Rescoring
@@ -112,7 +113,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     out = f"; `--resume` goes on with what is in {given['out']}" if given["out"] else ""
     summary = _finish(ctx, main, interrupted=f"interrupted{out}")
     text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
-    click.echo(text or summary_text(summary, failures, terminal_width()))
+    say(text or summary_text(summary, failures, terminal_width()))
     ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
 
 
@@ -144,9 +145,7 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
         )
 
     outcome = _finish(ctx, main)
-    click.echo(
-        json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else validation_text(outcome, terminal_width())
-    )
+    say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else validation_text(outcome, terminal_width()))
     ctx.exit(0 if outcome.sound else EXIT_INCOMPLETE)
 
 
@@ -175,7 +174,7 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
         )
 
     outcome = _finish(ctx, main)
-    click.echo(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else rescoring_text(outcome))
+    say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else rescoring_text(outcome))
     ctx.exit(0 if outcome.agrees else EXIT_INCOMPLETE)
 
 
@@ -235,12 +234,12 @@ def _finish(
     try:
         return asyncio.run(_interruptible(_within_runtime(ctx.obj or 0, main)))
     except asyncio.CancelledError:
-        click.echo(interrupted, err=True)
+        say(interrupted, err=True)
         ctx.exit(EXIT_INTERRUPTED)
     except (DatasetError, PolicyError, InfraError, OutputError) as error:
         if ctx.find_root().params.get("traceback"):
             raise
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         ctx.exit(EXIT_INCOMPLETE if isinstance(error, InfraError | OutputError) else EXIT_USAGE)
 
 
@@ -263,7 +262,7 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
         if interrupted:
             _leave()
         interrupted = True
-        click.echo("stopping: ending the sandboxes (Ctrl-C again leaves at once)", err=True)
+        say("stopping: ending the sandboxes (Ctrl-C again leaves at once)", err=True)
         task.cancel()
         loop.call_later(CLEANUP_S, _leave)
 
@@ -273,5 +272,5 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _leave() -> NoReturn:
-    click.echo("left without cleaning up: what is left ends itself when it misses us", err=True)
+    say("left without cleaning up: what is left ends itself when it misses us", err=True)
     os._exit(EXIT_INTERRUPTED)
