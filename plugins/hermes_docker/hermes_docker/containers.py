@@ -34,6 +34,9 @@ _HOST_UIDS = range(2_000_000_000 + (UID_BLOCK << 16), 2_147_000_000, UID_BLOCK)
 _MAPPED_UIDS = range(20_480, 65_024, UID_BLOCK)
 """Where the daemon gives containers the usual 65,536 ids."""
 
+STARTING_S = 60.0
+"""How long a container may take from being made to running, in seconds."""
+
 _GONE_S = 60.0
 
 
@@ -136,7 +139,7 @@ def found(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:
             owner=each["Labels"][OWNER],
             lease_id=each["Labels"].get(LEASE, ""),
             created=float(each["Created"]),
-            status=_STATUS.get(each["State"], SandboxStatus.ENDED),
+            status=_status(each["State"], float(each["Created"])),
         )
         for each in api.containers(all=True, filters={"label": label})
     ]
@@ -152,6 +155,13 @@ def labels_of(api: APIClient, name: str) -> tuple[SandboxStatus, Mapping[str, st
     if OWNER not in labels:
         return SandboxStatus.GONE, {}
     return _STATUS.get(found["State"]["Status"], SandboxStatus.ENDED), labels
+
+
+def _status(state: str, created: float) -> SandboxStatus:
+    """How a container is. One that has just been made is about to run: whoever reaps shall not take it for dead."""
+    if state == "created" and time.time() - created < STARTING_S:
+        return SandboxStatus.RUNNING
+    return _STATUS.get(state, SandboxStatus.ENDED)
 
 
 _STATUS = {"running": SandboxStatus.RUNNING, "paused": SandboxStatus.RUNNING, "restarting": SandboxStatus.RUNNING}

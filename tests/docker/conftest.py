@@ -1,0 +1,91 @@
+"""What the Docker tests share: the real daemon, the images that `.ci/docker` builds, sandboxes that are ended."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import docker
+import pytest
+from docker import APIClient
+from hermes_docker.backend import DockerBackend
+from hermes_docker.config import DockerConfig
+
+from hermes_core.sandbox.anchor import anchor_command
+from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec
+
+PYTHON = "hermes-test-python:bookworm"
+BUSYBOX = "hermes-test-busybox:latest"
+
+
+def _missing() -> str | None:
+    try:
+        client = docker.DockerClient.from_env(timeout=20)
+    except docker.errors.DockerException as error:
+        return f"no daemon answers ({error}); `.ci/docker` starts one on Debian"
+    try:
+        for image in (PYTHON, BUSYBOX):
+            client.api.inspect_image(image)
+    except docker.errors.NotFound:
+        return f"the daemon has no image {image}; `.ci/docker` builds it"
+    finally:
+        client.close()
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _daemon(require: Callable[[str, str | None], None]) -> None:
+    require("docker", _missing())
+
+
+@pytest.fixture(scope="session")
+def python_image() -> str:
+    return PYTHON
+
+
+@pytest.fixture(scope="session")
+def busybox_image() -> str:
+    return BUSYBOX
+
+
+@pytest.fixture
+def api() -> Iterator[APIClient]:
+    """The daemon, asked behind the backend's back."""
+    client = docker.DockerClient.from_env()
+    yield client.api
+    client.close()
+
+
+@pytest.fixture
+def owner() -> str:
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def backend(owner: str) -> AsyncIterator[DockerBackend]:
+    """A backend; what is left of the test's owner is ended."""
+    made = DockerBackend()
+    yield made
+    for info in await made.list(owner):
+        await made.terminate_id(info.sandbox_id)
+    await made.aclose()
+
+
+@pytest.fixture
+def spec(owner: str) -> Callable[..., SandboxSpec]:
+    """`spec(isolation, ttl_s, **config)`: with a lease of its own, or the one that is given."""
+
+    def make(
+        isolation: Isolation = Isolation.USER, *, ttl_s: float = 60, lease: str | None = None, **config: Any
+    ) -> SandboxSpec:
+        return SandboxSpec(
+            lease_id=lease or uuid.uuid4().hex,
+            owner=owner,
+            config=DockerConfig(**{"image": PYTHON, **config}),
+            isolation=isolation,
+            command=anchor_command(f"{Sandbox.state_dir}/heartbeat", ttl_s),
+            labels={"profile": "default"},
+        )
+
+    return make
