@@ -64,7 +64,9 @@ def view(visible: Iterable[str], hidden: Iterable[str], own: Iterable[str] | Non
     """
     shown = [*interpreter_prefixes(), *map(_checked, visible)]
     unseen = [os.path.realpath(path) for path in hidden]
-    masks = [path for path in sorted({*(_driver_directories() if own is None else own), *unseen}) if _can_mask(path, shown)]
+    masks = [
+        path for path in sorted({*(_driver_directories() if own is None else own), *unseen}) if _can_mask(path, shown)
+    ]
     for path in unseen:
         if path not in masks and Path(path).exists() and is_below(path, [*namespaces.SYSTEM_DIRECTORIES, *shown]):
             raise ConfigError(

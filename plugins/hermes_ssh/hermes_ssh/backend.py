@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hermes_core.errors import ChannelLost, ConfigError, HermesError, PolicyError, SandboxLost
+from hermes_core.errors import ChannelLost, ConfigError, PolicyError
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -28,8 +27,6 @@ from hermes_ssh.hosts import Host, HostPool
 
 if TYPE_CHECKING:
     from hermes_core.settings import Settings
-
-log = logging.getLogger(__name__)
 
 
 class SshBackend(Backend):
@@ -64,8 +61,9 @@ class SshBackend(Backend):
                     f"profile {config.name!r} sets {key}, which the ssh backend can't give",
                     hint="leave it out, or use a backend with containers",
                 )
+        name = sandbox_id_of(spec.lease_id)
         record = {
-            "sandbox_id": sandbox_id_of(spec.lease_id),
+            "sandbox_id": name,
             "owner": spec.owner,
             "lease_id": spec.lease_id,
             "isolation": spec.isolation.label,
@@ -80,7 +78,7 @@ class SshBackend(Backend):
             "command": spec.command,
         }
         host, answer = await self._pool.place(config, spec.lease_id, request)
-        sandbox = SshSandbox(self._pool, host, spec.lease_id, record["sandbox_id"], answer)
+        sandbox = SshSandbox(self._pool, host, spec.lease_id, name, answer)
         if Isolation.parse(answer["isolation"]) < spec.isolation:
             raise PolicyError("this lease has a sandbox of a weaker level already", sandbox_id=sandbox.id)
         return sandbox

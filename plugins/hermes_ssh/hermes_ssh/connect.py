@@ -139,7 +139,7 @@ class Session:
 
     def wait(self) -> int:
         """The exit status. EOFError if the connection was cut before it came, or a signal ended the program."""
-        status = self._channel.recv_exit_status()
+        status: int = self._channel.recv_exit_status()
         self._stderr_ended.wait(_LAST_WORDS_S)
         if status < 0:
             raise EOFError("the connection was cut" if not self._connection.alive else "a signal ended the program")
@@ -176,7 +176,7 @@ class Session:
         return noise.partition(MARK)[2]
 
     def _receive(self, n: int) -> bytes:
-        data = self._channel.recv(n)
+        data: bytes = self._channel.recv(n)
         if not data and not self._channel.eof_received:
             raise EOFError("the connection was cut")
         return data
@@ -234,8 +234,8 @@ def _reach(hop: Hop, through: paramiko.Transport | None, processes: list[Any], l
             processes.append(
                 subprocess.Popen(
                     ["/bin/sh", "-c", f"exec {hop.proxy_command}"],
-                    stdin=theirs,
-                    stdout=theirs,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )

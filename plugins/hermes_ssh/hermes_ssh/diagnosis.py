@@ -34,7 +34,9 @@ def configured(pool: HostPool, settings: Settings | None) -> list[Host]:
 async def diagnose(hosts: Sequence[Host]) -> Diagnosis:
     """Ask every host."""
     if not hosts:
-        return Diagnosis(True, "no host is configured", (), ("name one: `host: user@name` in a profile, or --backend.host",))
+        return Diagnosis(
+            True, "no host is configured", (), ("name one: `host: user@name` in a profile, or --backend.host",)
+        )
     answers = await asyncio.gather(*(_ask(host) for host in hosts))
     usable = any(good for good, _ in answers)
     lines = tuple(line for _, line in answers)

@@ -3,7 +3,8 @@
 A sandbox on the host is what the `local` backend makes: a keeper, a first process in namespaces of its own, a directory
 with a record. So this is core's keeper, told by requests that come from elsewhere. Python >= 3.7, standard library.
 """
-# ruff: noqa: PTH, SIM105, UP
+# pathlib is slow to import
+# ruff: noqa: PTH100, PTH103, PTH106, PTH110, PTH111, PTH112, PTH118, PTH119, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def main(request: dict[str, Any]) -> None:
         kind = "policy" if isinstance(error, PolicyError) else "config" if isinstance(error, ConfigError) else "infra"
         answer = {"error": error.message, "hint": error.hint, "kind": kind}
     except OSError as error:
-        answer = {"error": "%s: %s" % (error.strerror or error, error.filename or ""), "hint": None, "kind": "infra"}
+        answer = {"error": f"{error.strerror or error}: {error.filename or ''}", "hint": None, "kind": "infra"}
     os.write(1, json.dumps(answer).encode("ascii"))
 
 
@@ -66,21 +67,22 @@ def _create(request: dict[str, Any]) -> dict[str, Any]:
         record = _existing(path)
         if record is not None:
             return _described(record, root)
-    raise HermesError("the directory %s is in the way" % path, hint="remove it")
+    raise HermesError(f"the directory {path} is in the way", hint="remove it")
 
 
 def _check(request: dict[str, Any], probe: dict[str, Any]) -> None:
     """Refuse what this host can't give this account, with the kernel's reason."""
+    level = request["record"]["isolation"]
     able = probe["namespaces"] or probe["user_namespaces"]
     if request["isolated"] and not able:
         raise PolicyError(
-            "it can't give this account isolation %r: %s" % (request["record"]["isolation"], probe["reason"]),
+            f"it can't give this account isolation {level!r}: {probe['reason']}",
             hint="allow user namespaces there (kernel.unprivileged_userns_clone, user.max_user_namespaces, "
             "kernel.apparmor_restrict_unprivileged_userns), or use root's account",
         )
     if request["no_network"] and not (request["isolated"] and probe["network"]):
         raise PolicyError(
-            "it can't give this account network 'none': %s" % (probe["reason"] or "that needs namespaces"),
+            f"it can't give this account network 'none': {probe['reason'] or 'that needs namespaces'}",
             hint="ask for isolation 'user' or 'namespace', or for network 'open'",
         )
 
@@ -158,7 +160,7 @@ def _described(record: dict[str, Any], root: str) -> dict[str, Any]:
 
 
 def _probe(request: dict[str, Any]) -> dict[str, Any]:
-    return dict(namespaces.probe(), python="%d.%d.%d" % sys.version_info[:3], interpreter=view.interpreter())
+    return dict(namespaces.probe(), python=".".join(map(str, sys.version_info[:3])), interpreter=view.interpreter())
 
 
 def _list(request: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +219,7 @@ def _enter(request: dict[str, Any]) -> int:
         {
             "isolated": isolated,
             "init": record["init"],
-            "command": [view.interpreter() if words[0] == "python3" else words[0]] + words[1:],
+            "command": [view.interpreter() if words[0] == "python3" else words[0], *words[1:]],
             "environment": view.base_environment(given),
             "directory": _DATA if isolated else os.path.join(path, directories.DATA),
         }
@@ -229,7 +231,7 @@ def _enter(request: dict[str, Any]) -> int:
 
 def _root(wanted: str | None) -> str:
     if wanted is None:
-        return "/var/tmp/hermes-rl-ssh-%d" % os.geteuid()
+        return f"/var/tmp/hermes-rl-ssh-{os.geteuid()}"
     return os.path.abspath(os.path.expanduser(wanted))
 
 
@@ -241,9 +243,9 @@ def _open_root(wanted: str | None) -> str:
         os.makedirs(path, mode=0o711, exist_ok=True)
         info = os.lstat(path)
     except OSError as error:
-        raise PolicyError("the directory %s can't be made: %s" % (path, error.strerror), hint=hint) from error
+        raise PolicyError(f"the directory {path} can't be made: {error.strerror}", hint=hint) from error
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
-        raise PolicyError("the directory %s is a link, or others can write to it" % path, hint=hint)
+        raise PolicyError(f"the directory {path} is a link, or others can write to it", hint=hint)
     return path
 
 
@@ -274,9 +276,9 @@ def _record(path: str) -> dict[str, Any] | None:
 
 
 def _name(request: dict[str, Any]) -> str:
-    name = os.path.basename(request["sandbox_id"])
+    name = os.path.basename(str(request["sandbox_id"]))
     if not name.startswith(directories.PREFIX):
-        raise HermesError("%r is no sandbox" % name)
+        raise HermesError(f"{name!r} is no sandbox")
     return name
 
 

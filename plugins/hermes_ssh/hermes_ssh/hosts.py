@@ -24,7 +24,7 @@ _ANSWER_BYTES = 8 << 20
 _ANSWER_S = 90.0
 _LONGEST_ASIDE_S = 600.0
 _NO_PYTHON = (5, 126, 127)
-_TRIES = 8
+_TRIES = 4
 
 
 class Host:
@@ -54,11 +54,21 @@ class Host:
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Have our program on the host do something, and give its answer.
 
+        All that it does may be done twice, so it is asked again when the connection is cut meanwhile.
+
         Raises:
             PolicyError, ConfigError, ProvisionError: what the host refuses, with the reason.
-            Unreachable, HostKeyError, LoginRefused: there is no connection; nothing was done.
-            ChannelLost: the connection was cut; it may have been done.
+            Unreachable, HostKeyError, LoginRefused: there is no connection.
+            ChannelLost: the connection was cut, again and again; it may have been done.
         """
+        for _ in range(_TRIES - 1):
+            try:
+                return await self._ask_once(request)
+            except ChannelLost as error:
+                log.info("host %s: asking again: %s", self.name, error)
+        return await self._ask_once(request)
+
+    async def _ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
         channel = await self.open(request)
         try:
             async with asyncio.timeout(_ANSWER_S):

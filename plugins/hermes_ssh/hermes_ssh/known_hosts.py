@@ -1,4 +1,4 @@
-"""Host keys: read from `known_hosts` files, compared with what a server shows, and refused with the line that accepts."""
+"""Host keys: read from `known_hosts` files, compared with what a server shows, refused with the line that accepts."""
 
 from __future__ import annotations
 
