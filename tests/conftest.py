@@ -16,6 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+KEPT = ("HERMES_REQUIRE", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG")
+"""The variables of ours that tests do see: what has to be there, and where it is."""
+
 LOOP_STALL_S = 0.05
 """The longest that the event loop may be kept from running, unless the test says otherwise."""
 
@@ -33,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _own_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the developer's settings, keys or installed plugins (unless marked `entry_points`)."""
     for name in os.environ:
-        if name.startswith(("HERMES_", "OPENAI_")) and name not in ("HERMES_REQUIRE", "HERMES_SWE_TASKS"):
+        if name.startswith(("HERMES_", "OPENAI_")) and name not in KEPT:
             monkeypatch.delenv(name)
     monkeypatch.setenv("HERMES_ENV_FILE", "")
     if request.node.get_closest_marker("entry_points") is None:

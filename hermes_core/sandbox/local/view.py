@@ -42,7 +42,7 @@ def interpreter_prefixes() -> tuple[str, ...]:
     """
     found = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter()).parent.parent)}
     prefixes = tuple(sorted(map(os.path.normpath, found)))
-    for home in _homes():
+    for home in homes():
         if is_below(home, prefixes) and not is_below(home, namespaces.SYSTEM_DIRECTORIES):
             raise PolicyError(
                 f"the interpreter {interpreter()} is installed in {', '.join(prefixes)}, around the home {home}: "
@@ -52,11 +52,11 @@ def interpreter_prefixes() -> tuple[str, ...]:
     return prefixes
 
 
-def view(visible: Iterable[str], hidden: Iterable[str]) -> View:
+def view(visible: Iterable[str], hidden: Iterable[str], own: Iterable[str] | None = None) -> View:
     """What the sandbox sees: the system, this interpreter, and the `visible` paths; without the `hidden` ones.
 
-    Our home, working directory, checkout and virtual environment are hidden too where they lie in a system directory;
-    anywhere else they are not there in the first place.
+    Our `own` directories are hidden too where they lie in a system directory; anywhere else they are not there in the
+    first place. If not named, they are our home, working directory, checkout and virtual environment.
 
     Raises:
         ConfigError: a visible path is relative, missing, or the sandbox's own; or one of the hidden can't be hidden.
@@ -64,7 +64,9 @@ def view(visible: Iterable[str], hidden: Iterable[str]) -> View:
     """
     shown = [*interpreter_prefixes(), *map(_checked, visible)]
     unseen = [os.path.realpath(path) for path in hidden]
-    masks = [path for path in sorted({*_driver_directories(), *unseen}) if _can_mask(path, shown)]
+    masks = [
+        path for path in sorted({*(_driver_directories() if own is None else own), *unseen}) if _can_mask(path, shown)
+    ]
     for path in unseen:
         if path not in masks and Path(path).exists() and is_below(path, [*namespaces.SYSTEM_DIRECTORIES, *shown]):
             raise ConfigError(
@@ -92,7 +94,8 @@ def _checked(path: str) -> str:
     return absolute
 
 
-def _homes() -> set[str]:
+def homes() -> set[str]:
+    """The home of this account, as the environment says it and as the system does."""
     homes = {os.environ.get("HOME", "")}
     try:
         homes.add(pwd.getpwuid(os.geteuid()).pw_dir)
@@ -103,7 +106,7 @@ def _homes() -> set[str]:
 
 def _driver_directories() -> set[str]:
     """The places of ours that nobody in a sandbox is to read."""
-    found = _homes()
+    found = homes()
     try:
         found.add(str(Path.cwd()))
     except OSError:  # it has been removed

@@ -1,0 +1,142 @@
+"""The `ssh` backend: a sandbox is a process tree and a directory on a host, reached through one SSH connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hermes_core.errors import ChannelLost, ConfigError, PolicyError
+from hermes_core.sandbox.contract import (
+    Backend,
+    Capabilities,
+    Channel,
+    Diagnosis,
+    Isolation,
+    Network,
+    Sandbox,
+    SandboxConfig,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxStatus,
+)
+from hermes_core.sandbox.local.records import sandbox_id_of
+from hermes_ssh.config import SshConfig
+from hermes_ssh.connect import Unreachable
+from hermes_ssh.diagnosis import configured, diagnose
+from hermes_ssh.hosts import Host, HostPool
+
+if TYPE_CHECKING:
+    from hermes_core.settings import Settings
+
+
+class SshBackend(Backend):
+    """Sandboxes on hosts that are reached by SSH; the account there need not be root's.
+
+    What a host can really give its account is found out when a sandbox is made there, and refused with the reason.
+
+    Args:
+        settings: of the runtime: its secrets open keys and accounts, its profiles name hosts.
+    """
+
+    name: ClassVar[str] = "ssh"
+    config_class: ClassVar[type[SandboxConfig]] = SshConfig
+    capabilities = Capabilities(
+        isolation=frozenset({Isolation.SHARED, Isolation.USER, Isolation.NAMESPACE}),
+        network=frozenset({Network.OPEN, Network.NONE}),
+        attach=True,
+    )
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings
+        self._pool = HostPool(self._secret)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Start the sandbox of this spec on one of the profile's hosts, or give the one that has its lease."""
+        config = spec.config
+        if not isinstance(config, SshConfig) or not config.all_hosts:
+            raise ConfigError(f"profile {config.name!r} names no host", hint="set `host`, or several `hosts`")
+        for key in ("image", "cpu", "memory"):
+            if getattr(config, key) is not None:
+                raise PolicyError(
+                    f"profile {config.name!r} sets {key}, which the ssh backend can't give",
+                    hint="leave it out, or use a backend with containers",
+                )
+        name = sandbox_id_of(spec.lease_id)
+        record = {
+            "sandbox_id": name,
+            "owner": spec.owner,
+            "lease_id": spec.lease_id,
+            "isolation": spec.isolation.label,
+            "environment": {**config.env_vars, **spec.environment},
+        }
+        request = {
+            "op": "create",
+            "record": record,
+            "isolated": spec.isolation is not Isolation.SHARED,
+            "no_network": config.network is Network.NONE,
+            "visible_paths": config.visible_paths,
+            "command": spec.command,
+        }
+        host, answer = await self._pool.place(config, spec.lease_id, request)
+        sandbox = SshSandbox(self._pool, host, spec.lease_id, name, answer)
+        if Isolation.parse(answer["isolation"]) < spec.isolation:
+            raise PolicyError("this lease has a sandbox of a weaker level already", sandbox_id=sandbox.id)
+        return sandbox
+
+    async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
+        """Every sandbox that our accounts have on the hosts that we know: those used so far and those in profiles."""
+        found = []
+        for host in configured(self._pool, self._settings):
+            for each in (await host.ask({"op": "list"}))["sandboxes"]:
+                status = SandboxStatus.RUNNING if each["running"] else SandboxStatus.ENDED
+                name = f"{host.name}/{each['sandbox_id']}"
+                found.append(SandboxInfo(name, each["owner"], each["lease_id"], each["created"], status))
+        return [info for info in found if owner is None or info.owner == owner]
+
+    async def terminate_id(self, sandbox_id: str) -> None:
+        """End a sandbox by its id, which begins with its host."""
+        for host in configured(self._pool, self._settings):
+            if sandbox_id.startswith(f"{host.name}/"):
+                await host.ask({"op": "terminate", "sandbox_id": sandbox_id.rpartition("/")[2]})
+
+    async def check(self) -> Diagnosis:
+        """Whether the hosts of the profiles can be reached, and what each gives."""
+        return await diagnose(configured(self._pool, self._settings))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._pool.aclose()
+
+    def _secret(self, name: str) -> str:
+        secrets = {} if self._settings is None else self._settings.secrets
+        if name not in secrets:
+            raise ConfigError(f"there is no secret {name!r}", hint="name it in `secrets`, or set the variable")
+        return secrets[name].get_secret_value()
+
+
+class SshSandbox(Sandbox):
+    """A process tree on a host, and its directory there. Made by `SshBackend`."""
+
+    def __init__(self, pool: HostPool, host: Host, lease_id: str, name: str, answer: Mapping[str, Any]) -> None:
+        self._pool, self._host, self._lease_id, self._name = pool, host, lease_id, name
+        self.id = f"{host.name}/{name}"
+        self.uid_base: int | None = answer["uid_base"]
+        self.workspace_base = str(answer["workspace_base"])
+        self.state_dir = f"{self.workspace_base}/.hermes"
+
+    async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+        """Start `argv` in the sandbox, over a new connection if the last one is lost. It may outlive the channel."""
+        request = {"op": "enter", "sandbox_id": self._name, "command": [*argv], "env": dict(env or {})}
+        try:
+            return await self._host.open(request)
+        except Unreachable as error:
+            raise ChannelLost(error.message, hint=error.hint, sandbox_id=self.id) from error
+
+    async def status(self) -> SandboxStatus:
+        """What the host says about it."""
+        return SandboxStatus((await self._host.ask({"op": "status", "sandbox_id": self._name}))["status"])
+
+    async def terminate(self) -> None:
+        """End it: every process killed, its directory removed."""
+        await self._host.ask({"op": "terminate", "sandbox_id": self._name})
+        self._pool.forget(self._host, self._lease_id)

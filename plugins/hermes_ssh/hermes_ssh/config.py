@@ -1,0 +1,120 @@
+"""The settings of one profile of the `ssh` backend, and how its hosts are reached."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from hermes_core.sandbox.contract import SandboxConfig
+
+_HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<name>\[[0-9a-fA-F:.%\w]+\]|[^@:\[\]\s/]+)(?::(?P<port>\d{1,5}))?")
+
+
+class SshConfig(SandboxConfig):
+    """A profile of the `ssh` backend. The processor, the memory and the system are the hosts' own.
+
+    What is not set here comes from the configuration file of OpenSSH's own client.
+    """
+
+    host: str | None = None
+    """The host: a name that the configuration file knows, or `[user@]name[:port]`."""
+    hosts: tuple[str, ...] = ()
+    """Several of them: sandboxes are spread over these."""
+    user: str | None = None
+    """The account on the hosts."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """The port of the hosts."""
+    config_file: str | None = None
+    """OpenSSH's configuration file; None is `~/.ssh/config`, if there is one."""
+    identity: str | None = None
+    """A file with a private key, tried before all others."""
+    passphrase_secret: str | None = None
+    """The name of the secret that opens the private keys."""
+    password_secret: str | None = None
+    """The name of the secret that is the account's password. Without it, passwords are not tried."""
+    known_hosts: str | None = None
+    """The file with the hosts' keys; None is what the configuration file says, `~/.ssh/known_hosts` if nothing."""
+    agent: bool = True
+    """Whether keys of the SSH agent are tried."""
+    connect_timeout_s: float = Field(default=15.0, gt=0)
+    """Seconds for one connection to be made, its authentication included."""
+    keepalive_s: float = Field(default=5.0, gt=0)
+    """Seconds between two keep-alives of an idle connection."""
+    max_sessions: int = Field(default=10, ge=1)
+    """Sessions in one connection at most: the server's MaxSessions. A server that allows fewer is found out."""
+    retry_host_after_s: float = Field(default=15.0, ge=0)
+    """Seconds for which a host that failed is set aside, while others are there; doubled with each further failure."""
+    directory: str | None = None
+    """Where sandboxes are kept on a host; None is `/var/tmp/hermes-rl-ssh-<uid>`. A local disk, never a network one."""
+    python: str = "python3"
+    """Python 3.7 or newer on the hosts: runs our end there and the guest, and is what the slots see as `python3`."""
+
+    @field_validator("host", "hosts")
+    @classmethod
+    def _are_hosts(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for host in (value,) if isinstance(value, str) else value or ():
+            if not _HOST.fullmatch(host) or host.startswith("-"):
+                raise ValueError(f"{host!r} is no host: write a name of the configuration file, or [user@]name[:port]")
+        return value
+
+    @model_validator(mode="after")
+    def _names_no_host_twice(self) -> Self:
+        if len(set(self.all_hosts)) != len(self.all_hosts):
+            raise ValueError("a host is named twice")
+        return self
+
+    @property
+    def all_hosts(self) -> tuple[str, ...]:
+        """Every host of the profile, as written."""
+        return (self.host, *self.hosts) if self.host else self.hosts
+
+    def access(self, host: str) -> Access:
+        """How one of the hosts is reached."""
+        return Access(
+            host=host,
+            user=self.user,
+            port=self.port,
+            config_file=self.config_file,
+            identity=self.identity,
+            passphrase_secret=self.passphrase_secret,
+            password_secret=self.password_secret,
+            known_hosts=self.known_hosts,
+            agent=self.agent,
+            connect_timeout_s=self.connect_timeout_s,
+            keepalive_s=self.keepalive_s,
+            max_sessions=self.max_sessions,
+            directory=self.directory,
+            python=self.python,
+        )
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a connection to one host depends on; profiles with equal ones share it."""
+
+    host: str
+    user: str | None
+    port: int | None
+    config_file: str | None
+    identity: str | None
+    passphrase_secret: str | None
+    password_secret: str | None
+    known_hosts: str | None
+    agent: bool
+    connect_timeout_s: float
+    keepalive_s: float
+    max_sessions: int
+    directory: str | None
+    python: str
+
+
+def split_host(text: str) -> tuple[str | None, str, int | None]:
+    """`[user@]name[:port]` in its parts."""
+    match = _HOST.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no host")
+    port = match["port"]
+    return match["user"], match["name"].strip("[]"), int(port) if port else None

@@ -1,0 +1,324 @@
+"""Connections: made hop by hop, every host key verified, every way to log in that is configured tried, none guessed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import paramiko
+
+from hermes_core.errors import ConfigError, ProvisionError
+from hermes_ssh.config import Access
+from hermes_ssh.known_hosts import HostKeyError, KnownHosts
+from hermes_ssh.routes import Hop, route
+
+log = logging.getLogger(__name__)
+# What the library has to say of a lost connection is a traceback at level ERROR; we say it in one line ourselves.
+logging.getLogger(f"{__name__}.paramiko").setLevel(logging.CRITICAL)
+
+MARK = b"\0hermes-far\0"
+"""What our program on the host writes first: whatever a login file has printed before it is not ours."""
+
+_NOISE_BYTES = 1 << 20
+_STDERR_BYTES = 1 << 15
+_CLOSE_S = 2.0
+_LAST_WORDS_S = 0.25
+
+Secret = Callable[[str], str]
+"""The value of a secret by its name."""
+
+
+class Unreachable(ProvisionError):
+    """A host, or one on the way to it, could not be reached, or broke off while the connection was made."""
+
+
+class LoginRefused(ProvisionError):
+    """A host does not let this account in with what we have."""
+
+    retryable = False
+
+
+class SessionRefused(Exception):
+    """The server allows no further session in this connection."""
+
+
+class Connection:
+    """A connection to a host that is logged in. Blocking; owned by a `Host`.
+
+    It asks the server for a sign of life every `keepalive_s`, and is dead when none has come before the next is due.
+    """
+
+    def __init__(self, transports: Sequence[paramiko.Transport], processes: Sequence[Any], access: Access) -> None:
+        self._transport = transports[-1]
+        self._transports = transports
+        self._processes = processes
+        self._interval_s = access.keepalive_s
+        self._closed = threading.Event()
+        self._opening = threading.Lock()  # the library keeps one error for all channels that are being opened
+        self.sessions = 0
+        """Sessions that are open, or being opened."""
+        self.room = access.max_sessions
+        """How many it may have."""
+        threading.Thread(target=self._watch, name="ssh-keepalive", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still carry something, as far as we know."""
+        return self._transport.is_active() and not self._closed.is_set()
+
+    def start(self, command: str) -> Session:
+        """Run a command on the host.
+
+        Raises:
+            SessionRefused: the server has enough of them.
+            Unreachable: the connection is dead.
+        """
+        try:
+            with self._opening:
+                channel = self._transport.open_session(timeout=2 * self._interval_s + 1)
+        except paramiko.ChannelException as error:
+            raise SessionRefused(str(error)) from error
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self.close()
+            raise Unreachable(f"the connection is lost: {error or type(error).__name__}") from error
+        try:
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            channel.close()
+            if self.alive:
+                raise SessionRefused(str(error)) from error
+            raise Unreachable(f"the connection is lost: {error or type(error).__name__}") from error
+        return Session(channel, self)
+
+    def close(self) -> None:
+        """Close it and everything in it. Idempotent."""
+        self._closed.set()
+        for transport in reversed(self._transports):
+            transport.close()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._interval_s) and self._transport.is_active():
+            overdue = threading.Timer(self._interval_s, self.close)
+            overdue.daemon = True
+            overdue.start()
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                self._transport.global_request("keepalive@openssh.com", wait=True)
+            overdue.cancel()
+        self.close()
+
+
+class Session:
+    """One program on the host, as the calls that core's bridge takes: `read`, `write`, `close` and `wait`."""
+
+    def __init__(self, channel: paramiko.Channel, connection: Connection) -> None:
+        self._channel = channel
+        self._connection = connection
+        self._begun = False
+        self._stderr_ended = threading.Event()
+
+    def read(self, n: int) -> bytes:
+        """At most `n` bytes of standard output, from behind the mark on; `b""` at the end. EOFError if cut off."""
+        if not self._begun:
+            data = self._first()
+            self._begun = True
+            if data:
+                return data
+        return self._receive(n)
+
+    def write(self, data: bytes) -> None:
+        """All of `data` to standard input."""
+        self._channel.sendall(data)
+
+    def wait(self) -> int:
+        """The exit status. EOFError if the connection was cut before it came, or a signal ended the program."""
+        status: int = self._channel.recv_exit_status()
+        self._stderr_ended.wait(_LAST_WORDS_S)
+        if status < 0:
+            raise EOFError("the connection was cut" if not self._connection.alive else "a signal ended the program")
+        return status
+
+    def close(self) -> None:
+        """End the stream; a connection that can't even carry that is dead, and closed as a whole."""
+        overdue = threading.Timer(_CLOSE_S, self._connection.close)
+        overdue.daemon = True
+        overdue.start()
+        self._channel.close()
+        overdue.cancel()
+
+    def carry_stderr(self, feed: Callable[[bytes], object]) -> None:
+        """Read standard error on a thread of its own, so that the program never waits for us to do it."""
+
+        def run() -> None:
+            with contextlib.suppress(OSError, EOFError):
+                while data := self._channel.recv_stderr(_STDERR_BYTES):
+                    feed(data)
+            self._stderr_ended.set()
+
+        threading.Thread(target=run, name="ssh-stderr", daemon=True).start()
+
+    def _first(self) -> bytes:
+        noise = b""
+        while MARK not in noise:
+            data = self._receive(1 << 15)
+            if not data:
+                return b""
+            noise += data
+            if len(noise) > _NOISE_BYTES:
+                raise EOFError(f"the account's login files print without end: {noise[:200]!r}")
+        return noise.partition(MARK)[2]
+
+    def _receive(self, n: int) -> bytes:
+        data: bytes = self._channel.recv(n)
+        if not data and not self._channel.eof_received:
+            raise EOFError("the connection was cut")
+        return data
+
+
+def connect(access: Access, secret: Secret) -> Connection:
+    """Make a connection. Blocking, for `connect_timeout_s` per hop at most.
+
+    Raises:
+        HostKeyError: a server's key is unknown or has changed.
+        LoginRefused: no key and no password was good.
+        Unreachable: a server does not answer.
+        ConfigError: the configuration names what is not there.
+    """
+    transports: list[paramiko.Transport] = []
+    processes: list[Any] = []
+    try:
+        for hop in route(access):
+            known = KnownHosts(hop.known_hosts)
+            with _explained(hop):
+                stream = _reach(hop, transports[-1] if transports else None, processes, access.connect_timeout_s)
+                transport = paramiko.Transport(stream)
+                transports.append(transport)
+                _greet(transport, hop, known, access.connect_timeout_s)
+                _log_in(transport, hop, access, secret)
+    except BaseException:
+        for transport in reversed(transports):
+            transport.close()
+        for process in processes:
+            process.kill()
+            process.wait()
+        raise
+    log.debug("connected to %s", access.host)
+    return Connection(transports, processes, access)
+
+
+@contextlib.contextmanager
+def _explained(hop: Hop) -> Iterator[None]:
+    try:
+        yield
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise Unreachable(
+            f"host {hop.name!r} ({hop}) can't be reached: {reason}", hint=f"does `ssh {hop.name} true` work?"
+        ) from error
+
+
+def _reach(hop: Hop, through: paramiko.Transport | None, processes: list[Any], limit_s: float) -> Any:
+    """A stream to the server, through the one before it, a program, or the network."""
+    if through is not None:
+        return through.open_channel("direct-tcpip", (hop.hostname, hop.port), ("127.0.0.1", 0), timeout=limit_s)
+    if hop.proxy_command is not None:
+        ours, theirs = socket.socketpair()
+        with theirs:  # the user's own line, from the user's own configuration, as OpenSSH runs it
+            processes.append(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", f"exec {hop.proxy_command}"],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
+        return ours
+    stream = socket.create_connection((hop.hostname, hop.port), timeout=limit_s)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return stream
+
+
+def _greet(transport: paramiko.Transport, hop: Hop, known: KnownHosts, limit_s: float) -> None:
+    """Agree on keys, and verify the server's before anything else is said."""
+    transport.set_log_channel(f"{__name__}.paramiko")
+    transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = limit_s
+    options = transport.get_security_options()
+    wanted = set(known.kinds(hop.key_name))
+    if "ssh-rsa" in wanted:
+        wanted |= {"rsa-sha2-512", "rsa-sha2-256"}
+    options.key_types = sorted(options.key_types, key=lambda kind: kind not in wanted)  # keeps the order otherwise
+    transport.start_client(timeout=limit_s)
+    known.check(hop.key_name, transport.get_remote_server_key())
+
+
+def _log_in(transport: paramiko.Transport, hop: Hop, access: Access, secret: Secret) -> None:
+    tried: list[str] = []
+    for label, key in _keys(hop, access, secret, tried):
+        try:
+            further = transport.auth_publickey(hop.user, key)
+        except paramiko.AuthenticationException:
+            tried.append(f"{label}: refused")
+            continue
+        if transport.is_authenticated():
+            return
+        tried.append(f"{label}: accepted, but the server wants {', '.join(further) or 'more'} besides")
+    if access.password_secret is not None:
+        try:
+            transport.auth_password(hop.user, secret(access.password_secret))
+        except paramiko.AuthenticationException:
+            tried.append(f"password {access.password_secret}: refused")
+        if transport.is_authenticated():
+            return
+    raise LoginRefused(
+        f"host {hop.name!r} ({hop}) does not let us in; " + ("; ".join(tried) or "there is no key to try"),
+        hint="name a key by `identity`, load it into the agent, or name secrets by `passphrase_secret`, "
+        "`password_secret`",
+    )
+
+
+def _keys(hop: Hop, access: Access, secret: Secret, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+    """The keys to try, in order; what can't be tried is noted in `tried`."""
+    passphrase = secret(access.passphrase_secret) if access.passphrase_secret is not None else None
+    for path in hop.identities:
+        if path.exists():
+            key = _load(path, passphrase, tried)
+            if key is not None:
+                yield str(path), key
+        elif str(path) == access.identity:
+            raise ConfigError(f"there is no key {path}", hint="`identity` is the path of a private key")
+        elif hop.named_identities:
+            tried.append(f"{path}: not there")
+    if hop.agent:
+        agent = paramiko.Agent()
+        try:
+            for key in agent.get_keys():
+                yield f"agent's {key.get_name()} {key.fingerprint}", key
+        finally:
+            agent.close()
+
+
+def _load(path: Any, passphrase: str | None, tried: list[str]) -> paramiko.PKey | None:
+    reason = "no key that we can read"
+    for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
+        try:
+            return kind.from_private_key_file(str(path), passphrase)
+        except paramiko.PasswordRequiredException:
+            reason = "needs a passphrase, and `passphrase_secret` names none"
+        except (paramiko.SSHException, ValueError) as error:
+            if passphrase is not None and "checkints" in str(error).lower():
+                reason = "the passphrase is wrong"
+        except OSError as error:
+            reason = f"can't be read: {error.strerror}"
+    tried.append(f"{path}: {reason}")
+    return None
+
+
+__all__ = ["MARK", "Connection", "HostKeyError", "LoginRefused", "Session", "SessionRefused", "Unreachable", "connect"]

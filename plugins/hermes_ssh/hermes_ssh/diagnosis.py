@@ -1,0 +1,54 @@
+"""What `hermes-rl doctor` says of the hosts, and which hosts there are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from hermes_core.errors import HermesError
+from hermes_core.sandbox.contract import Diagnosis
+from hermes_ssh.config import SshConfig
+
+if TYPE_CHECKING:
+    from hermes_core.settings import Settings
+    from hermes_ssh.hosts import Host, HostPool
+
+log = logging.getLogger(__name__)
+
+
+def configured(pool: HostPool, settings: Settings | None) -> list[Host]:
+    """The hosts that were used, and those that the runtime's profiles name."""
+    for name, values in (settings.profiles if settings is not None else {}).items():
+        if "host" in values or "hosts" in values:
+            try:
+                pool.of(SshConfig.model_validate({**values, "name": name}))
+            except ValidationError as error:
+                log.debug("profile %s is none of the ssh backend: %s", name, error)
+    return pool.hosts()
+
+
+async def diagnose(hosts: Sequence[Host]) -> Diagnosis:
+    """Ask every host."""
+    if not hosts:
+        return Diagnosis(
+            True, "no host is configured", (), ("name one: `host: user@name` in a profile, or --backend.host",)
+        )
+    answers = await asyncio.gather(*(_ask(host) for host in hosts))
+    usable = any(good for good, _ in answers)
+    lines = tuple(line for _, line in answers)
+    return Diagnosis(usable, f"{sum(good for good, _ in answers)} of {len(hosts)} hosts can be used", lines)
+
+
+async def _ask(host: Host) -> tuple[bool, str]:
+    try:
+        probe = await host.ask({"op": "probe"})
+    except HermesError as error:
+        return False, f"{host.name}: {error}"
+    levels = "shared, user, namespace" if probe["namespaces"] or probe["user_namespaces"] else "shared"
+    account = "root" if probe["root"] else "an ordinary account"
+    reason = f" ({probe['reason']})" if probe["reason"] else ""
+    return True, f"{host.name}: {account}, Python {probe['python']}, levels: {levels}{reason}"

@@ -1,0 +1,290 @@
+"""The hosts: one connection to each, shared by all that is done there; a pool that spreads sandboxes over them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hermes_core.errors import ChannelLost, ConfigError, HermesError, InfraError, PolicyError, ProvisionError
+from hermes_core.sandbox.channels import BlockingStreamChannel
+from hermes_ssh import remote
+from hermes_ssh.config import Access, SshConfig
+from hermes_ssh.connect import Connection, Secret, Session, SessionRefused, Unreachable, connect
+from hermes_ssh.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+_ANSWER_BYTES = 8 << 20
+_ANSWER_S = 90.0
+_LONGEST_ASIDE_S = 600.0
+_NO_PYTHON = (5, 126, 127)
+_TRIES = 4
+
+
+class Host:
+    """A host and the connections to it: one, unless the server's MaxSessions makes more of them necessary."""
+
+    def __init__(self, access: Access, secret: Secret) -> None:
+        self.access = access
+        self.name = access.host
+        self.sandboxes: set[str] = set()
+        """What we have there: the leases of sandboxes that run, or are being made."""
+        self.aside_until = 0.0
+        self._failures = 0
+        self._secret = secret
+        self._connections: list[Connection] = []
+        self._dialling: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def set_aside(self, seconds: float) -> None:
+        """It has failed: others first for a while, for longer each time."""
+        self.aside_until = time.monotonic() + min(seconds * 2**self._failures, _LONGEST_ASIDE_S)
+        self._failures += 1
+
+    def works(self) -> None:
+        """It has done what it was asked for."""
+        self.aside_until, self._failures = 0.0, 0
+
+    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Have our program on the host do something, and give its answer.
+
+        All that it does may be done twice, so it is asked again when the connection is cut meanwhile.
+
+        Raises:
+            PolicyError, ConfigError, ProvisionError: what the host refuses, with the reason.
+            Unreachable, HostKeyError, LoginRefused: there is no connection.
+            ChannelLost: the connection was cut, again and again; it may have been done.
+        """
+        for _ in range(_TRIES - 1):
+            try:
+                return await self._ask_once(request)
+            except ChannelLost as error:
+                log.info("host %s: asking again: %s", self.name, error)
+        return await self._ask_once(request)
+
+    async def _ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        channel = await self.open(request)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                answer = b""
+                while data := await channel.read(1 << 16):
+                    answer += data
+                    if len(answer) > _ANSWER_BYTES:
+                        raise ProvisionError(f"host {self.name!r} answers more than we can take")
+                status = await channel.wait()
+        except TimeoutError as error:
+            raise ChannelLost(f"host {self.name!r} gave no answer within {_ANSWER_S:.0f} s") from error
+        finally:
+            await channel.aclose()
+        return self._checked(answer, status, channel.stderr_tail)
+
+    async def open(self, request: Mapping[str, Any]) -> BlockingStreamChannel:
+        """Start our program on the host with a request; the stream to it. Raises as `ask` does."""
+        session, connection = await self._session()
+        over = functools.partial(self._ended, connection, asyncio.get_running_loop())
+        channel = BlockingStreamChannel(
+            session.read, session.write, close=lambda: _close(session, over), wait=session.wait
+        )
+        session.carry_stderr(channel.feed_stderr)
+        try:
+            await channel.write(remote.message({**request, "directory": self.access.directory}))
+        except BaseException:
+            await channel.aclose()
+            raise
+        return channel
+
+    async def aclose(self) -> None:
+        """Close the connections. What runs on the host runs on."""
+        self._closed = True
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            await in_thread(connection.close, lambda _: None)
+
+    # --- connections ------------------------------------------------------------------------------------------------
+
+    async def _session(self) -> tuple[Session, Connection]:
+        command = remote.command_line(self.access.python)
+        for _ in range(_TRIES):
+            connection = await self._with_room()
+            try:
+                session = await in_thread(functools.partial(connection.start, command), Session.close)
+            except SessionRefused as error:
+                self._release(connection)
+                if connection.room <= 1 and not connection.sessions:
+                    raise ProvisionError(
+                        f"host {self.name!r} allows no session: {error}",
+                        hint="the server's MaxSessions, or a forced command, stands in the way",
+                    ) from error
+                # It allows as many as there were before this one.
+                connection.room = max(1, min(connection.room, connection.sessions))
+                log.debug("host %s allows %d sessions in one connection", self.name, connection.room)
+            except Unreachable:  # it was dead, and nobody had noticed: another one
+                self._release(connection)
+            except BaseException:
+                self._release(connection)
+                raise
+            else:
+                return session, connection
+        raise Unreachable(f"host {self.name!r} opens no session, tried {_TRIES} times")
+
+    async def _with_room(self) -> Connection:
+        """A connection that may have another session, which is counted from now on."""
+        while True:
+            self._connections = [each for each in self._connections if each.alive]
+            for connection in self._connections:
+                if connection.sessions < connection.room:
+                    connection.sessions += 1
+                    return connection
+            if self._closed:
+                raise Unreachable(f"the connection to host {self.name!r} was closed")
+            await self._dial()
+
+    async def _dial(self) -> None:
+        """Make another connection, or wait for the one that is being made."""
+        if self._dialling is not None:
+            await asyncio.shield(self._dialling)
+            return
+        dialling = self._dialling = asyncio.get_running_loop().create_future()
+        try:
+            connection = await in_thread(functools.partial(connect, self.access, self._secret), Connection.close)
+            self._connections.append(connection)
+        except Exception as error:
+            dialling.set_exception(error)
+            dialling.exception()  # it is not a problem if nobody else waited
+            raise
+        finally:
+            self._dialling = None
+            if not dialling.done():
+                dialling.set_result(None)
+
+    def _ended(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        """A session is over. Called in a thread of its own."""
+        try:
+            loop.call_soon_threadsafe(self._release, connection)
+        except RuntimeError:  # the loop is closed: nobody counts any more
+            pass
+
+    def _release(self, connection: Connection) -> None:
+        connection.sessions -= 1
+        spare = connection in self._connections[1:]
+        if not connection.sessions and spare:
+            self._connections.remove(connection)
+            threading.Thread(target=connection.close, name="ssh-close", daemon=True).start()
+
+    def _checked(self, answer: bytes, status: int, words: str) -> dict[str, Any]:
+        try:
+            found = json.loads(answer)
+        except ValueError:
+            error = ProvisionError(
+                f"host {self.name!r} can't run our program with {self.access.python!r}: "
+                f"exit status {status}: {words[-1000:]}",
+                hint="it needs Python 3.7 or newer, which the setting `python` can name",
+            )
+            error.retryable = status not in _NO_PYTHON
+            raise error from None
+        if not isinstance(found, dict):
+            raise ProvisionError(f"host {self.name!r} answers with something else than was asked for")
+        if "error" in found:
+            kinds: dict[str, type[HermesError]] = {"policy": PolicyError, "config": ConfigError}
+            kind = kinds.get(str(found.get("kind")), ProvisionError)
+            hint = found.get("hint")
+            raise kind(f"host {self.name!r}: {str(found['error'])[:2000]}", hint=str(hint)[:2000] if hint else None)
+        return found
+
+
+def _close(session: Session, over: Any) -> None:
+    try:
+        session.close()
+    finally:
+        over()
+
+
+class HostPool:
+    """Every host that a backend has to do with."""
+
+    def __init__(self, secret: Secret) -> None:
+        self._secret = secret
+        self._hosts: dict[Access, Host] = {}
+        self._placed: dict[str, Host] = {}
+
+    def hosts(self) -> list[Host]:
+        """Those that were used or asked for."""
+        return list(self._hosts.values())
+
+    def of(self, config: SshConfig) -> list[Host]:
+        """The hosts of a profile."""
+        found = []
+        for name in config.all_hosts:
+            access = config.access(name)
+            if access not in self._hosts:
+                self._hosts[access] = Host(access, self._secret)
+            found.append(self._hosts[access])
+        return found
+
+    def candidates(self, config: SshConfig, lease_id: str) -> Iterable[Host]:
+        """Where a new sandbox may go, the best first: where its lease was tried before, the least loaded, and last
+        those that are set aside."""
+        now = time.monotonic()
+        last = self._placed.get(lease_id)
+
+        def rank(host: Host) -> tuple[bool, bool, float, int]:
+            aside = host.aside_until > now
+            return host is not last, aside, host.aside_until if aside else 0.0, len(host.sandboxes)
+
+        return sorted(self.of(config), key=rank)
+
+    async def place(self, config: SshConfig, lease_id: str, request: Mapping[str, Any]) -> tuple[Host, dict[str, Any]]:
+        """Have a sandbox made on one of the profile's hosts; that host, and what it says of it.
+
+        Raises:
+            InfraError, PolicyError, ConfigError: none of them could, and why.
+        """
+        failures: list[HermesError] = []
+        for host in self.candidates(config, lease_id):
+            host.sandboxes.add(lease_id)
+            self._placed[lease_id] = host
+            try:
+                answer = await host.ask(request)
+            except BaseException as error:
+                host.sandboxes.discard(lease_id)
+                if not isinstance(error, HermesError):
+                    raise
+                host.set_aside(config.retry_host_after_s)
+                if isinstance(error, ChannelLost):  # it may be there: the next try is to find it
+                    raise
+                log.warning("host %s is set aside: %s", host.name, error)
+                failures.append(error)
+                continue
+            host.works()
+            return host, answer
+        self._placed.pop(lease_id, None)
+        raise _combined(failures)
+
+    def forget(self, host: Host, lease_id: str) -> None:
+        """A sandbox has ended."""
+        host.sandboxes.discard(lease_id)
+        self._placed.pop(lease_id, None)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        for host in self.hosts():
+            await host.aclose()
+
+
+def _combined(failures: list[HermesError]) -> HermesError:
+    """One error for all of them."""
+    if len(failures) == 1:
+        return failures[0]
+    text = "no host can have the sandbox: " + "; ".join(str(error) for error in failures)
+    if all(isinstance(error, PolicyError) for error in failures):
+        return PolicyError(text)
+    error = ProvisionError(text)
+    error.retryable = any(isinstance(each, InfraError) and getattr(each, "retryable", True) for each in failures)
+    error.__cause__ = ExceptionGroup("the hosts", failures)
+    return error

@@ -1,0 +1,134 @@
+"""The way to a host: what OpenSSH's configuration file says of it, and of the hosts that lie between."""
+
+from __future__ import annotations
+
+import getpass
+import glob
+import logging
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+from paramiko.config import SSHConfigDict
+
+from hermes_core.errors import ConfigError
+from hermes_ssh.config import Access, split_host
+
+log = logging.getLogger(__name__)
+
+_HOPS, _INCLUDES = 8, 16
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One server on the way: the last is the host itself."""
+
+    name: str
+    hostname: str
+    port: int
+    user: str
+    identities: tuple[Path, ...]
+    named_identities: bool
+    """Whether somebody named them: else they are the usual ones, and need not be there."""
+    agent: bool
+    known_hosts: tuple[Path, ...]
+    key_name: str
+    """What `known_hosts` calls it."""
+    proxy_command: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.hostname}:{self.port}"
+
+
+def route(access: Access) -> tuple[Hop, ...]:
+    """The servers to go through, the host last.
+
+    Raises:
+        ConfigError: the configuration file can't be read, or goes in circles.
+    """
+    config = _read(access.config_file)
+    return tuple(_hops(access, config, access.host, final=True, depth=0))
+
+
+def _hops(access: Access, config: paramiko.SSHConfig, host: str, *, final: bool, depth: int) -> Iterator[Hop]:
+    if depth > _HOPS:
+        raise ConfigError(f"ProxyJump leads through more than {_HOPS} hosts, or in circles, at {host!r}")
+    user, name, port = split_host(host)
+    try:
+        found = config.lookup(name)
+    except paramiko.SSHException as error:
+        raise ConfigError(f"the SSH configuration of {name!r} can't be read: {error}") from error
+    jumps = found.get("proxyjump", "none") or "none"
+    command = found.get("proxycommand", "none") or "none"
+    if jumps.lower() != "none":
+        *earlier, last = [part.strip() for part in jumps.split(",")]
+        for jump in earlier[:1]:
+            yield from _hops(access, config, jump, final=False, depth=depth + 1)
+        for jump in [*earlier[1:], *([last] if earlier else [])]:  # these are reached through the one before
+            yield _hop(access, config.lookup(split_host(jump)[1]), jump, final=False, command=None)
+        if not earlier:
+            yield from _hops(access, config, last, final=False, depth=depth + 1)
+        command = "none"
+    written = f"{user}@{name}" if user else name
+    yield _hop(
+        access,
+        found,
+        f"{written}:{port}" if port else written,
+        final=final,
+        command=None if command.lower() == "none" else command,
+    )
+
+
+def _hop(access: Access, found: SSHConfigDict, host: str, *, final: bool, command: str | None) -> Hop:
+    user, name, port = split_host(host)
+    hostname = found.get("hostname", name)
+    number = port or (access.port if final else None) or int(found.get("port", 22))
+    identities = [Path(path).expanduser() for path in found.get("identityfile", [])]
+    if access.identity is not None:
+        identities.insert(0, Path(access.identity).expanduser())
+    named = bool(identities)
+    if not named:
+        identities = [Path("~/.ssh", name).expanduser() for name in _DEFAULT_KEYS]
+    files = [access.known_hosts] if access.known_hosts else shlex.split(found.get("userknownhostsfile", ""))
+    files = files or ["~/.ssh/known_hosts", "~/.ssh/known_hosts2"]
+    alias = found.get("hostkeyalias")
+    return Hop(
+        name=name,
+        hostname=hostname,
+        port=number,
+        user=user or (access.user if final else None) or found.get("user") or getpass.getuser(),
+        identities=tuple(identities),
+        named_identities=named,
+        agent=access.agent and found.get("identitiesonly", "no").lower() != "yes",
+        known_hosts=(*(Path(path).expanduser() for path in files), Path("/etc/ssh/ssh_known_hosts")),
+        key_name=alias or (hostname if number == 22 else f"[{hostname}]:{number}"),
+        proxy_command=command,
+    )
+
+
+def _read(wanted: str | None) -> paramiko.SSHConfig:
+    path = Path(wanted or "~/.ssh/config").expanduser()
+    if wanted is None and not path.exists():
+        return paramiko.SSHConfig()
+    try:
+        return paramiko.SSHConfig.from_text("\n".join(_lines(path, 0)))
+    except (OSError, UnicodeDecodeError, paramiko.SSHException) as error:
+        raise ConfigError(f"the SSH configuration {path} can't be read: {error}", hint="see `config_file`") from error
+
+
+def _lines(path: Path, depth: int) -> Iterator[str]:
+    """The lines of a file with those of the files that it includes, which paramiko leaves out."""
+    if depth > _INCLUDES:
+        raise ConfigError(f"Include goes deeper than {_INCLUDES} files, at {path}")
+    for line in path.read_text("utf-8").splitlines():
+        words = line.replace("=", " ", 1).split(None, 1)
+        if not words or words[0].lower() != "include":
+            yield line
+            continue
+        for pattern in shlex.split(words[1]) if len(words) > 1 else []:
+            place = Path(pattern).expanduser()
+            for found in sorted(glob.glob(str(place if place.is_absolute() else path.parent / place))):  # noqa: PTH207
+                yield from _lines(Path(found), depth + 1)

@@ -1,0 +1,56 @@
+"""Blocking calls that give something which has to be closed: awaited, and undone when nobody wants it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[[], T], undo: Callable[[T], object]) -> T:
+    """What `call` gives, called in a daemon thread. Cancelled, this returns at once, and the outcome goes to `undo`."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            value = call()
+        except Exception as error:
+            _post(loop, _fail, outcome, error)
+            return
+        if not _post(loop, give, value):
+            undo(value)
+
+    def give(value: T) -> None:
+        if outcome.done():
+            take_back(value)
+        else:
+            outcome.set_result(value)
+
+    def take_back(value: T) -> None:
+        threading.Thread(target=undo, args=(value,), name="ssh-undo", daemon=True).start()
+
+    threading.Thread(target=run, name="ssh-call", daemon=True).start()
+    try:
+        return await outcome
+    except asyncio.CancelledError:
+        if outcome.done() and not outcome.cancelled() and outcome.exception() is None:
+            take_back(outcome.result())
+        raise
+
+
+def _fail(outcome: asyncio.Future[T], error: Exception) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
+    """Call in the event loop's thread; False if the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        return False
+    return True
