@@ -19,6 +19,8 @@ GROUPS = {
     "contract": ("contract",),
     "commands": ("commands", "inputs"),
     "limits": ("limits",),
+    "files": ("files", "archives"),
+    "slots": ("slots", "apart"),
 }
 """The groups in the order in which they run, each with its modules of this package."""
 
