@@ -55,6 +55,8 @@ class GuestClient:
     `SandboxLost`, once the sandbox has ended or could not be reached for as long as it would wait for us.
     """
 
+    missing: tuple[str, ...] = ()
+
     def __init__(self, sandbox: Sandbox, settings: GuestSettings) -> None:
         self.sandbox = sandbox
         self.settings = settings

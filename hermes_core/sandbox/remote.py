@@ -25,7 +25,7 @@ GRACE_S = 2.0
 MAX_SCRIPT = 8 << 20
 MAX_BUFFER = 8 << 20
 MAX_PATH = 4096
-MAX_ARGUMENTS = 512 << 10
+MAX_ARGUMENTS = 1536 << 10
 _LABEL = 2000
 """Characters of a background process's command that are listed."""
 _JOINED_AT_ONCE = 4 << 20

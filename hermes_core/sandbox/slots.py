@@ -37,6 +37,8 @@ class Client(Protocol):
 
     granted: Isolation
     lost: asyncio.Event
+    missing: tuple[str, ...]
+    """What can't be done in this sandbox, in words; empty with a guest."""
 
     async def open_slot(self, index: int) -> str:
         """Make the slot ready (idempotent); its workspace directory."""

@@ -215,6 +215,14 @@ class ToolBackend:
         lease = self._lease(slot)
         return LeasedCommands(lease, lease.member.client.commands(PREPARE))
 
+    def missing(self, slot: Slot) -> tuple[str, ...]:
+        """What can't be done in the slot, in words, because its sandbox has no Python; empty where it has.
+
+        Raises:
+            StaleSlotError: it was released.
+        """
+        return self._lease(slot).member.client.missing
+
     async def kill_everything(self, slot: Slot) -> None:
         """Kill every process of the slot; all are dead when it returns.
 

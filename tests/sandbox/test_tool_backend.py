@@ -109,6 +109,7 @@ async def sh(backend: ToolBackend, slot: Slot, command: str, **how: Any) -> Exec
 async def test_a_command_and_its_metadata(backend):
     slot = await backend.acquire("traj")
     assert (slot.state, slot.trajectory_id, slot.profile) == (SlotState.ACQUIRED, "traj", "default")
+    assert backend.missing(slot) == ()
     result = await sh(backend, slot, "pwd; echo err >&2; exit 3")
     assert (result.success, result.error_kind, result.error) == (False, ErrorKind.COMMAND, "err\n")
     assert result.output.strip() == slot.workspace_dir

@@ -43,6 +43,7 @@ async def test_it_says_what_is_missing_and_works(local, caplog):
         assert "no Python" in caplog.text and "isolation between slots" in caplog.text
         first, second = await backend.acquire("a"), await backend.acquire("b")
         assert first.isolation == "shared"
+        assert any("spooled output" in sentence for sentence in backend.missing(first))
         results = await backend.execute_batch(
             [(slot, "bash", {"command": "echo $$ >file; sleep 0.3; pwd"}) for slot in (first, second)]
         )

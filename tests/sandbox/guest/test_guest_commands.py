@@ -320,6 +320,14 @@ async def test_thousands_of_arguments(slot):
     assert result.text.split() == words
 
 
+async def test_a_megabyte_of_arguments(slot):
+    words = ["x" * 99_999] * 10
+    assert (await slot.run(["printf", "%s", *words], output_limit=2 << 20)).text == "".join(words)
+    with pytest.raises(CommandError) as caught:
+        await slot.run(["true", *words * 2])
+    assert caught.value.code == "too_large"
+
+
 async def test_an_argument_list_that_the_kernel_refuses(slot):
     with pytest.raises(CommandError, match="too long"):
         await slot.run(["true", "x" * 200_000])

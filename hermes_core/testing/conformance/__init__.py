@@ -1,0 +1,26 @@
+"""The backend conformance kit: what every backend must pass. `hermes-rl conformance NAME` runs it.
+
+A check is a plain async function that takes a `Kit` and is registered with `check`; `run` runs them one after another
+and gives a `Report`. For pytest there is `hermes_core.testing.conformance.plugin`.
+"""
+
+from hermes_core.testing.conformance.checks import GROUPS, Check, all_checks, check, chosen
+from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
+from hermes_core.testing.conformance.kit import Kit, Rig
+from hermes_core.testing.conformance.runner import Report, Result, run, run_one
+
+__all__ = [
+    "GROUPS",
+    "Check",
+    "CheckFailed",
+    "Kit",
+    "NotApplicable",
+    "Report",
+    "Result",
+    "Rig",
+    "all_checks",
+    "check",
+    "chosen",
+    "run",
+    "run_one",
+]

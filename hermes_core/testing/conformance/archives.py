@@ -1,0 +1,102 @@
+"""Trees into and out of a slot, as tar streams."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import AsyncIterator
+
+from hermes_core.testing.conformance.checks import check
+from hermes_core.testing.conformance.expect import expect, refused, same
+from hermes_core.testing.conformance.kit import Kit
+
+
+def archive(*members: tuple[str, bytes], links: tuple[tuple[str, str], ...] = (), mode: str = "w:") -> bytes:
+    """A tar of links, then files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:  # type: ignore[call-overload]
+        for name, target in links:
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            tar.addfile(link)
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
+    """The data as a stream."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+@check("files")
+async def trees_go_out_and_in(kit: Kit) -> None:
+    """A tree goes out of one slot and into another: contents, modes and links."""
+    slot, other = await kit.slot(), await kit.slot()
+    await slot.run("mkdir -p t/a/b t/empty; printf x >t/a/b/f; printf '#!/bin/sh\\necho ran' >t/run; chmod 755 t/run")
+    await slot.run("cd t; ln -s a/b/f link; ln -s /nowhere dangling; touch 'a b' .hidden")
+    await slot.write_file("t/large", os.urandom(1_000_000))
+    await other.tar_in("deep/er", await slot.tar_out("t"))
+    names = [(entry.path, entry.kind) for entry in await slot.list_dir("t", recursive=True)]
+    same([(entry.path, entry.kind) for entry in await other.list_dir("deep/er", recursive=True)], names, "the tree")
+    expect(
+        (await other.read_file("deep/er/large")).data == (await slot.read_file("t/large")).data,
+        "a file of 1 MB has changed on its way",
+    )
+    same((await other.run(["deep/er/run"])).text, "ran\n", "what its program prints")
+
+
+@check("files")
+async def a_tar_comes_as_a_stream(kit: Kit) -> None:
+    """A tar, plain or compressed with gzip, is taken in pieces of any size."""
+    slot = await kit.slot()
+    content = os.urandom(300_000)
+    for mode, size in (("w:", 1000), ("w:gz", 70_000)):
+        await slot.tar_in("d", pieces(archive(("f", content), mode=mode), size))
+        expect((await slot.read_file("d/f")).data == content, "the member has other bytes than the archive")
+        await slot.remove("d", recursive=True)
+
+
+@check("files", limit_s=180)
+async def a_large_tar(kit: Kit) -> None:
+    """A tar of 30 MB goes in and out."""
+    slot = await kit.slot()
+    content = os.urandom(1_000_000) * 30
+    await slot.tar_in("in", archive(("f", content)))
+    with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("in"))) as tar:
+        sizes = {member.name.removeprefix("./"): member.size for member in tar if member.isfile()}
+    same(sizes, {"f": len(content)}, "what comes out")
+
+
+@check("files")
+async def members_that_leave_are_refused(kit: Kit) -> None:
+    """A tar's members can't leave its directory: not by `..`, not absolute, not through a link."""
+    slot = await kit.slot()
+    await slot.run("mkdir out")
+    for name in ("../escaped", "a/../../escaped", f"{slot.workspace_dir}/escaped"):
+        await refused(slot.tar_in("in", archive((name, b"x"))), f"a member {name!r}", "invalid")
+    away = archive(("link/escaped", b"x"), links=(("link", f"{slot.workspace_dir}/out"),))
+    await refused(slot.tar_in("in", away), "a member behind a link", "invalid")
+    found = [entry.path for entry in await slot.list_dir(recursive=True) if "escaped" in entry.path]
+    same(found, [], "files that got out")
+
+
+@check("files")
+async def what_is_no_tar_is_refused(kit: Kit) -> None:
+    """Bytes that are no archive, and half an archive, are refused."""
+    slot = await kit.slot()
+    await refused(slot.tar_in("in", b"no archive at all " * 100), "no archive", "invalid", "failed")
+    whole = archive(("f", os.urandom(100_000)))
+    await refused(slot.tar_in("in", whole[:50_000]), "half an archive", "invalid", "failed")
+
+
+@check("files")
+async def a_tar_that_is_too_large(kit: Kit) -> None:
+    """`tar_out` is bounded by `max_bytes`."""
+    slot = await kit.slot()
+    await slot.run("head -c 2000000 /dev/zero >f")
+    await refused(slot.tar_out(max_bytes=1_000_000), "2 MB where 1 MB is allowed", "too_large")

@@ -1,0 +1,83 @@
+"""The command `conformance`: parse, call, print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes_core.cli_support import new_runtime, tell_problems, terminal_width
+
+if TYPE_CHECKING:
+    from hermes_core.testing.conformance.runner import Report, Result
+
+EXIT_FAILED = 1
+
+
+@click.command()
+@click.argument("backend")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="YAML: the profile to test it with, by the backend's own keys.",
+)
+@click.option("--isolation", metavar="LEVEL", help="Where the checks run that are not about levels [user].")
+@click.option("--group", "groups", multiple=True, metavar="G", help="Only the checks of this group.")
+@click.option("--check", "names", multiple=True, metavar="NAME", help="Only this check.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def conformance(ctx: click.Context, /, backend: str, as_json: bool, **given: Any) -> None:
+    """Check that BACKEND keeps every promise that backends make, and say how fast it is.
+
+    Exits with 0 when nothing failed, 1 when something did, 2 for wrong use.
+    """
+    report = asyncio.run(_report(ctx.obj or 0, backend, **given))
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        from hermes_core.testing.conformance.report import as_text
+
+        click.echo(as_text(report, terminal_width()))
+    ctx.exit(0 if report.sound else EXIT_FAILED)
+
+
+async def _report(
+    verbose: int,
+    backend: str,
+    *,
+    config: Path | None,
+    isolation: str | None,
+    groups: tuple[str, ...],
+    names: tuple[str, ...],
+) -> Report:
+    from hermes_core.settings import read_yaml
+    from hermes_core.testing.conformance.checks import chosen
+    from hermes_core.testing.conformance.kit import Rig
+    from hermes_core.testing.conformance.runner import run
+
+    checks = chosen(groups, names)
+    profile = {} if config is None else read_yaml(config)
+    async with new_runtime(verbose) as runtime:
+        tell_problems(runtime)
+        async with Rig(runtime, backend, profile, isolation=isolation) as rig:
+            return await run(rig, checks, on_result=_Progress(len(checks)))
+
+
+class _Progress:
+    """How far the run is, on a line of a terminal that the next one replaces; failures stay."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+
+    def __call__(self, result: Result) -> None:
+        self._done += 1
+        if sys.stderr.isatty():
+            line = f"{self._done}/{self._total} {result.group} {result.name}: {result.outcome}"
+            click.echo(f"\r\x1b[K{line}" + ("\n" if result.outcome == "failed" else ""), err=True, nl=False)
+            if self._done == self._total:
+                click.echo("\r\x1b[K", err=True, nl=False)

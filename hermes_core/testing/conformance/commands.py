@@ -1,0 +1,230 @@
+"""Commands in a slot: how they end and what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from hermes_core.testing.conformance.checks import check
+from hermes_core.testing.conformance.expect import expect, same, until, within
+from hermes_core.testing.conformance.kit import Kit
+
+TELLS_SIGNALS = "telling exit status"
+
+
+@check("commands")
+async def exit_status(kit: Kit) -> None:
+    """Every exit status from 0 to 127 arrives, and no time-out is seen in 124."""
+    slot = await kit.slot()
+    for status in (0, 1, 2, 42, 100, 123, 124, 125, 126, 127):
+        result = await slot.run(f"exit {status}", timeout_s=60)
+        got = (result.exit_code, result.signal, result.timed_out, result.returncode)
+        same(got, (status, None, False, status), f"`exit {status}`")
+
+
+@check("commands", needs=TELLS_SIGNALS)
+async def all_exit_statuses(kit: Kit) -> None:
+    """All of 0 to 255 arrive, 128 + n not taken for a signal."""
+    slot = await kit.slot()
+    results = await asyncio.gather(*(slot.run(f"exit {status}") for status in range(256)))
+    same([(each.exit_code, each.signal) for each in results], [(status, None) for status in range(256)], "the statuses")
+
+
+@check("commands")
+async def death_by_signal(kit: Kit) -> None:
+    """A command that a signal ends says which; it did not time out."""
+    slot = await kit.slot()
+    for number in (1, 2, 9, 11, 15):
+        result = await slot.run(f"kill -{number} $$; sleep 5")
+        got = (result.exit_code, result.signal, result.timed_out, result.returncode)
+        same(got, (None, number, False, 128 + number), f"a shell that signal {number} ended")
+
+
+@check("commands", needs=TELLS_SIGNALS)
+async def exit_137_is_no_kill(kit: Kit) -> None:
+    """`exit 137` is told apart from a kill."""
+    slot = await kit.slot()
+    plain, killed = await slot.run("exit 137"), await slot.run("kill -9 $$")
+    same((plain.exit_code, plain.signal, killed.exit_code, killed.signal), (137, None, None, 9), "137 and a kill")
+
+
+@check("commands")
+async def signals_have_their_defaults(kit: Kit) -> None:
+    """SIGPIPE ends a writer that nobody reads: `yes | head -1` returns."""
+    slot = await kit.slot()
+    result = await within(20, slot.run("yes | head -n 1; yes | { read -r x; exit 3; }"), "`yes | head -n 1`")
+    same((result.text, result.exit_code), ("y\n", 3), "its output and status")
+
+
+@check("commands")
+async def streams_are_apart(kit: Kit) -> None:
+    """Standard output and standard error are told apart, and their bytes are counted."""
+    result = await (await kit.slot()).run("echo out; echo err >&2; exit 7")
+    got = (result.stdout, result.stderr, result.stdout_bytes, result.stderr_bytes, result.truncated, result.exit_code)
+    same(got, (b"out\n", b"err\n", 4, 4, False, 7), "the streams")
+
+
+@check("commands")
+async def merged_streams_keep_their_order(kit: Kit) -> None:
+    """With `merge_stderr` both come as one stream, in the order written."""
+    result = await (await kit.slot()).run("for i in 1 2 3; do echo o$i; echo e$i >&2; done", merge_stderr=True)
+    same((result.text.split(), result.stderr), (["o1", "e1", "o2", "e2", "o3", "e3"], b""), "merged output")
+
+
+@check("commands")
+async def output_is_binary(kit: Kit) -> None:
+    """Output that is no text arrives byte for byte; as text, what is no UTF-8 is replaced."""
+    result = await (await kit.slot()).run(r"printf '\377\000\200abc\r\n'")
+    same((result.stdout, result.text), (b"\xff\x00\x80abc\r\n", "\ufffd\x00\ufffdabc\r\n"), "binary output")
+
+
+@check("commands")
+async def no_output_is_lost_at_the_end(kit: Kit) -> None:
+    """A command that writes and ends at once has all of its output in its result, 100 times over."""
+    slot = await kit.slot()
+    script = "head -c 70000 /dev/zero | tr '\\0' x; echo end >&2"
+    for _ in range(4):
+        results = await asyncio.gather(*(slot.run(script) for _ in range(25)))
+        got = {(len(each.stdout), each.stderr) for each in results}
+        same(got, {(70_000, b"end\n")}, "bytes of output and the error of 25 commands")
+
+
+@check("commands")
+async def much_output_is_whole(kit: Kit) -> None:
+    """10 MB that fit the limit arrive whole and in order."""
+    result = await (await kit.slot()).run("seq 1 1400000", output_limit=16 << 20)
+    wanted = "".join(f"{number}\n" for number in range(1, 1_400_001)).encode()
+    expect(not result.truncated, f"{len(wanted)} bytes are below the limit, and yet output was left out")
+    expect(
+        result.stdout == wanted, f"{len(result.stdout)} of {len(wanted)} bytes arrived, or they are not those written"
+    )
+
+
+@check("commands")
+async def head_and_tail_are_kept(kit: Kit) -> None:
+    """Above the limit the head and the tail are kept, a notice stands between them, and every byte is counted."""
+    result = await (await kit.slot()).run("seq 1 200000", output_limit=1000)
+    wanted = "".join(f"{number}\n" for number in range(1, 200_001)).encode()
+    same((result.truncated, result.stdout_bytes), (True, len(wanted)), "that it was cut, and how much was written")
+    head, tail = result.stdout[:400], result.stdout[-400:]
+    expect(wanted.startswith(head) and wanted.endswith(tail), "the output does not begin and end as what was written")
+    expect(len(result.stdout) < 1300, f"{len(result.stdout)} bytes were kept of a limit of 1000")
+
+
+@check("commands")
+async def output_at_the_limit_is_whole(kit: Kit) -> None:
+    """Output of exactly the limit is not cut."""
+    result = await (await kit.slot()).run("head -c 4096 /dev/zero", output_limit=4096)
+    same((result.truncated, result.stdout), (False, bytes(4096)), "4096 bytes at a limit of 4096")
+
+
+@check("commands")
+async def characters_are_not_cut(kit: Kit) -> None:
+    """Where output is cut, no character of UTF-8 is cut in two."""
+    slot = await kit.slot()
+    for limit in (999, 1000, 1001):
+        result = await slot.run("yes € | head -n 5000 | tr -d '\\n'", output_limit=limit)
+        same((result.stdout_bytes, "\ufffd" in result.text), (15_000, False), f"cut at {limit}")
+
+
+@check("commands", needs="spooled output")
+async def spooled_output_is_all_there(kit: Kit) -> None:
+    """With `spool` the whole output is in a file of the slot, above the limit too."""
+    slot = await kit.slot()
+    result = await slot.run("seq 1 100000", output_limit=100, spool=True)
+    expect(result.spool_path is not None, "there is no `spool_path`")
+    count = await slot.run(f"wc -l <{result.spool_path}")
+    same(count.text.strip(), "100000", "lines in the spool file")
+
+
+@check("commands")
+async def background_children_are_not_waited_for(kit: Kit) -> None:
+    """`cmd &` that keeps the output open does not hold the command up."""
+    slot = await kit.slot()
+    result = await within(20, slot.run("sleep 1000 & echo started"), "`sleep 1000 & echo started`")
+    same((result.exit_code, result.text), (0, "started\n"), "its result")
+
+
+@check("commands")
+async def background_children_live_on(kit: Kit) -> None:
+    """What a command leaves running is not killed with it, and is not stopped by a pipe that nobody reads."""
+    slot = await kit.slot()
+    lines = "i=0; while [ $i -lt 4000 ]; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; i=$((i+1)); done"
+    await slot.run(f"(sleep 0.2; {lines}; echo alive >proof) & true")
+
+    async def alive() -> bool:
+        return (await slot.run("cat proof 2>/dev/null")).text == "alive\n"
+
+    await until(alive, 20, "it was killed, or waits for somebody to read what it writes")
+
+
+@check("commands")
+async def many_run_at_once(kit: Kit) -> None:
+    """Commands of one slot run at the same time, none waits for another."""
+    slot = await kit.slot()
+    began = time.monotonic()
+    results = await asyncio.gather(*(slot.run(f"sleep 2; echo {number}") for number in range(16)))
+    same([each.text for each in results], [f"{number}\n" for number in range(16)], "what 16 commands printed")
+    took = time.monotonic() - began
+    expect(took < 16, f"16 commands of 2 s took {took:.0f} s: they wait for each other")
+
+
+@check("commands")
+async def background_processes(kit: Kit) -> None:
+    """A background process: its status, its log by byte offset, its exit code, which outlive it."""
+    slot = await kit.slot()
+    process = await slot.start("echo one; sleep 0.3; echo two; exit 7")
+    expect(process.running, "it does not run after its start")
+    ended = await slot.wait(process.process_id, timeout_s=20)
+    same((ended.running, ended.exit_code, ended.output_bytes), (False, 7, 8), "its end")
+    chunk = await slot.log(process.process_id, offset=4, limit=2)
+    same((chunk.data, chunk.offset, chunk.total, chunk.dropped), (b"tw", 4, 8, 0), "its log from byte 4")
+    same([each.process_id for each in await slot.processes()], [process.process_id], "the slot's processes")
+
+
+@check("commands")
+async def a_background_process_is_written_to(kit: Kit) -> None:
+    """A background process reads what is written to it."""
+    slot = await kit.slot()
+    process = await slot.start("read -r line; echo got $line; exit 5")
+    same(await slot.write(process.process_id, b"word\n"), 5, "bytes taken")
+    ended = await slot.wait(process.process_id, timeout_s=20)
+    same((ended.exit_code, (await slot.log(process.process_id)).data), (5, b"got word\n"), "its end and log")
+
+
+@check("commands", needs="the end of their input")
+async def the_end_of_a_background_processs_input(kit: Kit) -> None:
+    """Its input can be ended."""
+    slot = await kit.slot()
+    process = await slot.start("cat; echo end")
+    await slot.write(process.process_id, b"last\n", eof=True)
+    await slot.wait(process.process_id, timeout_s=20)
+    same((await slot.log(process.process_id)).data, b"last\nend\n", "its log")
+
+
+@check("commands")
+async def a_background_process_is_killed_with_its_children(kit: Kit) -> None:
+    """`kill` ends a background process and what it started."""
+    slot = await kit.slot()
+    process = await slot.start("while :; do echo x >>ticks; sleep 0.05; done & wait")
+    await asyncio.sleep(0.3)
+    killed = await slot.kill(process.process_id, grace_s=1)
+    expect(not killed.running, "it still runs after `kill`")
+    await _stands_still(slot)
+
+
+async def _stands_still(slot: object) -> None:
+    before = (await slot.run("wc -l <ticks")).text  # type: ignore[attr-defined]
+    await asyncio.sleep(0.4)
+    same((await slot.run("wc -l <ticks")).text, before, "ticks of a child 0.4 s later")  # type: ignore[attr-defined]
+
+
+@check("commands", needs="background processes that outlive")
+async def a_full_log_tells_what_it_dropped(kit: Kit) -> None:
+    """A background process's log keeps the last bytes and says how many are gone."""
+    slot = await kit.slot()
+    process = await slot.start("seq 1 100000", buffer_bytes=1000)
+    await slot.wait(process.process_id, timeout_s=20)
+    wanted = "".join(f"{number}\n" for number in range(1, 100_001)).encode()
+    chunk = await slot.log(process.process_id)
+    same((chunk.data, chunk.total, chunk.dropped), (wanted[-1000:], len(wanted), len(wanted) - 1000), "the log")

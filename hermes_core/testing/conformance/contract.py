@@ -1,0 +1,334 @@
+"""The backend contract itself: sandboxes without a guest, and channels into them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+
+from hermes_core.errors import ChannelLost, InfraError, SandboxLost
+from hermes_core.sandbox.contract import Sandbox, SandboxStatus
+from hermes_core.testing.conformance.checks import check
+from hermes_core.testing.conformance.expect import expect, raises, same, until, within
+from hermes_core.testing.conformance.kit import Kit, ran
+
+MB = 1_000_000
+
+
+@check("contract")
+async def one_lease_is_one_sandbox(kit: Kit) -> None:
+    """`create` with a lease that has a sandbox gives that sandbox, also when both are asked for at once."""
+    lease = uuid.uuid4().hex
+    async with kit.sandbox(lease) as first:
+        again = await kit.backend.create(kit.spec(lease))
+        same(again.id, first.id, "the id of the sandbox that a second `create` of the lease gives")
+        same([info.sandbox_id for info in await kit.listed()], [first.id], "what `list` gives after it")
+
+
+@check("contract")
+async def one_lease_is_one_sandbox_at_once(kit: Kit) -> None:
+    """Two `create` of one lease at the same time make one sandbox."""
+    lease = uuid.uuid4().hex
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(kit.backend.create(kit.spec(lease))) for _ in range(2)]
+    one, other = (task.result() for task in tasks)
+    try:
+        same(one.id, other.id, "the ids that two `create` of one lease at the same time gave")
+        same(len(await kit.listed()), 1, "sandboxes listed after it")
+    finally:
+        await one.terminate()
+        await other.terminate()
+
+
+@check("contract")
+async def list_tells_what_was_created(kit: Kit) -> None:
+    """`list` gives id, owner, lease, age and status of a sandbox, by owner or all."""
+    before = time.time()
+    async with kit.sandbox() as sandbox:
+        found = [info for info in await kit.backend.list() if info.sandbox_id == sandbox.id]
+        same(len(found), 1, "sandboxes of that id in the list of all")
+        same(found, list(await kit.listed()), "what `list` gives for the owner, beside what it gives for all")
+        same(found[0].owner, kit.owner, "its owner")
+        expect(found[0].lease_id, "`list` gives no lease id")
+        age = found[0].created - before
+        expect(-60 < age < 600, f"`created` is {age:.0f} s away from now: is it seconds since the epoch?")
+        same(await kit.listed("nobody-" + uuid.uuid4().hex), [], "the sandboxes of an owner who has none")
+    same(await kit.listed(), [], "what is listed after its end")
+
+
+@check("contract")
+async def status_follows_life(kit: Kit) -> None:
+    """`status` is `running` until the end, and not afterwards."""
+    async with kit.sandbox() as sandbox:
+        same(await sandbox.status(), SandboxStatus.RUNNING, "the status of a new sandbox")
+        await sandbox.terminate()
+        expect(await sandbox.status() is not SandboxStatus.RUNNING, "an ended sandbox still has status `running`")
+
+
+@check("contract")
+async def terminate_is_idempotent(kit: Kit) -> None:
+    """`terminate` and `terminate_id` can be called again, at once, and for what does not exist."""
+    async with kit.sandbox() as sandbox:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(sandbox.terminate())
+        await sandbox.terminate()
+        await kit.backend.terminate_id(sandbox.id)
+        same(await kit.listed(), [], "what is listed after its end")
+
+
+@check("contract")
+async def terminate_by_id(kit: Kit) -> None:
+    """`terminate_id` ends a sandbox for whose handle nobody has to ask."""
+    async with kit.sandbox() as sandbox:
+        await kit.backend.terminate_id(sandbox.id)
+        expect(await sandbox.status() is not SandboxStatus.RUNNING, "it still has status `running`")
+        same(await kit.listed(), [], "what is listed afterwards")
+
+
+@check("contract")
+async def an_ended_sandbox_opens_no_channel(kit: Kit) -> None:
+    """`open` in a sandbox that has ended raises `SandboxLost`, not something that looks like a bad connection."""
+    async with kit.sandbox() as sandbox:
+        await sandbox.terminate()
+        await raises(SandboxLost, _opened(sandbox), "opening a channel into it")
+
+
+async def _opened(sandbox: Sandbox) -> None:
+    await (await sandbox.open(["true"])).aclose()
+
+
+@check("contract", limit_s=120)
+async def the_anchor_ends_the_sandbox(kit: Kit) -> None:
+    """The end of the main process is the sandbox's: without a heartbeat it is gone soon after its time."""
+    async with kit.sandbox(ttl_s=1.0) as sandbox:
+
+        async def ended() -> bool:
+            return await sandbox.status() is not SandboxStatus.RUNNING
+
+        await until(ended, 60, "the anchor had no heartbeat for 5 s, and the sandbox still runs")
+
+
+@check("contract")
+async def a_program_gets_its_arguments(kit: Kit) -> None:
+    """`open` starts a program with these words and variables: no shell reads them, nothing is added."""
+    words = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "ü€"]
+    async with kit.sandbox() as sandbox:
+        got = await ran(await sandbox.open(["sh", "-c", 'printf "%s|" "$V" "$@"', "x", *words], env={"V": "a 'b'\n$c"}))
+        same(got.out.decode(), "".join(f"{word}|" for word in ["a 'b'\n$c", *words]), "the words as it got them")
+
+
+@check("contract")
+async def variables_of_the_spec_are_set(kit: Kit) -> None:
+    """`SandboxSpec.environment` is in the environment of every program."""
+    async with kit.sandbox() as sandbox:
+        got = await ran(await sandbox.open(["sh", "-c", 'echo "$HERMES_KIT"']))
+        same(got.out, b"environment of the spec\n", "the value of the variable")
+
+
+@check("contract")
+async def exit_status_and_last_words(kit: Kit) -> None:
+    """`wait` gives the program's exit status; the end of its standard error is kept, apart from its output."""
+    async with kit.sandbox() as sandbox:
+        for status in (0, 3, 255):
+            got = await ran(await sandbox.open(["sh", "-c", f"echo out; echo words >&2; exit {status}"]))
+            ended = (got.status, got.out, got.err.strip())
+            same(ended, (status, b"out\n", "words"), f"a program that exits with {status}")
+
+
+@check("contract")
+async def a_missing_program_is_told(kit: Kit) -> None:
+    """A program that does not exist ends with status 126 or 127, or `open` fails; nothing hangs."""
+    async with kit.sandbox() as sandbox:
+        got = await within(30, ran(await sandbox.open(["no-such-program-anywhere"])), "a program that does not exist")
+        expect(got.status in (126, 127), f"its status is {got.status}, not 126 or 127")
+
+
+@check("contract")
+async def a_channel_is_binary(kit: Kit) -> None:
+    """All 256 bytes pass both ways as they are: no terminal, no text mode."""
+    data = bytes(range(256)) * 64
+    async with kit.sandbox() as sandbox:
+        channel = await sandbox.open(["head", "-c", str(len(data))])
+        same((await ran(channel, data)).out, data, "what came back of all bytes")
+
+
+@check("contract")
+async def a_channel_carries_much(kit: Kit) -> None:
+    """20 MB go in while they come out: neither way waits for the other to be finished."""
+    data = os.urandom(1 << 20) * 20
+    async with kit.sandbox() as sandbox:
+        channel = await sandbox.open(["head", "-c", str(len(data))])
+        got = bytearray()
+        try:
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                group.create_task(channel.write(data))
+                while piece := await channel.read(1 << 20):
+                    got += piece
+        finally:
+            await channel.aclose()
+        expect(bytes(got) == data, f"{len(got)} of {len(data)} bytes came back, or others than were sent")
+
+
+@check("contract")
+async def small_pieces_arrive_at_once(kit: Kit) -> None:
+    """What is written is sent: a line comes back without waiting for a buffer to fill."""
+    async with kit.sandbox() as sandbox:
+        channel = await sandbox.open(["sh", "-c", 'while read -r line; do echo "got $line"; done'])
+        try:
+            for number in range(20):
+                await channel.write(b"%d\n" % number)
+                got = await within(10, channel.read(100), "the answer to a line")
+                same(got, b"got %d\n" % number, "the answer")
+        finally:
+            await channel.aclose()
+
+
+@check("contract", limit_s=120)
+async def a_slow_reader_slows_the_writer(kit: Kit) -> None:
+    """Output that nobody reads waits in the sandbox, not in our memory: 256 MB don't get through."""
+    async with kit.sandbox() as sandbox:
+        script = 'head -c 268435456 /dev/zero; echo done >"$1"'
+        flag = f"{sandbox.workspace_base}/written"
+        channel = await sandbox.open(["sh", "-c", script, "x", flag])
+        try:
+            await channel.read(1)
+            await asyncio.sleep(2)
+            got = await ran(await sandbox.open(["cat", flag]))
+            expect(got.status != 0, "256 MB were taken from a program, and nobody had read them")
+        finally:
+            await channel.aclose()
+
+
+@check("contract")
+async def channels_are_independent(kit: Kit) -> None:
+    """Eight channels work at the same time; one that is stalled holds nobody up."""
+    async with kit.sandbox() as sandbox:
+        stalled = await sandbox.open(["sh", "-c", "yes | head -c 50000000"])
+        try:
+            await stalled.read(1)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(_echo(sandbox, number)) for number in range(8)]
+            same(
+                [task.result() for task in tasks], [b"%d\n" % number for number in range(8)], "what eight channels gave"
+            )
+        finally:
+            await stalled.aclose()
+
+
+async def _echo(sandbox: Sandbox, number: int) -> bytes:
+    return (await ran(await sandbox.open(["sh", "-c", f"sleep 0.1; echo {number}"]))).out
+
+
+@check("contract")
+async def a_cancelled_read_loses_nothing(kit: Kit) -> None:
+    """A `read` that was cancelled takes no bytes with it."""
+    async with kit.sandbox() as sandbox:
+        channel = await sandbox.open(["sh", "-c", "i=0; while [ $i -lt 40 ]; do echo $i; i=$((i+1)); sleep 0.02; done"])
+        got = b""
+        try:
+            while True:
+                reading = asyncio.ensure_future(channel.read(1000))
+                await asyncio.sleep(0.013)
+                reading.cancel()
+                try:
+                    piece = await reading
+                except asyncio.CancelledError:
+                    continue
+                if not piece:
+                    break
+                got += piece
+        finally:
+            await channel.aclose()
+        same(got, b"".join(b"%d\n" % n for n in range(40)), "what was read, a few milliseconds at a time")
+
+
+@check("contract")
+async def closing_is_idempotent(kit: Kit) -> None:
+    """`aclose` can be called twice, and after the sandbox's end; nothing is read or written afterwards."""
+    async with kit.sandbox() as sandbox:
+        channel = await sandbox.open(["sh", "-c", "sleep 1000"])
+        await within(10, channel.aclose(), "closing a channel")
+        await within(10, channel.aclose(), "closing it again")
+        await raises(ChannelLost, channel.write(b"x"), "writing to a closed channel")
+        other = await sandbox.open(["sh", "-c", "sleep 1000"])
+        await sandbox.terminate()
+        await within(10, other.aclose(), "closing a channel of a sandbox that has ended")
+
+
+@check("contract")
+async def a_channel_ends_with_its_sandbox(kit: Kit) -> None:
+    """When the sandbox ends, whoever reads from it is told soon: by the end of the stream or `ChannelLost`."""
+    async with kit.sandbox() as sandbox:
+        channel = await sandbox.open(["sh", "-c", "echo in; sleep 1000"])
+        try:
+            same(await channel.read(100), b"in\n", "its first line")
+            reading = asyncio.ensure_future(channel.read(100))
+            await asyncio.sleep(0)
+            await sandbox.terminate()
+            try:
+                same(await within(30, reading, "reading while the sandbox ends"), b"", "what was read")
+            except InfraError:
+                pass
+        finally:
+            await channel.aclose()
+
+
+@check("contract")
+async def a_program_outlives_its_channel(kit: Kit) -> None:
+    """What daemonises lives on when its channel is closed: the guest does, when a connection is lost."""
+    async with kit.sandbox() as sandbox:
+        daemon = 'trap "" HUP; (sleep 1; echo alive >"$1") </dev/null >/dev/null 2>&1 & echo begun'
+        proof = f"{sandbox.workspace_base}/proof"
+        channel = await sandbox.open(["sh", "-c", daemon, "x", proof])
+        same(await channel.read(100), b"begun\n", "its first line")
+        await channel.aclose()
+
+        async def alive() -> bool:
+            return (await ran(await sandbox.open(["cat", proof]))).out == b"alive\n"
+
+        await until(alive, 20, "a process that ignores HUP was ended with its channel")
+
+
+@check("contract")
+async def attaching(kit: Kit) -> None:
+    """`attach` gives a handle on a sandbox that runs, and `SandboxLost` for one that does not."""
+    attach = getattr(kit.backend, "attach", None)
+    if not kit.rig.capabilities.attach:
+        raise kit.not_applicable("the backend does not declare `attach`")
+    expect(attach is not None, "it declares `attach` and has no such method")
+    async with kit.sandbox() as sandbox:
+        again: Sandbox = await attach(sandbox.id)  # type: ignore[misc]
+        same((again.id, (await ran(await again.open(["echo", "x"]))).out), (sandbox.id, b"x\n"), "what was attached to")
+        await again.terminate()
+        expect(await sandbox.status() is not SandboxStatus.RUNNING, "ended by the second handle, it still runs")
+        await raises(SandboxLost, attach(sandbox.id), "attaching to an ended sandbox")  # type: ignore[misc]
+
+
+@check("contract", limit_s=120)
+async def a_cancelled_creation_leaves_nothing(kit: Kit) -> None:
+    """`create` cancelled at any moment, followed by `terminate_id` of what is listed, leaves nothing."""
+    for delay in (0.0, 0.01, 0.05, 0.2):
+        spec = kit.spec(ttl_s=1.0)
+        creating = asyncio.ensure_future(kit.backend.create(spec))
+        await asyncio.sleep(delay)
+        creating.cancel()
+        try:
+            await (await creating).terminate()
+        except asyncio.CancelledError:
+            pass
+        for info in await kit.listed():
+            await kit.backend.terminate_id(info.sandbox_id)
+    same(await kit.listed(), [], "what is listed after four cancelled creations")
+    await asyncio.sleep(1.5)
+    same(await kit.listed(), [], "what is listed a moment later")
+
+
+@check("contract")
+async def the_diagnosis_says_something(kit: Kit) -> None:
+    """`check` says in a sentence whether the backend can be used."""
+    found = await kit.backend.check()
+    expect(
+        found.usable and found.summary.strip(), "it is usable here, and its diagnosis is empty or says that it is not"
+    )

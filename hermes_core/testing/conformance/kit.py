@@ -1,0 +1,319 @@
+"""What a check is given: the backend under test, slots of it, tool backends and sandboxes of the check's own."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from hermes_core.errors import HermesError, ProvisionError
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.anchor import anchor_command
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import (
+    Backend,
+    Capabilities,
+    Channel,
+    Isolation,
+    Sandbox,
+    SandboxConfig,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxStatus,
+)
+from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.settings import validated
+from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
+
+SLOTS = 8
+"""Slots in a sandbox of the tool backends that checks share."""
+
+ACQUIRE_S = 90.0
+"""How long a check waits for a slot, the creation of its sandbox included, in seconds."""
+
+RAW_TTL_S = 120.0
+"""How long a sandbox without a guest lives: its anchor hears no heartbeat."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a program wrote and how it ended, over a channel of its own."""
+
+    status: int
+    out: bytes
+    err: str
+
+
+async def ran(channel: Channel, stdin: bytes = b"") -> Ran:
+    """Give the program its input, and wait for its end."""
+    try:
+        if stdin:
+            await channel.write(stdin)
+        parts = []
+        while data := await channel.read(1 << 18):
+            parts.append(data)
+        return Ran(await channel.wait(), b"".join(parts), channel.stderr_tail)
+    finally:
+        await channel.aclose()
+
+
+class Rig:
+    """One run of the kit on one backend: an async context manager. Holds what its checks share.
+
+    Args:
+        name: of the backend, in the runtime.
+        config: the profile to test it with, by the keys of its `config_class`. The kit sets the numbers of slots and
+            sandboxes itself.
+        isolation: at which level the checks run that are not about levels; None is `user`, or what comes next.
+
+    Raises:
+        UnknownNameError, ConfigError: the backend, the level or a key does not exist, or has a wrong value.
+        PluginError: the backend can't be made here.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        config: Mapping[str, Any] | None = None,
+        *,
+        isolation: str | Isolation | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.config = dict(config or {})
+        self.backend = runtime.backend(name)
+        self.level = Isolation.SHARED
+        self.missing: tuple[str, ...] = ()
+        """What its sandboxes can't do, because they have no Python."""
+        self.owner = f"kit-{secrets.token_hex(6)}"
+        self.figures: dict[str, float] = {}
+        self._asked = None if isolation is None else Isolation.parse(isolation)
+        self._shared: dict[Isolation, ToolBackend] = {}
+        self.profile()
+
+    async def __aenter__(self) -> Self:
+        """Find out whether the backend can be used, and whether its sandboxes have Python.
+
+        Raises:
+            ProvisionError: it can't be used here.
+            PolicyError: it can't grant the level that was asked for.
+        """
+        diagnosis = await self.backend.check()
+        if not diagnosis.usable:
+            raise ProvisionError(
+                f"backend {self.name!r} can't be used here: {diagnosis.summary}",
+                hint="; ".join(diagnosis.advice) or f"`hermes-rl doctor {self.name}` says why",
+            )
+        try:
+            await self._begin()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the sandboxes that the checks shared."""
+        while self._shared:
+            await self._shared.popitem()[1].aclose()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the backend declares."""
+        return self.backend.capabilities
+
+    def profile(self, **changes: Any) -> SandboxConfig:
+        """The profile under test, with these keys changed."""
+        what = f"the profile of backend {self.name!r}"
+        return validated(self.backend.config_class, {**self.config, **changes, "name": "default"}, what)
+
+    def tool_backend(
+        self, level: Isolation, owner: str, config: SandboxConfig, backend: Backend | None = None
+    ) -> ToolBackend:
+        """A tool backend with one profile, for the caller to start and close."""
+        return ToolBackend(
+            backend or self.backend,
+            profiles={config.name: config},
+            tools=self.runtime.tools,
+            isolation=level,
+            owner=owner,
+        )
+
+    async def shared(self, level: Isolation) -> ToolBackend:
+        """The tool backend whose sandboxes the checks of one level share."""
+        if level not in self._shared:
+            config = self.profile(
+                slots_per_sandbox=SLOTS, min_sandboxes=0, max_sandboxes=4, reserve_slots=0, acquire_timeout_s=ACQUIRE_S
+            )
+            self._shared[level] = self.tool_backend(level, self.owner, config)
+        return self._shared[level]
+
+    async def replace(self, level: Isolation) -> None:
+        """Give up the shared sandboxes of a level, which a check may have spoilt."""
+        if (tools := self._shared.pop(level, None)) is not None:
+            await tools.aclose()
+
+    async def _begin(self) -> None:
+        levels = sorted(self.capabilities.isolation)
+        python = await self._has_python()
+        wanted = [level for level in levels if level >= Isolation.USER] or levels
+        if not python:
+            wanted = [level for level in (Isolation.DEDICATED, Isolation.SHARED) if level in levels]
+        if self._asked is None and not wanted:
+            raise ProvisionError(f"backend {self.name!r} declares no level at which its sandboxes could be used")
+        self.level = wanted[0] if self._asked is None else self._asked
+        if python:
+            return
+        tools = await self.shared(self.level)
+        async with tools.lease() as slot:
+            self.missing = tools.missing(slot)
+
+    async def _has_python(self) -> bool:
+        weakest = min(self.capabilities.isolation, default=Isolation.SHARED)
+        async with Kit(self, weakest) as kit, kit.sandbox() as sandbox:
+            return (await ran(await sandbox.open(["python3", "-c", ""]))).status == 0
+
+
+class Kit:
+    """What one check works with; an async context manager that ends what the check has left.
+
+    `slot` and `lease` give slots of sandboxes that all checks share; `tools` and `sandbox` what is the check's own.
+    """
+
+    def __init__(self, rig: Rig, level: Isolation) -> None:
+        self.rig = rig
+        self.level = level
+        """The isolation level of this check."""
+        self.owner = f"{rig.owner}-{secrets.token_hex(4)}"
+        """Whose the check's own sandboxes are."""
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+        left = await self.listed()
+        for info in left:
+            await self.backend.terminate_id(info.sandbox_id)
+        if left and error is None:
+            raise CheckFailed(f"sandboxes were left: {', '.join(info.sandbox_id for info in left)}")
+
+    @property
+    def backend(self) -> Backend:
+        """The backend under test."""
+        return self.rig.backend
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether each sandbox has one slot only."""
+        return self.level is Isolation.DEDICATED
+
+    @property
+    def direct(self) -> bool:
+        """Whether the sandboxes have no Python, and commands go through `sh`."""
+        return bool(self.rig.missing)
+
+    def not_applicable(self, reason: str) -> NotApplicable:
+        """To be raised where a check can't be asked of this backend."""
+        return NotApplicable(reason)
+
+    def figure(self, name: str, value: float) -> None:
+        """Put a figure into the report."""
+        self.rig.figures[name] = round(value, 3)
+
+    # --- slots of sandboxes that are shared with other checks
+
+    async def shared(self) -> ToolBackend:
+        """The tool backend whose sandboxes all checks of this level share."""
+        return await self.rig.shared(self.level)
+
+    async def lease(self, group: str | None = None) -> Slot:
+        """A slot, released and reset when the check is over."""
+        tools = await self.shared()
+        slot = await tools.acquire(group=group)
+        self._stack.push_async_callback(tools.release, slot, reset_workspace=True)
+        return slot
+
+    async def slot(self) -> SlotCommands:
+        """The commands of such a slot."""
+        return (await self.shared()).commands(await self.lease())
+
+    async def neighbours(self) -> tuple[SlotCommands, SlotCommands]:
+        """The commands of two slots of one sandbox (of two sandboxes, where each has one slot)."""
+        group = uuid.uuid4().hex
+        one, other = await self.lease(group), await self.lease(group)
+        if one.sandbox_id != other.sandbox_id and not self.dedicated:
+            raise CheckFailed("two slots of one group are on two sandboxes, though there was room on one")
+        tools = await self.shared()
+        return tools.commands(one), tools.commands(other)
+
+    # --- what is the check's own
+
+    @asynccontextmanager
+    async def tools(
+        self, *, seats: int = 2, per_sandbox: int = 2, warm: int = 0, backend: Backend | None = None, **config: Any
+    ) -> AsyncIterator[ToolBackend]:
+        """A tool backend of the check's own.
+
+        Args:
+            seats: slots in all, at most.
+            per_sandbox: slots in one sandbox (one, where a sandbox has one slot only).
+            warm: sandboxes made before the block begins, and kept.
+            backend: another than the one under test, usually a wrapper of it.
+            config: further keys of the profile.
+        """
+        slots = 1 if self.dedicated else per_sandbox
+        numbers = {"slots_per_sandbox": slots, "max_sandboxes": -(-seats // slots), "min_sandboxes": warm}
+        settings = {**numbers, "reserve_slots": 0, "acquire_timeout_s": ACQUIRE_S, **config}
+        tools = self.rig.tool_backend(self.level, self.owner, self.rig.profile(**settings), backend)
+        async with tools:
+            yield tools
+
+    def spec(self, lease_id: str | None = None, *, ttl_s: float = RAW_TTL_S) -> SandboxSpec:
+        """What a sandbox without a guest is made from."""
+        return SandboxSpec(
+            lease_id=lease_id or uuid.uuid4().hex,
+            owner=self.owner,
+            config=self.rig.profile(orphan_ttl_s=ttl_s),
+            isolation=self.level,
+            command=anchor_command(f"{Sandbox.state_dir}/heartbeat", ttl_s),
+            environment={"HERMES_KIT": "environment of the spec"},
+            labels={"profile": "default"},
+        )
+
+    @asynccontextmanager
+    async def sandbox(self, lease_id: str | None = None, *, ttl_s: float = RAW_TTL_S) -> AsyncIterator[Sandbox]:
+        """A sandbox of the check's own, without a guest, ended with the block."""
+        sandbox = await self.backend.create(self.spec(lease_id, ttl_s=ttl_s))
+        try:
+            yield sandbox
+        finally:
+            await sandbox.terminate()
+
+    async def listed(self, owner: str | None = None) -> Sequence[SandboxInfo]:
+        """The check's own sandboxes that the backend knows and that have not ended."""
+        found = await self.backend.list(owner or self.owner)
+        return [info for info in found if info.status is SandboxStatus.RUNNING]
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in words, for the report."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, CheckFailed | NotApplicable | HermesError):
+        name = "" if isinstance(error, CheckFailed | NotApplicable) else f"{type(error).__name__}: "
+        return f"{name}{error}"
+    return f"{type(error).__name__}: {error}"

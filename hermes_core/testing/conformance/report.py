@@ -1,0 +1,47 @@
+"""The report of a run of the kit as a table for people."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+from hermes_core.testing.conformance.runner import Outcome, Report
+
+FIGURES = {
+    "true_p50_ms": ("`true` in a slot, p50", "ms"),
+    "commands_per_s_at_32": ("commands a second, 32 at a time", "/s"),
+    "lease_p50_ms": ("acquire, reset and release, p50", "ms"),
+    "sandbox_ready_s": ("a sandbox ready for commands", "s"),
+    "output_mb_per_s": ("10 MB of output", "MB/s"),
+}
+"""The figures that the checks of group `speed` measure, in words."""
+
+_MARKS = {Outcome.PASSED: "passed", Outcome.FAILED: "FAILED", Outcome.NOT_APPLICABLE: "not applicable"}
+_STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_APPLICABLE: "yellow"}
+
+
+def as_text(report: Report, terminal_width: int | None = None) -> str:
+    """The table, the figures and the sums; in colours if it is for a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (("group", "left"), ("check", "left"), ("outcome", "left"), ("s", "right")):
+        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("reason", overflow="fold")
+    for each in report.checks:
+        outcome = Text(_MARKS[each.outcome], _STYLES[each.outcome])
+        # What a sandbox said is text, not markup.
+        table.add_row(each.group, Text(each.name), outcome, f"{each.seconds:.2f}", Text(each.reason))
+    stream = io.StringIO()
+    console = Console(file=stream, width=terminal_width or 240, force_terminal=terminal_width is not None)
+    console.print(table)
+    console.print()
+    for name, value in report.figures.items():
+        words, unit = FIGURES.get(name, (name, ""))
+        console.print(f"{words}: {value:g} {unit}", highlight=False)
+    count = Counter(each.outcome for each in report.checks)
+    sums = ", ".join(f"{count[outcome]} {_MARKS[outcome].lower()}" for outcome in Outcome)
+    console.print(f"{report.backend}: {len(report.checks)} checks, {sums}", highlight=False)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
