@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.stress
 
 EVERY_S = 3.0
 LIMIT_S = 900.0
