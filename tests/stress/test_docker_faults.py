@@ -9,7 +9,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import docker
 import pytest
