@@ -106,7 +106,7 @@ async def test_idle_sandboxes_go_and_dead_ones_are_replaced(
             await asyncio.sleep(0.1)
         [left] = await backend.list(owner)
         api.kill(left.sandbox_id)
-        while left in await backend.list(owner):
+        while left.sandbox_id in [info.sandbox_id for info in await backend.list(owner)]:
             await asyncio.sleep(0.1)
         slot = await tools.acquire("c", timeout_s=30)
         assert slot.sandbox_id != left.sandbox_id
