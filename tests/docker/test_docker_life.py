@@ -197,6 +197,19 @@ def test_a_rollout_of_tasks(tmp_path: Path, owner: str, python_image: str) -> No
     assert json.loads(listed.stdout) == []
 
 
+def test_a_rollout_of_swe_smith(
+    tmp_path: Path, owner: str, python_image: str, package_index: tuple[str, ...]
+) -> None:
+    arguments = [
+        *("rollout", "swe-smith", "--env.dataset_name=demo", "--backend", "docker", "--json"),
+        *(f"--backend.image={python_image}", f"--backend.volumes={','.join(package_index)}"),
+    ]
+    for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
+        done = hermes(*arguments, "--agent", agent, HERMES_PLUGINS="docker,swe-smith", HERMES_OWNER=owner)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["mean_reward"] == reward
+
+
 def test_the_doctor(tmp_path: Path) -> None:
     well = hermes("doctor", "docker", HERMES_PLUGINS="docker")
     assert well.returncode == 0, well.stdout
