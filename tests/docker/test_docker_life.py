@@ -106,7 +106,7 @@ async def test_idle_sandboxes_go_and_dead_ones_are_replaced(
             await asyncio.sleep(0.1)
         [left] = await backend.list(owner)
         api.kill(left.sandbox_id)
-        while left in await backend.list(owner):
+        while left.sandbox_id in [info.sandbox_id for info in await backend.list(owner)]:
             await asyncio.sleep(0.1)
         slot = await tools.acquire("c", timeout_s=30)
         assert slot.sandbox_id != left.sandbox_id
@@ -195,6 +195,19 @@ def test_a_rollout_of_tasks(tmp_path: Path, owner: str, python_image: str) -> No
         assert json.loads(done.stdout)["mean_reward"] == reward
     listed = hermes("ps", "docker", "--owner", owner, "--json", HERMES_PLUGINS="docker")
     assert json.loads(listed.stdout) == []
+
+
+def test_a_rollout_of_swe_smith(
+    tmp_path: Path, owner: str, python_image: str, package_index: tuple[str, ...]
+) -> None:
+    arguments = [
+        *("rollout", "swe-smith", "--env.dataset_name=demo", "--backend", "docker", "--json"),
+        *(f"--backend.image={python_image}", f"--backend.volumes={','.join(package_index)}"),
+    ]
+    for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
+        done = hermes(*arguments, "--agent", agent, HERMES_PLUGINS="docker,swe-smith", HERMES_OWNER=owner)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["mean_reward"] == reward
 
 
 def test_the_doctor(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _KEPT_OPTIONS = {  # what a remount from inside a user namespace has to repeat
     "nodiratime": 0x800,
     "relatime": 0x200000,
 }
+_MS_MOVE = 1 << 13
 _MNT_DETACH = 2
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000  # one number on every architecture of Linux >= 5.12
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 2, 24, 38, 47
@@ -227,10 +228,22 @@ def build_root(
     finally:
         os.umask(umask)
     os.chdir(new_root)
-    _check(_libc.pivot_root(b".", b"."), "pivot_root " + new_root)  # the old root now lies on top of the new one
-    _check(_libc.umount2(b".", _MNT_DETACH), "umount of the old root")
-    os.chdir("/")
+    _leave_old_root(new_root)
     mount(None, "/", None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _leave_old_root(new_root: str) -> None:
+    """Make the current directory, which is `new_root`, the root of this mount namespace."""
+    if _libc.pivot_root(b".", b".") == 0:  # the old root now lies on top of the new one
+        _check(_libc.umount2(b".", _MNT_DETACH), "umount of the old root")
+    elif ctypes.get_errno() == errno.EPERM:
+        # Containers' filters of system calls know no capability that allows it. So the new root covers the old one,
+        # for good: without privileges nobody uncovers it, nor in a user namespace, where what lies above is locked.
+        mount(".", "/", None, _MS_MOVE)
+        os.chroot(".")
+    else:
+        _check(-1, "pivot_root " + new_root)
+    os.chdir("/")
 
 
 def restrict(path: str, flags: int) -> None:

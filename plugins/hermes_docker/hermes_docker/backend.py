@@ -107,7 +107,9 @@ class DockerSandbox(Sandbox):
         """Start `argv` by an exec of the daemon's, with its three streams attached."""
 
         def start(api: APIClient) -> ExecStream:
-            made = api.exec_create(self.id, list(argv), stdin=True, environment=dict(env or {}))
+            # By a shell: the daemon itself would say on standard output that there is no such program.
+            command = ["/bin/sh", "-c", 'exec "$@"', "sh", *argv]
+            made = api.exec_create(self.id, command, stdin=True, environment=dict(env or {}))
             return ExecStream(api, made["Id"], api.exec_start(made["Id"], socket=True))
 
         try:

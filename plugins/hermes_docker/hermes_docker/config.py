@@ -40,6 +40,8 @@ class DockerConfig(SandboxConfig):
     """Processes of the whole sandbox at most; `max_processes` is the limit of one slot."""
     cap_add: tuple[str, ...] = ()
     """Kernel capabilities beside those that slots of level `user` need. `namespace` needs SYS_ADMIN."""
+    security_opt: tuple[str, ...] = ()
+    """Further security options, such as `apparmor=unconfined` where AppArmor forbids mounts to level `namespace`."""
 
     @field_validator("network", mode="before")
     @classmethod

@@ -22,7 +22,8 @@ OWNER, LEASE, ISOLATION, UIDS = (f"hermes-rl.{name}" for name in ("owner", "leas
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
 """What the guest needs to give slots users of their own, without privileges, and to end those and their files."""
 
-_NAMESPACE_CAPABILITIES = ("SYS_CHROOT",)
+_NAMESPACE_CAPABILITIES = ("NET_ADMIN", "SYS_CHROOT")
+"""What it needs besides SYS_ADMIN for namespaces: to bring up their loopback, and to enter their root."""
 _NO_SYSV_IPC = {"kernel.shmmni": "0", "kernel.msgmni": "0", "kernel.sem": "0 0 0 0", "fs.mqueue.queues_max": "0"}
 """Kernel objects that no user id keeps apart: there are none."""
 
@@ -227,7 +228,7 @@ def host_settings(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
         "log_config": LogConfig(type="none"),
         "cap_drop": ["ALL"],
         "cap_add": sorted(set(capabilities)),
-        "security_opt": ["no-new-privileges"],
+        "security_opt": ["no-new-privileges", *config.security_opt],
         "ipc_mode": "private",
         "sysctls": _NO_SYSV_IPC if spec.isolation is Isolation.USER else None,
         "network_mode": "none" if config.network is Network.NONE else config.network_name or "bridge",

@@ -141,12 +141,12 @@ class Images:
     def _told(self, events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[str, Any]]:
         """The daemon's account of its work, some of it in the log. Raises `_Said` for an error that it reports."""
         layers: dict[str, tuple[int, int]] = {}
-        last = time.monotonic()
+        last, failed = time.monotonic(), ""
         for event in events:
             if self._closing.is_set():
                 raise ProvisionError(f"image {image!r}: broken off, the backend is being closed")
             if "error" in event:
-                raise _Said(str(event["error"]))
+                failed = str(event["error"])  # the last that it says; what is read to the end can be used again
             detail = event.get("progressDetail") or {}
             if detail.get("total"):
                 layers[str(event.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
@@ -155,6 +155,8 @@ class Images:
                 done, total = (sum(part) >> 20 for part in zip(*layers.values(), strict=True))
                 log.info("image %s: %d of %d MiB so far", image, done, total)
             yield event
+        if failed:
+            raise _Said(failed)
 
 
 class _Said(Exception):
