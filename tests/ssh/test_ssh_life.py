@@ -21,7 +21,7 @@ import pytest
 from hermes_ssh.backend import SshBackend
 from hermes_ssh.config import SshConfig
 
-from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError, SandboxLost
+from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError
 from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
 from hermes_core.sandbox.tool_backend import ToolBackend
@@ -175,15 +175,18 @@ async def test_a_directory_that_others_can_write_to(server: Any, backend: SshBac
 
 
 async def test_a_host_that_allows_no_namespaces(make_server: Callable[..., Any], backend: SshBackend) -> None:
-    # As a container would: the limit holds for what is started in the user namespace that is made here.
-    script = 'echo 0 > /proc/sys/user/max_user_namespaces; eval "$SSH_ORIGINAL_COMMAND"'
-    server = make_server(ForceCommand=f"exec unshare --user --map-root-user sh -c '{script}'")
-    config = SshConfig(**server.config(directory=f"/var/tmp/hermes-none-{uuid.uuid4().hex[:8]}"))
-    found = await backend.check()
-    assert found.usable
-    with contextlib.suppress(PolicyError):
-        sandbox = await backend.create(spec_of(config))
-        await sandbox.terminate()
+    # As on such a host: the limits of the user namespace that is made here hold for what is started in it.
+    limit = 'for limit in /proc/sys/user/max_*_namespaces; do echo 0 > $limit; done; eval "$SSH_ORIGINAL_COMMAND"'
+    server = make_server(ForceCommand=f"exec unshare --user --map-root-user sh -c '{limit}'")
+    place = f"/var/tmp/hermes-none-{uuid.uuid4().hex[:8]}"
+    config = SshConfig(**server.config(directory=place))
+    for level in (Isolation.USER, Isolation.NAMESPACE):
+        with pytest.raises(PolicyError, match=rf"'test': .*isolation '{level.label}': .*unshare .*No space"):
+            await backend.create(spec_of(config, level))
+    sandbox = await backend.create(spec_of(config, Isolation.SHARED))
+    assert sandbox.workspace_base.startswith(place)
+    await sandbox.terminate()
+    assert not Path(place).exists()
 
 
 # --- lost connections ----------------------------------------------------------------------------------------------
@@ -265,7 +268,8 @@ async def test_a_driver_that_is_killed_leaves_nothing(server: Any, tmp_path: Pat
         "async def main():\n"
         "    async with Runtime(Settings(), plugins=[hermes_ssh], load_entry_points=False) as runtime:\n"
         "        config = json.loads(sys.argv[1])\n"
-        "        async with runtime.tool_backend('ssh', isolation='namespace', config=config, profiles={}) as backend:\n"
+        "        level = 'namespace'\n"
+        "        async with runtime.tool_backend('ssh', isolation=level, config=config, profiles={}) as backend:\n"
         "            slot = await backend.acquire('one')\n"
         "            await backend.execute_batch([(slot, 'bash', {'command': 'setsid sleep 999 & disown; touch f'})])\n"
         "            print(slot.sandbox_id, flush=True)\n"
@@ -383,6 +387,3 @@ async def test_doctor(server: Any, runtime_of: Callable[..., Any]) -> None:
     async with runtime_of(profiles={"far": server.config(), "other": {"image": "x"}}) as runtime:
         found = await runtime.backend("ssh").check()
     assert found.usable and "an ordinary account" in found.details[0] and "namespace" in found.details[0]
-
-
-assert SandboxLost
