@@ -62,6 +62,8 @@ class Connection:
         self._opening = threading.Lock()  # the library keeps one error for all channels that are being opened
         self.sessions = 0
         """Sessions that are open, or being opened."""
+        self.proved = False
+        """Whether the server has opened a session in it."""
         self.room = access.max_sessions
         """How many it may have."""
         threading.Thread(target=self._watch, name="ssh-keepalive", daemon=True).start()
@@ -98,11 +100,7 @@ class Connection:
     def close(self) -> None:
         """Close it and everything in it. Idempotent."""
         self._closed.set()
-        for transport in reversed(self._transports):
-            transport.close()
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        _close_all(self._transports, self._processes)
 
     def _watch(self) -> None:
         while not self._closed.wait(self._interval_s) and self._transport.is_active():
@@ -203,14 +201,20 @@ def connect(access: Access, secret: Secret) -> Connection:
                 _greet(transport, hop, known, access.connect_timeout_s)
                 _log_in(transport, hop, access, secret)
     except BaseException:
-        for transport in reversed(transports):
-            transport.close()
-        for process in processes:
-            process.kill()
-            process.wait()
+        _close_all(transports, processes)
         raise
     log.debug("connected to %s", access.host)
     return Connection(transports, processes, access)
+
+
+def _close_all(transports: Sequence[paramiko.Transport], processes: Sequence[Any]) -> None:
+    """The last hop first, as it goes through the others; their ends are not news by then."""
+    for transport in reversed(transports):
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            transport.close()
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 @contextlib.contextmanager

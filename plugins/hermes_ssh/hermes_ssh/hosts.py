@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hermes_core.errors import ChannelLost, ConfigError, HermesError, InfraError, PolicyError, ProvisionError
@@ -116,22 +116,32 @@ class Host:
                 session = await in_thread(functools.partial(connection.start, command), Session.close)
             except SessionRefused as error:
                 self._release(connection)
-                if connection.room <= 1 and not connection.sessions:
-                    raise ProvisionError(
-                        f"host {self.name!r} allows no session: {error}",
-                        hint="the server's MaxSessions, or a forced command, stands in the way",
-                    ) from error
-                # It allows as many as there were before this one.
-                connection.room = max(1, min(connection.room, connection.sessions))
-                log.debug("host %s allows %d sessions in one connection", self.name, connection.room)
+                self._refused(connection, error)
             except Unreachable:  # it was dead, and nobody had noticed: another one
                 self._release(connection)
             except BaseException:
                 self._release(connection)
                 raise
             else:
+                connection.proved = True
                 return session, connection
         raise Unreachable(f"host {self.name!r} opens no session, tried {_TRIES} times")
+
+    def _refused(self, connection: Connection, error: SessionRefused) -> None:
+        """The server allows no more than there are in this connection; or not even one in a new one, which is final."""
+        if not connection.proved:
+            final = ProvisionError(
+                f"host {self.name!r} allows no session: {error}",
+                hint="the server's MaxSessions stands in the way, or what the account may do",
+            )
+            final.retryable = False
+            raise final from error
+        if connection.sessions:
+            connection.room = min(connection.room, connection.sessions)
+            log.debug("host %s allows %d sessions in one connection", self.name, connection.room)
+        elif connection in self._connections:  # it counts those that have ended, and that it has not noticed yet
+            self._connections.remove(connection)
+            _close_apart(connection)
 
     async def _with_room(self) -> Connection:
         """A connection that may have another session, which is counted from now on."""
@@ -175,7 +185,7 @@ class Host:
         spare = connection in self._connections[1:]
         if not connection.sessions and spare:
             self._connections.remove(connection)
-            threading.Thread(target=connection.close, name="ssh-close", daemon=True).start()
+            _close_apart(connection)
 
     def _checked(self, answer: bytes, status: int, words: str) -> dict[str, Any]:
         try:
@@ -198,7 +208,11 @@ class Host:
         return found
 
 
-def _close(session: Session, over: Any) -> None:
+def _close_apart(connection: Connection) -> None:
+    threading.Thread(target=connection.close, name="ssh-close", daemon=True).start()
+
+
+def _close(session: Session, over: Callable[[], object]) -> None:
     try:
         session.close()
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import glob
-import logging
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from paramiko.config import SSHConfigDict
 
 from hermes_core.errors import ConfigError
 from hermes_ssh.config import Access, split_host
-
-log = logging.getLogger(__name__)
 
 _HOPS, _INCLUDES = 8, 16
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -54,32 +51,26 @@ def route(access: Access) -> tuple[Hop, ...]:
 
 
 def _hops(access: Access, config: paramiko.SSHConfig, host: str, *, final: bool, depth: int) -> Iterator[Hop]:
+    """The servers on the way to `host`, itself the last."""
     if depth > _HOPS:
         raise ConfigError(f"ProxyJump leads through more than {_HOPS} hosts, or in circles, at {host!r}")
-    user, name, port = split_host(host)
-    try:
-        found = config.lookup(name)
-    except paramiko.SSHException as error:
-        raise ConfigError(f"the SSH configuration of {name!r} can't be read: {error}") from error
-    jumps = found.get("proxyjump", "none") or "none"
-    command = found.get("proxycommand", "none") or "none"
-    if jumps.lower() != "none":
-        *earlier, last = [part.strip() for part in jumps.split(",")]
-        for jump in earlier[:1]:
-            yield from _hops(access, config, jump, final=False, depth=depth + 1)
-        for jump in [*earlier[1:], *([last] if earlier else [])]:  # these are reached through the one before
-            yield _hop(access, config.lookup(split_host(jump)[1]), jump, final=False, command=None)
-        if not earlier:
-            yield from _hops(access, config, last, final=False, depth=depth + 1)
+    found = _found(config, host)
+    jumps = [part.strip() for part in (found.get("proxyjump") or "none").split(",")]
+    command = found.get("proxycommand") or "none"
+    if jumps[0].lower() != "none":
+        yield from _hops(access, config, jumps[0], final=False, depth=depth + 1)
+        for jump in jumps[1:]:  # reached through the one before, whatever the file says of the way to it
+            yield _hop(access, _found(config, jump), jump, final=False, command=None)
         command = "none"
-    written = f"{user}@{name}" if user else name
-    yield _hop(
-        access,
-        found,
-        f"{written}:{port}" if port else written,
-        final=final,
-        command=None if command.lower() == "none" else command,
-    )
+    yield _hop(access, found, host, final=final, command=None if command.lower() == "none" else command)
+
+
+def _found(config: paramiko.SSHConfig, host: str) -> SSHConfigDict:
+    """What the file says of a host."""
+    try:
+        return config.lookup(split_host(host)[1])
+    except (paramiko.SSHException, ValueError) as error:
+        raise ConfigError(f"the SSH configuration of {host!r} can't be read: {error}") from error
 
 
 def _hop(access: Access, found: SSHConfigDict, host: str, *, final: bool, command: str | None) -> Hop:
