@@ -7,7 +7,7 @@ and gives a `Report`. For pytest there is `hermes_core.testing.conformance.plugi
 from hermes_core.testing.conformance.checks import GROUPS, Check, all_checks, check, chosen
 from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.testing.conformance.kit import Kit, Rig
-from hermes_core.testing.conformance.runner import Report, Result, run, run_one
+from hermes_core.testing.conformance.runner import Outcome, Report, Result, run, run_one
 
 __all__ = [
     "GROUPS",
@@ -15,6 +15,7 @@ __all__ = [
     "CheckFailed",
     "Kit",
     "NotApplicable",
+    "Outcome",
     "Report",
     "Result",
     "Rig",

@@ -21,6 +21,11 @@ GROUPS = {
     "limits": ("limits",),
     "files": ("files", "archives"),
     "slots": ("slots", "apart"),
+    "pools": ("pools", "cancelling"),
+    "batches": ("batches",),
+    "failure": ("failure", "transport"),
+    "leaks": ("leaks",),
+    "speed": ("speed",),
 }
 """The groups in the order in which they run, each with its modules of this package."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ async def _report(
     profile = {} if config is None else read_yaml(config)
     async with new_runtime(verbose) as runtime:
         tell_problems(runtime)
+        if not verbose:  # the checks bring about what is warned of
+            logging.getLogger("hermes_core").setLevel(logging.ERROR)
         async with Rig(runtime, backend, profile, isolation=isolation) as rig:
             return await run(rig, checks, on_result=_Progress(len(checks)))
 

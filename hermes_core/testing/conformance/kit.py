@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from hermes_core.errors import HermesError, ProvisionError
+from hermes_core.errors import HermesError, PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.commands import SlotCommands
@@ -169,9 +169,15 @@ class Rig:
         wanted = [level for level in levels if level >= Isolation.USER] or levels
         if not python:
             wanted = [level for level in (Isolation.DEDICATED, Isolation.SHARED) if level in levels]
-        if self._asked is None and not wanted:
-            raise ProvisionError(f"backend {self.name!r} declares no level at which its sandboxes could be used")
-        self.level = wanted[0] if self._asked is None else self._asked
+        if self._asked is not None:
+            wanted = [level for level in levels if level is self._asked]
+        if not wanted:
+            asked = "any level at which its sandboxes could be used" if self._asked is None else self._asked.label
+            raise PolicyError(
+                f"backend {self.name!r} does not declare {asked}" + ("" if python else ", and they have no Python"),
+                hint=f"it declares: {', '.join(level.label for level in levels) or 'none'}",
+            )
+        self.level = wanted[0]
         if python:
             return
         tools = await self.shared(self.level)
@@ -180,8 +186,11 @@ class Rig:
 
     async def _has_python(self) -> bool:
         weakest = min(self.capabilities.isolation, default=Isolation.SHARED)
-        async with Kit(self, weakest) as kit, kit.sandbox() as sandbox:
-            return (await ran(await sandbox.open(["python3", "-c", ""]))).status == 0
+        python = False
+        with suppress(CheckFailed):  # what it leaves is a matter for the checks
+            async with Kit(self, weakest) as kit, kit.sandbox() as sandbox:
+                python = (await ran(await sandbox.open(["python3", "-c", ""]))).status == 0
+        return python
 
 
 class Kit:

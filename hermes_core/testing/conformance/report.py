@@ -32,8 +32,7 @@ def as_text(report: Report, terminal_width: int | None = None) -> str:
     table.add_column("reason", overflow="fold")
     for each in report.checks:
         outcome = Text(_MARKS[each.outcome], _STYLES[each.outcome])
-        # What a sandbox said is text, not markup.
-        table.add_row(each.group, Text(each.name), outcome, f"{each.seconds:.2f}", Text(each.reason))
+        table.add_row(each.group, Text(each.name), outcome, f"{each.seconds:.2f}", Text(_harmless(each.reason)))
     stream = io.StringIO()
     console = Console(file=stream, width=terminal_width or 240, force_terminal=terminal_width is not None)
     console.print(table)
@@ -45,3 +44,8 @@ def as_text(report: Report, terminal_width: int | None = None) -> str:
     sums = ", ".join(f"{count[outcome]} {_MARKS[outcome].lower()}" for outcome in Outcome)
     console.print(f"{report.backend}: {len(report.checks)} checks, {sums}", highlight=False)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _harmless(text: str) -> str:
+    """What a sandbox may have said, without control characters; as `Text` it is no markup either."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

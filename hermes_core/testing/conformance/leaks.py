@@ -1,0 +1,146 @@
+"""Leaks: descriptors, threads, processes and sandboxes are back where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_core.testing.conformance.checks import check
+from hermes_core.testing.conformance.expect import NotApplicable, expect, same
+from hermes_core.testing.conformance.kit import Kit
+
+SETTLE_S = 10.0
+"""How long the driver may take to let go of what it has used, in seconds."""
+
+SPARE = 3
+"""What may come and go by itself: a worker thread of the event loop, a connection of the provider's SDK."""
+
+
+@dataclass(frozen=True)
+class Census:
+    """What this process holds."""
+
+    descriptors: Counter[str]
+    threads: int
+    children: int
+
+    @classmethod
+    def take(cls) -> Census:
+        """What it holds now; counts kinds of descriptors, as their numbers come and go."""
+        gc.collect()
+        kinds: Counter[str] = Counter()
+        for entry in Path("/proc/self/fd").iterdir():
+            try:
+                kinds[str(entry.readlink()).partition(":")[0]] += 1
+            except OSError:
+                continue  # the one of this very listing
+        children = Path("/proc/self/task").glob("*/children")
+        threads = sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())
+        return cls(kinds, threads, sum(len(path.read_text().split()) for path in children))
+
+    def beyond(self, before: Census) -> str:
+        """What is more than before, in words; empty if nothing."""
+        grown = []
+        for what, now, then in (
+            ("descriptors", self.descriptors.total(), before.descriptors.total()),
+            ("threads", self.threads, before.threads),
+            ("child processes", self.children, before.children),
+        ):
+            if now > then + SPARE:
+                more = f" ({dict(self.descriptors - before.descriptors)})" if what == "descriptors" else ""
+                grown.append(f"{now} {what}, {then} before{more}")
+        return "; ".join(grown)
+
+
+async def census() -> Census:
+    """What this process holds, taken outside the event loop's thread."""
+    if sys.platform != "linux":
+        raise NotApplicable("what the driver holds can only be counted on Linux")
+    return await asyncio.to_thread(Census.take)
+
+
+async def nothing_more(before: Census, what: str) -> None:
+    """Go on if the driver is back where it was, in a moment at most."""
+    for _ in range(int(SETTLE_S / 0.2)):
+        grown = (await census()).beyond(before)
+        if not grown:
+            return
+        await asyncio.sleep(0.2)
+    expect(False, f"after {what} the driver holds more than before: {grown}")
+
+
+@check("leaks", limit_s=300)
+async def a_thousand_commands(kit: Kit) -> None:
+    """1,000 commands leave no descriptor, thread or process, in the driver or in the slot."""
+    slot = await kit.slot()
+    count = "ls -d /proc/[0-9]* | wc -l"
+    for _ in range(5):
+        await slot.run("true")
+    inside, before = int((await slot.run(count)).text), await census()
+    turns, size = (20, 50) if not kit.direct else (5, 20)
+    for _ in range(turns):
+        results = await asyncio.gather(*(slot.run("true") for _ in range(size)))
+        expect(all(each.ok for each in results), "`true` failed")
+    await nothing_more(before, f"{turns * size} commands")
+    for _ in range(50):
+        now = int((await slot.run(count)).text)
+        if now <= inside + SPARE:
+            return
+        await asyncio.sleep(0.2)
+    expect(False, f"the slot sees {now} processes after {turns * size} commands, {inside} before")
+
+
+@check("leaks", limit_s=300)
+async def a_hundred_leases(kit: Kit) -> None:
+    """100 leases leave no sandbox, descriptor, thread or process."""
+    turns = 100 if not kit.direct else 10
+    async with kit.tools(seats=4, per_sandbox=4, warm=1) as tools:
+        async with tools.lease() as slot:
+            await tools.commands(slot).run("true")
+        before = await census()
+        here = len(await kit.listed())
+
+        async def turn() -> None:
+            async with tools.lease() as slot:
+                await tools.commands(slot).run("echo x >f; sleep 1000 & true")
+
+        for _ in range(turns // 4):
+            await asyncio.gather(*(turn() for _ in range(4)))
+        expect(len(await kit.listed()) <= max(here, 4), f"{len(await kit.listed())} sandboxes, {here} before")
+        if not kit.dedicated:
+            await nothing_more(before, f"{turns} leases")
+    same(await kit.listed(), [], "sandboxes after the end")
+
+
+@check("leaks", limit_s=300)
+async def sandboxes_come_and_go(kit: Kit) -> None:
+    """Eight sandboxes with commands that still ran leave nothing in the driver, and nothing with the backend."""
+
+    async def one() -> None:
+        async with kit.tools(seats=1, per_sandbox=1) as tools:
+            slot = await tools.acquire()
+            await tools.commands(slot).run("sleep 1000 & true")
+
+    await one()
+    before = await census()
+    for _ in range(4):
+        await asyncio.gather(one(), one())
+    same([info.sandbox_id for info in await kit.listed()], [], "sandboxes afterwards")
+    await nothing_more(before, "eight sandboxes")
+
+
+@check("leaks", limit_s=300)
+async def a_hundred_channels(kit: Kit) -> None:
+    """100 channels, closed while their programs ran, leave nothing in the driver."""
+    async with kit.sandbox() as sandbox:
+        await (await sandbox.open(["true"])).aclose()
+        before = await census()
+        for _ in range(20):
+            channels = await asyncio.gather(*(sandbox.open(["sh", "-c", "cat; exit 0"]) for _ in range(5)))
+            await asyncio.gather(*(channel.aclose() for channel in channels))
+        await nothing_more(before, "100 channels")

@@ -1,0 +1,119 @@
+"""Speed: figures, and floors as ratios within one machine and moment (never as absolute times)."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+
+from hermes_core.sandbox.contract import Sandbox
+from hermes_core.testing.conformance.checks import check
+from hermes_core.testing.conformance.expect import expect
+from hermes_core.testing.conformance.kit import Kit, ran
+
+GUEST = "background processes that outlive"
+"""What a sandbox without Python lacks; without a guest, a command costs two channels."""
+
+
+async def p50(work: Callable[[], Awaitable[object]], times: int) -> float:
+    """The median of its seconds, after one time that does not count."""
+    await work()
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        await work()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+async def _opened(sandbox: Sandbox) -> None:
+    await ran(await sandbox.open(["true"]))
+
+
+@check("speed")
+async def a_command_is_quick(kit: Kit) -> None:
+    """`true` in a slot takes no longer than a channel of its own would."""
+    slot = await kit.slot()
+    ours = await p50(lambda: slot.run("true"), 50)
+    kit.figure("true_p50_ms", ours * 1000)
+    async with kit.sandbox() as sandbox:
+        channel = await p50(lambda: _opened(sandbox), 10)
+    if kit.direct:
+        raise kit.not_applicable(f"a sandbox without Python lacks: {kit.rig.missing[0]}; a command is two channels")
+    expect(ours < 1.2 * channel, f"`true` takes {ours * 1000:.1f} ms, a channel of its own {channel * 1000:.1f} ms")
+
+
+@check("speed")
+async def commands_scale(kit: Kit) -> None:
+    """32 at a time, commands a second are no fewer than one after another."""
+    slot = await kit.slot()
+    began = time.perf_counter()
+    for _ in range(50):
+        await slot.run("true")
+    alone = 50 / (time.perf_counter() - began)
+    turns = 10 if not kit.direct else 1
+
+    async def worker() -> None:
+        for _ in range(turns):
+            await slot.run("true")
+
+    began = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(32)))
+    together = 32 * turns / (time.perf_counter() - began)
+    kit.figure("commands_per_s_at_32", together)
+    expect(together > 0.8 * alone, f"{together:.0f} commands a second 32 at a time, {alone:.0f} one after another")
+
+
+@check("speed", limit_s=180)
+async def a_lease_is_quicker_than_a_sandbox(kit: Kit) -> None:
+    """Acquire, reset and release take less time than a new sandbox."""
+    began = time.perf_counter()
+    async with kit.tools(seats=1, per_sandbox=1) as tools:
+        async with tools.lease() as slot:
+            await tools.commands(slot).run("true")
+            ready = time.perf_counter() - began
+        kit.figure("sandbox_ready_s", ready)
+
+        async def lease() -> None:
+            async with tools.lease() as slot:
+                await tools.commands(slot).write_file("f", b"x")
+
+        ours = await p50(lease, 15)
+    kit.figure("lease_p50_ms", ours * 1000)
+    if kit.direct and kit.dedicated:
+        raise kit.not_applicable("without Python each lease of a dedicated sandbox takes a new one")
+    expect(ours < ready, f"a lease takes {ours * 1000:.0f} ms, a new sandbox {ready * 1000:.0f} ms")
+
+
+@check("speed")
+async def output_flows(kit: Kit) -> None:
+    """10 MB of output take no more than ten times what they take over a bare channel."""
+    slot = await kit.slot()
+
+    async def ours() -> None:
+        result = await slot.run("head -c 10000000 /dev/zero", output_limit=16 << 20)
+        expect(len(result.stdout) == 10_000_000, f"{len(result.stdout)} of 10,000,000 bytes arrived")
+
+    seconds = await p50(ours, 5)
+    kit.figure("output_mb_per_s", 10 / seconds)
+    async with kit.sandbox() as sandbox:
+
+        async def bare() -> None:
+            await ran(await sandbox.open(["head", "-c", "10000000", "/dev/zero"]))
+
+        channel = await p50(bare, 5)
+    expect(seconds < 10 * channel, f"10 MB take {seconds:.2f} s, over a bare channel {channel:.2f} s")
+
+
+@check("speed", needs=GUEST)
+async def a_neighbour_is_not_slowed_down(kit: Kit) -> None:
+    """While 200 MB flow out of one slot, a neighbour's `true` takes at most thirty times as long."""
+    slot, other = await kit.neighbours()
+    alone = await p50(lambda: other.run("true"), 20)
+    flood = asyncio.ensure_future(slot.run("head -c 200000000 /dev/zero", output_limit=8 << 20))
+    await asyncio.sleep(0.1)
+    beside = await p50(lambda: other.run("true"), 20)
+    flood.cancel()
+    await asyncio.wait([flood])
+    expect(beside < 30 * alone, f"{beside * 1000:.1f} ms beside the flood, {alone * 1000:.1f} ms alone")

@@ -1,0 +1,141 @@
+"""A backend between core and the one under test: loses answers, and cuts, stalls or spoils channels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.contract import (
+    Backend,
+    Capabilities,
+    Channel,
+    Diagnosis,
+    Sandbox,
+    SandboxConfig,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxStatus,
+)
+
+
+class TamperedChannel(Channel):
+    """A channel that can be cut, stalled, or made to give garbage."""
+
+    def __init__(self, inner: Channel) -> None:
+        self.inner = inner
+        self.garbage = b""
+        """What the next `read` gives instead of what arrives."""
+        self.flowing = asyncio.Event()
+        """Cleared, nobody reads on."""
+        self.flowing.set()
+        self._is_cut = False
+
+    async def cut(self) -> None:
+        """Break the transport, in the middle of whatever it carries."""
+        self._is_cut = True
+        await self.inner.aclose()
+
+    async def read(self, n: int) -> bytes:
+        """As the channel, with what was tampered with."""
+        await self.flowing.wait()
+        data = await self.inner.read(n)
+        if self._is_cut:
+            raise ChannelLost("the channel was cut by the check")
+        if self.garbage:
+            data, self.garbage = self.garbage, b""
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """As the channel, until it is cut."""
+        if self._is_cut:
+            raise ChannelLost("the channel was cut by the check")
+        await self.inner.write(data)
+
+    async def wait(self) -> int:
+        """As the channel."""
+        return await self.inner.wait()
+
+    async def aclose(self) -> None:
+        """As the channel."""
+        await self.inner.aclose()
+
+    @property
+    def stderr_tail(self) -> str:
+        """As the channel."""
+        return self.inner.stderr_tail
+
+
+class TamperedSandbox(Sandbox):
+    """A sandbox whose channels are tampered with."""
+
+    def __init__(self, inner: Sandbox, backend: TamperedBackend) -> None:
+        self.id = inner.id
+        self.workspace_base = inner.workspace_base
+        self.state_dir = inner.state_dir
+        self._inner = inner
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # what a provider's sandbox has beside the contract: `uid_base`
+
+    async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+        """As the sandbox."""
+        if self._backend.unreachable:
+            raise ChannelLost("the check lets no channel through", sandbox_id=self.id)
+        channel = TamperedChannel(await self._inner.open(argv, env=env))
+        self._backend.channels.append(channel)
+        return channel
+
+    async def status(self) -> SandboxStatus:
+        """As the sandbox."""
+        return await self._inner.status()
+
+    async def terminate(self) -> None:
+        """As the sandbox."""
+        await self._inner.terminate()
+
+
+class TamperedBackend(Backend):
+    """The backend under test, with a hand on its answers and channels."""
+
+    name: ClassVar[str] = "tampered"
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.channels: list[TamperedChannel] = []
+        """All that were opened, oldest first."""
+        self.lose_answers = 0
+        """How many of the next sandboxes are made, and the caller is told that nobody knows."""
+        self.lost = 0
+        self.unreachable = False
+        """Whether no further channel is opened."""
+        self.__dict__["config_class"] = inner.config_class
+
+    config_class: ClassVar[type[SandboxConfig]]
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """As the backend."""
+        return self.inner.capabilities
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """As the backend; the answer may be lost."""
+        sandbox = await self.inner.create(spec)
+        if self.lost < self.lose_answers:
+            self.lost += 1
+            raise ChannelLost("the answer of `create` was lost by the check")
+        return TamperedSandbox(sandbox, self)
+
+    async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
+        """As the backend."""
+        return await self.inner.list(owner)
+
+    async def terminate_id(self, sandbox_id: str) -> None:
+        """As the backend."""
+        await self.inner.terminate_id(sandbox_id)
+
+    async def check(self) -> Diagnosis:
+        """As the backend."""
+        return await self.inner.check()

@@ -1,0 +1,118 @@
+"""Channels that are cut, spoilt or stalled: nothing is lost, nothing runs twice, nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from hermes_core.errors import InfraError
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.testing.conformance.checks import check
+from hermes_core.testing.conformance.expect import expect, same, within
+from hermes_core.testing.conformance.kit import Kit
+from hermes_core.testing.conformance.tamper import TamperedBackend
+
+OUTLIVES = "background processes that outlive"
+"""What a sandbox without Python lacks: there a command lives and dies with its channel."""
+
+
+@asynccontextmanager
+async def tampered(kit: Kit) -> AsyncIterator[tuple[TamperedBackend, SlotCommands]]:
+    """A slot behind channels that can be tampered with."""
+    backend = TamperedBackend(kit.backend)
+    async with kit.tools(seats=1, per_sandbox=1, backend=backend) as tools:
+        slot = await tools.acquire()
+        yield backend, tools.commands(slot)
+
+
+@check("failure", needs=OUTLIVES)
+async def a_cut_channel_loses_no_command(kit: Kit) -> None:
+    """A command goes on while its channel is cut, runs once, and its result arrives."""
+    async with tampered(kit) as (backend, slot):
+        running = asyncio.ensure_future(slot.run("echo x >>ran; sleep 1; echo done; exit 7"))
+        await asyncio.sleep(0.4)
+        await backend.channels[-1].cut()
+        result = await within(60, running, "a command whose channel was cut")
+        same((result.exit_code, result.text), (7, "done\n"), "its result")
+        same((await slot.run("wc -l <ran")).text.strip(), "1", "how often it ran")
+
+
+@check("failure", needs=OUTLIVES)
+async def a_cut_channel_loses_no_output(kit: Kit) -> None:
+    """Output that flows while the channel is cut, again and again, arrives once and whole."""
+    async with tampered(kit) as (backend, slot):
+        running = asyncio.ensure_future(slot.run("seq 1 400000", output_limit=16 << 20))
+        for _ in range(5):
+            await asyncio.sleep(0.05)
+            await backend.channels[-1].cut()
+        result = await within(60, running, "a command whose channel was cut five times")
+        wanted = "".join(f"{number}\n" for number in range(1, 400_001)).encode()
+        expect(result.stdout == wanted, f"{len(result.stdout)} of {len(wanted)} bytes arrived, or others")
+
+
+@check("failure", needs=OUTLIVES)
+async def a_cut_channel_loses_no_input(kit: Kit) -> None:
+    """Input that flows while the channel is cut arrives once and whole."""
+    data = os.urandom(1_000_000) * 20
+    async with tampered(kit) as (backend, slot):
+        writing = asyncio.ensure_future(slot.write_file("f", data))
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            await backend.channels[-1].cut()
+        await within(60, writing, "writing a file while the channel is cut")
+        expect((await slot.read_file("f")).data == data, "the file has other bytes than were written")
+
+
+@check("failure", needs=OUTLIVES)
+async def garbage_on_the_channel(kit: Kit) -> None:
+    """Garbage instead of frames is a lost channel, not a wrong result: another is opened, and all goes on."""
+    async with tampered(kit) as (backend, slot):
+        for garbage in (os.urandom(4096), b"Warning: Permanently added the host\r\n", b"\0" * 64, b"\xff" * 64):
+            backend.channels[-1].garbage = garbage
+            result = await within(60, slot.run("echo fine; exit 3"), "a command with garbage on its channel")
+            same((result.text, result.exit_code), ("fine\n", 3), f"its result after {garbage[:20]!r}")
+
+
+@check("failure", needs=OUTLIVES, limit_s=120)
+async def a_stalled_reader(kit: Kit) -> None:
+    """While nobody reads the channel, output waits in the sandbox; when somebody does again, it is all there."""
+    async with tampered(kit) as (backend, slot):
+        channel = backend.channels[-1]
+        running = asyncio.ensure_future(slot.run("seq 1 2000000; echo x >written", output_limit=32 << 20))
+        await asyncio.sleep(0.1)
+        channel.flowing.clear()
+        await asyncio.sleep(2)
+        channel.flowing.set()
+        result = await within(90, running, "a command whose reader had stalled for 2 s")
+        same((result.exit_code, result.stdout_bytes, result.truncated), (0, 14_888_896, False), "its result")
+        expect(result.stdout.endswith(b"\n1999999\n2000000\n"), "the end of its output is not what was written")
+
+
+@check("failure")
+async def a_slow_command_holds_nobody_up(kit: Kit) -> None:
+    """While 100 MB flow through one command, others in the slot are answered."""
+    slot = await kit.slot()
+    flood = asyncio.ensure_future(slot.run("head -c 100000000 /dev/zero", output_limit=1 << 20))
+    for _ in range(20):
+        same((await within(20, slot.run("echo fine"), "a command beside the flood")).text, "fine\n", "its output")
+    same((await within(80, flood, "100 MB of output")).stdout_bytes, 100_000_000, "bytes counted")
+
+
+@check("failure")
+async def a_sandbox_out_of_reach_is_given_up(kit: Kit) -> None:
+    """When no channel can be opened any more, callers are told within `orphan_ttl_s`."""
+    backend = TamperedBackend(kit.backend)
+    async with kit.tools(seats=1, per_sandbox=1, backend=backend, orphan_ttl_s=3.0) as tools:
+        slot = await tools.acquire()
+        commands = tools.commands(slot)
+        await commands.run("true")
+        backend.unreachable = True
+        for channel in list(backend.channels):
+            await channel.cut()
+        try:
+            result = await within(60, commands.run("echo x"), "a command in a sandbox out of reach")
+        except InfraError:
+            return
+        expect(False, f"a sandbox that can't be reached answered: {result!r}")

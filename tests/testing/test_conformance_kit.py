@@ -1,0 +1,406 @@
+"""The kit itself: it fails what is broken, and its report and command say what came of each check."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hermes_core.cli import main
+from hermes_core.errors import ConfigError, PolicyError, ProvisionError, UnknownNameError
+from hermes_core.hookspecs import hookimpl
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.channels import AsyncioStreamChannel
+from hermes_core.sandbox.contract import Channel, Diagnosis, Isolation, Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.local.backend import LocalBackend
+from hermes_core.settings import Settings
+from hermes_core.testing import conformance
+from hermes_core.testing.conformance import Outcome, Report, Result, Rig, all_checks, check, chosen, run, run_one
+from hermes_core.testing.conformance.report import as_text
+from hermes_core.testing.conformance.tamper import TamperedSandbox
+
+pytestmark = pytest.mark.slow
+
+
+# --- backends that are broken in one way each -------------------------------------------------------------------------
+
+
+class Spoilt(Channel):
+    """A channel that passes everything on; subclasses break one thing."""
+
+    def __init__(self, inner: Channel) -> None:
+        self.inner = inner
+
+    async def read(self, n: int) -> bytes:
+        return await self.inner.read(n)
+
+    async def write(self, data: bytes) -> None:
+        await self.inner.write(data)
+
+    async def wait(self) -> int:
+        return await self.inner.wait()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+    @property
+    def stderr_tail(self) -> str:
+        return self.inner.stderr_tail
+
+
+class DropsBytes(Spoilt):
+    """Loses the last byte of whatever is longer than a few frames."""
+
+    async def read(self, n: int) -> bytes:
+        data = await self.inner.read(n)
+        return data[:-1] if len(data) > 10_000 else data
+
+
+class DoublesOutput(Spoilt):
+    async def read(self, n: int) -> bytes:
+        data = await self.inner.read(n)
+        return data * 2
+
+
+class IgnoresReset(Spoilt):
+    """The guest is told to kill, never to wipe."""
+
+    async def write(self, data: bytes) -> None:
+        await self.inner.write(data.replace(b'"wipe":true', b'"wipe":null'))
+
+
+class TextMode(Spoilt):
+    async def read(self, n: int) -> bytes:
+        return (await self.inner.read(n)).replace(b"\n", b"\r\n")
+
+
+class WrongStatus(Spoilt):
+    async def wait(self) -> int:
+        return min(await self.inner.wait(), 1)
+
+
+class Unbounded(Spoilt):
+    """Reads all that there is before it gives any."""
+
+    def __init__(self, inner: Channel) -> None:
+        super().__init__(inner)
+        self.data = b""
+
+    async def read(self, n: int) -> bytes:
+        while piece := await self.inner.read(1 << 20):
+            self.data += piece
+        data, self.data = self.data[:n], self.data[n:]
+        return data
+
+
+class Broken(LocalBackend):
+    """The local backend with channels of another kind."""
+
+    name = "broken"
+    channel: type[Spoilt] = Spoilt
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__(settings)
+        self.leaked: list[AsyncioStreamChannel] = []
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        return SpoiltSandbox(await super().create(spec), self)
+
+
+class SpoiltSandbox(TamperedSandbox):
+    def __init__(self, inner: Sandbox, backend: Any) -> None:
+        super().__init__(inner, backend)
+        self.backend = backend
+
+    async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+        return self.backend.channel(await self._inner.open(argv, env=env))
+
+
+class LeaksAProcess(Broken):
+    """Starts a helper for each channel on the driver's host, and forgets it."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        sandbox, backend = await super().create(spec), self
+
+        class Leaking(SpoiltSandbox):
+            async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+                backend.leaked.append(await AsyncioStreamChannel.spawn(["sleep", "1000"]))
+                return await self._inner.open(argv, env=env)
+
+        return Leaking(sandbox._inner, self)
+
+    async def aclose(self) -> None:
+        for helper in self.leaked:
+            await helper.aclose()
+
+
+class ForgetsToEnd(Broken):
+    """`terminate` returns before anything has ended."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await super().create(spec)
+
+        async def terminate() -> None:
+            return
+
+        sandbox.terminate = terminate  # type: ignore[method-assign]
+        return sandbox
+
+
+class MakesTwo(Broken):
+    """A second `create` of a lease makes a second sandbox."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        import dataclasses
+
+        return await super().create(dataclasses.replace(spec, lease_id=os.urandom(8).hex()))
+
+
+class AlwaysRunning(Broken):
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await super().create(spec)
+
+        async def status() -> SandboxStatus:
+            return SandboxStatus.RUNNING
+
+        sandbox.status = status  # type: ignore[method-assign]
+        return sandbox
+
+
+def of(kind: type[Spoilt]) -> type[Broken]:
+    return type(f"With{kind.__name__}", (Broken,), {"channel": kind})
+
+
+class Plugin:
+    """Provides one backend."""
+
+    def __init__(self, backend: type[LocalBackend]) -> None:
+        self.backend = backend
+
+    @hookimpl
+    def hermes_register_backends(self, registry: Any) -> None:
+        registry.add(self.backend.name, self.backend)
+
+
+async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result]:
+    async with Runtime(plugins=[Plugin(backend)]) as runtime, Rig(runtime, backend.name) as rig:
+        report = await run(rig, chosen(names=names))
+    return {each.name: each for each in report.checks}
+
+
+@pytest.mark.parametrize(
+    ("backend", "seen_by"),
+    [
+        (of(DropsBytes), "a_channel_carries_much"),
+        (of(DoublesOutput), "a_program_gets_its_arguments"),
+        (of(TextMode), "a_channel_is_binary"),
+        (of(WrongStatus), "exit_status_and_last_words"),
+        (of(Unbounded), "small_pieces_arrive_at_once"),
+        (of(Unbounded), "a_slow_reader_slows_the_writer"),
+        (of(IgnoresReset), "reset_leaves_no_file[user]"),
+        (LeaksAProcess, "a_hundred_channels"),
+        (ForgetsToEnd, "status_follows_life"),
+        (MakesTwo, "one_lease_is_one_sandbox"),
+        (AlwaysRunning, "terminate_by_id"),
+    ],
+)
+async def test_what_is_broken_is_seen(backend: type[LocalBackend], seen_by: str) -> None:
+    if "[user]" in seen_by and Isolation.USER not in LocalBackend().capabilities.isolation:
+        pytest.skip("this host gives no slot of level user")
+    found = (await outcomes(backend, seen_by))[seen_by]
+    assert found.outcome is Outcome.FAILED and found.reason, found
+
+
+@pytest.mark.parametrize("name", ["a_channel_carries_much", "reset_leaves_no_file", "a_hundred_channels"])
+async def test_the_same_backend_unbroken_passes(name: str) -> None:
+    for result in (await outcomes(Broken, name)).values():
+        assert result.outcome is not Outcome.FAILED, result
+
+
+async def test_what_no_check_cleans_up_is_a_failure_and_is_ended() -> None:
+    async with Runtime(plugins=[Plugin(Broken)]) as runtime, Rig(runtime, "broken") as rig:
+
+        async def leaves(kit: conformance.Kit) -> None:
+            await kit.backend.create(kit.spec())
+
+        result = await run_one(rig, conformance.Check("contract", "x", leaves, None, (), Isolation.SHARED, "", 30))
+        assert result.outcome is Outcome.FAILED and "sandboxes were left" in result.reason
+        assert [info for info in await rig.backend.list() if info.owner.startswith(rig.owner)] == []
+
+
+async def test_a_check_that_hangs_is_cut_off() -> None:
+    import asyncio
+
+    async with Runtime() as runtime, Rig(runtime, "local") as rig:
+
+        async def hangs(kit: conformance.Kit) -> None:
+            await asyncio.sleep(1000)
+
+        result = await run_one(rig, conformance.Check("contract", "x", hangs, None, (), Isolation.SHARED, "", 0.2))
+        assert (result.outcome, result.reason) == (Outcome.FAILED, "not done within 0.2 s")
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_enough_checks_and_each_says_what_it_promises() -> None:
+    checks = all_checks()
+    functions = {each.function for each in checks}
+    assert len(functions) >= 90
+    assert {each.group for each in checks} == set(conformance.GROUPS)
+    assert len({each.name for each in checks}) == len(checks)
+    for each in checks:
+        assert each.promise.endswith("."), each.name
+
+
+def test_checks_are_chosen_by_group_and_name() -> None:
+    assert {each.group for each in chosen(["files"])} == {"files"}
+    assert [each.name for each in chosen(names=["exit_status"])] == ["exit_status"]
+    assert len(chosen(names=["reset_leaves_no_file"])) == 4
+    assert [each.name for each in chosen(names=["reset_leaves_no_file[user]"])] == ["reset_leaves_no_file[user]"]
+    with pytest.raises(UnknownNameError, match="exit_status"):
+        chosen(names=["exit_statuss"])
+    with pytest.raises(UnknownNameError, match="files"):
+        chosen(groups=["file"])
+
+
+def test_two_checks_of_one_name_are_refused() -> None:
+    async def exit_status(kit: conformance.Kit) -> None:
+        """Another."""
+
+    with pytest.raises(ValueError, match="exit_status"):
+        check("commands")(exit_status)
+
+
+# --- what is not applicable -------------------------------------------------------------------------------------------
+
+
+class NoPython(Broken):
+    """Sandboxes that have no Python."""
+
+    name = "no-python"
+
+    async def check(self) -> Diagnosis:
+        return Diagnosis(True, "usable")
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await super().create(spec)
+
+        class Without(SpoiltSandbox):
+            async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+                return await self._inner.open(["no-python" if argv[0] == "python3" else argv[0], *argv[1:]], env=env)
+
+        return Without(sandbox._inner, self)
+
+
+async def test_without_python_the_reason_is_the_direct_modes() -> None:
+    found = await outcomes(NoPython, "exit_status", "spooled_output_is_all_there", "reset_leaves_no_file")
+    assert found["exit_status"].outcome is Outcome.PASSED
+    for name in ("spooled_output_is_all_there", "reset_leaves_no_file[user]"):
+        assert found[name].outcome is Outcome.NOT_APPLICABLE
+    assert "spooled output" in found["spooled_output_is_all_there"].reason
+    assert "isolation between slots" in found["reset_leaves_no_file[user]"].reason
+
+
+async def test_levels_that_are_not_declared_and_what_is_open_are_told() -> None:
+    found = await outcomes(Broken, "a_neighbours_files_can_not_be_read")
+    dedicated, shared = (found[f"a_neighbours_files_can_not_be_read[{level}]"] for level in ("dedicated", "shared"))
+    assert dedicated.outcome is shared.outcome is Outcome.NOT_APPLICABLE
+    assert "does not declare level dedicated" in dedicated.reason
+    assert shared.reason.startswith("documented as open: ")
+
+
+# --- wrong use --------------------------------------------------------------------------------------------------------
+
+
+async def test_wrong_use_is_refused_before_anything_is_made() -> None:
+    async with Runtime() as runtime:
+        with pytest.raises(UnknownNameError, match="slots_per_sandbox"):
+            Rig(runtime, "local", {"slots_per_sandbx": 1})
+        with pytest.raises(ConfigError):
+            Rig(runtime, "local", {"orphan_ttl_s": -1})
+        with pytest.raises(UnknownNameError):
+            Rig(runtime, "lokal")
+        with pytest.raises(UnknownNameError):
+            Rig(runtime, "local", isolation="usr")
+        with pytest.raises(PolicyError):
+            async with Rig(runtime, "local", isolation="dedicated"):
+                pass
+
+
+class NotHere(Broken):
+    name = "not-here"
+
+    async def check(self) -> Diagnosis:
+        return Diagnosis(False, "no daemon", advice=("start it",))
+
+
+async def test_a_backend_that_can_not_be_used_here_is_told_at_once() -> None:
+    async with Runtime(plugins=[Plugin(NotHere)]) as runtime:
+        with pytest.raises(ProvisionError, match=r"no daemon.*start it"):
+            async with Rig(runtime, "not-here"):
+                pass
+
+
+# --- the report and the command ---------------------------------------------------------------------------------------
+
+REPORT = Report(
+    "some",
+    (
+        Result("good", "files", Outcome.PASSED, "", 0.5),
+        Result("bad", "files", Outcome.FAILED, "a [bold]reason[/] \x1b[31m", 1.0),
+        Result("not", "slots", Outcome.NOT_APPLICABLE, "does not declare it", 0.0),
+    ),
+    {"true_p50_ms": 2.1},
+)
+
+
+def test_the_table_has_every_check_the_figures_and_the_sums() -> None:
+    text = as_text(REPORT)
+    assert "a [bold]reason[/]" in text and "does not declare it" in text and "\x1b" not in text
+    assert "`true` in a slot, p50: 2.1 ms" in text
+    assert text.splitlines()[-1] == "some: 3 checks, 1 passed, 1 failed, 1 not applicable"
+    assert not REPORT.sound
+
+
+def test_the_json_is_what_is_promised() -> None:
+    data = json.loads(json.dumps(REPORT.to_dict()))
+    assert set(data) == {"backend", "checks", "figures"}
+    assert data["checks"][0] == {"name": "good", "group": "files", "outcome": "passed", "reason": "", "seconds": 0.5}
+
+
+def command(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["conformance", *arguments])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("env_vars: {A: b}\n")
+    done = command("local", "--config", str(profile), "--check", "exit_status", "--json")
+    assert done.exit_code == 0, done.output
+    assert [each["outcome"] for each in json.loads(done.stdout)["checks"]] == ["passed"]
+    assert "1 passed" in command("local", "--check", "exit_status").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lokal"], "local"),
+        (["local", "--group", "file"], "files"),
+        (["local", "--check", "exit_statuss"], "exit_status"),
+        (["local", "--isolation", "usr"], "user"),
+        (["local", "--config", "/no/such/file"], "does not exist"),
+        (["local", "--config", "PROFILE"], "slots_per_sandbox"),
+        ([], "missing argument"),
+    ],
+)
+def test_wrong_use_of_the_command_exits_with_2(tmp_path: Path, arguments: list[str], said: str) -> None:
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("slots_per_sandbx: 1\n")
+    done = command(*(str(profile) if word == "PROFILE" else word for word in arguments))
+    assert done.exit_code == 2 and said in done.output, done.output
