@@ -197,9 +197,7 @@ def test_a_rollout_of_tasks(tmp_path: Path, owner: str, python_image: str) -> No
     assert json.loads(listed.stdout) == []
 
 
-def test_a_rollout_of_swe_smith(
-    tmp_path: Path, owner: str, python_image: str, package_index: tuple[str, ...]
-) -> None:
+def test_a_rollout_of_swe_smith(tmp_path: Path, owner: str, python_image: str, package_index: tuple[str, ...]) -> None:
     arguments = [
         *("rollout", "swe-smith", "--env.dataset_name=demo", "--backend", "docker", "--json"),
         *(f"--backend.image={python_image}", f"--backend.volumes={','.join(package_index)}"),
