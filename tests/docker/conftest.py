@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import docker
@@ -49,14 +47,6 @@ def python_image() -> str:
 @pytest.fixture(scope="session")
 def busybox_image() -> str:
     return BUSYBOX
-
-
-@pytest.fixture(scope="session")
-def package_index() -> tuple[str, ...]:
-    """Volumes with which pip in a container reaches the package index as it does here; its variables come with it."""
-    files = {Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pip.conf")}
-    files |= {Path(os.environ[name]) for name in ("PIP_CERT", "SSL_CERT_FILE", "PIP_CONFIG_FILE") if name in os.environ}
-    return tuple(f"{path}:{path}:ro" for path in sorted(files) if path.is_file())
 
 
 @pytest.fixture

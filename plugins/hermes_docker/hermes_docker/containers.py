@@ -205,7 +205,7 @@ def _create(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str,
         command=arguments,
         environment={**spec.environment, "HERMES_SANDBOX_ID": name},
         user=config.user or "0:0",
-        working_dir="/",
+        working_dir=Sandbox.workspace_base,  # the daemon makes it
         healthcheck={"test": ["NONE"]},
         platform=config.platform,
         use_config_proxy=False,  # nothing of ours that was not named

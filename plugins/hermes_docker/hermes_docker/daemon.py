@@ -66,7 +66,7 @@ class Daemon:
     async def info(self) -> dict[str, Any]:
         """What the daemon says of itself, asked once."""
         if self._info is None:
-            self._info = await self.call(lambda api: api.info())
+            self._info = dict(await self.call(lambda api: api.info()))
         return self._info
 
     async def aclose(self) -> None:
