@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks import batch, latency, output, reset, startup, swe_smith, throughput
+from benchmarks import batch, latency, output, peers_docker, peers_ssh, reset, startup, swe_smith, throughput
 from benchmarks.host import machine
 from benchmarks.measure import Row, Rows
 
@@ -21,6 +21,8 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "output": output.rows,
     "swe-smith": swe_smith.rows,
     "startup": startup.rows,
+    "docker": peers_docker.rows,
+    "ssh": peers_ssh.rows,
 }
 
 NOT_QUICK = ("swe-smith",)

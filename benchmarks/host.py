@@ -32,14 +32,14 @@ async def local_backend(level: str, slots: int) -> AsyncIterator[ToolBackend | N
         try:
             await stack.enter_async_context(backend)
         except (PolicyError, ProvisionError) as error:
-            if not _refusal(error):
+            if not refused(error):
                 raise
             yield None
             return
         yield backend
 
 
-def _refusal(error: BaseException | None) -> bool:
+def refused(error: BaseException | None) -> bool:
     """Whether a level was refused, rather than something having failed."""
     while error is not None:
         if isinstance(error, PolicyError):

@@ -33,7 +33,7 @@ class Target:
     def text(self, unit: str) -> str:
         """As in a table: `<= 2x`, `<= 10 ms`."""
         sign = ">=" if self.at_least else "<="
-        return f"{sign} {self.limit:g}{'x' if self.of_reference else ' ' + unit}"
+        return f"{sign} {self.limit:.3g}{'x' if self.of_reference else ' ' + unit}"
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,20 @@ async def alternate(
     ours: Callable[[], Awaitable[T]], reference: Callable[[], Awaitable[T]], rounds: int, *, warm_up: int = 1
 ) -> tuple[list[T], list[T]]:
     """Do both in turns, A B A B …, so that whatever else the machine does meets both; the outcomes of each."""
-    for _ in range(warm_up):
-        await ours()
-        await reference()
-    taken: tuple[list[T], list[T]] = ([], [])
-    for _ in range(rounds):
-        taken[0].append(await ours())
-        taken[1].append(await reference())
+    taken = await take_turns((ours, reference), rounds, warm_up=warm_up)
+    return taken[0], taken[1]
+
+
+async def take_turns(
+    works: Sequence[Callable[[], Awaitable[T]]], rounds: int, *, warm_up: int = 1
+) -> Sequence[list[T]]:
+    """Do all of them in turns, A B C A B C …; the outcomes of each, without those of the first `warm_up` rounds."""
+    taken: list[list[T]] = [[] for _ in works]
+    for number in range(warm_up + rounds):
+        for outcomes, work in zip(taken, works, strict=True):
+            outcome = await work()
+            if number >= warm_up:
+                outcomes.append(outcome)
     return taken
 
 
