@@ -93,6 +93,8 @@ class Rig:
         """What its sandboxes can't do, because they have no Python."""
         self.owner = f"kit-{secrets.token_hex(6)}"
         self.figures: dict[str, float] = {}
+        self.refused: dict[Isolation, str] = {}
+        """The levels that the backend declares and this profile can't have, with the backend's reason."""
         self._asked = None if isolation is None else Isolation.parse(isolation)
         self._shared: dict[Isolation, ToolBackend] = {}
         self.profile()
@@ -179,10 +181,25 @@ class Rig:
             )
         self.level = wanted[0]
         if python:
+            await self._try_levels(levels)
             return
         tools = await self.shared(self.level)
         async with tools.lease() as slot:
             self.missing = tools.missing(slot)
+
+    async def _try_levels(self, levels: Sequence[Isolation]) -> None:
+        """Note which of the declared levels the profile under test is refused, and why."""
+        for level in levels:
+            if level is self.level:
+                continue
+            try:
+                async with (await self.shared(level)).lease():
+                    pass
+            except PolicyError as error:
+                self.refused[level] = error.message
+                await self.replace(level)
+            except HermesError:  # a matter for the checks
+                await self.replace(level)
 
     async def _has_python(self) -> bool:
         weakest = min(self.capabilities.isolation, default=Isolation.SHARED)

@@ -104,5 +104,7 @@ def _granted(rig: Rig, level: Isolation) -> None:
     if level not in known:
         declared = ", ".join(each.label for each in known)
         raise PolicyError(f"backend {rig.name!r} does not declare level {level.label} here, but {declared}")
+    if level in rig.refused:
+        raise PolicyError(f"refused for this profile: {rig.refused[level]}")
     if rig.missing and level not in (Isolation.SHARED, Isolation.DEDICATED):
         raise PolicyError(f"a sandbox without Python lacks: {rig.missing[0]}")
