@@ -62,7 +62,7 @@ def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *
 
     Raises:
         ProvisionError: the daemon can't start it.
-        PolicyError: the lease has a container of a weaker level.
+        PolicyError: the lease has a container of a weaker level, or the daemon ignores a setting.
         docker.errors.APIError: as the daemon says.
     """
     name, taken = name_of(spec.lease_id), set[int]()
@@ -71,12 +71,15 @@ def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *
         try:
             _create(api, spec, config, image, uid_base)
         except docker.errors.APIError as error:
-            if error.status_code != 409:
+            if error.status_code != 409 and "already in use" not in str(error.explanation):  # as Podman says it
                 raise
             existing = _adopt(api, name, spec)
             if existing is None:
                 continue
             return existing
+        if config.gpus and not api.inspect_container(name)["HostConfig"].get("DeviceRequests"):
+            remove(api, name)
+            raise PolicyError(f"this daemon ignores gpus, which profile {config.name!r} sets", hint="Docker does not")
         taken = _blocks(api, but=name)
         if uid_base in taken:  # somebody was as quick as we, and will find the same: both choose again
             remove(api, name)

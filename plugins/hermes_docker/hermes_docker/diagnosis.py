@@ -62,6 +62,7 @@ def not_started(error: DaemonError) -> ProvisionError:
 
 
 _ADVICE = {
+    "init binary not found": "install the init that the daemon gives to containers: catatonit, for Podman",
     "no such file or directory": "the image needs /bin/sh, and every volume's source must exist on the daemon's host",
     "exec format error": "the image is for another processor: set platform, or take another image",
     "does not match the specified platform": "set platform to what the image is for",
