@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,27 @@ async def test_a_key_with_a_passphrase(make_server: Callable[..., Any], tmp_path
     with pytest.raises(LoginRefused):
         await probe(server, {"P": "wrong"}.__getitem__, passphrase_secret="P")
     assert (await probe(server, {"P": "open sesame"}.__getitem__, passphrase_secret="P"))["root"] is False
+
+
+async def test_a_key_of_the_agent(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = tmp_path / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as agent:
+        try:
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+            deadline = time.monotonic() + 10
+            while subprocess.run(["ssh-add", "-q", str(server.made / "client")], capture_output=True).returncode:
+                assert time.monotonic() < deadline
+            config = {
+                "host": f"{server.account}@127.0.0.1:{server.port}",
+                "config_file": "/dev/null",
+                "known_hosts": str(server.known_hosts),
+            }
+            monkeypatch.setenv("HOME", str(tmp_path))
+            assert (await probe(server, **config))["root"] is False
+            with pytest.raises(LoginRefused, match="no key to try"):
+                await probe(server, **config, agent=False)
+        finally:
+            agent.terminate()
 
 
 async def test_a_wrong_password_is_named_and_not_shown(make_server: Callable[..., Any]) -> None:

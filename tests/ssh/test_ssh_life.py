@@ -94,6 +94,21 @@ async def test_every_level_that_an_ordinary_account_has(server: Any, tool_backen
         assert slot.isolation == ("shared" if level == "shared" else "namespace")
 
 
+@pytest.mark.parametrize("level", ["user", "namespace"])
+async def test_root_s_account_gives_each_slot_a_user(
+    make_server: Callable[..., Any], tool_backend: Maker, tmp_path: Path, level: str
+) -> None:
+    (tmp_path / "authorized").write_text(Path(os.environ["HERMES_TEST_SSH_CONFIG"]).with_name("client.pub").read_text())
+    server = make_server(AllowUsers="root", AuthorizedKeysFile=str(tmp_path / "authorized"), StrictModes="no")
+    async with tool_backend(level, user="root", **server.config()) as backend:
+        slots = [await backend.acquire(name) for name in ("one", "two")]
+        ids = [(await bash(backend, slot, "id -u")).output.strip() for slot in slots]
+        assert len(set(ids)) == 2 and all(int(uid) > 20000 for uid in ids)
+        assert {slot.isolation for slot in slots} == {level}
+        await bash(backend, slots[0], "echo secret > mine; chmod 644 mine")
+        assert "secret" not in (await bash(backend, slots[1], f"cat {slots[0].workspace_dir}/mine")).output
+
+
 async def test_what_a_slot_sees_of_the_host(server: Any, tool_backend: Maker, place: Path) -> None:
     async with tool_backend(**server.config()) as backend:
         one, two = await backend.acquire("one"), await backend.acquire("two")
