@@ -216,7 +216,7 @@ async def test_cuts_in_the_middle_of_commands(server: Any, tool_backend: Maker) 
 
         async def cutter() -> None:
             while running:
-                await asyncio.sleep(0.4)
+                await asyncio.sleep(1.5)
                 server.cut()
 
         async with asyncio.TaskGroup() as group:

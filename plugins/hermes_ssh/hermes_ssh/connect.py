@@ -92,7 +92,7 @@ class Connection:
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
-            if self.alive:
+            if self._answers():  # else it was cut just now, which looks the same at first
                 raise SessionRefused(str(error)) from error
             raise Unreachable(f"the connection is lost: {error or type(error).__name__}") from error
         return Session(channel, self)
@@ -107,10 +107,15 @@ class Connection:
             overdue = threading.Timer(self._interval_s, self.close)
             overdue.daemon = True
             overdue.start()
-            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
-                self._transport.global_request("keepalive@openssh.com", wait=True)
+            self._answers()
             overdue.cancel()
         self.close()
+
+    def _answers(self) -> bool:
+        """Whether the server is there. Waits for its answer, or for the connection's end."""
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            self._transport.global_request("keepalive@openssh.com", wait=True)
+        return self.alive
 
 
 class Session:
@@ -268,8 +273,9 @@ def _log_in(transport: paramiko.Transport, hop: Hop, access: Access, secret: Sec
     for label, key in _keys(hop, access, secret, tried):
         try:
             further = transport.auth_publickey(hop.user, key)
-        except paramiko.AuthenticationException:
+        except paramiko.AuthenticationException as error:
             tried.append(f"{label}: refused")
+            _check_not_cut(transport, hop, tried, error)
             continue
         if transport.is_authenticated():
             return
@@ -277,8 +283,9 @@ def _log_in(transport: paramiko.Transport, hop: Hop, access: Access, secret: Sec
     if access.password_secret is not None:
         try:
             transport.auth_password(hop.user, secret(access.password_secret))
-        except paramiko.AuthenticationException:
+        except paramiko.AuthenticationException as error:
             tried.append(f"password {access.password_secret}: refused")
+            _check_not_cut(transport, hop, tried, error)
         if transport.is_authenticated():
             return
     raise LoginRefused(
@@ -286,6 +293,15 @@ def _log_in(transport: paramiko.Transport, hop: Hop, access: Access, secret: Sec
         hint="name a key by `identity`, load it into the agent, or name secrets by `passphrase_secret`, "
         "`password_secret`",
     )
+
+
+def _check_not_cut(transport: paramiko.Transport, hop: Hop, tried: list[str], error: Exception) -> None:
+    """The library calls a connection that is lost meanwhile a refusal, too."""
+    if not transport.is_active():
+        raise Unreachable(
+            f"host {hop.name!r} ({hop}) broke off the login after: {'; '.join(tried)}",
+            hint="if that is too many keys for it, name one by `identity` and set `agent` to false",
+        ) from error
 
 
 def _keys(hop: Hop, access: Access, secret: Secret, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
