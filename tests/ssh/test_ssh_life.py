@@ -383,6 +383,8 @@ async def test_two_hosts_share_the_load_and_one_fails(make_server: Callable[...,
             await backend.release(slot)
         again = [await backend.acquire(f"again{i}") for i in range(3)]
         assert {slot.sandbox_id.partition("/")[0] for slot in again} == {"one"}
+        listed = [info.sandbox_id.partition("/")[0] for info in await backend.backend.list()]
+        assert listed and set(listed) == {"one"}
         two.start()
         await asyncio.sleep(1.5)
         more = [await backend.acquire(f"more{i}") for i in range(3)]

@@ -21,7 +21,7 @@ from hermes_core.sandbox.contract import (
 )
 from hermes_core.sandbox.local.records import sandbox_id_of
 from hermes_ssh.config import SshConfig
-from hermes_ssh.diagnosis import configured, diagnose
+from hermes_ssh.diagnosis import ask_all, configured, diagnose
 from hermes_ssh.hosts import Host, HostPool
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class SshBackend(Backend):
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Every sandbox that our accounts have on the hosts that we know: those used so far and those in profiles."""
         found = []
-        for host in configured(self._pool, self._settings):
-            for each in (await host.ask({"op": "list"}))["sandboxes"]:
+        for host, answer in await ask_all(configured(self._pool, self._settings), {"op": "list"}):
+            for each in answer["sandboxes"]:
                 status = SandboxStatus.RUNNING if each["running"] else SandboxStatus.ENDED
                 name = f"{host.name}/{each['sandbox_id']}"
                 found.append(SandboxInfo(name, each["owner"], each["lease_id"], each["created"], status))

@@ -104,6 +104,8 @@ class Host:
         session.carry_stderr(channel.feed_stderr)
         try:
             await channel.write(remote.message({**request, "directory": self.access.directory}))
+        except ChannelLost:
+            pass  # it has ended already, or is cut off: what is read from it says which
         except BaseException:
             await channel.aclose()
             raise
