@@ -21,7 +21,7 @@ import pytest
 from hermes_ssh.backend import SshBackend
 from hermes_ssh.config import SshConfig
 
-from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError
+from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError, SandboxLost
 from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
 from hermes_core.sandbox.tool_backend import ToolBackend
@@ -145,9 +145,12 @@ async def test_create_is_idempotent_and_what_is_there_is_listed(
     await backend.terminate_id(one.id)
     await backend.terminate_id(one.id)
     assert await one.status() is SandboxStatus.GONE
-    channel = await one.open(["true"])
-    assert await channel.read(10) == b"" and await channel.wait() == 125 and "not there" in channel.stderr_tail
-    await channel.aclose()
+    with pytest.raises(SandboxLost):
+        await one.open(["true"])
+    with pytest.raises(SandboxLost):
+        await backend.attach(one.id)
+    attached = await backend.attach(other.id)
+    assert (attached.id, attached.workspace_base) == (other.id, other.workspace_base)
     await other.terminate()
     assert marked(one.id) + marked(other.id) == [] and not place.exists()
 
@@ -380,6 +383,8 @@ async def test_two_hosts_share_the_load_and_one_fails(make_server: Callable[...,
             await backend.release(slot)
         again = [await backend.acquire(f"again{i}") for i in range(3)]
         assert {slot.sandbox_id.partition("/")[0] for slot in again} == {"one"}
+        listed = [info.sandbox_id.partition("/")[0] for info in await backend.backend.list()]
+        assert listed and set(listed) == {"one"}
         two.start()
         await asyncio.sleep(1.5)
         more = [await backend.acquire(f"more{i}") for i in range(3)]

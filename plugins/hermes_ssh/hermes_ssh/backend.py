@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hermes_core.errors import ChannelLost, ConfigError, PolicyError
+from hermes_core.errors import ConfigError, PolicyError, SandboxLost
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -21,8 +21,7 @@ from hermes_core.sandbox.contract import (
 )
 from hermes_core.sandbox.local.records import sandbox_id_of
 from hermes_ssh.config import SshConfig
-from hermes_ssh.connect import Unreachable
-from hermes_ssh.diagnosis import configured, diagnose
+from hermes_ssh.diagnosis import ask_all, configured, diagnose
 from hermes_ssh.hosts import Host, HostPool
 
 if TYPE_CHECKING:
@@ -86,8 +85,8 @@ class SshBackend(Backend):
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Every sandbox that our accounts have on the hosts that we know: those used so far and those in profiles."""
         found = []
-        for host in configured(self._pool, self._settings):
-            for each in (await host.ask({"op": "list"}))["sandboxes"]:
+        for host, answer in await ask_all(configured(self._pool, self._settings), {"op": "list"}):
+            for each in answer["sandboxes"]:
                 status = SandboxStatus.RUNNING if each["running"] else SandboxStatus.ENDED
                 name = f"{host.name}/{each['sandbox_id']}"
                 found.append(SandboxInfo(name, each["owner"], each["lease_id"], each["created"], status))
@@ -98,6 +97,16 @@ class SshBackend(Backend):
         for host in configured(self._pool, self._settings):
             if sandbox_id.startswith(f"{host.name}/"):
                 await host.ask({"op": "terminate", "sandbox_id": sandbox_id.rpartition("/")[2]})
+
+    async def attach(self, sandbox_id: str) -> Sandbox:
+        """A handle on a sandbox that runs already. SandboxLost: there is none of that id, or it has ended."""
+        for host in configured(self._pool, self._settings):
+            if sandbox_id.startswith(f"{host.name}/"):
+                name = sandbox_id.rpartition("/")[2]
+                answer = await host.ask({"op": "find", "sandbox_id": name})
+                if "gone" not in answer:
+                    return SshSandbox(self._pool, host, answer["lease_id"], name, answer)
+        raise SandboxLost("no such sandbox runs there", hint="create another one", sandbox_id=sandbox_id)
 
     async def check(self) -> Diagnosis:
         """Whether the hosts of the profiles can be reached, and what each gives."""
@@ -126,11 +135,7 @@ class SshSandbox(Sandbox):
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
         """Start `argv` in the sandbox, over a new connection if the last one is lost. It may outlive the channel."""
-        request = {"op": "enter", "sandbox_id": self._name, "command": [*argv], "env": dict(env or {})}
-        try:
-            return await self._host.open(request)
-        except Unreachable as error:
-            raise ChannelLost(error.message, hint=error.hint, sandbox_id=self.id) from error
+        return await self._host.enter(self._name, argv, env or {})
 
     async def status(self) -> SandboxStatus:
         """What the host says about it."""

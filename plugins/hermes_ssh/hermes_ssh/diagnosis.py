@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -29,6 +29,25 @@ def configured(pool: HostPool, settings: Settings | None) -> list[Host]:
             except ValidationError as error:
                 log.debug("profile %s is none of the ssh backend: %s", name, error)
     return pool.hosts()
+
+
+async def ask_all(hosts: Sequence[Host], request: Mapping[str, Any]) -> list[tuple[Host, dict[str, Any]]]:
+    """What the hosts answer. Those that can't be reached are warned of: the others are not to suffer.
+
+    Raises:
+        HermesError: none of them answers; the first one's reason.
+    """
+    answers: list[tuple[Host, dict[str, Any]]] = []
+    failures: list[HermesError] = []
+    for host in hosts:
+        try:
+            answers.append((host, await host.ask(request)))
+        except HermesError as error:
+            log.warning("host %s does not say what is on it: %s", host.name, error)
+            failures.append(error)
+    if failures and not answers:
+        raise failures[0]
+    return answers
 
 
 async def diagnose(hosts: Sequence[Host]) -> Diagnosis:

@@ -179,6 +179,14 @@ def _status(request: dict[str, Any]) -> dict[str, Any]:
     return {"status": "running" if directories.held(path) else "ended" if os.path.exists(path) else "gone"}
 
 
+def _find(request: dict[str, Any]) -> dict[str, Any]:
+    root = _root(request["directory"])
+    record = _record(os.path.join(root, _name(request)))
+    if record is None or not directories.held(os.path.join(root, record["sandbox_id"])):
+        return {"gone": True}
+    return dict(_described(record, root), lease_id=record["lease_id"])
+
+
 def _terminate(request: dict[str, Any]) -> dict[str, Any]:
     root = _root(request["directory"])
     path = os.path.join(root, _name(request))
@@ -210,6 +218,7 @@ def _enter(request: dict[str, Any]) -> int:
     if record is None:
         os.write(2, b"the sandbox is not there\n")
         return keeper.NOT_THERE
+    os.write(1, b"\n")  # it is there, and what follows is its own
     isolated = record["isolation"] != "shared"
     words = request["command"]
     given = {processes.MARKER: record["sandbox_id"]}
@@ -282,4 +291,11 @@ def _name(request: dict[str, Any]) -> str:
     return name
 
 
-_OPERATIONS = {"create": _create, "probe": _probe, "list": _list, "status": _status, "terminate": _terminate}
+_OPERATIONS = {
+    "create": _create,
+    "find": _find,
+    "list": _list,
+    "probe": _probe,
+    "status": _status,
+    "terminate": _terminate,
+}

@@ -8,11 +8,21 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hermes_core.errors import ChannelLost, ConfigError, HermesError, InfraError, PolicyError, ProvisionError
+from hermes_core.errors import (
+    ChannelLost,
+    ConfigError,
+    HermesError,
+    InfraError,
+    PolicyError,
+    ProvisionError,
+    SandboxLost,
+)
 from hermes_core.sandbox.channels import BlockingStreamChannel
+from hermes_core.sandbox.contract import Channel
+from hermes_core.sandbox.local.keeper import NOT_THERE
 from hermes_ssh import remote
 from hermes_ssh.config import Access, SshConfig
 from hermes_ssh.connect import Connection, Secret, Session, SessionRefused, Unreachable, connect
@@ -94,10 +104,35 @@ class Host:
         session.carry_stderr(channel.feed_stderr)
         try:
             await channel.write(remote.message({**request, "directory": self.access.directory}))
+        except ChannelLost:
+            pass  # it has ended already, or is cut off: what is read from it says which
         except BaseException:
             await channel.aclose()
             raise
         return channel
+
+    async def enter(self, sandbox_id: str, argv: Sequence[str], env: Mapping[str, str]) -> Channel:
+        """Start a program in a sandbox; the stream to it.
+
+        Raises:
+            SandboxLost: the sandbox is not there any more.
+            ChannelLost: the host can't be reached.
+        """
+        place = f"{self.name}/{sandbox_id}"
+        request = {"op": "enter", "sandbox_id": sandbox_id, "command": [*argv], "env": dict(env)}
+        try:
+            channel = await self.open(request)
+        except Unreachable as error:
+            raise ChannelLost(error.message, hint=error.hint, sandbox_id=place) from error
+        try:
+            if await channel.read(1):
+                return channel
+            if await channel.wait() == NOT_THERE:
+                raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=place)
+            raise ChannelLost(f"it could not be entered: {channel.stderr_tail}", sandbox_id=place)
+        except BaseException:
+            await channel.aclose()
+            raise
 
     async def aclose(self) -> None:
         """Close the connections. What runs on the host runs on."""
