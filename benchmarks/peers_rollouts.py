@@ -151,7 +151,7 @@ async def _image(folder: Path, wheels: Path) -> AsyncIterator[str]:
             f"/venvs/{key}/bin/pip install -q --no-index --find-links {WHEELS} "
             f"-r {shlex.quote('/tasks/' + entry['requirements_file'])}",
         ]
-    mounts = ["-v", f"{folder.resolve()}:/tasks:ro", "-v", f"{wheels}:{WHEELS}:ro"]
+    mounts = ["-v", f"{folder}:/tasks:ro", "-v", f"{wheels}:{WHEELS}:ro"]
     try:
         async with running(IMAGE, *mounts) as container:
             await docker("exec", container, "bash", "-c", "\n".join(steps))

@@ -80,7 +80,7 @@ async def rows(quick: bool) -> Rows:
 
 def tasks_folder() -> Path:
     """Where the tasks are, if there are any."""
-    return Path(os.environ.get("HERMES_SWE_TASKS") or ROOT.parent / "shared" / "swe_tasks")
+    return Path(os.environ.get("HERMES_SWE_TASKS") or ROOT.parent / "shared" / "swe_tasks").resolve()
 
 
 def read_tasks(folder: Path, quick: bool) -> list[dict[str, Any]]:
