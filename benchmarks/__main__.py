@@ -9,7 +9,18 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks import batch, latency, output, peers_docker, peers_ssh, reset, startup, swe_smith, throughput
+from benchmarks import (
+    batch,
+    latency,
+    output,
+    peers_docker,
+    peers_rollouts,
+    peers_ssh,
+    reset,
+    startup,
+    swe_smith,
+    throughput,
+)
 from benchmarks.host import machine
 from benchmarks.measure import Row, Rows
 
@@ -22,10 +33,11 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "swe-smith": swe_smith.rows,
     "startup": startup.rows,
     "docker": peers_docker.rows,
+    "docker-rollouts": peers_rollouts.rows,
     "ssh": peers_ssh.rows,
 }
 
-NOT_QUICK = ("swe-smith",)
+NOT_QUICK = ("swe-smith", "docker-rollouts")
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"

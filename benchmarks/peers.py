@@ -289,11 +289,14 @@ def cli_party(prefixes: Sequence[Sequence[str]]) -> Party:
         return len(output)
 
     async def time_out(command: str, limit_s: float) -> None:
+        null = asyncio.subprocess.DEVNULL  # not a pipe, which others may hold open when the client is dead
+        process = await asyncio.create_subprocess_exec(*prefixes[0], command, stdin=null, stdout=null, stderr=null)
         try:
             async with asyncio.timeout(limit_s):
-                await captured(*prefixes[0], command)
+                await process.wait()
         except TimeoutError:
-            return
+            process.kill()
+            await process.wait()
 
     return Workers([partial(run, prefix) for prefix in prefixes], time_out)
 

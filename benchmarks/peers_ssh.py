@@ -28,8 +28,11 @@ from hermes_core.settings import Settings
 PARAMIKO, OPENSSH = "exec_command", "ControlMaster"
 PEERS = {PARAMIKO: Wanted(latency=15), OPENSSH: Wanted()}
 FIRST = "hermes-test"
-SESSIONS = 4
-"""Sessions in one of the peers' connections: fewer than any server allows here. They have as many as they need."""
+SESSIONS = 2
+"""Sessions at a time in one of the peers' connections. They have as many connections as they need: a session that was
+closed counts for a moment longer, and a server that has too many of them (4 is the least here) refuses the next."""
+
+_NULL = asyncio.subprocess.DEVNULL
 
 LOGIN_FILES = (".bashrc", ".profile", ".bash_profile", ".bash_login", ".ssh/rc", "/etc/bash.bashrc")
 
@@ -37,15 +40,19 @@ LOGIN_FILES = (".bashrc", ".profile", ".bash_profile", ".bash_login", ".ssh/rc",
 async def rows(quick: bool) -> Rows:
     """Every figure for each host, or the reason why there is none."""
     config = Path(os.environ.get("HERMES_TEST_SSH_CONFIG", ""))
-    names = hosts_of(config.read_text()) if config.is_file() else []
+    names = await asyncio.to_thread(_hosts, config)
     if not names or shutil.which("ssh") is None:
         reason = "HERMES_TEST_SSH_CONFIG names no host `hermes-test`: `.ci/ssh` starts one"
-        for row in Table("ssh", PEERS).left_out(reason if not names else "there is no ssh command here"):
+        for row in Table("ssh", PEERS).left_out("there is no ssh command here" if names else reason):
             yield row
         return
     for name in names:
         async for row in _host_rows(name, config, quick):
             yield row
+
+
+def _hosts(config: Path) -> list[str]:
+    return hosts_of(config.read_text()) if config.is_file() else []
 
 
 def hosts_of(config: str) -> list[str]:
@@ -112,21 +119,16 @@ async def _masters(name: str, config: Path) -> AsyncIterator[Sequence[Sequence[s
     with tempfile.TemporaryDirectory(prefix="bench-ssh-") as scratch:
         base = ["ssh", "-F", str(config), "-o", "BatchMode=yes"]
         paths = [f"{scratch}/{number}" for number in range(-(-WORKERS // SESSIONS))]
-        masters = []
         try:
-            for path in paths:
-                command = [*base, "-M", "-N", "-S", path, name]
-                masters.append(await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL))
-            for path in paths:
-                async with asyncio.timeout(30):
-                    while (await captured(*base, "-S", path, "-O", "check", name))[0] != 0:
-                        await asyncio.sleep(0.1)
+            for path in paths:  # goes to the background when it is connected, and keeps whatever it writes to
+                command = [*base, "-M", "-N", "-f", "-S", path, name]
+                master = await asyncio.create_subprocess_exec(*command, stdin=_NULL, stdout=_NULL, stderr=_NULL)
+                status = await master.wait()
+                assert status == 0, f"{' '.join(command)} ended with status {status}"
             yield [[*base, "-S", paths[number // SESSIONS], name] for number in range(WORKERS)]
         finally:
-            for master in masters:
-                if master.returncode is None:
-                    master.terminate()
-                await master.wait()
+            for path in paths:
+                await captured(*base, "-S", path, "-O", "exit", name)
 
 
 @asynccontextmanager

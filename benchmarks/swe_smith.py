@@ -49,25 +49,23 @@ ROOT = Path(__file__).resolve().parents[1]
 
 async def rows(quick: bool) -> Rows:
     """Wall time of all rollouts, and rollouts an hour."""
-    folder = Path(os.environ.get("HERMES_SWE_TASKS") or ROOT.parent / "shared" / "swe_tasks")
+    folder = tasks_folder()
     case = f"oracle rollouts, {AT_A_TIME} at a time"
     if not (folder / "tasks.jsonl").is_file():
         yield Row("swe-smith", case, None, None, "s", TARGET, (f"{folder} has no tasks.jsonl: set HERMES_SWE_TASKS",))
         return
-    tasks = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
-    if quick:
-        tasks = tasks[::3]
+    tasks = read_tasks(folder, quick)
     for level in ("user", "namespace"):
         case = f"{len(tasks)} oracle rollouts, {AT_A_TIME} at a time, {level}"
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-            bare_runs = _prepare(tasks, folder, Path(scratch))
+            bare_runs = prepare_bare(tasks, folder, Path(scratch))
             ours: list[Ours] = []
             reference: list[Bare] = []
             try:
                 for number in range(1 if quick else 3):
-                    await _bare(bare_runs[:: max(1, len(bare_runs) // 6)])
-                    ours.append(await _ours(tasks, folder, Path(scratch) / f"round{number}", level))
-                    reference.append(await _bare(bare_runs))
+                    await run_bare(bare_runs[:: max(1, len(bare_runs) // 6)])
+                    ours.append(await run_ours(tasks, folder, Path(scratch) / f"round{number}", _options(level)))
+                    reference.append(await run_bare(bare_runs))
             except (PolicyError, ProvisionError) as error:
                 yield Row("swe-smith", case, None, None, "s", TARGET, (NOT_GRANTED, str(error)))
                 continue
@@ -78,6 +76,17 @@ async def rows(quick: bool) -> Rows:
         yield Row("swe-smith", f"processor time of that, {level}", used, bare_used, "s", None, notes)
         rate, bare_rate = (len(tasks) / wall_s * 3600 for wall_s in (wall, bare_wall))
         yield Row("swe-smith", f"rollouts an hour, {level}", rate, bare_rate, "/h")
+
+
+def tasks_folder() -> Path:
+    """Where the tasks are, if there are any."""
+    return Path(os.environ.get("HERMES_SWE_TASKS") or ROOT.parent / "shared" / "swe_tasks").resolve()
+
+
+def read_tasks(folder: Path, quick: bool) -> list[dict[str, Any]]:
+    """All of them, or a third."""
+    tasks = [json.loads(line) for line in (folder / "tasks.jsonl").read_text().splitlines()]
+    return tasks[::3] if quick else tasks
 
 
 def _notes(ours: Sequence[Ours], reference: Sequence[Bare], bare_runs: Sequence[BareRun]) -> tuple[str, ...]:
@@ -104,15 +113,18 @@ class Ours:
     timings: Any
 
 
-async def _ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path, level: str) -> Ours:
+def _options(level: str) -> RunOptions:
+    return RunOptions(backend="local", isolation=level, concurrency=AT_A_TIME)
+
+
+async def run_ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path, options: RunOptions) -> Ours:
     """All tasks on a sandbox that has met their repositories, but not them."""
     _write(scratch / "warm.jsonl", _warming(tasks))
     _write(scratch / "tasks.jsonl", tasks)
-    options = RunOptions(backend="local", isolation=level, concurrency=AT_A_TIME)
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime(Settings()))
         agent = await stack.enter_async_context(open_agent(runtime, "oracle", AgentSettings()))
-        backend, _ = new_backend(runtime, options, Isolation.parse(level))
+        backend, _ = new_backend(runtime, options, Isolation.parse(options.isolation or "user"))
         await stack.enter_async_context(backend)
         for name in ("warm", "tasks"):
             config = {"dataset_name": str(scratch / f"{name}.jsonl"), "repo_base_url": str(folder), "shuffle": False}
@@ -121,7 +133,7 @@ async def _ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path, le
                 run = Run(tools=Tools(runtime, environment, None), jobs=Jobs(environment, 1))
                 context = new_context(runtime, environment, agent, backend, options)
                 began = await _clocks(backend)
-                summary = await run.all(context, AT_A_TIME)
+                summary = await run.all(context, options.concurrency)
                 ended = await _clocks(backend)
             assert summary.solved == summary.total, f"{summary.solved} of {summary.total} solved: {summary.to_dict()}"
     wall_s, driver_s, sandbox_s = (after - before for before, after in zip(began, ended, strict=True))
@@ -170,7 +182,7 @@ class BareRun:
     """Tests that the command ran, the last time."""
 
 
-def _prepare(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path) -> list[BareRun]:
+def prepare_bare(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path) -> list[BareRun]:
     """The trees and the environments, which are not timed."""
     repos = {entry["repo"]: entry for entry in json.loads((folder / "repos.json").read_text())}
     prepared = []
@@ -201,7 +213,7 @@ def _do(*command: str) -> None:
     assert done.returncode == 0, f"{command}: {done.stdout[-500:]}{done.stderr[-500:]}"
 
 
-async def _bare(runs: Sequence[BareRun]) -> Bare:
+async def run_bare(runs: Sequence[BareRun], at_a_time: int = AT_A_TIME) -> Bare:
     """Run these test commands, some at a time."""
     left = iter(runs)
     used = _children_s()
@@ -224,7 +236,7 @@ async def _bare(runs: Sequence[BareRun]) -> Bare:
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for _ in range(AT_A_TIME):
+        for _ in range(at_a_time):
             group.create_task(worker())
     return Bare(time.perf_counter() - began, _children_s() - used)
 
