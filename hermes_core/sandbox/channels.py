@@ -27,14 +27,14 @@ STDERR_BYTES = 8192
 
 _LAST_WORDS_S = 0.25
 
-_WRITES_AHEAD = 4
+WRITES_AHEAD = 4
 """Writes that may be under way in a blocking stream; cancelled ones stay under way, as they can't be taken back."""
 
 
 T = TypeVar("T")
 
 
-class _Inbox:
+class Inbox:
     """What has been read but not yet asked for. Lives in the event loop's thread."""
 
     def __init__(self) -> None:
@@ -47,6 +47,7 @@ class _Inbox:
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
+        """More data has come."""
         self._data += data
         self._arrival.set()
 
@@ -57,6 +58,7 @@ class _Inbox:
             self._arrival.set()
 
     async def take(self, n: int) -> bytes:
+        """Up to n bytes, at least one; none at the end. Raises the `error` that `end` was given."""
         while not self._data:
             if self._error is not None:
                 raise self._error
@@ -69,16 +71,18 @@ class _Inbox:
         return data
 
 
-class _Tail:
+class Tail:
     """The end of a byte stream, by a bound. Safe to feed from any thread."""
 
     def __init__(self) -> None:
         self._data = b""
 
     def feed(self, data: bytes) -> None:
+        """More has come."""
         self._data = (self._data + data)[-STDERR_BYTES:]
 
     def text(self) -> str:
+        """What is kept, as text."""
         return self._data.decode("utf-8", "replace").strip()
 
 
@@ -90,8 +94,8 @@ class AsyncioStreamChannel(Channel):
     """
 
     def __init__(self) -> None:
-        self._inbox = _Inbox()
-        self._tail = _Tail()
+        self._inbox = Inbox()
+        self._tail = Tail()
         self._writable = asyncio.Event()
         self._writable.set()
         self._exited = asyncio.Event()
@@ -274,12 +278,12 @@ class BlockingStreamChannel(Channel):
         self._loop = asyncio.get_running_loop()
         self._blocking_read, self._blocking_write = read, write
         self._blocking_close, self._blocking_wait = close, wait
-        self._inbox = _Inbox()
-        self._tail = _Tail()
+        self._inbox = Inbox()
+        self._tail = Tail()
         self._room = threading.Condition()
         self._buffered = 0
         self._outbox: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
-        self._permits = asyncio.Semaphore(_WRITES_AHEAD)
+        self._permits = asyncio.Semaphore(WRITES_AHEAD)
         self._failure: Exception | None = None
         self._status: asyncio.Future[int] | None = None
         self._closing: asyncio.Future[object] | None = None

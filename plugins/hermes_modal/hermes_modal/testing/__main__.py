@@ -1,0 +1,73 @@
+"""`python -m hermes_modal.testing`: the emulator in the foreground, or for the rest of a shell's life."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+
+from hermes_modal.testing.server import MODES, EmulatorServer, choose_mode, serve, serve_owner
+
+
+def main() -> None:
+    """Parse, and serve."""
+    parser = argparse.ArgumentParser(prog="python -m hermes_modal.testing", description=__doc__)
+    parser.add_argument("--mode", choices=MODES, default="auto", help="where commands run [namespaces if possible]")
+    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1 [any]")
+    parser.add_argument("--print-env", action="store_true", help="start it beside the calling shell, and print exports")
+    parser.add_argument("--pid", type=int, help="with --print-env: the process that it ends with [the calling shell]")
+    parser.add_argument("--follow", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--owned", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.print_env:
+        _beside_the_shell(given.mode, given.port, given.pid or os.getppid())
+        return
+    mode = choose_mode(given.mode)
+    if given.owned:
+        asyncio.run(serve_owner(mode))
+        return
+    say = _exports if given.follow else _explain
+    asyncio.run(serve(mode, given.port, lambda server: say(server, mode), follow=given.follow))
+
+
+def _beside_the_shell(mode: str, port: int, pid: int) -> None:
+    """Start it as a process of its own, and pass on what it prints first."""
+    argv = [sys.executable, "-m", "hermes_modal.testing", "--mode", mode, "--port", str(port), "--follow", str(pid)]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(argv, stdin=quiet, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline()]
+    while lines[-1].startswith(b"export "):
+        lines.append(process.stdout.readline())
+    if not lines[-1].strip():
+        raise SystemExit("the emulator did not start")
+    sys.stdout.buffer.write(b"".join(lines))
+    sys.stdout.flush()
+    process.returncode = 0  # it lives on: no complaint that nobody waited for it
+
+
+def _exports(server: EmulatorServer, mode: str) -> None:
+    for name, value in server.environment().items():
+        sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
+    sys.stdout.write(f"MODAL_EMULATOR_PID={os.getpid()}\n")
+    sys.stdout.flush()
+    quiet = os.open(os.devnull, os.O_WRONLY)  # whoever reads what we print waits for its end
+    for descriptor in (1, 2):
+        os.dup2(quiet, descriptor)
+    os.close(quiet)
+
+
+def _explain(server: EmulatorServer, mode: str) -> None:
+    lines = [
+        f"# Modal emulator, process {os.getpid()}, mode {mode}; end it with Ctrl-C. In the shell that is to use it:"
+    ]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in server.environment().items()]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

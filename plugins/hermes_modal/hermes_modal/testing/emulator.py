@@ -1,0 +1,152 @@
+"""The emulator as its user holds it: a process of its own that ends with its owner, asked over a pipe."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+
+class EmulatorError(RuntimeError):
+    """The emulator refused, or is gone."""
+
+
+class ModalEmulator:
+    """A local stand-in for Modal that serves the real SDK; a context manager. Safe to use from any thread.
+
+        with ModalEmulator() as emulator:
+            os.environ.update(emulator.environment)      # before `import modal`
+
+    Args:
+        mode: `namespaces` gives each sandbox its own files, processes and network; `plain` runs commands as they are;
+            `auto` is `namespaces` where this machine allows it.
+
+    Raises:
+        EmulatorError: it could not be started.
+    """
+
+    def __init__(self, mode: str = "auto") -> None:
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hermes_modal.testing", "--mode", mode, "--owned"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("MODAL_")},
+        )
+        try:
+            self.environment: dict[str, str] = self._ask("environment")
+            """What to set before `import modal`."""
+            self.mode: str = self._ask("mode")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The emulator's process."""
+        return self._process.pid
+
+    def fault(
+        self,
+        method: str,
+        status: str | None = None,
+        *,
+        message: str = "",
+        after: int = 0,
+        times: int = 1,
+        delay_s: float = 0.0,
+        retry_after_s: float | None = None,
+        lose_answer: bool = False,
+        cut_after_bytes: int | None = None,
+    ) -> None:
+        """From now on, calls of an RPC go wrong; without a status, delay or loss they are never answered.
+
+        Args:
+            method: the RPC: `SandboxCreateV2`, `TaskExecStart`, `TaskExecStdioRead`, …
+            status: the gRPC status: `UNAVAILABLE`, `RESOURCE_EXHAUSTED`, `UNAUTHENTICATED`, …
+            after: calls that go well first.
+            times: how many go wrong; -1 is all of them.
+            delay_s: seconds to wait first.
+            retry_after_s: the advice that goes with RESOURCE_EXHAUSTED.
+            lose_answer: the work is done, and its answer is lost.
+            cut_after_bytes: the stream is cut after so many bytes.
+        """
+        given = {key: value for key, value in locals().items() if key != "self"}
+        self._ask("fault", **given)
+
+    def clear_faults(self) -> None:
+        """Nothing goes wrong any more."""
+        self._ask("clear_faults")
+
+    def requests(self, method: str | None = None, since: int = 0) -> list[dict[str, Any]]:
+        """The requests of an RPC so far, or all: `{"number", "method", "request"}`."""
+        found: list[dict[str, Any]] = self._ask("requests", since=since, method=method)
+        return found
+
+    def add_secret(self, name: str, values: Mapping[str, str]) -> None:
+        """What `modal secret create NAME KEY=VALUE` does."""
+        self._ask("add_secret", name=name, values=dict(values))
+
+    def set(self, **options: Any) -> None:
+        """Change `max_sandboxes`, `page_size`, `auth_ttl_s`, `router_ttl_s`, `refused_tokens`, `missing_images`."""
+        self._ask("set", **options)
+
+    def sandboxes(self, *, running: bool = True) -> list[dict[str, Any]]:
+        """`{"id", "v2", "running", "tags", "created"}` of those that run, or of all that there were."""
+        return [each for each in self._ask("sandboxes") if each["running"] or not running]
+
+    def kill_sandbox(self, sandbox_id: str) -> None:
+        """The sandbox dies now, as with its worker."""
+        self._ask("kill_sandbox", sandbox_id=sandbox_id)
+
+    def revoke_tokens(self) -> None:
+        """No router takes the tokens that it was given so far, however long they are good for."""
+        self._ask("revoke_tokens")
+
+    def outage(self, seconds: float) -> None:
+        """Cut every connection, and refuse new ones for so long; sandboxes live on. Blocks meanwhile."""
+        self._ask("outage", seconds=seconds)
+
+    def close(self) -> None:
+        """End it, with all of its sandboxes. Idempotent."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None and not stream.closed:
+                stream.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, call: str, **given: Any) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with self._lock:
+            line = json.dumps({"id": next(self._numbers), "call": call, "given": given}) + "\n"
+            try:
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+                answer = self._process.stdout.readline()
+            except (OSError, ValueError) as error:
+                raise EmulatorError(f"the emulator is gone: {error}") from error
+        if not answer:
+            raise EmulatorError(f"the emulator is gone; its status was {self._process.wait(30)}")
+        said = json.loads(answer)
+        if "error" in said:
+            raise EmulatorError(said["error"])
+        return said["value"]

@@ -1,0 +1,22 @@
+"""A pytest fixture: `pytest_plugins = ["hermes_modal.testing.fixtures"]` in a top-level conftest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hermes_modal.testing.emulator import ModalEmulator
+
+
+@pytest.fixture
+def modal_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModalEmulator]:
+    """An emulator of the test's own, which the test's environment points at.
+
+    The SDK reads its environment when it is first imported: where it has been, make a client with
+    `modal.Client.from_credentials`, or use the backend `modal`, which makes its own.
+    """
+    with ModalEmulator() as emulator:
+        for name, value in emulator.environment.items():
+            monkeypatch.setenv(name, value)
+        yield emulator

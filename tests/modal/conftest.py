@@ -1,0 +1,53 @@
+"""What the Modal tests share: one emulator, the real SDK pointed at it, and whichever of its two kinds of sandbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hermes_modal.testing import ModalEmulator
+
+
+@pytest.fixture(scope="session")
+def session_emulator() -> Iterator[ModalEmulator]:
+    """The emulator that tests without faults share."""
+    with ModalEmulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture(scope="session")
+def namespaces(session_emulator: ModalEmulator) -> bool:
+    return session_emulator.mode == "namespaces"
+
+
+def _point(monkeypatch: pytest.MonkeyPatch, emulator: ModalEmulator) -> ModalEmulator:
+    for name in os.environ:
+        if name.startswith(("MODAL_", "TERMINAL_")):
+            monkeypatch.delenv(name)
+    for name, value in emulator.environment.items():
+        monkeypatch.setenv(name, value)
+    return emulator
+
+
+@pytest.fixture
+def emulator(session_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModalEmulator]:
+    """The shared emulator; the test's environment points at it, and its faults end with the test."""
+    yield _point(monkeypatch, session_emulator)
+    session_emulator.clear_faults()
+    session_emulator.set(max_sandboxes=None, refused_tokens=[], missing_images=[], page_size=100)
+
+
+@pytest.fixture
+def own_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModalEmulator]:
+    """An emulator of the test's own."""
+    with ModalEmulator() as made:
+        yield _point(monkeypatch, made)
+
+
+@pytest.fixture(params=["v2", "v1"])
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of Modal's two kinds of sandbox."""
+    if request.param == "v1":
+        monkeypatch.setenv("MODAL_SANDBOX_V2", "0")
+    return str(request.param)

@@ -1,0 +1,177 @@
+"""The emulator as a process: faults, outages, what it prints, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import modal
+import pytest
+from hermes_modal.testing import EmulatorError, ModalEmulator
+
+pytestmark = pytest.mark.slow
+
+RUN = [sys.executable, "-m", "hermes_modal.testing"]
+
+
+@pytest.fixture
+async def sandbox(emulator: ModalEmulator) -> AsyncIterator[Any]:
+    client = await modal.Client.from_credentials.aio("ak-emulator", "as-emulator")
+    app = await modal.App.lookup.aio("faults", client=client, create_if_missing=True)
+    made = await modal.Sandbox.create.aio(app=app, client=client, timeout=300)
+    yield made
+    emulator.clear_faults()
+    await made.terminate.aio(wait=True)
+    await client.close.aio()
+
+
+async def said(sandbox: Any, *argv: str) -> bytes:
+    process = await sandbox.exec.aio(*argv, text=False)
+    out: bytes = await process.stdout.read.aio()
+    assert await process.wait.aio() == 0
+    return out
+
+
+async def test_errors_on_request(emulator: ModalEmulator, sandbox: Any) -> None:
+    emulator.fault("TaskExecStart", "UNAVAILABLE", times=2)
+    assert await said(sandbox, "echo", "absorbed by the SDK") == b"absorbed by the SDK\n"
+    emulator.fault("TaskExecStart", "RESOURCE_EXHAUSTED", after=1)
+    assert await said(sandbox, "echo", "the first goes well") == b"the first goes well\n"
+    with pytest.raises(modal.exception.ResourceExhaustedError):
+        await said(sandbox, "true")
+    emulator.fault("TaskExecStart", "RESOURCE_EXHAUSTED", retry_after_s=0.5)
+    began = time.monotonic()
+    await said(sandbox, "true")
+    assert time.monotonic() - began >= 0.5
+    emulator.fault("TaskExecStart")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(said(sandbox, "true"), 1)
+    with pytest.raises(EmulatorError, match="NO_SUCH"):
+        emulator.fault("TaskExecStart", "NO_SUCH")
+
+
+async def test_a_stream_that_is_cut_goes_on(emulator: ModalEmulator, sandbox: Any) -> None:
+    emulator.fault("TaskExecStdioRead", "UNAVAILABLE", cut_after_bytes=3_000_000, times=4)
+    out = await said(sandbox, "bash", "-c", "seq 1000000 2999999")
+    assert out == b"".join(b"%d\n" % n for n in range(1_000_000, 3_000_000))
+
+
+async def test_a_lost_answer_and_one_that_is_asked_again(emulator: ModalEmulator, sandbox: Any) -> None:
+    before = len(emulator.sandboxes())
+    emulator.fault("SandboxCreateV2", "UNAVAILABLE", lose_answer=True)
+    client = await modal.Client.from_credentials.aio("ak-emulator", "as-emulator")
+    app = await modal.App.lookup.aio("faults", client=client)
+    again = await modal.Sandbox.create.aio(app=app, client=client, timeout=300)
+    assert len(emulator.sandboxes()) == before + 1
+    await again.terminate.aio()
+    await client.close.aio()
+
+
+async def test_an_outage(emulator: ModalEmulator, sandbox: Any) -> None:
+    process = await sandbox.exec.aio("bash", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done")
+    await asyncio.to_thread(emulator.outage, 0.5)
+    assert await process.stdout.read.aio() == "1\n2\n3\n4\n5\n6\n"
+
+
+async def test_tokens_that_expire_and_tokens_that_are_revoked(emulator: ModalEmulator, sandbox: Any) -> None:
+    emulator.set(router_ttl_s=1.0)
+    client = await modal.Client.from_credentials.aio("ak-emulator", "as-emulator")
+    app = await modal.App.lookup.aio("faults", client=client)
+    short = await modal.Sandbox.create.aio(app=app, client=client, timeout=300)
+    emulator.set(router_ttl_s=600.0)
+    assert await said(short, "echo", "1") == b"1\n"
+    await asyncio.sleep(1.2)
+    before = len(emulator.requests("SandboxGetCommandRouterAccess"))
+    assert await said(short, "echo", "2") == b"2\n"
+    assert len(emulator.requests("SandboxGetCommandRouterAccess")) == before + 1
+    emulator.revoke_tokens()
+    with pytest.raises(modal.exception.AuthError):
+        await said(short, "true")
+    await short.terminate.aio()
+    await client.close.aio()
+
+
+async def test_a_sandbox_dies(emulator: ModalEmulator, sandbox: Any) -> None:
+    process = await sandbox.exec.aio("sleep", "60")
+    emulator.kill_sandbox(sandbox.object_id)
+    assert await process.wait.aio() == 137
+    assert sandbox.object_id not in {each["id"] for each in emulator.sandboxes()}
+
+
+def _environment(lines: str) -> dict[str, str]:
+    pairs = (line.removeprefix("export ").partition("=") for line in lines.splitlines() if line.startswith("export "))
+    return {name: value.strip("'") for name, _, value in pairs}
+
+
+_SLEEPER = """
+import modal
+app = modal.App.lookup("left", create_if_missing=True)
+sandbox = modal.Sandbox.create(app=app, timeout=300)
+sandbox.exec("bash", "-c", "sleep 98765 & setsid sleep 98765 & sleep 98765")
+sandbox.exec("sh", "-c", "sleep 0.5").wait()
+"""
+
+
+def _sleepers() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"98765" in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def _gone(check: Callable[[], bool], limit_s: float = 15) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not (gone := check()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return gone
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_when_it_is_killed(how: signal.Signals, tmp_path: Path, namespaces: bool) -> None:
+    if how is signal.SIGKILL and not namespaces:
+        pytest.skip("plain processes outlive a kill -9 of the emulator")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(RUN, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        lines = "".join(process.stdout.readline() for _ in range(6))
+        subprocess.run([sys.executable, "-c", _SLEEPER], env={**os.environ, **_environment(lines)}, check=True)
+        assert len(_sleepers()) >= 3
+        process.send_signal(how)
+        process.wait(20)
+    assert _gone(lambda: not _sleepers()), _sleepers()
+    if how is not signal.SIGKILL:
+        assert process.returncode == 0
+        assert [*tmp_path.glob("modal-emulator-*")] == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_one_for_the_rest_of_a_shells_life(shell: str) -> None:
+    script = f"""
+        eval "$({sys.executable} -m hermes_modal.testing --print-env)"
+        echo "$MODAL_SERVER_URL $MODAL_EMULATOR_PID"
+        {sys.executable} -c 'import modal; print(modal.App.lookup("in-a-shell", create_if_missing=True).app_id)'
+    """
+    out = subprocess.run([shell, "-c", script], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+    (url, pid), (app_id,) = (line.split() for line in out.splitlines())
+    assert url.startswith("http://127.0.0.1:") and app_id.startswith("ap-")
+    assert _gone(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_it_ends_with_its_owner() -> None:
+    script = (
+        "import os; from hermes_modal.testing import ModalEmulator; e = ModalEmulator();"
+        "print(e.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    out = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60).stdout
+    assert _gone(lambda: not Path(f"/proc/{out.strip()}").exists())
