@@ -190,6 +190,9 @@ class Sandbox(ABC):
     """Where slots' workspaces are, as seen from inside the sandbox."""
     state_dir: str = "/data/.hermes"
     """The guest's own directory, as seen from inside the sandbox; no slot can read it."""
+    uid_base: int | None = None
+    """The first of 512 user ids that are this sandbox's alone (`hermes_core.sandbox.uids` reserves them on this host),
+    for a guest that is root to give to its slots. Without them, such a guest can keep no slots apart."""
 
     @abstractmethod
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:

@@ -170,7 +170,7 @@ class Provisioner:
             workspace_base=sandbox.workspace_base,
             state_dir=sandbox.state_dir,
             orphan_ttl_s=config.orphan_ttl_s,
-            uid_base=getattr(sandbox, "uid_base", None),
+            uid_base=sandbox.uid_base,
             max_processes=config.max_processes,
             env=dict(config.env_vars),
             visible_paths=config.visible_paths,

@@ -1,4 +1,4 @@
-"""For authors of plugins and demos: a model server that plays a script (and, later, the backend conformance kit)."""
+"""For authors of plugins and demos: a model server that plays a script; `conformance`, the kit for backends."""
 
 from hermes_core.testing.scripted_server import Call, Fault, Reply, ScriptedServer, ToolScript, call
 

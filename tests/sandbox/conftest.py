@@ -18,12 +18,13 @@ import pytest
 import pytest_asyncio
 
 from hermes_core.errors import ChannelLost
+from hermes_core.sandbox import uids
 from hermes_core.sandbox.channels import AsyncioStreamChannel
 from hermes_core.sandbox.client import GuestClient, GuestSettings
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest import namespaces
-from hermes_core.sandbox.local import processes, uids
+from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0
 SYSTEM_PYTHON = "/usr/bin/python3"

@@ -15,8 +15,9 @@ import marshal
 import os
 import sys
 
+from hermes_core.sandbox import uids
 from hermes_core.sandbox.guest import namespaces
-from hermes_core.sandbox.local import directories, processes, uids
+from hermes_core.sandbox.local import directories, processes
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.contract import (
@@ -74,11 +74,9 @@ class TamperedSandbox(Sandbox):
         self.id = inner.id
         self.workspace_base = inner.workspace_base
         self.state_dir = inner.state_dir
+        self.uid_base = inner.uid_base
         self._inner = inner
         self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)  # what a provider's sandbox has beside the contract: `uid_base`
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
         """As the sandbox."""

@@ -16,7 +16,8 @@ import hermes_core
 _CORE = (
     "errors",
     "sandbox.guest.namespaces",
-    *(f"sandbox.local.{name}" for name in ("directories", "keeper", "processes", "trees", "uids", "view")),
+    *(f"sandbox.local.{name}" for name in ("directories", "keeper", "processes", "trees", "view")),
+    "sandbox.uids",
 )
 
 # No quote, no newline and no `!` in it, so that one pair of single quotes carries it through any login shell.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.sandbox.local import directories, processes, trees, uids
+from hermes_core.sandbox import uids
+from hermes_core.sandbox.local import directories, processes, trees
 from hermes_core.sandbox.local.launch import LAUNCHER
 from hermes_core.sandbox.local.records import Record, open_state_root, read, sandbox_id_of
 

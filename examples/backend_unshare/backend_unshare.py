@@ -1,0 +1,99 @@
+"""A backend in under 100 lines: sandboxes with mounts and processes of their own, by `unshare`, for root."""
+
+import asyncio
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from hermes_core.errors import ProvisionError, SandboxLost
+from hermes_core.hookspecs import hookimpl
+from hermes_core.sandbox import contract
+from hermes_core.sandbox.channels import AsyncioStreamChannel
+from hermes_core.sandbox.uids import reserve
+
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+KEEPER = ["setsid", "--fork", "unshare", "--fork", "--kill-child", "--pid", "--ipc", "--mount", "sh", "-ec"]
+ROOT = """
+mount -t tmpfs -o mode=755 sandbox /mnt; cd /mnt; mkdir data proc dev var; mkdir -m 1777 tmp var/tmp dev/shm
+for each in $(cd /; ls -d bin etc lib lib32 lib64 sbin usr); do
+  if [ -L /$each ]; then cp -P /$each .; else mkdir $each; mount --bind /$each $each; mount -o remount,bind,ro $each; fi
+done
+for each in null zero random urandom; do : >dev/$each; mount --bind /dev/$each dev/$each; done; mount -t proc proc proc
+for each in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$each; done; echo ready; exec chroot . "$@" >/dev/null
+"""
+
+
+def sandboxes():
+    """Of each: what `list` says, its first process, and how to hold it; its keeper's environment has it for a label."""
+    found = {}
+    for proc in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, StopIteration):  # it has ended, or is no keeper of ours
+            words = (proc / "environ").read_text().split("\0") if (proc / "comm").read_text() == "unshare\n" else []
+            label = json.loads(next(word[15:] for word in words if word.startswith("HERMES_UNSHARE=")))
+            children = (proc / "task" / proc.name / "children").read_text().split() or [proc.name]
+            info = contract.SandboxInfo(label[0], *label[3:], proc.stat().st_ctime, contract.SandboxStatus.RUNNING)
+            found[label[0]] = info, int(children[0]), label[:3]
+    return found
+
+
+class UnshareSandbox(contract.Sandbox):
+    def __init__(self, sandbox_id, uid_base=None, environment=None):
+        self.id, self.uid_base, self.environment = sandbox_id, uid_base, environment
+
+    async def open(self, argv, *, env=None):
+        if self.id not in (found := await asyncio.to_thread(sandboxes)):
+            raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=self.id)
+        variables = [f"{name}={value}" for name, value in {"PATH": PATH, **self.environment, **(env or {})}.items()]
+        enter = f"nsenter --target={found[self.id][1]} --mount --pid --ipc --root --wd env -i".split()
+        return await AsyncioStreamChannel.spawn([*enter, *variables, *argv], env={"PATH": PATH})
+
+    async def status(self):
+        return contract.SandboxStatus("running" if self.id in await asyncio.to_thread(sandboxes) else "gone")
+
+    async def terminate(self):
+        while self.id in (found := await asyncio.to_thread(sandboxes)):
+            with contextlib.suppress(ProcessLookupError):  # the kernel ends all others with the first process
+                os.kill(found[self.id][1], 9)
+            await asyncio.sleep(0.02)
+
+
+class UnshareBackend(contract.Backend):
+    name = "unshare"
+    capabilities = contract.Capabilities(frozenset({contract.Isolation.USER, contract.Isolation.NAMESPACE}))
+
+    def __init__(self, settings):
+        self._creating = asyncio.Lock()
+
+    async def create(self, spec):
+        sandbox_id, environment = f"unshare-{spec.lease_id}", dict(spec.environment)
+        async with self._creating:
+            if sandbox_id in (found := await asyncio.to_thread(sandboxes)):
+                return UnshareSandbox(*found[sandbox_id][2])
+            uid_base, lock = await asyncio.to_thread(reserve)
+            label = sandbox_id, uid_base, environment, spec.owner, spec.lease_id
+            env, argv = {"PATH": PATH, "HERMES_UNSHARE": json.dumps(label)}, [*KEEPER, ROOT, "sh", *spec.command]
+            try:
+                with os.fdopen(lock):  # from now on the sandbox's processes hold its user ids
+                    keeper = await AsyncioStreamChannel.spawn(argv, env=env, pass_fds=[lock])
+                async with contextlib.aclosing(keeper):
+                    if await keeper.read(100) != b"ready\n":
+                        raise ProvisionError(f"unshare failed: {keeper.stderr_tail}", hint="run the driver as root")
+            except BaseException:
+                await self.terminate_id(sandbox_id)
+                raise
+            return UnshareSandbox(*label[:3])
+
+    async def list(self, owner=None):
+        return [info for info, *_ in (await asyncio.to_thread(sandboxes)).values() if owner in (None, info.owner)]
+
+    async def terminate_id(self, sandbox_id):
+        await UnshareSandbox(sandbox_id).terminate()
+
+    async def check(self):
+        return contract.Diagnosis(os.geteuid() == 0, "namespaces by unshare, which takes root")
+
+
+@hookimpl
+def hermes_register_backends(registry):
+    registry.add("unshare", UnshareBackend, summary="Namespaces of this host, by unshare: an example.")
