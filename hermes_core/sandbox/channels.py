@@ -177,8 +177,7 @@ class AsyncioStreamChannel(Channel):
                 pipe.close()
         # Not by the transport's own `close`: it looks whether the child has ended, and so may take the exit status
         # away from asyncio's watcher, which then complains of an unknown child.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._transport.get_pid(), signal.SIGKILL)
+        _kill_child(self._transport.get_pid())
         await self._exited.wait()  # SIGKILL does not wait for anything
 
     @property
@@ -245,6 +244,14 @@ class _ChildProtocol(asyncio.SubprocessProtocol):
         channel._exited.set()
         if channel._closed and channel._transport is not None:
             channel._transport.close()
+
+
+def _kill_child(pid: int) -> None:
+    """Kill a child of ours, unless it was reaped: asyncio may do that in a thread and tell the loop later, and by then
+    a busy host has given the number to somebody else's process."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.kill(pid, signal.SIGKILL)
 
 
 def _widen(pipe: asyncio.BaseTransport | None) -> None:

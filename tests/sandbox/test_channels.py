@@ -269,3 +269,19 @@ def test_a_stream_left_open_does_not_hold_up_the_end_of_the_loop() -> None:
     assert time.monotonic() - begin < 2
     far.close()
     near.close()
+
+
+async def test_closing_kills_no_process_that_is_not_its_own_any_more(monkeypatch):
+    """asyncio may have reaped the child in a thread without having told the loop: its number is free by then."""
+    killed = []
+
+    def kill(pid: int, number: int) -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # raises if it is no child of ours
+        killed.append(pid)
+
+    for _ in range(3):
+        channel = await AsyncioStreamChannel.spawn(["true"])
+        time.sleep(0.2)  # the loop does not hear of its end
+        monkeypatch.setattr(os, "kill", kill)
+        await asyncio.wait_for(channel.aclose(), 5)
+        monkeypatch.undo()
