@@ -57,11 +57,11 @@ printf '%s exit %s\\n' "$token" "$status"
 # The other end of a command's stderr. The command begins when both ends have met.
 STDERR = 'mkfifo "$1" 2>/dev/null; exec cat <"$1"'
 
-# $1 the mark, $2 the signal, $3 how many rounds.
+# $1 the mark, $2 the signal, $3 how many rounds. With -z, as some greps stop reading a line at its first NUL byte.
 KILL = """
 rounds=$3
 while [ "$rounds" -gt 0 ]; do
-  found=$(grep -lF -e "$1" /proc/[0-9]*/environ 2>/dev/null)
+  found=$(grep -zlF -e "$1" /proc/[0-9]*/environ 2>/dev/null)
   [ -n "$found" ] || exit 0
   for each in $found; do each=${each#/proc/}; kill -s "$2" "${each%/environ}" 2>/dev/null; done
   rounds=$((rounds - 1))

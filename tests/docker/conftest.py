@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -20,17 +21,14 @@ BUSYBOX = "hermes-test-busybox:latest"
 
 
 def _missing() -> str | None:
-    try:
-        client = docker.DockerClient.from_env(timeout=20)
-    except docker.errors.DockerException as error:
-        return f"no daemon answers ({error}); `.ci/docker` starts one on Debian"
-    try:
-        for image in (PYTHON, BUSYBOX):
-            client.api.inspect_image(image)
-    except docker.errors.NotFound:
-        return f"the daemon has no image {image}; `.ci/docker` builds it"
-    finally:
-        client.close()
+    with contextlib.closing(APIClient(**docker.utils.kwargs_from_env(), version="1.41", timeout=20)) as api:
+        try:
+            for image in (PYTHON, BUSYBOX):
+                api.inspect_image(image)
+        except docker.errors.NotFound:
+            return f"the daemon has no image {image}; `.ci/docker` builds it"
+        except (docker.errors.DockerException, OSError) as error:  # requests' errors are OSErrors
+            return f"no daemon answers ({error}); `.ci/docker` starts one on Debian"
     return None
 
 

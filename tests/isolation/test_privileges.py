@@ -47,7 +47,9 @@ def test_no_capability_and_none_to_be_gained(pair: Any, slot: str) -> None:
     status = dict(line.split(":\t") for line in pair.run(slot, "cat /proc/self/status").out.strip().split("\n"))
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert int(status[name], 16) == 0
-    assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2" and status["Groups"].strip() == ""
+    assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    # An ordinary user can't leave groups: whoever logs in with its own as a further one keeps that.
+    assert {*status["Groups"].split()} <= {status["Gid"].split()[0]}
     assert len(set(status["Uid"].split())) == 1 and status["Uid"].split()[0] != "0"
 
 
