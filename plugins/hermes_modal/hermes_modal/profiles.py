@@ -1,0 +1,1 @@
+"""Profiles from mappings, environment variables and YAML."""
