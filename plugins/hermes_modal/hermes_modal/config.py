@@ -36,6 +36,8 @@ class ModalSandboxConfig(SandboxConfig):
     """`T4`, `A10G`, `A100`, `H100`, …, with `:N` for N of them."""
     max_lifetime: int = Field(default=3600, ge=10, le=LONGEST_LIFE_S)
     """Seconds after which Modal ends the sandbox, whatever it does. It is replaced before that."""
+    modal_idle_timeout: int | None = Field(default=None, gt=0)
+    """Seconds without use after which Modal itself ends the sandbox, whoever lives; None is `idle_timeout`."""
     secrets: tuple[str, ...] = ()
     """Modal secrets by name; their variables are set in the sandbox. Commands see those that `slot_variables` names."""
     workspace_base: str = "/data"

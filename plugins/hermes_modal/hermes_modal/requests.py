@@ -61,7 +61,7 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
         "secrets": [await _secret(name, config, account) for name in config.secrets],
         "env": {**config.env_vars, **spec.environment},
         "timeout": config.max_lifetime,
-        "idle_timeout": min(math.ceil(config.idle_timeout), config.max_lifetime),
+        "idle_timeout": min(config.modal_idle_timeout or math.ceil(config.idle_timeout), config.max_lifetime),
         "cpu": config.cpu,
         "memory": config.memory,
         "gpu": config.gpu,
