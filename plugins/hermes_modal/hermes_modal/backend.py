@@ -160,7 +160,9 @@ class ModalSandbox(Sandbox):
                 stdin.write(data[at : at + CHUNK_BYTES])
                 await stdin.drain.aio()
 
-        return AsyncStreamChannel(aiter(process.stdout), write, wait=process.wait.aio, stderr=aiter(process.stderr))
+        return AsyncStreamChannel(
+            process.stdout.__aiter__, write, wait=process.wait.aio, stderr=process.stderr.__aiter__
+        )
 
     async def _exec(self, argv: Sequence[str], env: Mapping[str, str] | None) -> Any:
         start = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)

@@ -41,10 +41,21 @@ def state_dir(workspace_base: str) -> str:
     return f"{workspace_base}/.hermes"
 
 
+_PREPARED = """
+mkdir -p "$1"
+for limit in shmmni msgmni; do echo 0 >/proc/sys/kernel/$limit; done 2>/dev/null
+shift
+exec "$@"
+"""
+"""Before the anchor: the workspaces' directory, and no System V objects, which slots would share. The second needs a
+kernel that lets root say so."""
+
+
 def anchor(spec: SandboxSpec, workspace_base: str) -> list[str]:
     """The main process, with its file where this sandbox has it."""
     usual, own = f"{Sandbox.state_dir}/heartbeat", f"{state_dir(workspace_base)}/heartbeat"
-    return [own if part == usual else part for part in spec.command]
+    command = [own if part == usual else part for part in spec.command]
+    return ["/bin/sh", "-c", _PREPARED, "hermes-prepare", workspace_base, *command]
 
 
 async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Account) -> dict[str, Any]:
