@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TypeVar
 
 from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.channels import BUFFER_BYTES, WRITES_AHEAD, Inbox, Tail
 from hermes_core.sandbox.contract import Channel
+
+PATIENCE_S = 0.5
+"""How long a reader may take before the stream that waits for it is closed, in seconds."""
 
 T = TypeVar("T")
 
@@ -20,7 +24,9 @@ class AsyncStreamChannel(Channel):
     A caller that is cancelled cuts none of them off: what was read waits for the next `read`, and a write goes on.
 
     Args:
-        stdout: chunks of standard output, none of them empty. Raises when the transport breaks.
+        stdout: gives an iterator over chunks of standard output, none of them empty, which raises when the transport
+            breaks. When nobody reads for a while the iterator is closed, so that it holds up nothing else on its
+            connection, and another asked for, which goes on where it stopped.
         write: takes all of its argument, or raises.
         wait: the exit status, once there is one; called once.
         stderr: chunks of standard error, apart.
@@ -29,11 +35,11 @@ class AsyncStreamChannel(Channel):
 
     def __init__(
         self,
-        stdout: AsyncIterator[bytes],
+        stdout: Callable[[], AsyncGenerator[bytes, None]],
         write: Callable[[bytes], Awaitable[object]],
         *,
         wait: Callable[[], Awaitable[int]],
-        stderr: AsyncIterator[bytes] | None = None,
+        stderr: Callable[[], AsyncGenerator[bytes, None]] | None = None,
         close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._write, self._wait, self._close = write, wait, close
@@ -48,7 +54,7 @@ class AsyncStreamChannel(Channel):
         self._ends = Background()
         self._work.spawn(self._read_on(stdout), "channel stdout")
         if stderr is not None:
-            self._work.spawn(self._listen(stderr), "channel stderr")
+            self._work.spawn(self._listen(stderr()), "channel stderr")
 
     async def read(self, n: int) -> bytes:
         """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
@@ -87,19 +93,35 @@ class AsyncStreamChannel(Channel):
         """The last of standard error."""
         return self._tail.text()
 
-    async def _read_on(self, chunks: AsyncIterator[bytes]) -> None:
+    async def _read_on(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> None:
         error: Exception | None = None
         try:
-            async for data in chunks:
-                self._inbox.feed(data)
-                while len(self._inbox) >= BUFFER_BYTES:
-                    self._room.clear()
-                    await self._room.wait()
+            while await self._read_until_stalled(source):
+                await self._room.wait()
         except Exception as caught:
             error = caught
         self._inbox.end(None if error is None else self._lost(error))
 
-    async def _listen(self, chunks: AsyncIterator[bytes]) -> None:
+    async def _read_until_stalled(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> bool:
+        """Read to the end of the stream (False), or until nobody takes what was read."""
+        async with aclosing(source()) as chunks:
+            async for data in chunks:
+                self._inbox.feed(data)
+                if len(self._inbox) >= BUFFER_BYTES and not await self._has_room():
+                    return True
+        return False
+
+    async def _has_room(self) -> bool:
+        """Whether there is room again before long."""
+        self._room.clear()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._room.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _listen(self, chunks: AsyncGenerator[bytes, None]) -> None:
         async for data in chunks:
             self._tail.feed(data)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.async_channel import AsyncStreamChannel
+from hermes_core.sandbox.async_channel import PATIENCE_S, AsyncStreamChannel
 from hermes_core.sandbox.channels import BUFFER_BYTES, STDERR_BYTES
 
 
@@ -24,13 +24,23 @@ class Far:
         self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.closed = 0
         self.sent = 0
+        self.opened = 0
+        self.open = 0
 
-    async def chunks(self, queue: asyncio.Queue[bytes | Exception | None]) -> AsyncIterator[bytes]:
-        while (item := await queue.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            self.sent += len(item)
-            yield item
+    async def chunks(self, queue: asyncio.Queue[bytes | Exception | None]) -> AsyncGenerator[bytes, None]:
+        self.open += 1
+        try:
+            while (item := await queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                self.sent += len(item)
+                yield item
+        finally:
+            self.open -= 1
+
+    def stdout(self) -> AsyncGenerator[bytes, None]:
+        self.opened += 1
+        return self.chunks(self.out)
 
     async def write(self, data: bytes) -> None:
         await self.writable.wait()
@@ -47,7 +57,7 @@ class Far:
 
     def channel(self) -> AsyncStreamChannel:
         return AsyncStreamChannel(
-            self.chunks(self.out), self.write, wait=self.wait, stderr=self.chunks(self.err), close=self.close
+            self.stdout, self.write, wait=self.wait, stderr=lambda: self.chunks(self.err), close=self.close
         )
 
 
@@ -79,7 +89,9 @@ async def test_a_slow_reader_slows_the_far_end() -> None:
         far.out.put_nowait(b"x" * (BUFFER_BYTES // 4))
     far.out.put_nowait(None)
     await asyncio.sleep(0.05)
-    assert far.sent <= 2 * BUFFER_BYTES
+    assert far.sent <= 2 * BUFFER_BYTES and (far.open, far.opened) == (2, 1)
+    await asyncio.sleep(2 * PATIENCE_S)
+    assert far.open == 1, "what waits for a slow reader holds nobody else up"
     total = 0
     while data := await channel.read(1 << 16):
         total += len(data)

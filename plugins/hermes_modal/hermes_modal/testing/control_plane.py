@@ -83,7 +83,7 @@ class ControlPlane(Service):
             raise GRPCError(Status.NOT_FOUND, f"Image {request.image_id} not found")
         return pb.ImageFromIdResponse(image_id=request.image_id, metadata=_METADATA)
 
-    async def SecretGetOrCreate(self, request: Any, metadata: Any) -> Any:
+    async def SecretGetOrCreate(self, request: Any, _: Any) -> Any:
         name = request.deployment_name
         if name and not request.env_dict:
             if name not in self.cloud.named_secrets:
@@ -94,7 +94,8 @@ class ControlPlane(Service):
                 raise GRPCError(Status.NOT_FOUND, f"Secret is missing key(s): {', '.join(missing)}")
         else:
             secret_id = self.cloud.add_secret(name, dict(request.env_dict))
-        return pb.SecretGetOrCreateResponse(secret_id=secret_id, metadata=pb.SecretMetadata(name=name))
+        metadata = pb.SecretMetadata(name=name, keys=sorted(self.cloud.secrets[secret_id]))
+        return pb.SecretGetOrCreateResponse(secret_id=secret_id, metadata=metadata)
 
     async def VolumeGetOrCreate(self, request: Any, metadata: Any) -> Any:
         name = request.deployment_name or uuid.uuid4().hex

@@ -24,6 +24,11 @@ BASE_ENV = {
 }
 FS_TOOL = "/__modal/.bin/modal-sandbox-fs-tools"
 _UPPER_FD = 9
+_ORDINARY = {
+    *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "media", "mnt", "opt"),
+    *("proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var"),
+}
+"""What an image has in its root; anything else is this host's own, and hidden."""
 _LOOPBACK_UP = (
     "import fcntl,socket,struct as s;"
     "fcntl.ioctl(socket.socket(),0x8914,s.pack('16sh',b'lo',0x43)+bytes(14))"  # SIOCSIFFLAGS: UP, RUNNING, LOOPBACK
@@ -81,6 +86,7 @@ class NamespaceMachine(Machine):
         ]
         if self._snapshot is not None:
             lines.append(f"cp -a {shlex.quote(str(self._snapshot))}/. {top}/upper/")
+        lines += [f"[ -e {top}/upper/{name} ] || mknod {top}/upper/{name} c 0 0" for name in self._hidden()]
         lines += [
             f"exec {_UPPER_FD}<{top}/upper",
             f"mount -t overlay overlay -o lowerdir=/,upperdir={top}/upper,workdir={top}/work {root}",
@@ -107,6 +113,12 @@ class NamespaceMachine(Machine):
             "while :; do sleep 86400 & wait $!; done",
         ]
         return "\n".join(lines)
+
+    @staticmethod
+    def _hidden() -> list[str]:
+        """What gets an overlay's mark for "removed". The interpreter stays, which `sandbox.filesystem` needs."""
+        ours = Path(os.path.realpath(sys.executable)).parts[1]
+        return [shlex.quote(each.name) for each in Path("/").iterdir() if each.name not in _ORDINARY | {ours}]
 
     async def start(self) -> None:
         """Enter new namespaces and build the root."""

@@ -1,0 +1,129 @@
+"""The connection to Modal: one client, every call within a time limit, and Modal's errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import modal
+from modal import exception
+from modal.config import config as modal_config
+
+from hermes_core.errors import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost
+
+log = logging.getLogger(__name__)
+
+CALL_LIMIT_S = 30.0
+"""How long an ordinary call may take: the SDK's own retries may go on for ever."""
+CREATE_LIMIT_S = 600.0
+"""How long a sandbox may take to be created, its image built included."""
+AT_A_TIME = 8
+"""Sandboxes being created at the same time, over all pools."""
+PER_SECOND = 5.0
+"""Creations begun in a second, over all pools."""
+
+T = TypeVar("T")
+
+_QUOTA = "check the Modal dashboard for quota limits; lower max_sandboxes, or end other sandboxes"
+_TOKEN = "`modal token new` makes a token; MODAL_TOKEN_ID and MODAL_TOKEN_SECRET name one"
+_IMAGE = "verify that the image exists and is accessible; a private registry needs registry_secret"
+_HINTS: dict[type[Exception], tuple[str, bool]] = {
+    exception.AuthError: (_TOKEN, False),
+    exception.PermissionDeniedError: ("ask for the right in Modal's workspace settings", False),
+    exception.ResourceExhaustedError: (_QUOTA, True),
+    exception.ImageBuildError: (_IMAGE, False),
+    exception.RemoteError: (_IMAGE, False),
+    exception.NotFoundError: ("check the names of secrets, volumes and snapshots in the profile", False),
+    exception.InvalidError: ("change what the profile asks for", False),
+    exception.VersionError: ("install the version of the SDK that Modal asks for", False),
+}
+"""What to do, and whether it may pass by itself."""
+
+
+class Account:
+    """The client of one backend; connects when it is first used."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._connecting = asyncio.Lock()
+        self._places = asyncio.Semaphore(AT_A_TIME)
+        self._next_start = 0.0
+        self._apps: dict[str, Any] = {}
+
+    async def client(self) -> Any:
+        """The SDK's client.
+
+        Raises:
+            ConfigError: there is no token.
+            exception.Error, TimeoutError: Modal refuses it, or can't be reached.
+        """
+        async with self._connecting:
+            if self._client is None:
+                token = modal_config.get("token_id"), modal_config.get("token_secret")
+                if not all(token):
+                    raise ConfigError("there is no Modal token", hint=_TOKEN)
+                self._client = await self.within(CALL_LIMIT_S, modal.Client.from_credentials.aio(*token))
+            return self._client
+
+    async def within(self, limit_s: float, call: Awaitable[T]) -> T:
+        """The outcome of a call; `TimeoutError` if it takes too long."""
+        async with asyncio.timeout(limit_s):
+            return await call
+
+    async def app(self, name: str, *, create: bool) -> Any:
+        """The app of that name; None if it is not there and not to be made."""
+        if name not in self._apps:
+            look_up = modal.App.lookup.aio(name, client=await self.client(), create_if_missing=create)
+            try:
+                self._apps[name] = await self.within(CALL_LIMIT_S, look_up)
+            except exception.NotFoundError:
+                return None
+        return self._apps[name]
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A place among the creations, no sooner than the rate allows."""
+        async with self._places:
+            loop = asyncio.get_running_loop()
+            start = max(loop.time(), self._next_start)
+            self._next_start = start + 1 / PER_SECOND
+            await asyncio.sleep(start - loop.time())
+            yield
+
+    async def aclose(self) -> None:
+        """Close the connection. Sandboxes stay."""
+        client, self._client = self._client, None
+        self._apps.clear()
+        if client is not None:
+            await self.within(CALL_LIMIT_S, client.close.aio())
+
+
+def not_created(error: Exception, profile: str, step: str) -> HermesError:
+    """The error for a sandbox that could not be created."""
+    if isinstance(error, HermesError):
+        return error
+    hint, passes = _advice(error)
+    said = "it took too long" if isinstance(error, TimeoutError) else f"{error}" or type(error).__name__
+    raised = ProvisionError(f"profile {profile!r}: {step} failed: {said}", hint=hint)
+    raised.retryable = passes
+    return raised
+
+
+def not_reached(error: Exception, sandbox_id: str) -> HermesError:
+    """The error for a sandbox that could not be asked something."""
+    if isinstance(error, HermesError):
+        return error
+    if isinstance(error, exception.NotFoundError | exception.ConflictError | exception.SandboxTerminatedError):
+        return SandboxLost(f"the sandbox has ended: {error}", sandbox_id=sandbox_id)
+    said = "no answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+    return ChannelLost(f"Modal could not be reached: {said}", hint=_advice(error)[0], sandbox_id=sandbox_id)
+
+
+def _advice(error: Exception) -> tuple[str, bool]:
+    for kind in type(error).__mro__:
+        if kind in _HINTS:
+            return _HINTS[kind]
+    return "see https://status.modal.com; `hermes-rl doctor modal` says whether Modal answers", True

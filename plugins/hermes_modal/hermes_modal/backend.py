@@ -1,0 +1,210 @@
+"""The `modal` backend: Modal's sandboxes, each reached over one exec a channel."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import modal
+from modal import exception
+
+from hermes_core.errors import PolicyError, SandboxLost
+from hermes_core.sandbox.async_channel import AsyncStreamChannel
+from hermes_core.sandbox.contract import (
+    Backend,
+    Capabilities,
+    Channel,
+    Diagnosis,
+    Isolation,
+    Network,
+    Sandbox,
+    SandboxConfig,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxStatus,
+)
+from hermes_modal import diagnosis, requests
+from hermes_modal.account import CALL_LIMIT_S, CREATE_LIMIT_S, Account, not_created, not_reached
+from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
+
+if TYPE_CHECKING:
+    from hermes_core.settings import Settings
+
+CHUNK_BYTES = 1 << 20
+"""What one write carries at most; the SDK refuses more than 16 MiB, and a server messages above its own limit."""
+_FIRST_UID, _BLOCK, _BLOCKS = 1_900_000_000, 512, 1 << 16
+
+
+class ModalBackend(Backend):
+    """Sandboxes of the Modal account that MODAL_TOKEN_ID, or `~/.modal.toml`, names."""
+
+    name: ClassVar[str] = "modal"
+    config_class: ClassVar[type[SandboxConfig]] = ModalSandboxConfig
+    capabilities = Capabilities(
+        frozenset({Isolation.SHARED, Isolation.USER, Isolation.DEDICATED}),
+        network=frozenset(Network),
+        attach=True,
+        gpu=True,
+    )
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._account = Account()
+        profiles = {} if settings is None else settings.profiles
+        self._apps = {DEFAULT_APP, *(str(each["app_name"]) for each in profiles.values() if each.get("app_name"))}
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Create the sandbox of this spec, or give the one that runs under its lease's name."""
+        config = spec.config
+        assert isinstance(config, ModalSandboxConfig)
+        app_name = config.get_app_name()
+        self._apps.add(app_name)
+        anchor = requests.anchor(spec, config.workspace_base)
+        try:
+            given = await requests.arguments(spec, config, self._account)
+            async with self._account.turn():
+                make = modal.Sandbox.create.aio(*anchor, **given)
+                sandbox = await self._account.within(CREATE_LIMIT_S, make)
+        except exception.AlreadyExistsError:
+            return await self._existing(spec, app_name, config.workspace_base)
+        except (exception.Error, TimeoutError, OSError) as error:
+            raise not_created(error, config.name, "creating a sandbox") from error
+        return ModalSandbox(sandbox, config.workspace_base, spec.lease_id, self._account)
+
+    async def _existing(self, spec: SandboxSpec, app_name: str, base: str) -> Sandbox:
+        client, name = await self._account.client(), requests.name_of(spec.lease_id)
+        try:
+            found = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_name.aio(app_name, name, client=client))
+            tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
+        except (exception.Error, TimeoutError, OSError) as error:
+            raise not_created(error, spec.config.name, "finding the sandbox of its lease") from error
+        granted = Isolation.parse(tags.get(requests.ISOLATION, "shared"))
+        if granted < spec.isolation:
+            raise PolicyError(
+                f"the lease's sandbox was made for level {granted.label!r}, not {spec.isolation.label!r}",
+                hint="use another lease",
+                sandbox_id=found.object_id,
+            )
+        return ModalSandbox(found, base, spec.lease_id, self._account)
+
+    async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
+        """The running sandboxes that carry our tags, in the apps that this backend knows."""
+        tags = {} if owner is None else {requests.OWNER: owner}
+        try:
+            async with asyncio.timeout(CALL_LIMIT_S), asyncio.TaskGroup() as group:
+                asked = []
+                for name in sorted(self._apps):
+                    if (app := await self._account.app(name, create=False)) is not None:
+                        client = await self._account.client()
+                        async for each in modal.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=client):
+                            asked.append(group.create_task(_info(each)))
+        except* (exception.Error, TimeoutError, OSError) as errors:
+            raise not_reached(errors.exceptions[0], "") from errors
+        return [info for task in asked if (info := task.result()) is not None]
+
+    async def terminate_id(self, sandbox_id: str) -> None:
+        """End a sandbox by its id, if it is there."""
+        try:
+            await (await self._handle(sandbox_id)).terminate()
+        except SandboxLost:
+            return
+
+    async def attach(self, sandbox_id: str) -> Sandbox:
+        """A handle on a sandbox that runs already. `SandboxLost` if it does not."""
+        sandbox = await self._handle(sandbox_id)
+        if await sandbox.status() is not SandboxStatus.RUNNING:
+            raise SandboxLost("no such sandbox runs", hint="create another one", sandbox_id=sandbox_id)
+        return sandbox
+
+    async def _handle(self, sandbox_id: str) -> ModalSandbox:
+        try:
+            client = await self._account.client()
+            found = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_id.aio(sandbox_id, client=client))
+            tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
+        except (exception.Error, TimeoutError, OSError) as error:
+            raise not_reached(error, sandbox_id) from error
+        return ModalSandbox(found, Sandbox.workspace_base, tags.get(requests.LEASE, ""), self._account)
+
+    async def check(self) -> Diagnosis:
+        """Whether there is a token, and Modal takes it."""
+        return await diagnosis.diagnose(self._account)
+
+    async def aclose(self) -> None:
+        """Close the connection to Modal. Sandboxes stay."""
+        await self._account.aclose()
+
+
+class ModalSandbox(Sandbox):
+    """One of Modal's sandboxes. Made by `ModalBackend`."""
+
+    def __init__(self, sandbox: Any, workspace_base: str, lease_id: str, account: Account) -> None:
+        self.id: str = sandbox.object_id
+        self.workspace_base = workspace_base
+        self.state_dir = requests.state_dir(workspace_base)
+        # A machine of its own, where any ids would do; but emulated ones share a host, which counts by id.
+        block = int.from_bytes(hashlib.sha256(lease_id.encode()).digest()[:4], "big") % _BLOCKS
+        self.uid_base = _FIRST_UID + block * _BLOCK
+        self._sandbox, self._account = sandbox, account
+
+    async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+        """Start `argv` by an exec, its streams as bytes."""
+        try:
+            process = await self._exec(argv, env)
+        except (exception.Error, TimeoutError, OSError) as error:
+            raise not_reached(error, self.id) from error
+        stdin = process.stdin
+
+        async def write(data: bytes) -> None:
+            for at in range(0, len(data), CHUNK_BYTES):
+                stdin.write(data[at : at + CHUNK_BYTES])
+                await stdin.drain.aio()
+
+        return AsyncStreamChannel(
+            process.stdout.__aiter__, write, wait=process.wait.aio, stderr=process.stderr.__aiter__
+        )
+
+    async def _exec(self, argv: Sequence[str], env: Mapping[str, str] | None) -> Any:
+        start = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)
+        try:
+            return await self._account.within(CALL_LIMIT_S, start)
+        except exception.AuthError:  # a handle keeps its token until that expires, also one that is refused
+            client = await self._account.client()
+            self._sandbox = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_id.aio(self.id, client=client))
+            again = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)
+            return await self._account.within(CALL_LIMIT_S, again)
+
+    async def status(self) -> SandboxStatus:
+        """What Modal says of it."""
+        try:
+            code = await self._account.within(CALL_LIMIT_S, self._sandbox.poll.aio())
+        except exception.NotFoundError:
+            return SandboxStatus.GONE
+        except (exception.Error, TimeoutError, OSError) as error:
+            raise not_reached(error, self.id) from error
+        return SandboxStatus.RUNNING if code is None else SandboxStatus.ENDED
+
+    async def terminate(self) -> None:
+        """End the sandbox; it has ended when this returns."""
+        try:
+            await self._account.within(CALL_LIMIT_S, self._sandbox.terminate.aio(wait=True))
+        except exception.NotFoundError:
+            return
+        except (exception.Error, TimeoutError, OSError) as error:
+            raise not_reached(error, self.id) from error
+
+
+async def _info(sandbox: Any) -> SandboxInfo | None:
+    try:
+        tags = await sandbox.get_tags.aio()
+    except exception.NotFoundError:  # it has ended meanwhile
+        return None
+    if requests.LEASE not in tags:
+        return None
+    return SandboxInfo(
+        sandbox_id=sandbox.object_id,
+        owner=tags.get(requests.OWNER, ""),
+        lease_id=tags[requests.LEASE],
+        created=float(tags.get(requests.CREATED, 0)),
+        status=SandboxStatus.RUNNING,
+    )

@@ -1,0 +1,153 @@
+"""Profiles from where people keep them: mappings, YAML files, environment variables, an environment's settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.settings import read_yaml, validated
+from hermes_modal.config import ModalSandboxConfig
+
+Config = TypeVar("Config", bound=ModalSandboxConfig)
+
+PREFIX = "ATROPOS_MODAL"
+FILE_VARIABLE, NAMES_VARIABLE = f"{PREFIX}_PROFILES_FILE", f"{PREFIX}_PROFILES"
+
+_VARIABLES = {
+    **{key: key.lower() for key in ("IMAGE", "GPU", "CPU", "MEMORY", "SLOTS_PER_SANDBOX", "MIN_SANDBOXES")},
+    **{key: key.lower() for key in ("MAX_SANDBOXES", "IDLE_TIMEOUT", "MAX_LIFETIME", "WORKSPACE_BASE", "APP_NAME")},
+    **{key: key.lower() for key in ("SECRETS", "ENV_VARS", "RESERVE_SLOTS", "REGION", "CLOUD")},
+    "ACQUIRE_TIMEOUT": "acquire_timeout_s",
+    "EXECUTION_TIMEOUT": "execution_timeout_s",
+}
+"""The variables' last part, and the key that each sets."""
+_ALIASES = {
+    "min_pool": "min_sandboxes",
+    "max_pool": "max_sandboxes",
+    "acquire_timeout": "acquire_timeout_s",
+    "execution_timeout": "execution_timeout_s",
+}
+"""Names of `modal_profiles.yaml` and of the `modal_…` settings, and ours."""
+_AGENT_KEYS = (*_VARIABLES.values(), "acquire_timeout", "execution_timeout")
+
+
+def load_profiles(
+    config_file: str | Path | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, ModalSandboxConfig]:
+    """Profiles by name: of the file, else of the one that ATROPOS_MODAL_PROFILES_FILE names, else those whose names
+    ATROPOS_MODAL_PROFILES lists, from variables. There is always one called `default`.
+
+    Raises:
+        ConfigError, UnknownNameError: names the profile and the key.
+    """
+    environ = os.environ if environ is None else environ
+    file = config_file or environ.get(FILE_VARIABLE)
+    if file:
+        found = read_profiles(ModalSandboxConfig, file)[0]
+    else:
+        names = [name.strip() for name in environ.get(NAMES_VARIABLE, "").split(",") if name.strip()]
+        found = {name: from_env(ModalSandboxConfig, name, environ) for name in names}
+    if "default" not in found:
+        found["default"] = from_env(ModalSandboxConfig, "default", environ)
+    return found
+
+
+def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Config], str]:
+    """The profiles of a YAML file, and the name of its default one.
+
+    Raises:
+        ConfigError: it can't be read, has no profiles, or a profile has a wrong value.
+        UnknownNameError: a key, or the default profile, does not exist.
+    """
+    data = read_yaml(Path(path))
+    for key in data:
+        if key not in ("profiles", "default_profile"):
+            raise UnknownNameError("key", key, ("profiles", "default_profile"), where=f"of {path}")
+    profiles = data.get("profiles")
+    if not isinstance(profiles, dict) or not profiles:
+        raise ConfigError(f"{path} has no profiles", hint="write `profiles:`, and the profiles' names below it")
+    found = {str(name): from_dict(kind, str(name), given or {}) for name, given in profiles.items()}
+    default = str(data.get("default_profile", "default" if "default" in found else next(iter(found))))
+    if default not in found:
+        raise UnknownNameError("profile", default, found, where=f"in default_profile of {path}")
+    return found, default
+
+
+def from_yaml(kind: type[Config], path: str | Path, profile: str | None) -> Config:
+    """One profile of a file; its default one if none is named."""
+    found, default = read_profiles(kind, path)
+    if (profile or default) not in found:
+        raise UnknownNameError("profile", str(profile), found, where=f"of {path}")
+    return found[profile or default]
+
+
+def from_dict(kind: type[Config], name: str, data: Mapping[str, Any]) -> Config:
+    """A profile of a mapping, which may say `min_pool`, `max_pool` and `scale_down_idle`."""
+    what = f"profile {name!r} of backend 'modal'"
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{what} is {data!r}", hint="write `key: value` lines below its name")
+    if data.get("use_dotenv"):
+        raise ConfigError(
+            f"{what}: use_dotenv would send all of `.env` to the sandbox",
+            hint="name the variables in env_vars, or make a Modal secret: `modal secret create NAME KEY=VALUE`",
+        )
+    given = {key: value for key, value in data.items() if key not in ("use_dotenv", "scale_down_idle")}
+    for alias, key in _ALIASES.items():
+        if alias in given:
+            if key in given:
+                raise ConfigError(f"{what}: {alias} and {key} are the same", hint="set one of them")
+            given[key] = given.pop(alias)
+    if (pause := data.get("scale_down_idle")) is not None:
+        if "idle_timeout" in given:
+            given["modal_idle_timeout"] = given["idle_timeout"]
+        given["idle_timeout"] = pause
+    if given.get("max_sandboxes") is not None and "min_sandboxes" not in given:
+        given["min_sandboxes"] = min(1, int(given["max_sandboxes"])) if _is_number(given["max_sandboxes"]) else 1
+    return validated(kind, {**given, "name": name}, what)
+
+
+def from_env(kind: type[Config], profile: str, environ: Mapping[str, str] | None) -> Config:
+    """A profile of variables: the profile's own come before those for all."""
+    environ = os.environ if environ is None else environ
+    own = re.sub(r"[^A-Z0-9]", "_", profile.upper())
+    given: dict[str, Any] = {}
+    for word, key in _VARIABLES.items():
+        for variable in (f"{PREFIX}_PROFILE_{own}_{word}", f"{PREFIX}_{word}"):
+            if environ.get(variable):
+                given[key] = _parsed(key, environ[variable], variable)
+                break
+    return from_dict(kind, profile, given)
+
+
+def from_agent_env_config(kind: type[Config], config: Any, profile: str) -> Config:
+    """A profile of an object's attributes (or a mapping's keys) `modal_image`, `modal_gpu`, …; None is unset."""
+    given: dict[str, Any] = {}
+    for key in _AGENT_KEYS:
+        name = f"modal_{key}"
+        value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+        if value not in (None, ""):
+            given[key] = _parsed(key, value, name) if isinstance(value, str) else value
+    return from_dict(kind, profile, given)
+
+
+def _parsed(key: str, value: str, named: str) -> Any:
+    """`env_vars` are `KEY=VALUE;KEY=VALUE`; everything else is for pydantic."""
+    if key != "env_vars":
+        return value
+    found = {}
+    for part in value.split(";"):
+        name, equals, text = part.strip().partition("=")
+        if not part.strip():
+            continue
+        if not equals:
+            raise ConfigError(f"{named}: {part.strip()!r} has no `=`", hint="write KEY=VALUE;KEY=VALUE")
+        found[name.strip()] = text
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and value.isdigit())

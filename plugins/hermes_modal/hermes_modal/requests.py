@@ -1,0 +1,129 @@
+"""What Modal is asked for, from a profile: image, secrets, volumes, and every argument of a creation."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import modal
+from modal import exception
+
+from hermes_core.errors import ConfigError, ProvisionError
+from hermes_core.sandbox.contract import Network, Sandbox, SandboxSpec
+from hermes_modal.account import CALL_LIMIT_S, Account
+from hermes_modal.config import ModalSandboxConfig
+
+OWNER, LEASE, PROFILE, ISOLATION, CREATED = (
+    f"hermes-rl.{word}" for word in ("owner", "lease", "profile", "isolation", "created")
+)
+"""The tags of our sandboxes."""
+
+
+def name_of(lease_id: str) -> str:
+    """A sandbox's name within its app, of which Modal allows one at a time: so a lease has one sandbox."""
+    return f"hermes-rl-{lease_id}"[:64]
+
+
+def tags_of(spec: SandboxSpec) -> dict[str, str]:
+    """What tells ours from others', and whose it is."""
+    return {
+        OWNER: spec.owner,
+        LEASE: spec.lease_id,
+        PROFILE: spec.config.name,
+        ISOLATION: spec.isolation.label,
+        CREATED: f"{time.time():.3f}",
+    }
+
+
+def state_dir(workspace_base: str) -> str:
+    """The guest's directory, which the anchor watches."""
+    return f"{workspace_base}/.hermes"
+
+
+_PREPARED = """
+mkdir -p "$1"
+for limit in shmmni msgmni; do echo 0 >/proc/sys/kernel/$limit; done 2>/dev/null
+shift
+exec "$@"
+"""
+"""Before the anchor: the workspaces' directory, and no System V objects, which slots would share. The second needs a
+kernel that lets root say so."""
+
+
+def anchor(spec: SandboxSpec, workspace_base: str) -> list[str]:
+    """The main process, with its file where this sandbox has it."""
+    usual, own = f"{Sandbox.state_dir}/heartbeat", f"{state_dir(workspace_base)}/heartbeat"
+    command = [own if part == usual else part for part in spec.command]
+    return ["/bin/sh", "-c", _PREPARED, "hermes-prepare", workspace_base, *command]
+
+
+async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Account) -> dict[str, Any]:
+    """The arguments of `Sandbox.create` for this spec.
+
+    Raises:
+        ConfigError: a secret or a volume that the profile names is not there.
+    """
+    client = await account.client()
+    given: dict[str, Any] = {
+        "name": name_of(spec.lease_id),
+        "tags": tags_of(spec),
+        "image": _image(config, client),
+        "secrets": [await _secret(name, config, account) for name in config.secrets],
+        "env": {**config.env_vars, **spec.environment},
+        "timeout": config.max_lifetime,
+        "idle_timeout": min(config.modal_idle_timeout or math.ceil(config.idle_timeout), config.max_lifetime),
+        "cpu": config.cpu,
+        "memory": config.memory,
+        "gpu": config.gpu,
+        "cloud": config.cloud,
+        "region": list(config.region) if isinstance(config.region, tuple) else config.region,
+        "volumes": {path: await _volume(name, config, account) for path, name in config.volumes.items()},
+        "block_network": config.network is Network.NONE,
+        "client": client,
+        "app": await account.app(config.get_app_name(), create=True),
+    }
+    for key in ("outbound_cidr_allowlist", "outbound_domain_allowlist"):
+        if (allowed := getattr(config, key)) is not None:
+            given[key] = list(allowed)
+    return given
+
+
+def _image(config: ModalSandboxConfig, client: Any) -> Any:
+    if config.snapshot_id is not None:
+        return modal.Image.from_id(config.snapshot_id, client=client)
+    secret = None
+    if config.registry_secret is not None:
+        secret = modal.Secret.from_name(config.registry_secret, client=client)
+    if config.dockerfile is not None:
+        return modal.Image.from_dockerfile(config.dockerfile, registry_secret=secret)
+    assert config.image is not None
+    return modal.Image.from_registry(config.image, secret=secret)
+
+
+async def _secret(name: str, config: ModalSandboxConfig, account: Account) -> Any:
+    secret = modal.Secret.from_name(name, client=await account.client())
+    try:
+        await account.within(CALL_LIMIT_S, secret.hydrate.aio(await account.client()))
+    except exception.NotFoundError as error:
+        raise _absent("secret", "secrets", name, config, "modal secret create {} KEY=VALUE") from error
+    return secret
+
+
+async def _volume(name: str, config: ModalSandboxConfig, account: Account) -> Any:
+    volume = modal.Volume.from_name(name, client=await account.client())
+    try:
+        await account.within(CALL_LIMIT_S, volume.hydrate.aio(await account.client()))
+    except exception.NotFoundError as error:
+        raise _absent("volume", "volumes", name, config, "modal volume create {}") from error
+    return volume
+
+
+def _absent(what: str, key: str, name: str, config: ModalSandboxConfig, command: str) -> ConfigError | ProvisionError:
+    """For the pool a creation that can't succeed; for callers a mistake in the profile."""
+    raised = ProvisionError(
+        f"profile {config.name!r}, key {key!r}: there is no Modal {what} {name!r}",
+        hint=f"`{command.format(name)}`, or correct the name",
+    )
+    raised.retryable = False
+    return raised

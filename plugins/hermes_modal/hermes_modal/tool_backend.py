@@ -1,0 +1,170 @@
+"""`ModalToolBackend`: slots of Modal sandboxes without a runtime of one's own, by the names that people know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import hermes_modal
+from hermes_core.errors import ConfigError, UnknownNameError, UsageError
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.results import ExecutionResult, Slot
+from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.settings import Settings
+from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
+from hermes_modal.profiles import load_profiles, read_profiles
+
+
+class ModalToolBackend:
+    """Slots in Modal sandboxes. Starts when the first slot is asked for; an async context manager.
+
+    Without `async with` or `stop()`, its sandboxes end with the event loop, and with the process at the latest.
+
+    Args:
+        config: the one profile; None is `load_profiles()["default"]`. `with_profiles` takes several.
+        isolation: the least that every slot gets.
+        settings: None reads them from the environment when it starts.
+    """
+
+    def __init__(
+        self,
+        config: ModalSandboxConfig | None = None,
+        *,
+        isolation: str | Isolation = Isolation.USER,
+        settings: Settings | None = None,
+    ) -> None:
+        config = load_profiles()["default"] if config is None else config
+        self._profiles = {config.name: _all_slots(config)}
+        self._default = config.name
+        self._isolation = Isolation.parse(isolation)
+        self._settings = settings
+        self._runtime: Runtime | None = None
+        self._tools: ToolBackend | None = None
+
+    @classmethod
+    def with_profiles(
+        cls,
+        app_name: str = DEFAULT_APP,
+        profiles: Mapping[str, ModalSandboxConfig] | None = None,
+        default_profile: str | None = None,
+        profiles_file: str | Path | None = None,
+        *,
+        isolation: str | Isolation = Isolation.USER,
+        settings: Settings | None = None,
+    ) -> Self:
+        """Several profiles, each with a pool of its own, made when it is first asked for.
+
+        Args:
+            app_name: profiles that name no app of their own get `{app_name}-{name}`.
+            profiles: by name; None is `load_profiles(profiles_file)`.
+            default_profile: the one used when none is named; None is the file's, or `default`.
+
+        Raises:
+            UnknownNameError: there is no such default profile.
+            ConfigError: a profile is wrong, or is called otherwise than its key.
+        """
+        default = default_profile
+        if profiles is None:
+            profiles = load_profiles(profiles_file)
+            if default is None and profiles_file is not None:
+                default = read_profiles(ModalSandboxConfig, profiles_file)[1]
+        default = default or ("default" if "default" in profiles else next(iter(profiles), "default"))
+        if default not in profiles:
+            raise UnknownNameError("profile", default, profiles, where="in default_profile")
+        made = cls(profiles[default], isolation=isolation, settings=settings)
+        made._profiles = {}
+        for name, config in profiles.items():
+            if config.name != name:
+                raise ConfigError(f"profile {name!r} has the name {config.name!r}", hint=f"set name={name!r}")
+            made._profiles[name] = _all_slots(config if config.app_name else config.with_app_name(app_name))
+        return made
+
+    @property
+    def default_timeout_s(self) -> float:
+        """The time limit of a command that names none."""
+        return self._profiles[self._default].execution_timeout_s
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self, profiles_to_start: Sequence[str] | None = None) -> None:
+        """Make the warm sandboxes of these profiles (the default one), in parallel. Raises as `ToolBackend.start`."""
+        await self._open().start(profiles_to_start)
+
+    async def stop(self, *, purge: bool = False) -> None:
+        """End all sandboxes. Idempotent; a slot asked for later begins anew. `purge` is accepted: nothing is kept."""
+        runtime, tools, self._runtime, self._tools = self._runtime, self._tools, None, None
+        if runtime is not None and tools is not None:
+            await asyncio.shield(asyncio.ensure_future(_close(tools, runtime)))
+
+    aclose = stop
+
+    async def acquire(self, trajectory_id: str | None = None, profile: str | None = None) -> Slot:
+        """A slot of the profile (the default one), in order of arrival. Raises as `ToolBackend.acquire`."""
+        return await self._open().acquire(trajectory_id, profile=profile)
+
+    async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
+        """End the lease: its processes are killed and, if asked, its files removed. Idempotent."""
+        if self._tools is not None:
+            await self._tools.release(slot, reset_workspace=reset_workspace)
+
+    async def execute(
+        self, slot: Slot, tool_name: str, args: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> ExecutionResult:
+        """Call a tool in the slot. Raises as `ToolBackend.execute`."""
+        return await self._started().execute(slot, tool_name, args, timeout_s=timeout_s)
+
+    async def execute_batch(
+        self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
+    ) -> list[ExecutionResult]:
+        """Call many tools at the same time, over slots of any profiles; the results in the order of the requests."""
+        return await self._started().execute_batch(requests, timeout_s=timeout_s) if requests else []
+
+    def get_status(self) -> dict[str, Any]:
+        """Counts of sandboxes and slots: over all profiles, and by profile under `pools`."""
+        return self._open().get_status()
+
+    def list_profiles(self) -> dict[str, dict[str, Any]]:
+        """The profiles' settings, and whether each has been started."""
+        return self._open().list_profiles()
+
+    def _open(self) -> ToolBackend:
+        if self._tools is None:
+            runtime = Runtime(self._settings, plugins=[hermes_modal], load_entry_points=False)
+            self._tools = ToolBackend(
+                runtime.backend("modal"),
+                profiles=self._profiles,
+                tools=runtime.tools,
+                isolation=self._isolation,
+                owner=runtime.owner,
+                default_profile=self._default,
+            )
+            self._runtime = runtime
+        return self._tools
+
+    def _started(self) -> ToolBackend:
+        if self._tools is None:
+            raise UsageError("the backend is stopped, and its slots with it", hint="acquire slots first")
+        return self._tools
+
+
+async def _close(tools: ToolBackend, runtime: Runtime) -> None:
+    try:
+        await tools.aclose()
+    finally:
+        await runtime.aclose()
+
+
+def _all_slots(config: ModalSandboxConfig) -> ModalSandboxConfig:
+    """No slots kept for verification, which nobody asks for here, unless the profile says so."""
+    return config if "reserve_slots" in config.model_fields_set else config.model_copy(update={"reserve_slots": 0})
