@@ -23,6 +23,7 @@ LIST_LIMIT_S = 30.0
 _END_LIMIT_S = 60.0
 _AT_A_TIME = 8
 
+# A file that is being written is empty for a moment.
 _LISTEN = """
 file=$1 left=$2 before= now=
 read -r before <"$file"
@@ -30,7 +31,8 @@ while [ "$left" -gt 0 ]; do
   sleep 1
   left=$((left - 1)) now=
   read -r now <"$file"
-  if [ -n "$now" ] && [ "$now" != "$before" ]; then echo beats; break; fi
+  if [ -n "$before" ] && [ -n "$now" ] && [ "$now" != "$before" ]; then echo beats; break; fi
+  before=${before:-$now}
 done 2>/dev/null
 true
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Callable
@@ -62,6 +63,7 @@ async def test_the_dead_are_reaped_and_the_living_are_not(runtime: Runtime) -> N
         driver = await GuestClient.start(living, settings(living))
         late = await GuestClient.start(dead, settings(dead))
         await late.aclose()
+        await asyncio.sleep(1)  # its last words make the heart beat once more
         try:
             assert {found.info.sandbox_id for found in (await leftovers.find(runtime)).sandboxes} == {
                 living.id,
