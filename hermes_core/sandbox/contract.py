@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -96,6 +96,17 @@ class SandboxConfig(BaseModel):
     """Processes of one slot at most."""
     visible_paths: tuple[str, ...] = ()
     """Further paths of the sandbox (or, on `local`, the host) that slots of level `namespace` may read."""
+
+    @classmethod
+    def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
+        """The profile of a mapping of its keys; backends take other names for them here, and texts.
+
+        Raises:
+            ConfigError, UnknownNameError: names the profile and the key.
+        """
+        from hermes_core.settings import validated
+
+        return validated(cls, {**data, "name": name}, f"profile {name!r}")
 
     @field_validator("env_vars")
     @classmethod
