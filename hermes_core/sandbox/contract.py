@@ -201,6 +201,8 @@ class Sandbox(ABC):
     """Where slots' workspaces are, as seen from inside the sandbox."""
     state_dir: str = "/data/.hermes"
     """The guest's own directory, as seen from inside the sandbox; no slot can read it."""
+    lifetime_s: float | None = None
+    """Seconds after which the provider ends it, whatever it does; None is never. It is replaced before that."""
 
     @abstractmethod
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
