@@ -93,7 +93,7 @@ class SandboxConfig(BaseModel):
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Plain environment variables of every command."""
     slot_variables: tuple[str, ...] = ()
-    """Variables of the sandbox itself (its image's, the provider's secrets) that commands are to see; of the others they
+    """Variables of the sandbox itself (its image's, the provider's secrets) that commands are to see; of others they
     see PATH alone. Whoever can run commands in a slot can read these."""
     max_processes: int = Field(default=512, ge=16)
     """Processes of one slot at most."""
