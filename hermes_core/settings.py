@@ -80,7 +80,7 @@ class Settings(BaseModel):
             ConfigError: a value of the wrong form, or a file that can't be read.
         """
         environ = os.environ if environ is None else environ
-        dotenv = _read_dotenv(environ)
+        dotenv = read_dotenv(environ)
         variables = {**dotenv, **environ}
         values: dict[str, Any] = {"state_dir": default_state_dir(environ)}
         if config := variables.get("HERMES_CONFIG"):
@@ -276,7 +276,7 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "hermes-rl"
 
 
-def _read_dotenv(environ: Mapping[str, str]) -> dict[str, str]:
+def read_dotenv(environ: Mapping[str, str]) -> dict[str, str]:
     """The `.env` file's variables, as they stand: nothing is interpolated."""
     name = environ.get("HERMES_ENV_FILE")
     if name == "":

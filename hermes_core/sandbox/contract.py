@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -92,10 +92,24 @@ class SandboxConfig(BaseModel):
     """The sandbox's network policy."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Plain environment variables of every command."""
+    slot_variables: tuple[str, ...] = ()
+    """Variables of the sandbox itself (its image's, the provider's secrets) that commands are to see; of others they
+    see PATH alone. Whoever can run commands in a slot can read these."""
     max_processes: int = Field(default=512, ge=16)
     """Processes of one slot at most."""
     visible_paths: tuple[str, ...] = ()
     """Further paths of the sandbox (or, on `local`, the host) that slots of level `namespace` may read."""
+
+    @classmethod
+    def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
+        """The profile of a mapping of its keys; backends take other names for them here, and texts.
+
+        Raises:
+            ConfigError, UnknownNameError: names the profile and the key.
+        """
+        from hermes_core.settings import validated
+
+        return validated(cls, {**data, "name": name}, f"profile {name!r}")
 
     @field_validator("env_vars")
     @classmethod
@@ -193,6 +207,8 @@ class Sandbox(ABC):
     uid_base: int | None = None
     """The first of 512 user ids that are this sandbox's alone (`hermes_core.sandbox.uids` reserves them on this host),
     for a guest that is root to give to its slots. Without them, such a guest can keep no slots apart."""
+    lifetime_s: float | None = None
+    """Seconds after which the provider ends it, whatever it does; None is never. It is replaced before that."""
 
     @abstractmethod
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:

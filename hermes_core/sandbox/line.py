@@ -32,6 +32,7 @@ class GuestSettings:
     uid_base: int | None = None
     max_processes: int = 512
     env: Mapping[str, str] = field(default_factory=dict)
+    inherit: tuple[str, ...] = ()
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
     take_over: bool = False
@@ -110,6 +111,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "uid_base": settings.uid_base,
         "max_processes": settings.max_processes,
         "env": dict(settings.env),
+        "inherit": list(settings.inherit),
         "visible_paths": list(settings.visible_paths),
     }
     hello = {"op": "hello", "driver": settings.driver_id, "session": session, "config": config}

@@ -40,6 +40,9 @@ OPEN_ATTEMPTS = 3
 RESET_LIMIT_S = 60.0
 """How long the reset of a slot may take before its sandbox is given up, in seconds."""
 
+LAST_PART, LAST_PART_S = 0.25, 300.0
+"""What its provider will end gets no new lease in the last part of its life: a quarter, these seconds at most."""
+
 GROUPS_REMEMBERED = 1024
 
 
@@ -253,8 +256,20 @@ class Pool:
         self._ending += 1
         member.over.set()
 
+    def _expire(self, member: Member) -> None:
+        """The end of its life is near: no new leases, and another in its place if one is wanted."""
+        if member.draining or member not in self._members:
+            return
+        log.info("sandbox %s nears the end of its life and gets no new leases", member.sandbox.id)
+        member.draining = True
+        if not member.leases:
+            self._retire(member)
+        self._pump()
+
     def _forget(self, member: Member) -> None:
         self._members.remove(member)
+        if member.expiry is not None:
+            member.expiry.cancel()
         self._hopeless = False  # there is room again
         self._homes = {group: home for group, home in self._homes.items() if home is not member}
 
@@ -355,6 +370,9 @@ class Pool:
         self._error, self._failures, self._hopeless = None, 0, False
         member.idle_since = asyncio.get_running_loop().time()
         self._members.append(member)
+        if (life := member.sandbox.lifetime_s) is not None:
+            last = min(life * LAST_PART, LAST_PART_S)
+            member.expiry = asyncio.get_running_loop().call_later(life - last, self._expire, member)
         tell(
             self._observers.sandbox_created,
             sandbox_id=member.sandbox.id,

@@ -173,6 +173,7 @@ class Provisioner:
             uid_base=sandbox.uid_base,
             max_processes=config.max_processes,
             env=dict(config.env_vars),
+            inherit=config.slot_variables,
             visible_paths=config.visible_paths,
             network=config.network,
         )

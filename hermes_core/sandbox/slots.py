@@ -72,6 +72,8 @@ class Member:
     """Quarantined: no new leases; ended when the last of its leases has ended."""
     lost: InfraError | None = None
     """Why it can't be reached any more."""
+    expiry: asyncio.TimerHandle | None = None
+    """Due when the end of its life is near."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its pool is done with it, or has lost it."""
     preparations: dict[tuple[str, bool], Preparation] = field(default_factory=dict)

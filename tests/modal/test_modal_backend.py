@@ -259,3 +259,14 @@ async def test_a_refused_token_of_a_handle_is_replaced(
     fresh = await sandbox.open(["echo", "again"])
     assert await fresh.read(10) == b"again\n"
     await fresh.aclose()
+
+
+async def test_commands_see_the_secrets_that_the_profile_names_for_them(
+    backend: ModalBackend, owner: str, emulator: ModalEmulator
+) -> None:
+    emulator.add_secret("two-keys", {"API_KEY": "sk-seen", "OTHER_KEY": "sk-hidden"})
+    profile = {"secrets": ["two-keys"], "slot_variables": ["API_KEY", "NOT_THERE"], "env_vars": {"DEBUG": "1"}}
+    async with tool_backend(backend, owner, **profile) as tools, tools.lease() as slot:
+        script = "echo $API_KEY $DEBUG $OTHER_KEY; cat /proc/*/environ 2>/dev/null | grep -c sk-hidden"
+        result = await tools.execute(slot, "bash", {"command": script})
+        assert result.output == "sk-seen 1\n0\n"

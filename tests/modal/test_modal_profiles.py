@@ -157,3 +157,12 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, said: str) 
 def test_env_vars_without_a_value() -> None:
     with pytest.raises(ConfigError, match="ATROPOS_MODAL_ENV_VARS: 'A' has no `=`"):
         ModalSandboxConfig.from_env("default", {"ATROPOS_MODAL_ENV_VARS": "A"})
+
+
+def test_the_example_file() -> None:
+    import hermes_modal
+
+    example = Path(hermes_modal.__file__).parents[1] / "modal_profiles.example.yaml"
+    profiles = load_profiles(example)
+    assert set(profiles) == {"default", "pytorch-gpu", "node"}
+    assert profiles["node"].slot_variables == ("API_KEY",)

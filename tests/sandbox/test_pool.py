@@ -680,3 +680,19 @@ async def test_release_goes_on_when_its_caller_is_cancelled_and_happens_once(wor
     assert pool.release(lease, reset=False) is pool.release(lease, reset=True)
     await pool.release(lease, reset=True)
     assert world.clients[0].resets == [0] and counts(pool) == (1, 1, 0)
+
+
+async def test_a_sandbox_near_the_end_of_its_life_is_replaced(world, monkeypatch):
+    monkeypatch.setattr(Box, "lifetime_s", 0.4)
+    pool = world.pool(slots_per_sandbox=2, min_sandboxes=1, max_sandboxes=3)
+    await pool.start()
+    first = await take(pool)
+    monkeypatch.setattr(Box, "lifetime_s", None)
+    await asyncio.sleep(0.35)
+    second = await take(pool)
+    assert second.member is not first.member, "what has little time left is not handed out"
+    assert first.slot.sandbox_id in world.provider.living, "a lease on it may go on"
+    await pool.release(first, reset=True)
+    await until(lambda: first.slot.sandbox_id not in world.provider.living)
+    await pool.release(second, reset=True)
+    assert counts(pool)[0] == 1

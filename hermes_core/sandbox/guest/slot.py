@@ -316,7 +316,8 @@ class Slot:
     def environment(self) -> dict[str, str]:
         """What every command of the slot finds in its environment."""
         daemon = self.daemon
-        return self.workspace.environment(daemon.shell, daemon.mechanism == "namespace", daemon.config["env"])
+        own_tmp, inherit = daemon.mechanism == "namespace", daemon.config.get("inherit", [])
+        return self.workspace.environment(daemon.shell, own_tmp, daemon.config["env"], inherit)
 
     def _mark(self, identity: str) -> str:
         return "%s/%d/%s" % (self.daemon.instance, self.index, identity)

@@ -8,7 +8,7 @@ from .trees import remove_tree
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 PREPARE = -1
@@ -117,12 +117,15 @@ class Workspace:
             found.append((shared, shared, False))
         return found
 
-    def environment(self, shell: str, own_tmp: bool, given: Mapping[str, str]) -> dict[str, Any]:
+    def environment(
+        self, shell: str, own_tmp: bool, given: Mapping[str, str], inherit: Iterable[str]
+    ) -> dict[str, Any]:
         """What every command of the slot finds in its environment.
 
         Args:
             own_tmp: /tmp is the slot's own.
             given: the driver's variables.
+            inherit: which of the sandbox's own it sees.
         """
         env = {
             "PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
@@ -143,6 +146,7 @@ class Workspace:
         }
         if "HERMES_SANDBOX_ID" in os.environ:
             env["HERMES_SANDBOX_ID"] = os.environ["HERMES_SANDBOX_ID"]
+        env.update((name, os.environ[name]) for name in inherit if name in os.environ)
         env.update(given)
         return env
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -58,8 +59,7 @@ class ModalBackend(Backend):
         """Create the sandbox of this spec, or give the one that runs under its lease's name."""
         config = spec.config
         assert isinstance(config, ModalSandboxConfig)
-        app_name = config.get_app_name()
-        self._apps.add(app_name)
+        self._apps.add(config.get_app_name())
         anchor = requests.anchor(spec, config.workspace_base)
         try:
             given = await requests.arguments(spec, config, self._account)
@@ -67,15 +67,17 @@ class ModalBackend(Backend):
                 make = modal.Sandbox.create.aio(*anchor, **given)
                 sandbox = await self._account.within(CREATE_LIMIT_S, make)
         except exception.AlreadyExistsError:
-            return await self._existing(spec, app_name, config.workspace_base)
+            return await self._existing(spec, config)
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_created(error, config.name, "creating a sandbox") from error
-        return ModalSandbox(sandbox, config.workspace_base, spec.lease_id, self._account)
+        return ModalSandbox(sandbox, config.workspace_base, spec.lease_id, self._account, config.max_lifetime)
 
-    async def _existing(self, spec: SandboxSpec, app_name: str, base: str) -> Sandbox:
+    async def _existing(self, spec: SandboxSpec, config: ModalSandboxConfig) -> Sandbox:
         client, name = await self._account.client(), requests.name_of(spec.lease_id)
         try:
-            found = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_name.aio(app_name, name, client=client))
+            found = await self._account.within(
+                CALL_LIMIT_S, modal.Sandbox.from_name.aio(config.get_app_name(), name, client=client)
+            )
             tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_created(error, spec.config.name, "finding the sandbox of its lease") from error
@@ -86,7 +88,8 @@ class ModalBackend(Backend):
                 hint="use another lease",
                 sandbox_id=found.object_id,
             )
-        return ModalSandbox(found, base, spec.lease_id, self._account)
+        life = config.max_lifetime - max(0.0, time.time() - float(tags.get(requests.CREATED, 0)))
+        return ModalSandbox(found, config.workspace_base, spec.lease_id, self._account, max(life, 0.0))
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """The running sandboxes that carry our tags, in the apps that this backend knows."""
@@ -138,8 +141,11 @@ class ModalBackend(Backend):
 class ModalSandbox(Sandbox):
     """One of Modal's sandboxes. Made by `ModalBackend`."""
 
-    def __init__(self, sandbox: Any, workspace_base: str, lease_id: str, account: Account) -> None:
+    def __init__(
+        self, sandbox: Any, workspace_base: str, lease_id: str, account: Account, lifetime_s: float | None = None
+    ) -> None:
         self.id: str = sandbox.object_id
+        self.lifetime_s = lifetime_s
         self.workspace_base = workspace_base
         self.state_dir = requests.state_dir(workspace_base)
         # A machine of its own, where any ids would do; but emulated ones share a host, which counts by id.

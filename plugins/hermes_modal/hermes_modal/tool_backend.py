@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import hermes_modal
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
+from hermes_core.loop_thread import LoopThread
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.results import ExecutionResult, Slot
@@ -18,11 +19,14 @@ from hermes_core.settings import Settings
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
 from hermes_modal.profiles import load_profiles, read_profiles
 
+T = TypeVar("T")
+
 
 class ModalToolBackend:
     """Slots in Modal sandboxes. Starts when the first slot is asked for; an async context manager.
 
-    Without `async with` or `stop()`, its sandboxes end with the event loop, and with the process at the latest.
+    Its sandboxes live in an event loop of their own, so it can be used from several; without `async with` or `stop()`
+    they end with the program.
 
     Args:
         config: the one profile; None is `load_profiles()["default"]`. `with_profiles` takes several.
@@ -42,8 +46,7 @@ class ModalToolBackend:
         self._default = config.name
         self._isolation = Isolation.parse(isolation)
         self._settings = settings
-        self._runtime: Runtime | None = None
-        self._tools: ToolBackend | None = None
+        self._engine: _Engine | None = None
 
     @classmethod
     def with_profiles(
@@ -99,70 +102,110 @@ class ModalToolBackend:
 
     async def start(self, profiles_to_start: Sequence[str] | None = None) -> None:
         """Make the warm sandboxes of these profiles (the default one), in parallel. Raises as `ToolBackend.start`."""
-        await self._open().start(profiles_to_start)
+        engine = self._open()
+        await engine.thread.run(engine.tools.start(profiles_to_start))
 
     async def stop(self, *, purge: bool = False) -> None:
         """End all sandboxes. Idempotent; a slot asked for later begins anew. `purge` is accepted: nothing is kept."""
-        runtime, tools, self._runtime, self._tools = self._runtime, self._tools, None, None
-        if runtime is not None and tools is not None:
-            await asyncio.shield(asyncio.ensure_future(_close(tools, runtime)))
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.thread.close)
 
     aclose = stop
 
     async def acquire(self, trajectory_id: str | None = None, profile: str | None = None) -> Slot:
         """A slot of the profile (the default one), in order of arrival. Raises as `ToolBackend.acquire`."""
-        return await self._open().acquire(trajectory_id, profile=profile)
+        engine = self._open()
+        return await engine.thread.run(engine.tools.acquire(trajectory_id, profile=profile), engine.tools.release)
 
     async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
         """End the lease: its processes are killed and, if asked, its files removed. Idempotent."""
-        if self._tools is not None:
-            await self._tools.release(slot, reset_workspace=reset_workspace)
+        if (engine := self._engine) is not None:
+            await engine.thread.run(engine.tools.release(slot, reset_workspace=reset_workspace))
 
     async def execute(
         self, slot: Slot, tool_name: str, args: Mapping[str, Any], *, timeout_s: float | None = None
     ) -> ExecutionResult:
         """Call a tool in the slot. Raises as `ToolBackend.execute`."""
-        return await self._started().execute(slot, tool_name, args, timeout_s=timeout_s)
+        engine = self._started()
+        return await engine.thread.run(engine.tools.execute(slot, tool_name, args, timeout_s=timeout_s))
 
     async def execute_batch(
         self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
     ) -> list[ExecutionResult]:
         """Call many tools at the same time, over slots of any profiles; the results in the order of the requests."""
-        return await self._started().execute_batch(requests, timeout_s=timeout_s) if requests else []
+        engine = self._started()
+        return await engine.thread.run(engine.tools.execute_batch(requests, timeout_s=timeout_s))
 
     def get_status(self) -> dict[str, Any]:
         """Counts of sandboxes and slots: over all profiles, and by profile under `pools`."""
-        return self._open().get_status()
+        return self._open().ask(ToolBackend.get_status)
 
     def list_profiles(self) -> dict[str, dict[str, Any]]:
         """The profiles' settings, and whether each has been started."""
-        return self._open().list_profiles()
+        return self._open().ask(ToolBackend.list_profiles)
 
-    def _open(self) -> ToolBackend:
-        if self._tools is None:
-            runtime = Runtime(self._settings, plugins=[hermes_modal], load_entry_points=False)
-            self._tools = ToolBackend(
-                runtime.backend("modal"),
-                profiles=self._profiles,
-                tools=runtime.tools,
-                isolation=self._isolation,
-                owner=runtime.owner,
-                default_profile=self._default,
-            )
-            self._runtime = runtime
-        return self._tools
+    def _open(self) -> _Engine:
+        if self._engine is None or self._engine.thread.closed:
+            self._engine = _Engine(self._profiles, self._default, self._isolation, self._settings)
+        return self._engine
 
-    def _started(self) -> ToolBackend:
-        if self._tools is None:
+    def _started(self) -> _Engine:
+        if self._engine is None or self._engine.thread.closed:
             raise UsageError("the backend is stopped, and its slots with it", hint="acquire slots first")
-        return self._tools
+        return self._engine
 
 
-async def _close(tools: ToolBackend, runtime: Runtime) -> None:
-    try:
-        await tools.aclose()
-    finally:
-        await runtime.aclose()
+class _Engine:
+    """A runtime in a loop of its own: the sandboxes outlive the caller's loop, and end before the program does."""
+
+    def __init__(
+        self,
+        profiles: Mapping[str, ModalSandboxConfig],
+        default_profile: str,
+        isolation: Isolation,
+        settings: Settings | None,
+    ) -> None:
+        runtime = Runtime(settings, plugins=[hermes_modal], load_entry_points=False)
+
+        async def close() -> None:
+            try:
+                await self.tools.aclose()
+            finally:
+                await runtime.aclose()
+
+        async def make() -> ToolBackend:
+            return ToolBackend(
+                runtime.backend("modal"),
+                profiles=profiles,
+                tools=runtime.tools,
+                isolation=isolation,
+                owner=runtime.owner,
+                default_profile=default_profile,
+            )
+
+        self.thread = LoopThread("Modal sandboxes", close)
+        try:
+            self.tools = self.thread.call(make())
+        except BaseException:
+            self.tools = _Nothing()  # type: ignore[assignment]
+            self.thread.close()
+            raise
+
+    def ask(self, what: Callable[[ToolBackend], T]) -> T:
+        """What the tool backend says of itself, in its own loop."""
+
+        async def asked() -> T:
+            return what(self.tools)
+
+        return self.thread.call(asked())
+
+
+class _Nothing:
+    """In the place of a tool backend that could not be made."""
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
 
 
 def _all_slots(config: ModalSandboxConfig) -> ModalSandboxConfig:

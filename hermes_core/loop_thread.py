@@ -1,0 +1,119 @@
+"""An event loop in a thread of its own: for what must outlive a caller's loop, and end before the interpreter does."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from hermes_core.errors import UsageError
+
+LOOK_S = 0.1
+"""How often it looks whether the main thread still lives, in seconds."""
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for callers in any thread or loop, until it is closed, or the main thread ends.
+
+    The interpreter waits for it at its end, before anything is torn down: what `close` does then still works.
+
+    Args:
+        name: of the thread.
+        close: awaited in the loop as the last thing.
+    """
+
+    def __init__(self, name: str, close: Callable[[], Awaitable[object]]) -> None:
+        self._close = close
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name)
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._thread.start()
+        self._begun.wait()
+
+    async def run(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, Any]] | None = None) -> T:
+        """Await `work` there, from any other loop; cancelled with the caller.
+
+        Args:
+            undo: what takes its outcome back, where that came too late for a caller who was cancelled.
+        """
+        outcome, cancel = self._begin(work)
+        waiting = asyncio.wrap_future(outcome)
+        waiting.add_done_callback(lambda future: future.cancelled() or future.exception())
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            if not outcome.cancelled():
+                self._call(cancel)
+                if undo is not None:
+                    outcome.add_done_callback(lambda done: self._take_back(done, undo))
+            raise
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work`, blocking the calling thread.
+
+        Raises:
+            UsageError: the caller is this very thread, which would wait for itself.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError("a blocking call from its own event loop would never end", hint="await the other form")
+        outcome, cancel = self._begin(work)
+        try:
+            return outcome.result()
+        except BaseException:
+            if not outcome.done():  # Ctrl-C
+                self._call(cancel)
+            raise
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """End it, blocking until it has ended. Idempotent."""
+        self._call(self._stop.set)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    async def _main(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._begun.set()
+        while threading.main_thread().is_alive() and not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), LOOK_S)
+        await self._close()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> tuple[concurrent.futures.Future[T], Callable[[], object]]:
+        """Start it; its outcome, and what cancels it when called in the loop."""
+        tasks: list[asyncio.Task[Any]] = []
+
+        async def noted() -> T:
+            current = asyncio.current_task()
+            assert current is not None
+            tasks.append(current)
+            return await work
+
+        def cancel() -> object:
+            return tasks[0].cancel() if tasks else self._loop.call_soon(cancel)  # it is just about to begin
+
+        if self.closed:
+            work.close()
+            raise UsageError("this event loop has ended", hint="make another one")
+        return asyncio.run_coroutine_threadsafe(noted(), self._loop), cancel
+
+    def _take_back(self, outcome: concurrent.futures.Future[T], undo: Callable[[T], Coroutine[Any, Any, Any]]) -> None:
+        if not outcome.cancelled() and outcome.exception() is None:
+            asyncio.run_coroutine_threadsafe(undo(outcome.result()), self._loop)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # it has ended
+            return

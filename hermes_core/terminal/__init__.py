@@ -1,0 +1,79 @@
+"""The terminal tool for programs without a runtime: commands by task, each task in a sandbox to itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+from hermes_core.terminal.tasks import DEFAULT_TASK, Request, TaskTerminals
+
+__all__ = ["cleanup_all", "cleanup_vm", "terminal_tool", "terminal_tool_async"]
+
+_lock = threading.Lock()
+_terminals: TaskTerminals | None = None
+
+
+def terminal_tool(
+    command: str,
+    background: bool = False,
+    timeout: float | None = None,
+    *,
+    task_id: str | None = None,
+    workdir: str | None = None,
+    profile: str | None = None,
+) -> str:
+    """Run a command in the task's sandbox, which is made on first use. Blocks; safe inside a running event loop.
+
+    The working directory and the files last from call to call, until `cleanup_vm`, or TERMINAL_LIFETIME_SECONDS after
+    the task's last command. Settings are the TERMINAL_… variables, read once; `docs/terminal.md` lists them.
+
+    Args:
+        background: start it and return at once.
+        timeout: seconds after which it is killed; None is TERMINAL_TIMEOUT.
+        task_id: whose sandbox; None is the task `default`.
+        workdir: where this one command runs; None is where the last one ended.
+        profile: which kind of sandbox, when the task's first command makes it.
+
+    Returns:
+        JSON: `{"output", "exit_code", "error"}`, with exit code 124 for a time-out; and -1 with `"status": "error"`
+        where the command could not be run at all, and `error` says why and what to do. Never raises for that.
+    """
+    request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile)
+    return json.dumps(_tasks().call(request))
+
+
+async def terminal_tool_async(
+    command: str,
+    background: bool = False,
+    timeout: float | None = None,  # noqa: ASYNC109 - the tool's own name for it
+    *,
+    task_id: str | None = None,
+    workdir: str | None = None,
+    profile: str | None = None,
+) -> str:
+    """`terminal_tool`, without blocking the event loop; cancelled with its caller."""
+    request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile)
+    return json.dumps(await _tasks().run(request))
+
+
+def cleanup_vm(task_id: str | None = None) -> bool:
+    """End the task's sandbox, with all that runs in it; whether there was one."""
+    return _terminals is not None and _terminals.cleanup(task_id)
+
+
+def cleanup_all() -> None:
+    """End every task's sandbox, and forget the settings: the next command reads them anew."""
+    global _terminals
+    with _lock:
+        ending, _terminals = _terminals, None
+    if ending is not None:
+        ending.close()
+
+
+def _tasks() -> TaskTerminals:
+    """The tasks of this process, made on first use."""
+    global _terminals
+    with _lock:
+        if _terminals is None or _terminals.closed:
+            _terminals = TaskTerminals()
+        return _terminals

@@ -1,0 +1,221 @@
+"""A sandbox for each task: made on first use, its directory remembered, ended when the task is over or idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_core.errors import HermesError, PolicyError
+from hermes_core.loop_thread import LoopThread
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
+from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.settings import Settings, validated
+from hermes_core.terminal.settings import TerminalSettings
+from hermes_core.tools.terminal import NOT_RUN, TERMINAL
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TASK = "default"
+_LONGEST_LOOK_S = 60.0
+
+# The directory is left on the way out, in a file of the slot's own. A command's own EXIT trap takes its place.
+_REMEMBER = (
+    'cd "$(cat "$TMPDIR/.hermes-cwd" 2>/dev/null || pwd)" 2>/dev/null; '
+    """trap 'pwd -P >"$TMPDIR/.hermes-cwd"' EXIT; """
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of the terminal tool."""
+
+    command: str
+    background: bool = False
+    timeout_s: float | None = None
+    """None is the settings' time limit."""
+    task_id: str = DEFAULT_TASK
+    workdir: str | None = None
+    """None is where the task's last command ended."""
+    profile: str | None = None
+
+
+@dataclass
+class _Task:
+    slot: asyncio.Task[Slot]
+    used: float
+    """The loop's time at which it was last used."""
+    running: int = 0
+    """Commands that run now."""
+
+
+class TaskTerminals:
+    """The tasks of one process, with a runtime and an event loop of their own. Safe to call from any thread.
+
+    Raises:
+        ConfigError, UnknownNameError: the settings are wrong, or name a backend that there is not.
+    """
+
+    def __init__(self, settings: TerminalSettings | None = None, runtime_settings: Settings | None = None) -> None:
+        self._given = settings, runtime_settings
+        self._settings = TerminalSettings()
+        self._runtime: Runtime | None = None
+        self._tools: ToolBackend | None = None
+        self._tasks: dict[str, _Task] = {}
+        self._work = Background()
+        self._thread = LoopThread("terminal tasks", self._end)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._thread.closed
+
+    def call(self, request: Request) -> dict[str, Any]:
+        """Run a command, blocking; the tool's answer."""
+        return self._thread.call(self._answer(request))
+
+    async def run(self, request: Request) -> dict[str, Any]:
+        """Run a command, from another event loop; the tool's answer."""
+        return await self._thread.run(self._answer(request))
+
+    def cleanup(self, task_id: str | None) -> bool:
+        """End a task's sandbox, blocking; whether there was one."""
+        return self._thread.call(self._cleanup(task_id or DEFAULT_TASK))
+
+    def close(self) -> None:
+        """End everything, blocking."""
+        self._thread.close()
+
+    # --- in the event loop
+
+    async def _answer(self, request: Request) -> dict[str, Any]:
+        try:
+            answer = await self._run(request)
+        except HermesError as error:
+            answer = {"output": "", "exit_code": NOT_RUN, "error": str(error), "status": "error"}
+        redact = self._runtime.redact if self._runtime is not None else str
+        return {key: redact(value) if isinstance(value, str) else value for key, value in answer.items()}
+
+    async def _run(self, request: Request) -> dict[str, Any]:
+        tools, task_id = self._open(), request.task_id
+        task = self._task(tools, task_id, request.profile)
+        task.running += 1
+        try:
+            slot = await asyncio.shield(task.slot)
+            limit = self._settings.timeout_s if request.timeout_s is None else request.timeout_s
+            args: dict[str, Any] = {"command": request.command, "background": request.background}
+            if request.workdir is not None:
+                args["workdir"] = request.workdir
+            elif request.command.strip():
+                args["command"] = _REMEMBER + request.command
+            result = await tools.execute(slot, TERMINAL, args, timeout_s=limit)
+        except HermesError:
+            if self._tasks.get(task_id) is task:  # the next command begins anew
+                self._forget(tools, task_id, task)
+            raise
+        finally:
+            task.running -= 1
+            task.used = asyncio.get_running_loop().time()
+        return dict(result.answer or {"output": result.output, "exit_code": NOT_RUN, "error": result.error})
+
+    def _task(self, tools: ToolBackend, task_id: str, profile: str | None) -> _Task:
+        if task_id not in self._tasks:
+            acquiring = self._work.spawn(tools.acquire(task_id, profile=profile), f"slot of task {task_id}")
+            self._tasks[task_id] = _Task(acquiring, asyncio.get_running_loop().time())
+        return self._tasks[task_id]
+
+    def _open(self) -> ToolBackend:
+        if self._tools is None:
+            given, runtime_settings = self._given
+            self._settings = TerminalSettings.load() if given is None else given
+            self._runtime = self._runtime or Runtime(runtime_settings)
+            backend = self._runtime.backend(self._settings.backend)
+            level = strongest(backend)
+            self._tools = ToolBackend(
+                backend,
+                profiles={name: _profile(backend, name, own) for name, own in self._settings.profiles.items()},
+                tools=self._runtime.tools,
+                isolation=level,
+                owner=self._runtime.owner,
+                default_profile=self._settings.default_profile,
+            )
+            self._work.spawn(self._watch(self._tools), "idle tasks")
+        return self._tools
+
+    async def _watch(self, tools: ToolBackend) -> None:
+        """End the sandboxes of tasks that nobody uses."""
+        lifetime = self._settings.lifetime_s
+        while True:
+            await asyncio.sleep(min(_LONGEST_LOOK_S, lifetime / 4))
+            for task_id, task in [*self._tasks.items()]:
+                idle = asyncio.get_running_loop().time() - task.used
+                if task.running == 0 and idle >= lifetime and not await self._busy(tools, task):
+                    log.info("task %s was idle for %g s, and its sandbox is ended", task_id, idle)
+                    self._forget(tools, task_id, task)
+
+    async def _busy(self, tools: ToolBackend, task: _Task) -> bool:
+        """Whether it left something running on purpose."""
+        if not task.slot.done() or task.slot.cancelled() or task.slot.exception() is not None:
+            return False
+        try:
+            processes = await tools.commands(task.slot.result()).processes()
+        except HermesError:
+            return False
+        return any(process.running for process in processes)
+
+    async def _cleanup(self, task_id: str) -> bool:
+        task = self._tasks.get(task_id)
+        if task is None or self._tools is None:
+            return False
+        await asyncio.shield(self._forget(self._tools, task_id, task))
+        return True
+
+    def _forget(self, tools: ToolBackend, task_id: str, task: _Task) -> asyncio.Task[None]:
+        if self._tasks.get(task_id) is task:
+            del self._tasks[task_id]
+        return self._work.spawn(_release(tools, task.slot), f"end of task {task_id}")
+
+    async def _end(self) -> None:
+        await self._work.aclose()
+        try:
+            if self._tools is not None:
+                await self._tools.aclose()
+        finally:
+            if self._runtime is not None:
+                await self._runtime.aclose()
+
+
+async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:
+    acquiring.cancel()
+    await asyncio.wait([acquiring])
+    if not acquiring.cancelled() and acquiring.exception() is None:
+        await tools.release(acquiring.result(), reset_workspace=True)
+
+
+def strongest(backend: Backend) -> Isolation:
+    """The level for a task: a sandbox to itself where there is one, else the most that slots can have.
+
+    Raises:
+        PolicyError: it can't keep tasks apart at all.
+    """
+    level = max(backend.capabilities.isolation, default=Isolation.SHARED)
+    if level < Isolation.USER:
+        raise PolicyError(
+            f"backend {backend.name!r} can't keep tasks apart here: it grants {level.label!r} at most",
+            hint="`hermes-rl doctor` says what it needs for more, or set TERMINAL_ENV to another backend",
+        )
+    return level
+
+
+def _profile(backend: Backend, name: str, given: dict[str, Any]) -> SandboxConfig:
+    """The profile, with one slot in a sandbox and none of them kept for verification."""
+    kind = backend.config_class
+    config = kind.from_dict(name, given)
+    own = {"slots_per_sandbox": 1, "reserve_slots": 0}
+    if "min_sandboxes" not in config.model_fields_set:
+        own["min_sandboxes"] = 0
+    return validated(kind, {**config.model_dump(exclude_unset=True), **own}, f"profile {name!r}")

@@ -1,0 +1,145 @@
+"""Modal failing in every way that the emulator knows: the pool is back at full strength, and nothing is leaked."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hermes_modal import account
+from hermes_modal.backend import ModalBackend
+from hermes_modal.config import ModalSandboxConfig
+from hermes_modal.testing import ModalEmulator
+
+from hermes_core.errors import AcquireTimeout, ErrorKind, InfraError, ProvisionError
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tools.registry import ToolRegistry
+
+pytestmark = pytest.mark.slow
+
+CREATE = "SandboxCreateV2"
+
+
+@pytest.fixture
+async def backend(own_emulator: ModalEmulator) -> AsyncIterator[ModalBackend]:
+    made = ModalBackend()
+    yield made
+    await made.aclose()
+    assert own_emulator.sandboxes() == [], "a sandbox was leaked"
+
+
+def tool_backend(backend: ModalBackend, **config: Any) -> ToolBackend:
+    settings = {"slots_per_sandbox": 4, "max_sandboxes": 2, "reserve_slots": 0, "acquire_timeout_s": 40, **config}
+    return ToolBackend(
+        backend,
+        profiles={"default": ModalSandboxConfig(**settings)},
+        tools=ToolRegistry(),
+        isolation=Isolation.USER,
+        owner=f"test-{uuid.uuid4().hex[:12]}",
+    )
+
+
+async def works(tools: ToolBackend, slot: Slot) -> bool:
+    return (await tools.execute(slot, "bash", {"command": "echo on"})).output == "on\n"
+
+
+async def full_strength(tools: ToolBackend, slots: int = 8) -> None:
+    """As many slots as the pool may have, all of them working."""
+    taken = await asyncio.gather(*(tools.acquire(f"t{n}") for n in range(slots)))
+    assert len({slot.slot_id for slot in taken}) == slots
+    assert all(await asyncio.gather(*(works(tools, slot) for slot in taken)))
+    await asyncio.gather(*(tools.release(slot, reset_workspace=True) for slot in taken))
+
+
+async def test_a_sandbox_dies_idle_and_in_a_command(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    async with tool_backend(backend) as tools:
+        own_emulator.kill_sandbox(own_emulator.sandboxes()[0]["id"])
+        await full_strength(tools)
+        slot = await tools.acquire("a")
+        running = asyncio.create_task(tools.execute_batch([(slot, "bash", {"command": "sleep 60"})], timeout_s=90))
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(own_emulator.kill_sandbox, slot.sandbox_id)
+        [result] = await asyncio.wait_for(running, 45)
+        assert (result.success, result.error_kind) == (False, ErrorKind.INFRA)
+        await tools.release(slot)
+        await full_strength(tools)
+
+
+async def test_creation_fails_three_times_then_works(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    own_emulator.fault(CREATE, "RESOURCE_EXHAUSTED", times=2)
+    async with tool_backend(backend, min_sandboxes=0) as tools:
+        own_emulator.fault(CREATE, "INTERNAL")
+        await full_strength(tools)
+
+
+async def test_creation_fails_always(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    own_emulator.fault(CREATE, "RESOURCE_EXHAUSTED", times=-1)
+    async with tool_backend(backend, min_sandboxes=0, acquire_timeout_s=3) as tools:
+        with pytest.raises(AcquireTimeout, match="the last sandbox could not be made"):
+            await tools.acquire("a")
+        own_emulator.clear_faults()
+        own_emulator.set(missing_images=["python:3.11"])
+        with pytest.raises(ProvisionError, match="verify that the image exists"):
+            await tools.acquire("a", timeout_s=30)
+
+
+async def test_creation_hangs(
+    backend: ModalBackend, own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_modal.backend.CREATE_LIMIT_S", 2.0)
+    own_emulator.fault(CREATE)
+    async with tool_backend(backend, min_sandboxes=0) as tools:
+        assert await works(tools, await tools.acquire("a"))
+
+
+async def test_creation_succeeds_and_its_answer_is_lost(
+    backend: ModalBackend, own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_modal.backend.CREATE_LIMIT_S", 2.0)
+    own_emulator.fault(CREATE, lose_answer=True)
+    async with tool_backend(backend, min_sandboxes=0, max_sandboxes=1) as tools:
+        assert await works(tools, await tools.acquire("a"))
+        assert len(own_emulator.sandboxes(running=False)) == 1, "the one that was made is the one in use"
+
+
+async def test_rate_limited(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    own_emulator.set(max_sandboxes=0)
+    async with tool_backend(backend, min_sandboxes=0, acquire_timeout_s=60) as tools:
+        waiting = asyncio.create_task(tools.acquire("a"))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        own_emulator.set(max_sandboxes=None)
+        assert await works(tools, await waiting)
+
+
+async def test_the_stream_is_cut_in_much_output(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    own_emulator.fault("TaskExecStdioRead", "UNAVAILABLE", cut_after_bytes=2_000_000, times=10)
+    async with tool_backend(backend) as tools:
+        slot = await tools.acquire("a")
+        commands = tools.commands(slot)
+        await commands.run("seq 1 3000000 >numbers", timeout_s=60)
+        data = (await commands.read_file("numbers", limit=1 << 26)).data
+        assert data == b"".join(b"%d\n" % n for n in range(1, 3_000_001))
+        assert len(own_emulator.requests("TaskExecStdioRead")) >= 8
+
+
+async def test_an_outage_and_a_revoked_token(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    async with tool_backend(backend) as tools:
+        slot = await tools.acquire("a")
+        assert await works(tools, slot)
+        running = asyncio.create_task(tools.execute(slot, "bash", {"command": "sleep 2; echo once >>f; cat f"}))
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(own_emulator.outage, 1.0)
+        assert (await running).output == "once\n"
+        own_emulator.revoke_tokens()
+        assert await works(tools, slot)
+        assert {each["id"] for each in own_emulator.sandboxes()} == {slot.sandbox_id}
+
+
+def test_every_error_of_ours_is_infra() -> None:
+    assert issubclass(type(account.not_created(TimeoutError(), "default", "creating")), InfraError)
+    assert issubclass(type(account.not_reached(TimeoutError(), "sb-1")), InfraError)

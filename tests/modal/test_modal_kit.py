@@ -1,0 +1,40 @@
+"""The conformance kit on Modal's sandboxes through the emulator, of both kinds. The whole of it takes minutes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hermes_modal.testing import ModalEmulator
+
+
+def failures(tmp_path: Path, *options: str) -> list[str]:
+    argv = [
+        sys.executable,
+        "-c",
+        "from hermes_core.cli import main; main()",
+        "conformance",
+        "modal",
+        "--json",
+        *options,
+    ]
+    import os
+
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "HERMES_PLUGINS": "modal"}
+    out = subprocess.run(argv, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path).stdout
+    checks = json.loads(out)["checks"]
+    assert any(each["outcome"] == "passed" for each in checks)
+    return [f"{each['name']}: {each['reason']}" for each in checks if each["outcome"] == "failed"]
+
+
+@pytest.mark.slow
+def test_the_contract(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
+    assert failures(tmp_path, "--group", "contract") == []
+
+
+@pytest.mark.stress
+def test_the_whole_kit(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
+    assert failures(tmp_path) == []

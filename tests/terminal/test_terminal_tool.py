@@ -1,0 +1,116 @@
+"""The terminal tool for programs without a runtime, on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core import cleanup_vm, terminal, terminal_tool
+from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.terminal.settings import TerminalSettings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    import os
+
+    for name in os.environ:
+        if name.startswith("TERMINAL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield
+    terminal.cleanup_all()
+
+
+def said(command: str, **given: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(terminal_tool(command, **given))
+    return answer
+
+
+def test_a_task_keeps_its_directory_and_files() -> None:
+    assert said("echo hello", task_id="my-task") == {"output": "hello\n", "exit_code": 0, "error": None}
+    assert said("mkdir -p a/b; cd a/b; echo x >file; exit 3", task_id="my-task")["exit_code"] == 3
+    assert said("pwd; cat file", task_id="my-task")["output"].endswith("/a/b\nx\n")
+    assert said("pwd", task_id="my-task", workdir="/")["output"] == "/\n"
+    assert said("pwd", task_id="my-task")["output"].endswith("/a/b\n")
+    assert said("ls", task_id="other")["output"] == ""
+    assert cleanup_vm("my-task") and not cleanup_vm("my-task")
+    assert said("ls", task_id="my-task")["output"] == ""
+
+
+def test_limits_and_what_went_wrong() -> None:
+    assert said("sleep 30", timeout=0.5)["exit_code"] == 124
+    assert said("echo still there")["output"] == "still there\n"
+    answer = said("kill -9 $$")
+    assert answer["exit_code"] == 137 and "SIGKILL" in answer["error"]
+    assert said("cd /nowhere")["exit_code"] != 0
+    assert said("true", workdir="/nowhere")["exit_code"] == -1
+
+
+def test_in_the_background() -> None:
+    answer = said("sleep 60", background=True)
+    assert answer["exit_code"] == 0 and answer["session_id"].startswith("proc_")
+    assert cleanup_vm()
+
+
+async def test_inside_a_running_event_loop() -> None:
+    assert said("echo blocking")["output"] == "blocking\n"
+    answers = await asyncio.gather(
+        *(terminal.terminal_tool_async("sleep 0.2; echo on", task_id=f"t{n % 2}") for n in range(4))
+    )
+    assert [json.loads(answer)["output"] for answer in answers] == ["on\n"] * 4
+
+
+def test_an_unknown_backend_is_never_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_ENV", "modla")
+    answer = said("echo leaked")
+    assert (answer["output"], answer["exit_code"], answer["status"]) == ("", -1, "error")
+    assert "modla" in answer["error"]
+
+
+def test_idle_tasks_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_LIFETIME_SECONDS", "1")
+    said("echo x >file", task_id="idle")
+    said("sleep 60", task_id="busy", background=True)
+    deadline = time.monotonic() + 15
+    while cleanup_vm("no-such-task") or "idle" in terminal._tasks()._tasks:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert "busy" in terminal._tasks()._tasks, "it left something running on purpose"
+    assert said("ls", task_id="idle")["output"] == ""
+
+
+def test_settings(tmp_path: Path) -> None:
+    load = TerminalSettings.load
+    plain = load({"HERMES_ENV_FILE": ""})
+    assert (plain.backend, plain.timeout_s, plain.lifetime_s) == ("local", 180, 300)
+    environ = {
+        "HERMES_ENV_FILE": "",
+        "TERMINAL_ENV": "modal",
+        "TERMINAL_MODAL_IMAGE": "python:3.12",
+        "TERMINAL_TIMEOUT": "9",
+        "TERMINAL_LIFETIME_SECONDS": "8",
+    }
+    found = load(environ)
+    assert (found.backend, found.timeout_s, found.lifetime_s) == ("modal", 9, 8)
+    assert found.profiles == {"default": {"app_name": "hermes-sandbox", "image": "python:3.12"}}
+    (tmp_path / "modal_profiles.yaml").write_text(
+        "default_profile: gpu\nprofiles: {gpu: {gpu: T4, image: torch}, cpu: }\n"
+    )
+    found = load({**environ, "TERMINAL_MODAL_APP_NAME": "mine"})
+    assert found.default_profile == "gpu"
+    assert found.profiles["gpu"] == {"app_name": "mine", "gpu": "T4", "image": "torch"}
+    assert found.profiles["cpu"] == {"app_name": "mine", "image": "python:3.12"}
+    with pytest.raises(UnknownNameError, match="nothing"):
+        load({**environ, "TERMINAL_MODAL_DEFAULT_PROFILE": "nothing"})
+    with pytest.raises(ConfigError, match="timeout_s must be more than 0"):
+        load({**environ, "TERMINAL_TIMEOUT": "0"})
