@@ -138,6 +138,8 @@ async def test_channels(backend: DockerBackend, spec: Spec) -> None:
 async def test_a_lost_sandbox_says_so(backend: DockerBackend, spec: Spec, api: APIClient) -> None:
     sandbox = await backend.create(spec())
     channel = await sandbox.open(["cat"])
+    await channel.write(b"it runs")  # killed before it does, the daemon's own words would come instead
+    assert await channel.read(10) == b"it runs"
     api.kill(sandbox.id)
     assert await channel.read(10) == b""
     await channel.aclose()
