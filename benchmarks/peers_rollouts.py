@@ -29,7 +29,16 @@ from typing import Any
 from benchmarks.measure import Rows, Target, p50, span, take_turns
 from benchmarks.peers import Case, captured
 from benchmarks.peers_docker import IMAGE, docker, missing, running
-from benchmarks.swe_smith import Bare, Ours, prepare_bare, read_tasks, run_bare, run_ours, tasks_folder
+from benchmarks.swe_smith import (
+    Bare,
+    Ours,
+    prepare_bare,
+    project_commands,
+    read_tasks,
+    run_bare,
+    run_ours,
+    tasks_folder,
+)
 from hermes_core.envs.options import RunOptions
 
 AT_A_TIME = 8
@@ -155,10 +164,22 @@ async def _image(folder: Path, wheels: Path) -> AsyncIterator[str]:
     try:
         async with running(IMAGE, *mounts) as container:
             await docker("exec", container, "bash", "-c", "\n".join(steps))
+            for entry in await asyncio.to_thread(_repos, folder):
+                await _add_commands(container, entry, folder)
             await docker("commit", container, name)
         yield name
     finally:
         await docker("rmi", "-f", name, check=False)
+
+
+async def _add_commands(container: str, entry: Mapping[str, Any], folder: Path) -> None:
+    programs = f"/venvs/{Path(entry['bundle']).stem}/bin"
+    found = await asyncio.to_thread(project_commands, entry, folder, f"{programs}/python")
+    for name, text in found.items():
+        script = 'cat >"$1" && chmod 755 "$1"'
+        command = ["exec", "-i", container, "sh", "-c", script, "sh", f"{programs}/{name}"]
+        status, said = await captured("docker", *command, stdin=text.encode())
+        assert status == 0, said
 
 
 def _key(entry: Mapping[str, Any]) -> str:

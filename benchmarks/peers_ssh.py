@@ -154,10 +154,13 @@ async def _paramiko(name: str, config: Path) -> AsyncIterator[Party]:
     clients = [await asyncio.to_thread(connect) for _ in range(-(-WORKERS // SESSIONS))]
 
     def run_in(client: paramiko.SSHClient, command: str, limit_s: float | None = None) -> bytes:
-        _, stdout, _ = client.exec_command(command, timeout=limit_s)
+        # A `stdin` that nobody holds closes itself. Where that meets the command's end the server, told of the end of
+        # a channel that is gone, hangs up.
+        stdin, stdout, _ = client.exec_command(command, timeout=limit_s)
         output = bytes(stdout.read())
         assert stdout.channel.recv_exit_status() == 0, command
         stdout.channel.close()
+        stdin.close()
         return output
 
     async def run(client: paramiko.SSHClient, command: str) -> int:

@@ -24,11 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hermes_swe_smith.scripts import FILES, console_scripts, wrapper
 
 from benchmarks.host import NOT_GRANTED, processor_time
 from benchmarks.measure import Row, Rows, Target, p50, span
@@ -193,6 +195,10 @@ def prepare_bare(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path) -
             python = shutil.which(f"python{entry['python']}") or sys.executable
             _do(python, "-m", "venv", str(venv))
             _do(str(venv / "bin" / "pip"), "install", "-q", "-r", str(folder / entry["requirements_file"]))
+            for name, text in project_commands(entry, folder, str(venv / "bin" / "python")).items():
+                command = venv / "bin" / name
+                command.write_text(text)
+                command.chmod(0o755)
         tree = scratch / "trees" / str(number)
         _do("git", "clone", "-q", str(folder / entry["bundle"]), str(tree))
         _do("git", "-C", str(tree), "checkout", "-q", entry["base_commit"])
@@ -208,9 +214,20 @@ def prepare_bare(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path) -
     return prepared
 
 
-def _do(*command: str) -> None:
+def project_commands(entry: Mapping[str, Any], folder: Path, python: str) -> dict[str, str]:
+    """The texts of the commands that the project would install, some of whose tests run them, by their names."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        _do("git", "clone", "-q", "--no-checkout", str(folder / entry["bundle"]), scratch)
+        paths = _do("git", "-C", scratch, "ls-tree", "--name-only", entry["base_commit"]).splitlines()
+        show = ("git", "-C", scratch, "show")
+        files = {name: _do(*show, f"{entry['base_commit']}:{name}") for name in FILES if name in paths}
+    return {name: wrapper(python, target) for name, target in console_scripts(files).items()}
+
+
+def _do(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout[-500:]}{done.stderr[-500:]}"
+    return done.stdout
 
 
 async def run_bare(runs: Sequence[BareRun], at_a_time: int = AT_A_TIME) -> Bare:

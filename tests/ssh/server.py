@@ -62,13 +62,9 @@ class Server:
         with (self.directory / "sshd.log").open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + 20
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                assert time.monotonic() < deadline and self.process.poll() is None, self.log()
-                time.sleep(0.02)
+        while not self.listens():
+            assert time.monotonic() < deadline and self.process.poll() is None, self.log()
+            time.sleep(0.02)
 
     def stop(self) -> None:
         """End it, with every connection. Idempotent."""
@@ -78,6 +74,18 @@ class Server:
             self.process.wait()
             self.process = None
             _send(processes, signal.SIGKILL)
+            while self.listens():  # a connection's process that had just been forked has the listening socket too
+                time.sleep(0.02)
+
+    def listens(self) -> bool:
+        """Whether anything takes connections at its port."""
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # such as a reset, by a process that is about to end
+            pass
+        return True
 
     def log(self) -> str:
         return (self.directory / "sshd.log").read_text("utf-8", "replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,15 @@ from hermes_core.errors import ConfigError, PolicyError, ProvisionError, Unknown
 from hermes_core.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.channels import AsyncioStreamChannel
-from hermes_core.sandbox.contract import Channel, Diagnosis, Isolation, Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.contract import (
+    Capabilities,
+    Channel,
+    Diagnosis,
+    Isolation,
+    Sandbox,
+    SandboxSpec,
+    SandboxStatus,
+)
 from hermes_core.sandbox.local.backend import LocalBackend
 from hermes_core.settings import Settings
 from hermes_core.testing import conformance
@@ -89,12 +98,13 @@ class Unbounded(Spoilt):
 
     def __init__(self, inner: Channel) -> None:
         super().__init__(inner)
-        self.data = b""
+        self.data = bytearray()
 
     async def read(self, n: int) -> bytes:
         while piece := await self.inner.read(1 << 20):
             self.data += piece
-        data, self.data = self.data[:n], self.data[n:]
+        data = bytes(self.data[:n])
+        del self.data[:n]
         return data
 
 
@@ -156,8 +166,6 @@ class MakesTwo(Broken):
     """A second `create` of a lease makes a second sandbox."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        import dataclasses
-
         return await super().create(dataclasses.replace(spec, lease_id=os.urandom(8).hex()))
 
 
@@ -172,8 +180,16 @@ class AlwaysRunning(Broken):
         return sandbox
 
 
-def of(kind: type[Spoilt]) -> type[Broken]:
-    return type(f"With{kind.__name__}", (Broken,), {"channel": kind})
+class OneLevel(Broken):
+    """Declares one level. A rig tries out each that is declared, and waits in vain where channels are broken."""
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        return dataclasses.replace(super().capabilities, isolation=frozenset({Isolation.SHARED}))
+
+
+def of(kind: type[Spoilt], base: type[Broken] = OneLevel) -> type[Broken]:
+    return type(f"With{kind.__name__}", (base,), {"channel": kind})
 
 
 class Plugin:
@@ -202,7 +218,7 @@ async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result
         (of(WrongStatus), "exit_status_and_last_words"),
         (of(Unbounded), "small_pieces_arrive_at_once"),
         (of(Unbounded), "a_slow_reader_slows_the_writer"),
-        (of(IgnoresReset), "reset_leaves_no_file[user]"),
+        (of(IgnoresReset, Broken), "reset_leaves_no_file[user]"),
         (LeaksAProcess, "a_hundred_channels"),
         (ForgetsToEnd, "status_follows_life"),
         (MakesTwo, "one_lease_is_one_sandbox"),
@@ -230,7 +246,7 @@ async def test_what_no_check_cleans_up_is_a_failure_and_is_ended() -> None:
 
         result = await run_one(rig, conformance.Check("contract", "x", leaves, None, (), Isolation.SHARED, "", 30))
         assert result.outcome is Outcome.FAILED and "sandboxes were left" in result.reason
-        assert [info for info in await rig.backend.list() if info.owner.startswith(rig.owner)] == []
+        assert [info for info in await rig.backend.list() if info.owner.startswith(f"{rig.owner}-")] == []
 
 
 async def test_a_check_that_hangs_is_cut_off() -> None:
