@@ -70,7 +70,7 @@ async def rows(quick: bool) -> Rows:
                 partial(run_bare, bare_runs, AT_A_TIME),
             )
             await run_bare(bare_runs[:: max(1, len(bare_runs) // 6)], AT_A_TIME)
-            ours, each, bare = await take_turns(turns, 1 if quick else 2, warm_up=0)
+            ours, each, bare = await take_turns(turns, 1 if quick else 3, warm_up=0)
     walls = [[run if isinstance(run, float) else run.wall_s for run in side] for side in (ours, each, bare)]
     rates = [[len(tasks) / wall_s * 3600 for wall_s in side] for side in walls]
     notes = [span(side, "/h") for side in rates]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hermes_core.errors import CommandError, InfraError, SetupFailed
@@ -101,6 +102,20 @@ class LeasedSlot:
             build if callable(build) else functools.partial(_run_all, [build] if isinstance(build, str) else build)
         )
         return await self._watch(self._backend.prepare(self.slot, key, function, private=private))
+
+    @asynccontextmanager
+    async def processor(self) -> AsyncIterator[None]:
+        """Hold one of the sandbox's processors while the block runs, for work that keeps one busy, such as tests.
+
+        It waits until one is free. Whatever runs at a time beyond them slows down all the others, and runs into time
+        limits that it would keep alone.
+
+        Raises:
+            InfraError: the sandbox is gone.
+        """
+        async with AsyncExitStack() as stack:
+            await self._watch(stack.enter_async_context(self._backend.processor(self.slot)))
+            yield
 
     async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
         """A plain tar of a directory's contents as the slot's user may read them.

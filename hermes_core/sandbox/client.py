@@ -61,6 +61,7 @@ class GuestClient:
         self.sandbox = sandbox
         self.settings = settings
         self.granted = Isolation.SHARED
+        self.processors = 1
         self.lost = asyncio.Event()
         self._pending: dict[str, _Pending] = {}
         self._session_id = secrets.token_hex(4)
@@ -265,6 +266,7 @@ class GuestClient:
     def _greeted(self, header: dict[str, Any]) -> None:
         self._instance = header["instance"]
         self.granted = Isolation(header["granted"])
+        self.processors = int(header["processors"])
         self._heard = time.monotonic()
         # A new channel: whatever was on its way on the old one is said again; the guest does nothing twice.
         self._outbox.clear()

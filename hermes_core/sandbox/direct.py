@@ -39,6 +39,7 @@ _NEEDED = ("mkfifo", "head", "tail", "stat", "find", "grep", "tar", "readlink", 
 _PROBE = """
 for each in bash setsid "$@"; do command -v "$each" >/dev/null 2>&1 && echo "$each"; done
 grep -q . /proc/self/environ 2>/dev/null && echo proc
+nproc 2>/dev/null
 true
 """
 
@@ -72,6 +73,7 @@ class DirectClient:
         self.sandbox = sandbox
         self.settings = settings
         self.granted = Isolation.DEDICATED if settings.slots == 1 else Isolation.SHARED
+        self.processors = max((int(word) for word in tools if word.isdecimal()), default=1)
         self.lost = asyncio.Event()
         self.shell = "bash" if "bash" in tools else "sh"
         self.session = "setsid" if "setsid" in tools else ""

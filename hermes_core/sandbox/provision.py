@@ -188,7 +188,7 @@ class Provisioner:
         except BaseException:
             await client.aclose()
             raise
-        return new_member(sandbox, client, slots)
+        return new_member(sandbox, client, slots, config.cpu)
 
     async def end(self, member: Member) -> None:
         """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""

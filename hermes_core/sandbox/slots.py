@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class Client(Protocol):
     """What runs a sandbox's slots: the guest's client, or the direct mode where there is no Python."""
 
     granted: Isolation
+    processors: int
+    """How many the sandbox may use."""
     lost: asyncio.Event
     missing: tuple[str, ...]
     """What can't be done in this sandbox, in words; empty with a guest."""
@@ -62,6 +65,8 @@ class Member:
 
     sandbox: Sandbox
     client: Client
+    processors: asyncio.Semaphore
+    """One turn for each processor that its profile and its host give it."""
     vacant: list[Seat] = field(default_factory=list)
     """Seats that a lease can have."""
     leases: set[Lease] = field(default_factory=set)
@@ -147,9 +152,10 @@ class Lease:
         return outcome
 
 
-def new_member(sandbox: Sandbox, client: Client, slots: int) -> Member:
+def new_member(sandbox: Sandbox, client: Client, slots: int, cpu: float | None) -> Member:
     """A sandbox with all of its seats vacant. Their ids are unique as the sandbox's is, and good file names."""
-    member = Member(sandbox, client)
+    processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
+    member = Member(sandbox, client, asyncio.Semaphore(processors))
     name = re.sub(r"[^A-Za-z0-9._-]", "-", sandbox.id)
     if name != sandbox.id:
         name = f"{name}-{hashlib.sha256(sandbox.id.encode()).hexdigest()[:8]}"

@@ -248,6 +248,22 @@ class ToolBackend:
         check_key(key)
         return await lease.call(prepare, self._work, lease.member, key, build, private=private)
 
+    @asynccontextmanager
+    async def processor(self, slot: Slot) -> AsyncIterator[None]:
+        """Hold one of the processors of the slot's sandbox while the block runs; waits for its turn.
+
+        For work that keeps a processor busy. Where more of that runs at a time than there are processors, all of it
+        takes longer together than one after another, and what has a time limit misses it.
+
+        Raises:
+            StaleSlotError: the slot was released, before or meanwhile.
+            SandboxLost: its sandbox is gone.
+        """
+        lease = self._lease(slot)
+        async with lease.member.processors:
+            lease.check()
+            yield
+
     # ------------------------------------------------------------------ tools
 
     async def execute(

@@ -109,6 +109,7 @@ class Idle:
     """A client whose slots do nothing."""
 
     granted = Isolation.USER
+    processors = 1
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

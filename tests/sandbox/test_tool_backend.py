@@ -7,7 +7,8 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from hermes_core.errors import (
 from hermes_core.sandbox.contract import Isolation, SandboxConfig
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
+from hermes_core.sandbox.slots import new_member
 from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
@@ -296,6 +298,48 @@ async def test_ten_times_more_work_than_slots_is_served_in_order(local, level):
         assert order[3:] == sorted(order[3:])
         status = backend.get_status()
         assert (status["available_slots"], status["waiting"], status["total_slots"]) == (3, 0, 3)
+
+
+async def test_as_many_hold_a_processor_as_there_are(local, level):
+    count = len(os.sched_getaffinity(0))
+    held, most = 0, 0
+
+    async def hold(backend: ToolBackend) -> None:
+        nonlocal held, most
+        async with backend.lease() as slot, backend.processor(slot):
+            held += 1
+            most = max(most, held)
+            await asyncio.sleep(0.01)
+            held -= 1
+
+    async with opened(local, level, slots_per_sandbox=2 * count + 1) as backend:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4 * count):
+                group.create_task(hold(backend))
+        assert most == count
+
+
+async def test_who_waits_for_a_processor_hears_of_a_release(backend):
+    slot = await backend.acquire()
+    async with AsyncExitStack() as stack:
+        for _ in os.sched_getaffinity(0):
+            await stack.enter_async_context(backend.processor(slot))
+        late = asyncio.create_task(stack.enter_async_context(backend.processor(slot)))
+        given_up = asyncio.create_task(stack.enter_async_context(backend.processor(slot)))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await backend.release(slot)
+    with pytest.raises(StaleSlotError):
+        await late
+    async with backend.lease() as slot, asyncio.timeout(1), AsyncExitStack() as stack:
+        for _ in os.sched_getaffinity(0):  # all of them can be had again
+            await stack.enter_async_context(backend.processor(slot))
+
+
+@pytest.mark.parametrize(("cpu", "turns"), [(None, 4), (1.0, 1), (1.5, 2), (64.0, 4)])
+def test_the_profile_bounds_the_processors(cpu, turns):
+    member = new_member(SimpleNamespace(id="box"), SimpleNamespace(processors=4), 1, cpu)
+    assert member.processors._value == turns
 
 
 async def test_the_deadline(backend):

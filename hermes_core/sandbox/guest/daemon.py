@@ -141,6 +141,7 @@ class Daemon:
             "granted": _DEDICATED if dedicated else _LEVELS[self.mechanism],
             "mechanism": self.mechanism,
             "python": "%d.%d.%d" % sys.version_info[:3],
+            "processors": len(os.sched_getaffinity(0)),
             "shell": self.shell,
             "pid": os.getpid(),
             "instance": self.instance,

@@ -161,7 +161,8 @@ class SweSmithEnvironment(Environment):
             async with rollout.fresh_slot() as fresh:
                 await give_tested(rollout, tested, fresh.commands, task.directory)
                 _, environment = await self._prepared(fresh, task)
-                report = await run_tests(fresh, task, source, environment, self.config.test_timeout_s)
+                async with fresh.processor():
+                    report = await run_tests(fresh, task, source, environment, self.config.test_timeout_s)
         finally:
             await forget_tested(rollout, tested)
         reward, details = score(task, report, self.config)
