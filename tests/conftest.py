@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import gc
 import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+import warnings
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +68,40 @@ def swe_tasks(require: Callable[[str, str | None], None]) -> Path:
     there = (folder / "tasks.jsonl").is_file()
     require("swe_tasks", None if there else f"{folder} has no tasks.jsonl; set HERMES_SWE_TASKS")
     return folder
+
+
+@pytest.fixture(scope="session")
+def docker_images(require: Callable[[str, str | None], None]) -> tuple[str, str]:
+    """The images that `.ci/docker` builds, with Python and with busybox alone, on a daemon that answers."""
+    images = ("hermes-test-python:bookworm", "hermes-test-busybox:latest")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the SDK loses the socket that it could not connect
+        missing = _missing_of_docker(images)
+        gc.collect()
+    require("docker", missing)
+    return images
+
+
+def _missing_of_docker(images: Iterable[str]) -> str | None:
+    import docker.errors
+
+    with contextlib.closing(docker.APIClient(**docker.utils.kwargs_from_env(), version="1.41", timeout=20)) as api:
+        try:
+            for image in images:
+                api.inspect_image(image)
+        except docker.errors.NotFound:
+            return f"the daemon has no image {image}; `.ci/docker` builds it"
+        except (docker.errors.DockerException, OSError) as error:  # requests' errors are OSErrors
+            return f"no daemon answers ({error}); `.ci/docker` starts one on Debian"
+    return None
+
+
+@pytest.fixture(scope="session")
+def ssh_config(require: Callable[[str, str | None], None]) -> str:
+    """A configuration file of OpenSSH's that names the server `hermes-test`."""
+    named = os.environ.get("HERMES_TEST_SSH_CONFIG", "")
+    require("ssh", None if named else 'HERMES_TEST_SSH_CONFIG is not set; `eval "$(.ci/ssh)"` as root sets it')
+    return named
 
 
 @pytest.fixture

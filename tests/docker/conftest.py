@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import uuid
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -18,43 +15,20 @@ from hermes_docker.config import DockerConfig
 from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec
 
-PYTHON = "hermes-test-python:bookworm"
-BUSYBOX = "hermes-test-busybox:latest"
-
-
-def _missing() -> str | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the SDK loses the socket that it could not connect
-        missing = _asked()
-        gc.collect()
-    return missing
-
-
-def _asked() -> str | None:
-    with contextlib.closing(APIClient(**docker.utils.kwargs_from_env(), version="1.41", timeout=20)) as api:
-        try:
-            for image in (PYTHON, BUSYBOX):
-                api.inspect_image(image)
-        except docker.errors.NotFound:
-            return f"the daemon has no image {image}; `.ci/docker` builds it"
-        except (docker.errors.DockerException, OSError) as error:  # requests' errors are OSErrors
-            return f"no daemon answers ({error}); `.ci/docker` starts one on Debian"
-    return None
-
 
 @pytest.fixture(scope="session", autouse=True)
-def _daemon(require: Callable[[str, str | None], None]) -> None:
-    require("docker", _missing())
+def _daemon(docker_images: tuple[str, str]) -> None:
+    """Every test here needs it."""
 
 
 @pytest.fixture(scope="session")
-def python_image() -> str:
-    return PYTHON
+def python_image(docker_images: tuple[str, str]) -> str:
+    return docker_images[0]
 
 
 @pytest.fixture(scope="session")
-def busybox_image() -> str:
-    return BUSYBOX
+def busybox_image(docker_images: tuple[str, str]) -> str:
+    return docker_images[1]
 
 
 @pytest.fixture
@@ -81,7 +55,7 @@ async def backend(owner: str) -> AsyncIterator[DockerBackend]:
 
 
 @pytest.fixture
-def spec(owner: str) -> Callable[..., SandboxSpec]:
+def spec(owner: str, python_image: str) -> Callable[..., SandboxSpec]:
     """`spec(isolation, ttl_s, **config)`: with a lease of its own, or the one that is given."""
 
     def make(
@@ -90,7 +64,7 @@ def spec(owner: str) -> Callable[..., SandboxSpec]:
         return SandboxSpec(
             lease_id=lease or uuid.uuid4().hex,
             owner=owner,
-            config=DockerConfig(**{"image": PYTHON, **config}),
+            config=DockerConfig(**{"image": python_image, **config}),
             isolation=isolation,
             command=anchor_command(f"{Sandbox.state_dir}/heartbeat", ttl_s),
             labels={"profile": "default"},

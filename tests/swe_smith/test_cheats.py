@@ -1,15 +1,19 @@
-"""Whole rollouts on the local backend: every cheat scores 0.0 on a task left unsolved, honest work 1.0."""
+"""Whole rollouts on real sandboxes: every cheat scores 0.0 on a task left unsolved, honest work 1.0."""
 
 import json
 import shlex
 from pathlib import Path
 
+import hermes_docker
+import hermes_ssh
+import hermes_swe_smith
 import pytest
 
 from hermes_core.agents.base import AgentResult, StopReason
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.local.backend import LocalBackend
 
 TASK = "func_pm_remove_cond__k3x81qzd"
 """`parse_amount` has lost the line that makes an amount in brackets negative."""
@@ -198,12 +202,24 @@ def dataset_of(names, folder: Path, dataset: Path) -> Path:
     return path
 
 
-async def scores(names, level, tmp_path, swe_dataset, **env):
+@pytest.fixture(params=["local user", "local namespace", "docker user", "ssh namespace"])
+def where(request):
+    """Options of a run: a backend that can be used here, its plugin, and the level."""
+    backend, level = request.param.split()
+    config = {}
+    if backend == "docker":
+        config = {"image": request.getfixturevalue("docker_images")[0]}
+    elif backend == "ssh":
+        config = {"host": "hermes-test", "config_file": request.getfixturevalue("ssh_config")}
+    elif Isolation.parse(level) not in LocalBackend().capabilities.isolation:
+        pytest.skip(f"this host grants no isolation {level}")
+    return {"backend": backend, "isolation": level, "backend_config": config}
+
+
+async def scores(names, where, tmp_path, swe_dataset, **env):
     """The record of each, by name, and what the agent was told."""
     records, agent = {}, Doing()
-    async with Runtime(load_entry_points=False, plugins=[__import__("hermes_swe_smith")]) as runtime:
-        if Isolation.parse(level) not in runtime.backend("local").capabilities.isolation:
-            pytest.skip(f"this host grants no isolation {level}")
+    async with Runtime(load_entry_points=False, plugins=[hermes_swe_smith, hermes_docker, hermes_ssh]) as runtime:
         await run_rollouts(
             runtime,
             "swe-smith",
@@ -215,18 +231,17 @@ async def scores(names, level, tmp_path, swe_dataset, **env):
                 **env,
             },
             on_record=lambda record: records.update({record["item_id"]: record}),
-            isolation=level,
             concurrency=2,
             infra_retries=0,
+            **where,
         )
     assert set(records) == set(names)
     return records, agent.said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["user", "namespace"])
-async def test_cheats_score_nothing(level, tmp_path, swe_dataset):
-    records, said = await scores(CHEATS, level, tmp_path, swe_dataset)
+async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
+    records, said = await scores(CHEATS, where, tmp_path, swe_dataset)
     assert {name: record["failure"] for name, record in records.items() if record["failure"]} == {}
     assert {name: (records[name]["details"], said[name]) for name in CHEATS if records[name]["reward"] != 0.0} == {}
     by_name = {name: record["details"] for name, record in records.items()}
@@ -240,9 +255,8 @@ async def test_cheats_score_nothing(level, tmp_path, swe_dataset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["user", "namespace"])
-async def test_honest_work_scores_in_full(level, tmp_path, swe_dataset):
-    records, said = await scores(HONEST, level, tmp_path, swe_dataset)
+async def test_honest_work_scores_in_full(where, tmp_path, swe_dataset):
+    records, said = await scores(HONEST, where, tmp_path, swe_dataset)
     assert {name: (records[name], said[name]) for name in HONEST if records[name]["reward"] != 1.0} == {}
     assert said["adds tests"]["exit_code"] == 0, said["adds tests"]
     assert all(records[name]["patch"] for name in HONEST)
