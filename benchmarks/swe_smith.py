@@ -123,14 +123,18 @@ async def run_ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path,
     """All tasks on a sandbox that has met their repositories, but not them."""
     _write(scratch / "warm.jsonl", _warming(tasks))
     _write(scratch / "tasks.jsonl", tasks)
+    config = {"repo_base_url": str(folder), "shuffle": False}
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime(Settings()))
         agent = await stack.enter_async_context(open_agent(runtime, "oracle", AgentSettings()))
-        backend, _ = new_backend(runtime, options, Isolation.parse(options.isolation or "user"))
+        environments = [
+            make_environment(runtime, "swe-smith", {"dataset_name": str(scratch / f"{name}.jsonl"), **config}, None)
+            for name in ("warm", "tasks")
+        ]
+        level = Isolation.parse(options.isolation or "user")
+        backend, _ = new_backend(runtime, environments[0], options, level)
         await stack.enter_async_context(backend)
-        for name in ("warm", "tasks"):
-            config = {"dataset_name": str(scratch / f"{name}.jsonl"), "repo_base_url": str(folder), "shuffle": False}
-            environment = make_environment(runtime, "swe-smith", config, None)
+        for environment in environments:
             async with set_up(environment):
                 run = Run(tools=Tools(runtime, environment, None), jobs=Jobs(environment, 1))
                 context = new_context(runtime, environment, agent, backend, options)

@@ -73,6 +73,9 @@ class Environment(ABC):
     default_toolsets: tuple[str, ...] = ("terminal", "file")
     """The toolsets of the model when the configuration names none."""
 
+    item_images: bool = False
+    """Whether `image` names an image for each item: then no sandbox is made before one is asked for."""
+
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         self.config = config if config is not None else self.config_class()
 
@@ -109,6 +112,10 @@ class Environment(ABC):
             f"an item of environment {self.name!r} has no id",
             hint=f"give each row one of the fields {', '.join(_ID_FIELDS)}, or override item_id()",
         )
+
+    def image(self, item: Item) -> str | None:
+        """The image that this item's sandboxes are made from; None is that of the profile."""
+        return None
 
     def selected_items(self) -> Iterator[Item]:
         """The items of a run: those of `items()` in the order, and as many, as the configuration says."""

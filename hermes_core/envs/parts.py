@@ -63,7 +63,7 @@ def broken(environment: Environment, where: str, error: Exception) -> PluginErro
 
 
 def new_backend(
-    runtime: Runtime, options: RunOptions, isolation: Isolation, rollouts: int | None = None
+    runtime: Runtime, environment: Environment, options: RunOptions, isolation: Isolation, rollouts: int | None = None
 ) -> tuple[ToolBackend, int]:
     """The tool backend, not started yet, large enough for the run; and how many rollouts to do at a time.
 
@@ -77,7 +77,8 @@ def new_backend(
         options = options.model_copy(update={"concurrency": max(1, min(options.concurrency, rollouts))})
     profile = runtime.settings.profiles.get(runtime.settings.default_profile, {})
     size = pool_size(options, isolation, profile)
-    backend = runtime.tool_backend(options.backend, isolation=isolation, config=size.config)
+    config = {**size.config, "min_sandboxes": 0} if environment.item_images else size.config
+    backend = runtime.tool_backend(options.backend, isolation=isolation, config=config)
     return backend, 0 if rollouts == 0 else size.concurrency
 
 

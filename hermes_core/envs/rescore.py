@@ -83,13 +83,13 @@ async def rescore(
             )
         isolation = granted_isolation(chosen, made, chosen.backend, str(ran["agent"]))
         places, without_patch = _places_of_patches(path)
-        new_backend(runtime, chosen, isolation)
+        new_backend(runtime, made, chosen, isolation)
         hooks = hooks_for(runtime, made, "nop")
         await stack.enter_async_context(set_up(made))
         items = {made.item_id(item): item for item in made.items()}
         check_items(items, _at(path, places))
         nobody = await stack.enter_async_context(open_agent(runtime, "nop", AgentSettings()))
-        backend, concurrency = new_backend(runtime, chosen, isolation, len(places))
+        backend, concurrency = new_backend(runtime, made, chosen, isolation, len(places))
         context = new_context(runtime, made, nobody, backend, chosen, hooks=hooks)
         again = _Again(context, items, path / RESCORED, progress or NoProgress())
         if concurrency:

@@ -124,7 +124,9 @@ class Rollout(LeasedSlot):
         )
         slot = await self._watch(lease.__aenter__())
         try:
-            yield Fresh(self._context.backend, slot, self._note_infra, group=self.group)
+            fresh = Fresh(self._context.backend, slot, self._note_infra, group=self.group)
+            fresh.limit = self.limit
+            yield fresh
         finally:
             await lease.__aexit__(*sys.exc_info())
 
@@ -175,17 +177,17 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
     """One lease of a slot, and all that happens in it."""
     hooks, limits = context.hooks, context.limits
     with trajectory.records_failure():
-        async with _leased(context, trajectory) as rollout:
+        async with _leased(context, item, trajectory) as rollout:
             on_slot = rollout.hook_arguments(item)
             with trajectory.stage("setup"):
                 prompt = context.environment.initial_messages(item)
-                async with _within(limits.setup_timeout_s, SetupFailed):
+                async with _within(rollout, limits.setup_timeout_s, SetupFailed):
                     on_slot["workspace_meta"] = await hooks.setup(**on_slot)
             with trajectory.stage("agent"):
                 trajectory.result = await _work(context, trajectory, prompt, on_slot)
             with trajectory.stage("verify"):
                 await context.backend.kill_everything(rollout.slot)
-                async with _within(limits.verify_timeout_s, VerifierError):
+                async with _within(rollout, limits.verify_timeout_s, VerifierError):
                     trajectory.score(*await hooks.verify(result=trajectory.result, **on_slot))
 
 
@@ -193,9 +195,9 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
     """One lease of a slot, and the verification of a patch beside it."""
     score_patch: ScorePatch = getattr(context.environment, "score_patch")  # noqa: B009 - not every environment has it
     with trajectory.records_failure():
-        async with _leased(context, trajectory) as rollout:
+        async with _leased(context, item, trajectory) as rollout:
             with trajectory.stage("verify"):
-                async with _within(context.limits.verify_timeout_s, VerifierError):
+                async with _within(rollout, context.limits.verify_timeout_s, VerifierError):
                     trajectory.score(*await score_patch(item, patch, rollout))
 
 
@@ -224,9 +226,14 @@ async def _work(
 
 
 @asynccontextmanager
-async def _leased(context: RolloutContext, trajectory: Trajectory) -> AsyncIterator[Rollout]:
+async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -> AsyncIterator[Rollout]:
     """The rollout's slot, both ways timed. A slot that can't be reset is the pool's to deal with: the score stands."""
-    lease = context.backend.lease(trajectory.trajectory_id, profile=context.profile, group=trajectory.group)
+    lease = context.backend.lease(
+        trajectory.trajectory_id,
+        profile=context.profile,
+        image=context.environment.image(item),
+        group=trajectory.group,
+    )
     with trajectory.stage("acquire"):
         slot = await lease.__aenter__()
     try:
@@ -240,12 +247,12 @@ async def _leased(context: RolloutContext, trajectory: Trajectory) -> AsyncItera
 
 
 @asynccontextmanager
-async def _within(seconds: float, error: type[HermesError]) -> AsyncIterator[None]:
+async def _within(rollout: Rollout, seconds: float, error: type[HermesError]) -> AsyncIterator[None]:
     """Cancel what takes longer, and raise `error`."""
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with asyncio.timeout(seconds) as rollout.limit:
             yield
     except TimeoutError as cause:
-        if not limit.expired():
+        if rollout.limit is None or not rollout.limit.expired():
             raise
         raise error(f"not done after {seconds:g} s", hint="raise the limit, or look for what hangs") from cause

@@ -96,7 +96,7 @@ async def run_rollouts(
         tools = Tools(runtime, made, chosen.seed)
         worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
         isolation = granted_isolation(chosen, made, chosen.backend, worker.name)
-        new_backend(runtime, chosen, isolation)
+        new_backend(runtime, made, chosen, isolation)
         hooks = hooks_for(runtime, made, worker.name)
         redact = redactor(runtime, filled)
         await stack.enter_async_context(set_up(made))
@@ -115,7 +115,7 @@ async def run_rollouts(
             configuration = plain(run_configuration(chosen, made, worker.name, told, isolation), redact)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
             await _in_thread(run.folder.open, configuration, about, run.tally, resume=resume)
-        backend, concurrency = new_backend(runtime, chosen, isolation, run.count_left())
+        backend, concurrency = new_backend(runtime, made, chosen, isolation, run.count_left())
         context = new_context(runtime, made, worker, backend, chosen, hooks=hooks, redact=redact)
         if concurrency:
             await stack.enter_async_context(backend)

@@ -57,6 +57,8 @@ class TaskRow(BaseModel):
     setup: Commands = ()
     solution: Commands = ()
     """The reference solution, for the agent `oracle`."""
+    image: str | None = Field(default=None, min_length=1)
+    """What its sandboxes are made from, in place of the profile's image."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Whatever else belongs to the row. Not used."""
 
@@ -79,6 +81,7 @@ class TasksEnvironment(Environment):
             DatasetError: it can't be read, or a line of it is no task; names the file, the line and the field.
         """
         self._items = tuple(row.model_dump() for row in read_tasks(self.config.dataset_name))
+        self.item_images = bool(self._items) and all(item["image"] for item in self._items)
 
     def items(self) -> Sequence[Item]:
         """The tasks, in the file's order."""
@@ -87,6 +90,11 @@ class TasksEnvironment(Environment):
     def format_prompt(self, item: Item) -> str:
         """The task's prompt as it is."""
         return str(item["prompt"])
+
+    def image(self, item: Item) -> str | None:
+        """The row's own, if it has one."""
+        named: str | None = item["image"]
+        return named
 
     @hookimpl
     async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:

@@ -97,11 +97,11 @@ async def validate(
         made = make_environment(runtime, environment, env, chosen.seed)
         tools = Tools(runtime, made, chosen.seed)
         isolation = granted_isolation(chosen, made, chosen.backend, "oracle")
-        new_backend(runtime, chosen, isolation)
+        new_backend(runtime, made, chosen, isolation)
         hooks = hooks_for(runtime, made, "oracle")
         await stack.enter_async_context(set_up(made))
         jobs = Jobs(made, repeat)
-        backend, concurrency = new_backend(runtime, chosen, isolation, len(jobs))
+        backend, concurrency = new_backend(runtime, made, chosen, isolation, len(jobs))
         await stack.enter_async_context(backend)
         for agent in EXPECTED:
             found: dict[str, Verdict] = {}

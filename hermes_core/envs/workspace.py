@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hermes_core.errors import CommandError, InfraError, SetupFailed
@@ -50,6 +51,7 @@ class LeasedSlot:
         slot: the handle.
         commands: what can be done in the slot, as the slot's user.
         preparation: the same as the preparation user of the slot's sandbox, in the directory of prepared things.
+        limit: the time limit of the hook that uses it, if there is one.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class LeasedSlot:
     ) -> None:
         self.slot = slot
         self.group = group
+        self.limit: asyncio.Timeout | None = None
         self._backend = backend
         self._note_infra = note_infra
         self.commands = cast("SlotCommands", _Watched(backend.commands(slot), note_infra))
@@ -107,15 +110,31 @@ class LeasedSlot:
     async def processor(self) -> AsyncIterator[None]:
         """Hold one of the sandbox's processors while the block runs, for work that keeps one busy, such as tests.
 
-        It waits until one is free. Whatever runs at a time beyond them slows down all the others, and runs into time
-        limits that it would keep alone.
+        It waits until one is free, which the hook's time limit does not count. Whatever runs at a time beyond them
+        slows down all the others, and runs into time limits that it would keep alone.
 
         Raises:
             InfraError: the sandbox is gone.
         """
         async with AsyncExitStack() as stack:
-            await self._watch(stack.enter_async_context(self._backend.processor(self.slot)))
+            with self._clock_stopped():
+                await self._watch(stack.enter_async_context(self._backend.processor(self.slot)))
             yield
+
+    @contextmanager
+    def _clock_stopped(self) -> Iterator[None]:
+        limit = self.limit
+        due = None if limit is None or limit.expired() else limit.when()
+        if limit is None or due is None:
+            yield
+            return
+        clock = asyncio.get_running_loop().time
+        limit.reschedule(None)
+        began = clock()
+        try:
+            yield
+        finally:
+            limit.reschedule(due + clock() - began)
 
     async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
         """A plain tar of a directory's contents as the slot's user may read them.

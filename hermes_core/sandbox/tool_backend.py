@@ -31,6 +31,7 @@ from hermes_core.sandbox.preparation import Build, check_key, prepare
 from hermes_core.sandbox.provision import ClientFactory, Provisioner, start_guest
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.sandbox.slots import PREPARE, Lease, LeasedCommands, stale
+from hermes_core.settings import validated
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
@@ -80,7 +81,7 @@ class ToolBackend:
         self._work = Background()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
-        provisioner = Provisioner(
+        self._provisioner = Provisioner(
             backend, isolation=isolation, owner=owner, max_creating=max_creating, start_client=start_client
         )
         self._pools: dict[str, Pool] = {}
@@ -89,7 +90,7 @@ class ToolBackend:
                 raise ConfigError(
                     f"profile {name!r} has the name {config.name!r} in its settings", hint=f"set name: {name}"
                 )
-            self._pools[name] = Pool(config, provisioner, self._observers)
+            self._pools[name] = self._new_pool(config)
         self.default_timeout_s = self._pool(default_profile).config.execution_timeout_s
 
     # ------------------------------------------------------------------ life
@@ -143,6 +144,7 @@ class ToolBackend:
         trajectory_id: str | None = None,
         *,
         profile: str | None = None,
+        image: str | None = None,
         group: str | None = None,
         verification: bool = False,
         timeout_s: float | None = None,
@@ -151,6 +153,8 @@ class ToolBackend:
 
         Args:
             trajectory_id: who the slot is for; a new id if None.
+            image: what the sandbox is made from in place of the profile's own image. Each image has a pool of its own,
+                with the profile's other settings and nothing kept warm, under the profile's name and the image's.
             group: slots of one group are placed on one sandbox where they fit.
             verification: may take the slots that are reserved for verification; gets a pristine one.
             timeout_s: how long to wait; the profile's `acquire_timeout_s` if None.
@@ -159,8 +163,11 @@ class ToolBackend:
             AcquireTimeout: no slot became free in time.
             ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
             UnknownNameError: there is no such profile.
+            ConfigError: the profile can't be had with another image.
         """
         pool = self._pool(profile or self.default_profile)
+        if image is not None:
+            pool = self._pool_of(image, pool)
         limit = check_time_limit(timeout_s, pool.config.acquire_timeout_s)
         lease = await pool.acquire(
             trajectory_id or uuid.uuid4().hex, group=group, verification=verification, timeout_s=limit
@@ -185,13 +192,14 @@ class ToolBackend:
         trajectory_id: str | None = None,
         *,
         profile: str | None = None,
+        image: str | None = None,
         group: str | None = None,
         verification: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Slot]:
         """`acquire`, and always `release(reset_workspace=True)` at the end of the block."""
         slot = await self.acquire(
-            trajectory_id, profile=profile, group=group, verification=verification, timeout_s=timeout_s
+            trajectory_id, profile=profile, image=image, group=group, verification=verification, timeout_s=timeout_s
         )
         try:
             yield slot
@@ -405,6 +413,18 @@ class ToolBackend:
             return self._pools[name]
         except KeyError:
             raise UnknownNameError("profile", name, self._pools) from None
+
+    def _pool_of(self, image: str, pool: Pool) -> Pool:
+        """The pool of a profile with another image."""
+        name = f"{pool.profile}@{image}"
+        if name not in self._pools:
+            changes = {"name": name, "image": image, "min_sandboxes": 0}
+            settings = {**pool.config.model_dump(exclude_unset=True), **changes}
+            self._pools[name] = self._new_pool(validated(type(pool.config), settings, f"profile {name!r}"))
+        return self._pools[name]
+
+    def _new_pool(self, config: SandboxConfig) -> Pool:
+        return Pool(config, self._provisioner, self._observers)
 
     def _lease(self, slot: Slot) -> Lease:
         lease = self._leases.get((slot.slot_id, slot.generation))

@@ -197,6 +197,24 @@ def test_a_rollout_of_tasks(tmp_path: Path, owner: str, python_image: str) -> No
     assert json.loads(listed.stdout) == []
 
 
+def test_each_task_in_the_image_that_it_names(
+    tmp_path: Path, owner: str, api: APIClient, python_image: str, busybox_image: str
+) -> None:
+    """No image in the profile: each task's own decides what is there."""
+    task = {"prompt": "p", "solution": "true"}
+    rows = [
+        {**task, "id": "python", "image": python_image, "check": "python3 -c 'print(1)'"},
+        {**task, "id": "busybox", "image": busybox_image, "check": "! command -v python3"},
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["rollout", "tasks", f"--env.dataset_name={tmp_path / 'tasks.jsonl'}", "--agent", "oracle", "--json"]
+    where = ["--backend", "docker", "--isolation", "dedicated"]
+    done = hermes(*arguments, *where, HERMES_PLUGINS="docker", HERMES_OWNER=owner)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["solved"] == 2
+    assert api.containers(filters={"label": f"hermes-rl.owner={owner}"}) == []
+
+
 def test_a_rollout_of_swe_smith(tmp_path: Path, owner: str, python_image: str) -> None:
     arguments = [
         *("rollout", "swe-smith", "--env.dataset_name=demo", "--backend", "docker", "--json"),

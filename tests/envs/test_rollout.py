@@ -48,7 +48,7 @@ class Slots:
     """A tool backend without sandboxes."""
 
     def __init__(self, *failures):
-        self.log, self.failures, self.given = [], list(failures), 0
+        self.log, self.failures, self.given, self.images = [], list(failures), 0, []
 
     def note(self, event, slot):
         self.log.append(event)
@@ -58,8 +58,9 @@ class Slots:
                 raise failure[1]
 
     @asynccontextmanager
-    async def lease(self, trajectory_id=None, *, profile=None, group=None, verification=False):
+    async def lease(self, trajectory_id=None, *, profile=None, image=None, group=None, verification=False):
         kind = "fresh" if verification else "slot"
+        self.images.append(image)
         self.note(f"acquire {kind}", None)
         self.given += 1
         try:
@@ -458,6 +459,33 @@ async def test_a_fresh_slot_is_another_lease_and_is_given_back():
         "release fresh",
         "release slot",
     ]
+
+
+async def test_an_item_names_its_image():
+    class Pictured(Plain):
+        def image(self, item):
+            return f"image-of-{item['id']}"
+
+    backend = Slots()
+    await roll(Pictured(), backend=backend)
+    assert backend.images == ["image-of-one"]
+
+
+@pytest.mark.parametrize(("works_s", "kind"), [(0.01, None), (5, FailureKind.VERIFIER)])
+async def test_waiting_for_a_processor_is_not_the_hooks_time(works_s, kind):
+    class Busy(Slots):
+        @asynccontextmanager
+        async def processor(self, slot):
+            await asyncio.sleep(0.3)
+            yield
+
+    async def verify(given):
+        async with given.rollout.fresh_slot() as fresh, fresh.processor():
+            await asyncio.sleep(works_s)
+        return 1.0
+
+    done = await roll(Plain(verify=verify), backend=Busy(), limits=Limits(verify_timeout_s=0.1))
+    assert (done.failure and done.failure.kind) == kind
 
 
 async def test_shell_commands_prepare_a_directory_and_a_failing_one_says_so():

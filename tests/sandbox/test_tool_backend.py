@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -298,6 +299,26 @@ async def test_ten_times_more_work_than_slots_is_served_in_order(local, level):
         assert order[3:] == sorted(order[3:])
         status = backend.get_status()
         assert (status["available_slots"], status["waiting"], status["total_slots"]) == (3, 0, 3)
+
+
+async def test_each_image_has_a_pool_with_the_profiles_other_settings(local, level):
+    class Pictured(LocalBackend):
+        """A local sandbox whose image is noted, and is nothing."""
+
+        async def create(self, spec):
+            images.append(spec.config.image)
+            return await super().create(replace(spec, config=spec.config.model_copy(update={"image": None})))
+
+    images = []
+    backend = Pictured(state_dir=local._state_dir)
+    async with opened(backend, level, min_sandboxes=0, max_processes=99) as tools:
+        async with tools.lease(image="one") as one, tools.lease(image="one") as same, tools.lease(image="two") as two:
+            assert one.sandbox_id == same.sandbox_id != two.sandbox_id
+            assert (one.profile, two.profile) == ("default@one", "default@two")
+            async with tools.lease(profile=one.profile) as fresh:
+                assert fresh.sandbox_id == one.sandbox_id
+        assert images == ["one", "two"]
+        assert tools._pools["default@one"].config.max_processes == 99
 
 
 async def test_as_many_hold_a_processor_as_there_are(local, level):

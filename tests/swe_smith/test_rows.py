@@ -159,3 +159,11 @@ def test_a_patch_without_a_last_line_end_is_ended():
 )
 def test_directory(repo, directory):
     assert parse(row(repo=repo)).directory == directory
+
+
+def test_the_image_of_a_row_is_used_where_that_is_asked_for():
+    named = row(image_name="example/image")
+    assert parse(named).image is None
+    assert parse(named, use_image_name=True).image == "example/image"
+    with pytest.raises(DatasetError, match="image_name"):
+        parse(row(image_name=""), use_image_name=True)

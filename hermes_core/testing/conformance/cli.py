@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +67,21 @@ async def _report(
     profile = {} if config is None else read_yaml(config)
     async with new_runtime(verbose) as runtime:
         tell_problems(runtime)
-        if not verbose:  # the checks bring about what is warned of
-            logging.getLogger("hermes_core").setLevel(logging.ERROR)
-        async with Rig(runtime, backend, profile, isolation=isolation) as rig:
-            return await run(rig, checks, on_result=_Progress(len(checks)))
+        with _quiet() if not verbose else nullcontext():
+            async with Rig(runtime, backend, profile, isolation=isolation) as rig:
+                return await run(rig, checks, on_result=_Progress(len(checks)))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without our warnings: the checks bring about what is warned of."""
+    logger = logging.getLogger("hermes_core")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Progress:

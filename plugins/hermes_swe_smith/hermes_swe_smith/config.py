@@ -36,6 +36,8 @@ class SweSmithConfig(EnvironmentConfig):
     as long as every PASS_TO_PASS test does, else 0.0."""
     prompt_mode: Literal["problem_statement", "problem_statement+text"] = "problem_statement"
     """What of a row is put to the agent; `text` is a field of the `oracle` rows."""
+    use_image_name: bool = False
+    """Make each task's sandboxes from the image that its row names in `image_name`, instead of the profile's."""
     hide_fail_to_pass: bool = True
     """Take the files of the FAIL_TO_PASS tests out of the agent's tree, as SWE-smith does."""
     repo_base_url: str = "https://github.com"

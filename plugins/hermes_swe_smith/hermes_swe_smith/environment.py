@@ -66,6 +66,7 @@ class SweSmithEnvironment(Environment):
 
     def __init__(self, config: SweSmithConfig | None = None) -> None:
         super().__init__(config or SweSmithConfig())
+        self.item_images = self.config.use_image_name
         self._tasks: dict[str, Task] = {}
         self._items: Sequence[Item] = ()
         self._catalog = Catalog({}, None, "")
@@ -100,6 +101,10 @@ class SweSmithEnvironment(Environment):
     def items(self) -> Sequence[Item]:
         """The dataset's rows, in its order, with the fields of SWE-smith."""
         return self._items
+
+    def image(self, item: Item) -> str | None:
+        """The row's own, where the configuration says so."""
+        return self._task(item).image
 
     def format_prompt(self, item: Item) -> str:
         """Where the checkout is, the issue, and how to run tests."""

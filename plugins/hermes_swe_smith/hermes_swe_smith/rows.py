@@ -58,6 +58,7 @@ class Row(BaseModel):
     test_patch: str | None = None
     base_commit: str | None = Field(default=None, pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")
     text: str | None = None
+    image_name: str | None = None
 
     @field_validator("fail_to_pass", "pass_to_pass")
     @classmethod
@@ -89,6 +90,8 @@ class Task:
     text: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
+    image: str | None
+    """What its sandboxes are made from; None is the profile's image."""
 
     @property
     def directory(self) -> str:
@@ -141,6 +144,8 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "?"
         raise DatasetError(f"{where}, field {place!r} {requirement(first)}", hint=_field_hint(place)) from error
+    if config.use_image_name and not parsed.image_name:
+        raise DatasetError(f"{where}, field 'image_name' is missing or empty", hint="use_image_name needs it")
     variant = _variant(fields, where, config)
     patch_is = _patch_is(parsed, variant, where, config)
     base_is: Literal["clean", "buggy"] = "clean"
@@ -159,6 +164,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
         text=parsed.text or "",
         fail_to_pass=tuple(parsed.fail_to_pass),
         pass_to_pass=tuple(parsed.pass_to_pass),
+        image=parsed.image_name if config.use_image_name else None,
     )
 
 
