@@ -368,6 +368,7 @@ async def test_two_hundred_at_once_finish_quickly_and_do_not_stall_the_event_loo
     assert sorted(stalls)[-3] < 0.15, f"the event loop stood still for {sorted(stalls)[-5:]} s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 async def test_cancelling_at_random_moments_leaves_a_whole_result(seed):
     randomness = random.Random(seed)

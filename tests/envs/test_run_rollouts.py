@@ -355,6 +355,7 @@ async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtim
     assert set(scored.values()) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reserve", [1, 4])
 async def test_rollouts_never_wait_for_each_others_verification(runtime, reserve):
     backend = {"slots_per_sandbox": 4 + reserve, "max_sandboxes": 1, "reserve_slots": reserve}

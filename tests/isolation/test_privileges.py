@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HELPERS = """
 import ctypes, errno, json, mmap, os, signal, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)

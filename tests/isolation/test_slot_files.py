@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 REACH = """if 1:
     import errno, json, os, socket, sys
     def outcome(call, *arguments):

@@ -30,11 +30,21 @@ ROOT = os.geteuid() == 0
 SYSTEM_PYTHON = "/usr/bin/python3"
 _PROBED = namespaces.probe()
 _NAMESPACES = _PROBED["namespaces"] if ROOT else _PROBED["namespaces"] or _PROBED["user_namespaces"]
-LEVELS = [
-    "shared",
-    pytest.param("user", marks=pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")),
-    pytest.param("namespace", marks=pytest.mark.skipif(not _NAMESPACES, reason=f"no namespaces: {_PROBED['reason']}")),
-]
+_MISSING = {
+    "user": None if ROOT else "a uid per slot takes root",
+    "namespace": None if _NAMESPACES else f"no namespaces: {_PROBED['reason']}",
+}
+_FAST = next((level for level, missing in _MISSING.items() if missing is None), "shared")
+"""What the fast tests are run at: the level that whoever runs them would get. All tests are run at every level."""
+
+
+def _level(name: str) -> Any:
+    missing = _MISSING.get(name)
+    marks = [] if missing is None else [pytest.mark.skipif(True, reason=missing)]
+    return pytest.param(name, marks=marks if name == _FAST else [*marks, pytest.mark.slow])
+
+
+LEVELS = [_level(name) for name in ("shared", "user", "namespace")]
 OWN = LEVELS[1:]
 """The levels at which a slot's processes are its own: never `kill -9 -1` at `shared`."""
 

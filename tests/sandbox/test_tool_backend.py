@@ -386,6 +386,7 @@ async def test_as_many_rollouts_as_slots_all_verify(local, level):
             await asyncio.gather(*(rollout(number) for number in range(6)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancelling_at_random_moments_leaks_nothing(local, level, seed):
     chance = random.Random(seed)
@@ -497,6 +498,7 @@ async def test_a_failed_preparation_fails_all_and_leaves_nothing(backend):
     assert await backend.prepare(slots[0], "key", build) == attempts[0] and len(attempts) == 2
 
 
+@pytest.mark.slow
 async def test_a_preparation_outlives_the_one_who_began_it_but_not_the_last(backend):
     begun, ended = asyncio.Event(), []
 
