@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentSettings
     from hermes_core.envs.base import Environment
     from hermes_core.hooks import Observers
+    from hermes_core.sandbox.provision import PrepareSandbox
     from hermes_core.sandbox.tool_backend import ToolBackend
     from hermes_core.tools.registry import ToolRegistry
 
@@ -107,6 +108,7 @@ class Runtime:
         profiles: Mapping[str, Mapping[str, Any] | SandboxConfig] | None = None,
         isolation: str | Isolation = Isolation.USER,
         config: Mapping[str, Any] | None = None,
+        prepare_sandbox: PrepareSandbox | None = None,
     ) -> ToolBackend:
         """A new tool backend on the backend of that name: an async context manager, closed with the runtime at last.
 
@@ -114,6 +116,7 @@ class Runtime:
             profiles: profiles by name; None is the settings' profiles. There is always one called `default`.
             isolation: the least isolation between slots.
             config: keys set in every profile.
+            prepare_sandbox: prepares each new sandbox of a profile whose network is `setup`.
 
         Raises:
             UnknownNameError: the backend, the isolation level, the default profile or a key does not exist.
@@ -133,6 +136,7 @@ class Runtime:
                 owner=self.owner,
                 default_profile=self.settings.default_profile,
                 observers=_SandboxEvents(self.plugin_manager.observers),
+                prepare_sandbox=prepare_sandbox,
                 on_closed=self._forget,
             )
         )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hermes_core.errors import DatasetError
 from hermes_core.sandbox.contract import Isolation
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.provision import PrepareSandbox
 
 Item = Mapping[str, Any]
 """One task of an environment: a row of its dataset."""
@@ -116,6 +119,10 @@ class Environment(ABC):
     def image(self, item: Item) -> str | None:
         """The image that this item's sandboxes are made from; None is that of the profile."""
         return None
+
+    prepare_sandbox: PrepareSandbox | None = None
+    """`async prepare_sandbox(self, sandbox)` puts into a new sandbox what setup and verification would fetch: for
+    profiles whose network is `setup`, which is cut when it returns. None is an environment that can't be run so."""
 
     def selected_items(self) -> Iterator[Item]:
         """The items of a run: those of `items()` in the order, and as many, as the configuration says."""

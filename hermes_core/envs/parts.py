@@ -78,7 +78,9 @@ def new_backend(
     profile = runtime.settings.profiles.get(runtime.settings.default_profile, {})
     size = pool_size(options, isolation, profile)
     config = {**size.config, "min_sandboxes": 0} if environment.item_images else size.config
-    backend = runtime.tool_backend(options.backend, isolation=isolation, config=config)
+    backend = runtime.tool_backend(
+        options.backend, isolation=isolation, config=config, prepare_sandbox=environment.prepare_sandbox
+    )
     return backend, 0 if rollouts == 0 else size.concurrency
 
 

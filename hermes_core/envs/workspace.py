@@ -9,22 +9,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hermes_core.errors import CommandError, InfraError, SetupFailed
+from hermes_core.errors import CommandError, InfraError
 from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.preparation import Build, as_build
 from hermes_core.sandbox.results import ExecutionResult, Slot
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.tool_backend import ToolBackend
-
-Build = Callable[[SlotCommands, str], Awaitable[None]]
-"""Fills a prepared directory: called with the preparation user's commands and the absolute directory made for it."""
 
 T = TypeVar("T")
 
 MAX_FILES_BYTES = 64 << 20
 MAX_DIFF_BYTES = 8 << 20
 DIFF_TIMEOUT_S = 120.0
-PREPARE_TIMEOUT_S = 1800.0
 
 # A temporary index, so that the repository's own stays as the agent left it. Hooks, external diffs and text
 # conversions that the agent may have configured are not asked.
@@ -65,6 +62,11 @@ class LeasedSlot:
         self.commands = cast("SlotCommands", _Watched(backend.commands(slot), note_infra))
 
     @property
+    def sandbox_id(self) -> str:
+        """The slot's sandbox."""
+        return self.slot.sandbox_id
+
+    @property
     def preparation(self) -> SlotCommands:
         """The preparation user's commands on this slot's sandbox."""
         return cast("SlotCommands", _Watched(self._backend.preparation(self.slot), self._note_infra))
@@ -101,10 +103,7 @@ class LeasedSlot:
         Raises:
             SetupFailed: a shell command of `build` failed; the next caller tries again.
         """
-        function = (
-            build if callable(build) else functools.partial(_run_all, [build] if isinstance(build, str) else build)
-        )
-        return await self._watch(self._backend.prepare(self.slot, key, function, private=private))
+        return await self._watch(self._backend.prepare(self.slot, key, as_build(build), private=private))
 
     @asynccontextmanager
     async def processor(self) -> AsyncIterator[None]:
@@ -210,10 +209,3 @@ class _Watched:
                 raise
 
         return watched
-
-
-async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str) -> None:
-    for line in lines:
-        done = await commands.run(line, cwd=directory, timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
-        if not done.ok:
-            raise SetupFailed(f"preparing failed with {done.returncode}: {line[:200]}\n{done.text[-2000:]}".rstrip())

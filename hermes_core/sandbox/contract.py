@@ -42,10 +42,12 @@ class Isolation(IntEnum):
 
 
 class Network(StrEnum):
-    """A sandbox's network policy: none at all, or the provider's ordinary network."""
+    """A sandbox's network policy: none at all, the provider's ordinary network, or that one until it is prepared."""
 
     NONE = "none"
     OPEN = "open"
+    SETUP = "setup"
+    """Open while the environment prepares the sandbox, before its first lease; then none, for all slots."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,14 @@ class Sandbox(ABC):
     @abstractmethod
     async def status(self) -> SandboxStatus:
         """What the provider says about this sandbox now."""
+
+    async def cut_network(self) -> None:
+        """Leave the sandbox without a network. For backends that declare `Network.SETUP`.
+
+        Raises:
+            InfraError: it can't be proved that none is left.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     async def terminate(self) -> None:

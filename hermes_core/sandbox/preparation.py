@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
-from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SlotLost, UsageError
+from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SetupFailed, SlotLost, UsageError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 Build = Callable[[SlotCommands, str], Awaitable[None]]
 """Fills a new, empty directory (its absolute path), with the commands of the preparation user."""
+
+COMMAND_TIMEOUT_S = 1800.0
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -47,6 +50,39 @@ def check_key(key: str) -> str:
             hint="use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit",
         )
     return key
+
+
+class NewSandbox:
+    """A sandbox that nobody has had a slot of, for what is prepared in it while its network is open.
+
+    Attributes:
+        sandbox_id: the sandbox.
+        image: what it was made from, if its profile says so.
+        commands: those of the preparation user; also as `preparation`.
+    """
+
+    def __init__(self, work: Background, member: Member, image: str | None) -> None:
+        self.sandbox_id = member.sandbox.id
+        self.image = image
+        self.commands = self.preparation = member.client.commands(PREPARE)
+        self._work = work
+        self._member = member
+
+    async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
+        """As `LeasedSlot.prepare`: whatever asks for this key later gets the directory that is made here."""
+        return await prepare(self._work, self._member, check_key(key), as_build(build), private=private)
+
+
+def as_build(build: Build | str | Sequence[str]) -> Build:
+    """A function that fills a directory, or shell commands that do, as a function."""
+    return build if callable(build) else partial(_run_all, [build] if isinstance(build, str) else build)
+
+
+async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str) -> None:
+    for line in lines:
+        done = await commands.run(line, cwd=directory, timeout_s=COMMAND_TIMEOUT_S, merge_stderr=True)
+        if not done.ok:
+            raise SetupFailed(f"preparing failed with {done.returncode}: {line[:200]}\n{done.text[-2000:]}".rstrip())
 
 
 async def prepare(work: Background, member: Member, key: str, build: Build, *, private: bool) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from hermes_core.errors import ConfigError, InfraError, NoPythonError, PolicyError
-from hermes_core.sandbox.contract import Backend, Isolation, Sandbox, SandboxConfig, SandboxSpec
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.contract import Backend, Isolation, Network, Sandbox, SandboxConfig, SandboxSpec
 from hermes_core.sandbox.direct import DirectClient
+from hermes_core.sandbox.preparation import NewSandbox
 from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ LONGEST_PAUSE_S = 15.0
 """The pause between two attempts doubles from the first to the longest, in seconds."""
 
 ClientFactory = Callable[[Sandbox, "GuestSettings"], Awaitable[Client]]
+
+PrepareSandbox = Callable[[NewSandbox], Awaitable[None]]
+"""Puts into a new sandbox what its slots will need and can't get: they have no network."""
 
 
 async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
@@ -62,6 +67,7 @@ class Provisioner:
         owner: str,
         max_creating: int = 4,
         start_client: ClientFactory = start_guest,
+        prepare: PrepareSandbox | None = None,
     ) -> None:
         self.backend = backend
         self.isolation = isolation
@@ -69,6 +75,7 @@ class Provisioner:
         self._driver_id = uuid.uuid4().hex
         self._creating = asyncio.Semaphore(max_creating)
         self._start_client = start_client
+        self._prepare = prepare
 
     def check(self, config: SandboxConfig) -> None:
         """Refuse what the backend does not declare.
@@ -89,6 +96,11 @@ class Provisioner:
             raise PolicyError(
                 f"backend {self.backend.name!r} can't give profile {config.name!r} network {config.network.value!r}",
                 hint=f"it offers: {policies}",
+            )
+        if config.network is Network.SETUP and self._prepare is None:
+            raise ConfigError(
+                f"profile {config.name!r} has the network {config.network.value!r}, and nothing prepares its sandboxes",
+                hint="take an environment that has `prepare_sandbox`, or network: none or open",
             )
         if not isinstance(config, self.backend.config_class):
             wanted = self.backend.config_class.__name__
@@ -129,7 +141,9 @@ class Provisioner:
             try:
                 async with self._creating:
                     sandbox = await self.backend.create(self._spec(config, lease_id))
-                    return await self._connect(sandbox, config, lease_id)
+                    member = await self._connect(sandbox, config, lease_id)
+                await self._set_up(member, config)
+                return member
             except BaseException as error:
                 again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
                 if sandbox is not None:
@@ -145,6 +159,20 @@ class Provisioner:
                 await self._sweep(lease_id)
                 raise
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _set_up(self, member: Member, config: SandboxConfig) -> None:
+        """Prepare the sandbox with its network open, and cut that, where the profile says so."""
+        if config.network is not Network.SETUP or self._prepare is None:
+            return
+        work = Background()
+        try:
+            await self._prepare(NewSandbox(work, member, config.image))
+            await member.sandbox.cut_network()
+        except BaseException:
+            await member.client.aclose()
+            raise
+        finally:
+            await work.aclose()
 
     def _spec(self, config: SandboxConfig, lease_id: str) -> SandboxSpec:
         from hermes_core.sandbox.anchor import anchor_command
@@ -175,7 +203,7 @@ class Provisioner:
             env=dict(config.env_vars),
             inherit=config.slot_variables,
             visible_paths=config.visible_paths,
-            network=config.network,
+            network=Network.OPEN if config.network is Network.OPEN else Network.NONE,
         )
         try:
             client = await self._start_client(sandbox, settings)

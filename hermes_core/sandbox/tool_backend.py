@@ -28,7 +28,7 @@ from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.observers import Observers, Unobserved, tell
 from hermes_core.sandbox.pool import Pool
 from hermes_core.sandbox.preparation import Build, check_key, prepare
-from hermes_core.sandbox.provision import ClientFactory, Provisioner, start_guest
+from hermes_core.sandbox.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.sandbox.slots import PREPARE, Lease, LeasedCommands, stale
 from hermes_core.settings import validated
@@ -52,6 +52,7 @@ class ToolBackend:
         owner: who the sandboxes belong to, for their labels.
         max_creating: sandboxes being made at the same time, over all profiles.
         start_client: gives the client of a new sandbox.
+        prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut.
         on_closed: called with this tool backend once it is closed.
 
     Raises:
@@ -70,6 +71,7 @@ class ToolBackend:
         observers: Observers | None = None,
         max_creating: int = 4,
         start_client: ClientFactory = start_guest,
+        prepare_sandbox: PrepareSandbox | None = None,
         on_closed: Callable[[ToolBackend], object] | None = None,
     ) -> None:
         self.backend = backend
@@ -82,7 +84,12 @@ class ToolBackend:
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
         self._provisioner = Provisioner(
-            backend, isolation=isolation, owner=owner, max_creating=max_creating, start_client=start_client
+            backend,
+            isolation=isolation,
+            owner=owner,
+            max_creating=max_creating,
+            start_client=start_client,
+            prepare=prepare_sandbox,
         )
         self._pools: dict[str, Pool] = {}
         for name, config in profiles.items():

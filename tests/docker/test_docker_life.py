@@ -20,8 +20,11 @@ from hermes_docker.backend import DockerBackend
 from hermes_docker.config import DockerConfig
 
 from hermes_core import leftovers
+from hermes_core.errors import ConfigError, PolicyError
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation, SandboxSpec
+from hermes_core.sandbox.preparation import NewSandbox
 from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.settings import Settings
 from hermes_core.tools.registry import ToolRegistry
@@ -215,10 +218,62 @@ def test_each_task_in_the_image_that_it_names(
     assert api.containers(filters={"label": f"hermes-rl.owner={owner}"}) == []
 
 
+def docker_only(owner: str) -> Runtime:
+    return Runtime(Settings(owner=owner), plugins=[hermes_docker], load_entry_points=False)
+
+
+REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+
+
+@pytest.mark.parametrize("isolation", ["shared", "user", "dedicated"])
+async def test_the_network_is_open_for_the_preparation_and_cut_for_every_slot(
+    isolation: str, owner: str, api: APIClient, python_image: str
+) -> None:
+    async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def prepare(sandbox: NewSandbox) -> None:
+        said = await sandbox.commands.run(["python3", "-c", REACH, *address])
+        assert said.ok, said.error_text
+        await sandbox.prepare("fetched", "echo something >here")
+
+    gateway = api.inspect_network("bridge")["IPAM"]["Config"][0]["Gateway"]
+    config = {"image": python_image, "network": "setup", "max_sandboxes": 1, "reserve_slots": 0}
+    async with await asyncio.start_server(ignore, gateway, 0) as server, docker_only(owner) as runtime:
+        address = [gateway, str(server.sockets[0].getsockname()[1])]
+        with pytest.raises(ConfigError, match="nothing prepares"):
+            runtime.tool_backend("docker", isolation=isolation, config=config, profiles={})
+        backend = runtime.tool_backend(
+            "docker", isolation=isolation, config=config, profiles={}, prepare_sandbox=prepare
+        )
+        async with backend, backend.lease() as slot:
+            said = await backend.commands(slot).run(["python3", "-c", REACH, *address])
+            assert "unreachable" in said.error_text
+            assert (await backend.preparation(slot).run(["python3", "-c", REACH, *address])).returncode
+            directory = await backend.prepare(slot, "fetched", _never)
+            assert (await backend.commands(slot).read_file(f"{directory}/here")).data == b"something\n"
+
+
+async def _never(commands: SlotCommands, directory: str) -> None:
+    raise AssertionError("it was prepared before")
+
+
+async def test_a_sandbox_that_can_not_be_prepared_is_not_left(owner: str, api: APIClient, python_image: str) -> None:
+    async def prepare(sandbox: NewSandbox) -> None:
+        await sandbox.prepare("x", "echo no such package >&2; exit 3")
+
+    config = {"image": python_image, "network": "setup"}
+    async with docker_only(owner) as runtime:
+        with pytest.raises(PolicyError, match="no such package"):
+            async with runtime.tool_backend("docker", config=config, profiles={}, prepare_sandbox=prepare):
+                pass
+    assert api.containers(filters={"label": f"hermes-rl.owner={owner}"}) == []
+
+
 def test_a_rollout_of_swe_smith(tmp_path: Path, owner: str, python_image: str) -> None:
     arguments = [
         *("rollout", "swe-smith", "--env.dataset_name=demo", "--backend", "docker", "--json"),
-        f"--backend.image={python_image}",
+        *(f"--backend.image={python_image}", "--backend.network=setup"),
     ]
     for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
         done = hermes(*arguments, "--agent", agent, HERMES_PLUGINS="docker,swe-smith", HERMES_OWNER=owner)

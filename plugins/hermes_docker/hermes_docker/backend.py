@@ -124,6 +124,10 @@ class DockerSandbox(Sandbox):
         """What the daemon says of the container."""
         return (await self._daemon.call(lambda api: containers.labels_of(api, self.id)))[0]
 
+    async def cut_network(self) -> None:
+        """Take the container off its network; only its loopback is left."""
+        await self._daemon.call(lambda api: containers.cut_network(api, self.id))
+
     async def terminate(self) -> None:
         """End the container, and what it has written. It is gone when this returns."""
         if await self.status() is SandboxStatus.GONE:

@@ -13,7 +13,7 @@ import docker.errors
 from docker import APIClient
 from docker.types import DeviceRequest, LogConfig, Mount
 
-from hermes_core.errors import PolicyError, ProvisionError
+from hermes_core.errors import InfraError, PolicyError, ProvisionError
 from hermes_core.sandbox.contract import Isolation, Network, Sandbox, SandboxInfo, SandboxSpec, SandboxStatus
 from hermes_docker.config import SYS_ADMIN, DockerConfig, mount
 
@@ -132,6 +132,22 @@ def remove(api: APIClient, name: str) -> None:
             if error.status_code != 409 or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
+
+
+def cut_network(api: APIClient, name: str) -> None:
+    """Take the container off every network that it is on.
+
+    Raises:
+        InfraError: one of them is left.
+    """
+    for network in _networks(api, name):
+        api.disconnect_container_from_network(name, network, force=True)
+    if left := _networks(api, name):
+        raise InfraError(f"the container is still on {', '.join(left)}", sandbox_id=name)
+
+
+def _networks(api: APIClient, name: str) -> list[str]:
+    return list(api.inspect_container(name)["NetworkSettings"]["Networks"])
 
 
 def found(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:

@@ -24,6 +24,7 @@ from hermes_swe_smith.workspace import operate, prepare_programs
 if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
     from hermes_core.sandbox.commands import SlotCommands
+    from hermes_core.sandbox.preparation import NewSandbox
     from hermes_core.sandbox.results import CommandResult
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.workspace import Repository
@@ -98,7 +99,7 @@ def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | No
 
 
 async def prepare_environment(
-    site: LeasedSlot, source: Source, repository: Repository, env: Mapping[str, str], timeout_s: float
+    site: LeasedSlot | NewSandbox, source: Source, repository: Repository, env: Mapping[str, str], timeout_s: float
 ) -> TestEnvironment:
     """The environment of this repository's tests on the site's sandbox.
 

@@ -37,6 +37,7 @@ from hermes_swe_smith.workspace import (
 if TYPE_CHECKING:
     from hermes_core.envs.rollout import Rollout
     from hermes_core.envs.workspace import LeasedSlot
+    from hermes_core.sandbox.preparation import NewSandbox
 
 _PROMPT = """\
 The directory `{directory}` (in the current directory) holds a Python project, as a git repository. It has a bug, \
@@ -117,6 +118,16 @@ class SweSmithEnvironment(Environment):
         how = _HOW_TO_TEST.format(link=ENVIRONMENT_LINK, directory=task.directory, path=path)
         return _PROMPT.format(directory=task.directory, issue=issue, how_to_test=how)
 
+    async def prepare_sandbox(self, sandbox: NewSandbox) -> None:
+        """Clone the repositories of all items, and install what their tests need. Trees are made from those."""
+        done = set()
+        for item in self.selected_items():
+            task = self._task(item)
+            source = self._catalog.source(task)
+            if source.key not in done and task.image in (None, sandbox.image):
+                await self._prepared(sandbox, task)
+                done.add(source.key)
+
     @hookimpl
     async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
         """Give the agent the buggy tree."""
@@ -176,7 +187,7 @@ class SweSmithEnvironment(Environment):
     def _task(self, item: Item) -> Task:
         return self._tasks[self.item_id(item)]
 
-    async def _prepared(self, site: LeasedSlot, task: Task) -> tuple[str, TestEnvironment]:
+    async def _prepared(self, site: LeasedSlot | NewSandbox, task: Task) -> tuple[str, TestEnvironment]:
         """The task's trees and the environment of its tests on the site's sandbox, made there if they are not yet."""
         source = self._catalog.source(task)
         variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass

@@ -23,6 +23,7 @@ from hermes_swe_smith import guard, scripts, trees
 if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
     from hermes_core.sandbox.commands import SlotCommands
+    from hermes_core.sandbox.preparation import NewSandbox
     from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task
@@ -87,7 +88,7 @@ class Tested:
     """The agent's work, against the tree that it started from."""
 
 
-async def prepare_programs(site: LeasedSlot) -> str:
+async def prepare_programs(site: LeasedSlot | NewSandbox) -> str:
     """The directory of `trees.py` and what it imports: files, so that Python compiles them once per sandbox."""
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -136,7 +137,7 @@ async def operate(
 
 
 async def prepare_repository(
-    site: LeasedSlot,
+    site: LeasedSlot | NewSandbox,
     task: Task,
     source: Source,
     env: Mapping[str, str],
@@ -176,14 +177,14 @@ async def prepare_repository(
 
     programs = await prepare_programs(site)
     directory = await site.prepare(f"swe-smith-repo-{source.key}", build, private=True)
-    place = (site.slot.sandbox_id, directory)
+    place = (site.sandbox_id, directory)
     if place not in known:
         declared = await site.preparation.read_file(f"{directory}/scripts.json")
         known[place] = Repository(directory, json.loads(declared.data))
     return known[place]
 
 
-async def prepare_trees(site: LeasedSlot, task: Task, repository: Repository, *, hide: bool) -> str:
+async def prepare_trees(site: LeasedSlot | NewSandbox, task: Task, repository: Repository, *, hide: bool) -> str:
     """The directory of the task's trees: once per sandbox and task.
 
     Raises:
