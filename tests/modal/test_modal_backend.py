@@ -19,7 +19,7 @@ from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, Sandbo
 from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
 
 Spec = Callable[..., SandboxSpec]
 

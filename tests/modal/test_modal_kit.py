@@ -11,6 +11,9 @@ import pytest
 from hermes_modal.testing import ModalEmulator
 
 
+pytestmark = pytest.mark.usefixtures("workable")
+
+
 def failures(tmp_path: Path, *options: str) -> list[str]:
     argv = [
         sys.executable,

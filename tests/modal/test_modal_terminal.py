@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hermes_modal.testing import ModalEmulator
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
 
 PROFILES = """
 profiles:
