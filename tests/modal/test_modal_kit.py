@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from hermes_modal.testing import ModalEmulator
 
-
 pytestmark = pytest.mark.usefixtures("workable")
 
 

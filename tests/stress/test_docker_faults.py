@@ -1,4 +1,4 @@
-"""24 rollouts by the reference solution while containers are killed, and while the daemon is restarted: each scored once."""
+"""24 rollouts by the reference solution while containers die, and while the daemon is restarted: each scored once."""
 
 from __future__ import annotations
 
