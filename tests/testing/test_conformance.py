@@ -1,9 +1,12 @@
-"""The conformance kit on the `local` backend, a test id for each check, at every level that runs commands."""
+"""The conformance kit on the backends that run for real here, a test id for each check."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
+import hermes_docker
+import hermes_ssh
 import pytest
 
 pytest_plugins = ["hermes_core.testing.conformance.plugin"]
@@ -25,4 +28,21 @@ def test_local_at_namespace(conformance_check: Callable[[], None]) -> None:
 
 @pytest.mark.conformance("local", isolation="shared", groups=AGAIN)
 def test_local_at_shared(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
+@pytest.mark.usefixtures("docker_images")
+@pytest.mark.conformance("docker", config={"image": "hermes-test-python:bookworm"}, plugins=(hermes_docker,))
+def test_docker(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
+@pytest.mark.usefixtures("ssh_config")
+@pytest.mark.conformance(
+    "ssh",
+    config={"host": "hermes-test", "config_file": os.environ.get("HERMES_TEST_SSH_CONFIG", "")},
+    isolation="namespace",
+    plugins=(hermes_ssh,),
+)
+def test_ssh(conformance_check: Callable[[], None]) -> None:
     conformance_check()
