@@ -210,10 +210,12 @@ class GuestClient:
     async def _serve(self) -> None:
         """Keep a channel open until the sandbox is lost or we are closed."""
         try:
-            while True:
+            while not self._closing:
                 line = await self._reach()
                 try:
-                    await self._session(line)
+                    # A task of its own: Python 3.11.2's task groups leave the task that they failed in marked as being
+                    # cancelled, and `asyncio.timeout` in it then ends in CancelledError.
+                    await asyncio.create_task(self._session(line), name=f"channel of {self.sandbox.id}")
                 except ChannelLost as error:
                     if self._ending:
                         raise SandboxLost("the sandbox was ended", sandbox_id=self.sandbox.id) from error

@@ -56,7 +56,7 @@ class HostSandbox(Sandbox):
         self.id = f"test-{uuid.uuid4().hex[:12]}"
         self.python = python
         # Not below /tmp, of which slots may have their own.
-        self.base = tempfile.mkdtemp(prefix="hermes-guest-", dir="/srv" if ROOT else "/var/tmp")
+        self.base = tempfile.mkdtemp(prefix="hermes-guest-", dir="/srv" if ROOT else Path.home())
         os.chmod(self.base, 0o755)
         self.workspace_base = self.base + "/data"
         self.state_dir = self.base + "/state"
@@ -127,22 +127,20 @@ class Rig:
 
     @property
     def guest_pid(self) -> int:
-        """The guest's process: the one that is its session's leader and no slot's parent."""
+        """The guest's process."""
         return guest_pid(self.sandbox)
 
 
 def guest_pid(sandbox: HostSandbox) -> int:
-    marked = processes.marked(sandbox.id)
-    parents = {}
-    for pid in marked:
+    """The first process of the sandbox that carries no channel. Who isn't root can't see all of its children."""
+    bridges = {channel._transport.get_pid() for channel in sandbox.channels if channel._transport is not None}
+    started = {}
+    for pid in processes.marked(sandbox.id):
         try:
-            parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            started[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         except OSError:
             continue
-    candidates = [pid for pid, parent in parents.items() if any(p == pid for p in parents.values()) or len(marked) == 1]
-    outer = [pid for pid in candidates if parents[pid] not in parents]
-    assert len(outer) == 1, (parents, outer)
-    return outer[0]
+    return min(started.keys() - bridges, key=lambda pid: (started[pid], pid))
 
 
 @asynccontextmanager

@@ -56,6 +56,7 @@ class DockerBackend(Backend):
                 running = await self._daemon.call(
                     lambda api: containers.start(api, spec, config, image, mapped=diagnosis.maps_users(info)),
                     undo=lambda api, started: containers.remove(api, started.name),
+                    settle=True,
                 )
         except DaemonError as error:
             raise diagnosis.not_started(error) from error

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 import docker
@@ -42,11 +41,16 @@ class Daemon:
         self._info: dict[str, Any] | None = None
 
     async def call(
-        self, function: Callable[[APIClient], T], *, undo: Callable[[APIClient, T], object] | None = None
+        self,
+        function: Callable[[APIClient], T],
+        *,
+        undo: Callable[[APIClient, T], object] | None = None,
+        settle: bool = False,
     ) -> T:
         """Do something with the SDK, in a thread.
 
-        Cancelled, it goes on to its end there; its outcome, which nobody takes any more, is given to `undo`.
+        Cancelled, it goes on to its end there; its outcome, which nobody takes any more, is given to `undo`. With
+        `settle` the cancelled call ends when that is done.
 
         Raises:
             DaemonError: the daemon can't be reached, or says no.
@@ -56,11 +60,9 @@ class Daemon:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if undo is not None:
-                late = partial(self._undo, undo)
-                if future.done():
-                    self._threads.submit(late, future)
-                else:
-                    future.add_done_callback(late)
+                undone = self._threads.submit(self._undo, undo, future)
+                if settle:
+                    await asyncio.wait([asyncio.wrap_future(undone)])
             raise
 
     async def info(self) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class Daemon:
             return self._api
 
     def _undo(self, undo: Callable[[APIClient, T], object], future: Future[T]) -> None:
-        if not future.cancelled() and future.exception() is None:
+        if not future.cancelled() and future.exception() is None:  # waits for its end, which has a thread of its own
             undo(self._connected(), future.result())
 
 
