@@ -286,6 +286,8 @@ async def test_state_follows_the_work(backend):
 async def test_ten_times_more_work_than_slots_is_served_in_order(local, level):
     async with opened(local, level, slots_per_sandbox=3) as backend:
         order: list[int] = []
+        async with backend.lease(), backend.lease(), backend.lease():
+            pass  # every slot has been opened: that takes this one longer and that one shorter
 
         async def turn(number: int) -> None:
             async with backend.lease(str(number)) as slot:

@@ -106,7 +106,8 @@ class Bench:
     def unpack(self, answer, name):
         root = self.tmp / name
         with tarfile.open(answer["tar"]) as tar:
-            tar.extractall(root, filter="fully_trusted")
+            tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # Python 3.11.2 has no filters
+            tar.extractall(root)
         os.unlink(answer["tar"])
         return root
 
