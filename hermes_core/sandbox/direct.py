@@ -91,6 +91,7 @@ class DirectClient:
             "a preparation user apart from the slots",
             "proof that a killed slot is dead: a process that clears its environment is not found",
             "telling exit status 128 + n from signal n",
+            "SIGINT and SIGQUIT: sh starts commands that ignore both",
             "background processes that outlive the driver's connection, and the end of their input",
             "spooled output",
         ]
@@ -221,6 +222,17 @@ class DirectClient:
             await self.script(shell.KILL, mark, signal, str(rounds))
         except CommandError as error:
             raise SlotLost(f"the slot could not be killed: {error}", sandbox_id=self.sandbox.id) from error
+
+    async def is_there(self, mark: str) -> bool:
+        """Whether anything runs whose environment carries the mark.
+
+        Raises:
+            SlotLost: it can't be looked for.
+        """
+        try:
+            return bool(await self.script(shell.FIND, mark))
+        except CommandError as error:
+            raise SlotLost(f"processes can't be looked for: {error}", sandbox_id=self.sandbox.id) from error
 
     async def open(self, source: str, args: list[str], env: dict[str, str]) -> Channel:
         """A channel to a script.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hermes_core.sandbox.direct import DirectClient
 
 GRACE_S = 2.0
+LOOKS = 20
+"""How often within the grace period it is found out whether anything is left."""
 """Seconds between TERM and KILL at a time limit."""
 
 MAX_WORD = 100_000
@@ -294,6 +296,17 @@ class DirectCommands:
         return await self._file(TAR_OUT, path, limit=max_bytes)
 
 
+async def _check_begun(channel: Channel) -> None:
+    """Raise if the command never began, so that nobody will ever write to what is read as its standard error."""
+    try:
+        status = await channel.wait()
+    except ChannelLost:  # a signal ended it, as it does when the sandbox ends: that is found out by who asks for it
+        return
+    if 0 < status < 128:
+        reason = channel.stderr_tail.strip()[-500:] or f"status {status}"
+        raise CommandError(f"the command could not be started: {reason}", code="not_started")
+
+
 class _Run:
     """One command on its way: two channels, as sh gives no other way to keep its streams apart."""
 
@@ -347,7 +360,7 @@ class _Run:
                     reading.cancel()
                 if reading is not None:
                     await asyncio.wait([reading])
-                if clock is not None:
+                if clock is not None and not self._timed_out:
                     clock.cancel()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -365,7 +378,7 @@ class _Run:
             await shell.send(channel, stdin)
             return await shell.until_token(channel, token, out.feed)
         except shell.Ended:
-            pass
+            await _check_begun(channel)
         except ChannelLost as error:
             await self._client.check_alive(error)
             raise
@@ -385,9 +398,13 @@ class _Run:
     async def _clock(self, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)
         self._timed_out = True
-        await self._client.kill(f"HERMES_DIRECT={self.mark}", "TERM", rounds=1)
-        await asyncio.sleep(GRACE_S)
-        await self._client.kill(f"HERMES_DIRECT={self.mark}", "KILL")
+        mark = f"HERMES_DIRECT={self.mark}"
+        await self._client.kill(mark, "TERM", rounds=1)
+        for _ in range(LOOKS):
+            if not await self._client.is_there(mark):
+                return
+            await asyncio.sleep(GRACE_S / LOOKS)
+        await self._client.kill(mark, "KILL")
 
     async def _kill_all(self) -> None:
         try:

@@ -71,6 +71,10 @@ done
 """
 
 
+# $1 the mark: prints one process that carries it.
+FIND = 'grep -zlF -e "$1" /proc/[0-9]*/environ 2>/dev/null | head -n 1'
+
+
 class Ended(Exception):
     """The script's process ended without an outcome: it was killed, or its sandbox is gone."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, same, until, within
 from hermes_core.testing.conformance.kit import Kit
@@ -34,10 +35,20 @@ async def all_exit_statuses(kit: Kit) -> None:
 async def death_by_signal(kit: Kit) -> None:
     """A command that a signal ends says which; it did not time out."""
     slot = await kit.slot()
-    for number in (1, 2, 9, 11, 15):
-        result = await slot.run(f"kill -{number} $$; sleep 5")
-        got = (result.exit_code, result.signal, result.timed_out, result.returncode)
-        same(got, (None, number, False, 128 + number), f"a shell that signal {number} ended")
+    for number in (1, 9, 11, 15):
+        await _ends_by(slot, number)
+
+
+@check("commands", needs="SIGINT")
+async def interrupts_have_their_defaults(kit: Kit) -> None:
+    """SIGINT ends a command that does not handle it."""
+    await _ends_by(await kit.slot(), 2)
+
+
+async def _ends_by(slot: SlotCommands, number: int) -> None:
+    result = await slot.run(f"kill -{number} $$; sleep 5")
+    got = (result.exit_code, result.signal, result.timed_out, result.returncode)
+    same(got, (None, number, False, 128 + number), f"a shell that signal {number} ended")
 
 
 @check("commands", needs=TELLS_SIGNALS)

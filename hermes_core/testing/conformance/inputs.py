@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
+from hermes_core.errors import CommandError
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, refused, same, within
 from hermes_core.testing.conformance.kit import Kit
@@ -66,10 +67,22 @@ async def a_megabyte_of_arguments(kit: Kit) -> None:
 
 @check("commands")
 async def arguments_are_not_parsed(kit: Kit) -> None:
-    """A sequence runs as it is: no shell reads it; bytes that are no UTF-8 pass."""
-    words = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "-n", "€", "\udcff", "ü" * 100]
+    """A sequence runs as it is: no shell reads it."""
+    words = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "-n", "€", "ü" * 100]
     result = await (await kit.slot()).run(["printf", "%s\\0", *words])
-    same(result.stdout, b"".join(w.encode("utf-8", "surrogateescape") + b"\0" for w in words), "the arguments")
+    same(result.stdout, b"".join(w.encode() + b"\0" for w in words), "the arguments")
+
+
+@check("commands")
+async def arguments_of_any_bytes(kit: Kit) -> None:
+    """Bytes that are no UTF-8 arrive as they are; without Python they may be refused instead, never changed."""
+    slot = await kit.slot()
+    try:
+        result = await slot.run(["printf", "%s", "a\udcffz"])
+    except CommandError:
+        expect(kit.direct, "an argument that is no UTF-8 was refused")
+        return
+    same(result.stdout, b"a\xffz", "the argument")
 
 
 @check("commands")

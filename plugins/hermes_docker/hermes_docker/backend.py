@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from docker import APIClient
 
-from hermes_core.errors import ChannelLost, SandboxLost
+from hermes_core.errors import ChannelLost, CommandError, SandboxLost
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -113,6 +113,10 @@ class DockerSandbox(Sandbox):
             made = api.exec_create(self.id, command, stdin=True, environment=dict(env or {}))
             return ExecStream(api, made["Id"], api.exec_start(made["Id"], socket=True))
 
+        try:
+            "".join(argv).encode()
+        except UnicodeEncodeError as error:
+            raise CommandError("arguments must be UTF-8: Docker's API takes no others", code="not_utf8") from error
         try:
             stream = await self._daemon.call(start, undo=lambda _, late: late.close())
         except DaemonError as error:
