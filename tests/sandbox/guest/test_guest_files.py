@@ -145,7 +145,7 @@ async def test_an_old_file_survives_a_write_that_is_cut(rig):
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
-    for _ in range(100):
+    for _ in range(600):
         names = [entry.path for entry in await slot.list_dir()]
         if names == ["f"]:
             break
