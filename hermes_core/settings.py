@@ -305,6 +305,24 @@ def _read_profiles(path: Path, named_by: str) -> dict[str, Any]:
     return data
 
 
+def read_profiles(path: Path) -> tuple[dict[str, Any], str]:
+    """The profiles of a YAML file by their names, and the name of its default one: `default`, or else the first.
+
+    Raises:
+        ConfigError: it can't be read, or has no profiles.
+        UnknownNameError: it has another key, or no profile of the default one's name.
+    """
+    data = _read_profiles(path, "")
+    profiles = data.get("profiles")
+    if not isinstance(profiles, dict) or not profiles:
+        raise ConfigError(f"{path} has no profiles", hint="write `profiles:`, and the profiles' names below it")
+    found = {str(name): given or {} for name, given in profiles.items()}
+    default = str(data.get("default_profile", "default" if "default" in found else next(iter(found))))
+    if default not in found:
+        raise UnknownNameError("profile", default, found, where=f"in default_profile of {path}")
+    return found, default
+
+
 def _secrets(variables: Mapping[str, str]) -> dict[str, SecretStr]:
     """The values that look like secrets by their variable's name; paths and plain numbers are none."""
     return {

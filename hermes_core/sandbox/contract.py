@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from hermes_core.errors import UnknownNameError
+from hermes_core.errors import PluginError, UnknownNameError
 
 
 class Isolation(IntEnum):
@@ -230,8 +230,9 @@ class Sandbox(ABC):
 
         Raises:
             InfraError: it can't be proved that none is left.
+            PluginError: the backend declares what it does not have.
         """
-        raise NotImplementedError
+        raise PluginError(f"{type(self).__name__} has no cut_network, and its backend declares network 'setup'")
 
     @abstractmethod
     async def terminate(self) -> None:

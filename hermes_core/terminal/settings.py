@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core.errors import ConfigError, UnknownNameError
-from hermes_core.settings import read_dotenv, read_yaml, validated
+from hermes_core.errors import UnknownNameError
+from hermes_core.settings import read_dotenv, read_profiles, validated
 
 PROFILES_FILE = "modal_profiles.yaml"
 
@@ -76,7 +76,7 @@ class TerminalSettings(BaseModel):
         backend = str(given.get("backend", "local"))
         profiles: dict[str, Any] = {}
         if backend == "modal" and (file := _profiles_file(variables)) is not None:
-            profiles, default = _read_profiles(file)
+            profiles, default = read_profiles(file)
             given.setdefault("default_profile", default)
         found = {key: variables[name] for name, key in _KEYS.get(backend, {}).items() if variables.get(name)}
         common = {**_DEFAULTS.get(backend, {}), **found}
@@ -93,15 +93,3 @@ def _profiles_file(variables: Mapping[str, str]) -> Path | None:
     if named := variables.get("TERMINAL_MODAL_PROFILES_FILE"):
         return Path(named)
     return Path(PROFILES_FILE) if Path(PROFILES_FILE).is_file() else None
-
-
-def _read_profiles(path: Path) -> tuple[dict[str, Any], str]:
-    data = read_yaml(path)
-    for key in data:
-        if key not in ("profiles", "default_profile"):
-            raise UnknownNameError("key", key, ("profiles", "default_profile"), where=f"of {path}")
-    profiles = data.get("profiles")
-    if not isinstance(profiles, dict) or not profiles:
-        raise ConfigError(f"{path} has no profiles", hint="write `profiles:`, and the profiles' names below it")
-    first = "default" if "default" in profiles else str(next(iter(profiles)))
-    return profiles, str(data.get("default_profile", first))

@@ -59,3 +59,25 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "v1":
         monkeypatch.setenv("MODAL_SANDBOX_V2", "0")
     return str(request.param)
+
+
+@pytest.fixture
+def page_profiles() -> str:
+    """A profiles file as the mission's page has it."""
+    return """
+profiles:
+  default:
+    image: python:3.11
+    cpu: 1.0
+    memory: 2048
+    min_pool: 1
+    max_pool: 5
+    idle_timeout: 120
+
+  gpu:
+    image: pytorch/pytorch:2.1.0-cuda12.1-cudnn8-runtime
+    gpu: T4
+    memory: 16384
+    min_pool: 0
+    max_pool: 2
+"""

@@ -12,24 +12,6 @@ from hermes_modal.profiles import read_profiles
 
 from hermes_core.errors import ConfigError, UnknownNameError
 
-PAGE = """
-profiles:
-  default:
-    image: python:3.11
-    cpu: 1.0
-    memory: 2048
-    min_pool: 1
-    max_pool: 5
-    idle_timeout: 120
-
-  gpu:
-    image: pytorch/pytorch:2.1.0-cuda12.1-cudnn8-runtime
-    gpu: T4
-    memory: 16384
-    min_pool: 0
-    max_pool: 2
-"""
-
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +34,9 @@ def test_defaults() -> None:
     assert config.with_app_name("my-training").app_name == "my-training-default"
 
 
-def test_the_pages_file(tmp_path: Path) -> None:
+def test_the_pages_file(tmp_path: Path, page_profiles: str) -> None:
     file = tmp_path / "modal_profiles.yaml"
-    file.write_text(PAGE)
+    file.write_text(page_profiles)
     profiles = load_profiles(file)
     assert set(profiles) == {"default", "gpu"}
     assert (profiles["default"].min_sandboxes, profiles["default"].max_sandboxes) == (1, 5)

@@ -9,24 +9,6 @@ from hermes_modal.testing import ModalEmulator
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
 
-PROFILES = """
-profiles:
-  default:
-    image: python:3.11
-    cpu: 1.0
-    memory: 2048
-    min_pool: 1
-    max_pool: 5
-    idle_timeout: 120
-
-  gpu:
-    image: pytorch/pytorch:2.1.0-cuda12.1-cudnn8-runtime
-    gpu: T4
-    memory: 16384
-    min_pool: 0
-    max_pool: 2
-"""
-
 LINES = """
 import os
 from hermes_core import terminal_tool
@@ -46,9 +28,9 @@ cleanup_vm("my-task")
 """
 
 
-@pytest.mark.parametrize("profiles", [None, PROFILES])
+@pytest.mark.parametrize("by_file", [False, True])
 def test_the_pages_lines(
-    own_emulator: ModalEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profiles: str | None
+    own_emulator: ModalEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool, page_profiles: str
 ) -> None:
     import json
     import os
@@ -57,11 +39,11 @@ def test_the_pages_lines(
 
     variables = {"TERMINAL_ENV": "modal", "XDG_STATE_HOME": str(tmp_path), "HERMES_PLUGINS": "modal"}
     lines = LINES
-    if profiles is None:
+    if not by_file:
         variables |= {"TERMINAL_MODAL_IMAGE": "python:3.11", "TERMINAL_MODAL_APP_NAME": "hermes-sandbox"}
         lines = lines.replace(', profile="gpu"', "")
     else:
-        (tmp_path / "modal_profiles.yaml").write_text(profiles)
+        (tmp_path / "modal_profiles.yaml").write_text(page_profiles)
     done = subprocess.run(
         [sys.executable, "-c", lines],
         capture_output=True,
@@ -78,5 +60,5 @@ def test_the_pages_lines(
     apps = {each["request"]["app_name"] for each in own_emulator.requests("AppGetOrCreate")}
     assert apps == {"hermes-sandbox"}
     with_gpu = own_emulator.requests("SandboxCreate")
-    assert len(with_gpu) == (0 if profiles is None else 1)
+    assert len(with_gpu) == int(by_file)
     assert len(own_emulator.sandboxes(running=False)) >= 2

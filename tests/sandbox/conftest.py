@@ -23,12 +23,12 @@ from hermes_core.sandbox.channels import AsyncioStreamChannel
 from hermes_core.sandbox.client import GuestClient, GuestSettings
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
-from hermes_core.sandbox.guest import namespaces
+from hermes_core.sandbox.guest.probe import what_works
 from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0
 SYSTEM_PYTHON = "/usr/bin/python3"
-_PROBED = namespaces.probe()
+_PROBED = what_works()
 _NAMESPACES = _PROBED["namespaces"] if ROOT else _PROBED["namespaces"] or _PROBED["user_namespaces"]
 _MISSING = {
     "user": None if ROOT else "a uid per slot takes root",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.sandbox.guest import namespaces
+from hermes_core.sandbox.guest import namespaces, probe
 
 SOURCE = Path(namespaces.__file__)
 ROOT = os.geteuid() == 0
@@ -22,8 +22,9 @@ ROOT = os.geteuid() == 0
 
 def in_child(program: str, *arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run a program in which everything of the module is a global, in a process without threads."""
-    text = f"import sys\nsys.path.insert(0, {str(SOURCE.parent)!r})\nimport namespaces\nfrom namespaces import *\n"
-    text += "from namespaces import _libc\nimport os, json, errno\n" + textwrap.dedent(program)
+    text = f"import sys\nsys.path.insert(0, {str(SOURCE.parents[1])!r})\nfrom guest import namespaces\n"
+    text += "from guest.namespaces import *\nfrom guest.probe import what_works\n"
+    text += "from guest.namespaces import _libc\nimport os, json, errno\n" + textwrap.dedent(program)
     return subprocess.run([python, "-I", "-S", "-c", text, *arguments], capture_output=True, text=True, timeout=60)
 
 
@@ -34,7 +35,7 @@ def printed(program: str, *arguments: str) -> str:
 
 
 def allowed() -> bool:
-    done = in_child("print(json.dumps(probe()))")
+    done = in_child("print(json.dumps(what_works()))")
     probe = json.loads(done.stdout)
     return bool(probe["namespaces"] or probe["user_namespaces"])
 
@@ -91,7 +92,7 @@ def test_a_refused_unshare_says_which() -> None:
 @needs_namespaces
 def test_probing_tries_and_leaves_no_child() -> None:
     program = """
-    found = probe()
+    found = what_works()
     try:
         os.waitpid(-1, os.WNOHANG)
         found["child"] = True
@@ -111,7 +112,7 @@ def test_probing_says_why_not() -> None:
     def refuse(**kinds):
         raise OSError(errno.EPERM, "unshare user+mnt: Operation not permitted")
     namespaces.unshare = refuse
-    print(json.dumps(probe()))
+    print(json.dumps(what_works()))
     """
     found = json.loads(printed(program))
     assert not (found["namespaces"] or found["user_namespaces"] or found["network"])
@@ -344,7 +345,7 @@ def test_errors_of_a_child_are_told() -> None:
     def crash() -> None:
         os._exit(3)
 
-    check: Callable[[Callable[[], None]], str] = namespaces._in_child
+    check: Callable[[Callable[[], None]], str] = probe._in_child
     assert check(lambda: None) == ""
     assert check(fail) == "the disk is on fire"
     assert "wait status" in check(crash)

@@ -11,9 +11,10 @@ import struct
 import sys
 import time
 
-from . import namespaces, trees, workspace
+from . import trees, workspace
 from .connection import Connection
 from .housekeeping import Heartbeat, Search, Trash, complain
+from .probe import what_works
 from .request import Refusal
 from .requests import Requests
 from .slot import Slot
@@ -272,7 +273,7 @@ def _choose(config: Mapping[str, Any]) -> tuple[str, bool]:
         return "shared", False
     if wanted == _USER and users:
         return "user", False
-    probe = namespaces.probe()
+    probe = what_works()
     # A user namespace of one user makes the slot ourselves: never where we are the system's own root.
     ordinary = os.geteuid() != 0 or not _has_users(0, 1 << 31)
     if users and probe["namespaces"]:

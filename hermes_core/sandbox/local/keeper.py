@@ -17,6 +17,7 @@ import sys
 
 from hermes_core.sandbox import uids
 from hermes_core.sandbox.guest import namespaces
+from hermes_core.sandbox.guest.probe import what_works
 from hermes_core.sandbox.local import directories, processes
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -38,7 +39,7 @@ _IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which a program expects to
 def main(mode: str, descriptor: int) -> None:
     """Run a mode of the launcher; `descriptor` holds the request."""
     if mode == "probe":
-        os.write(1, marshal.dumps(namespaces.probe()))
+        os.write(1, marshal.dumps(what_works()))
         return
     with open(descriptor, "rb") as stream:
         request = marshal.load(stream)  # from our own parent

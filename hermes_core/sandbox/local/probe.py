@@ -13,7 +13,7 @@ _LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Probe:
-    """The outcome of `namespaces.probe`."""
+    """The outcome of `guest.probe.what_works`."""
 
     root: bool
     namespaces: bool

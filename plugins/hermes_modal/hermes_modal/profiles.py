@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hermes_core.errors import ConfigError, UnknownNameError
-from hermes_core.settings import read_yaml, validated
+from hermes_core.settings import read_profiles as profiles_of
+from hermes_core.settings import validated
 from hermes_modal.config import ModalSandboxConfig
 
 Config = TypeVar("Config", bound=ModalSandboxConfig)
@@ -63,18 +64,8 @@ def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Confi
         ConfigError: it can't be read, has no profiles, or a profile has a wrong value.
         UnknownNameError: a key, or the default profile, does not exist.
     """
-    data = read_yaml(Path(path))
-    for key in data:
-        if key not in ("profiles", "default_profile"):
-            raise UnknownNameError("key", key, ("profiles", "default_profile"), where=f"of {path}")
-    profiles = data.get("profiles")
-    if not isinstance(profiles, dict) or not profiles:
-        raise ConfigError(f"{path} has no profiles", hint="write `profiles:`, and the profiles' names below it")
-    found = {str(name): from_dict(kind, str(name), given or {}) for name, given in profiles.items()}
-    default = str(data.get("default_profile", "default" if "default" in found else next(iter(found))))
-    if default not in found:
-        raise UnknownNameError("profile", default, found, where=f"in default_profile of {path}")
-    return found, default
+    profiles, default = profiles_of(Path(path))
+    return {name: from_dict(kind, name, given) for name, given in profiles.items()}, default
 
 
 def from_yaml(kind: type[Config], path: str | Path, profile: str | None) -> Config:

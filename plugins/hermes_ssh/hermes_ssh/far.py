@@ -17,7 +17,7 @@ import sys
 import time
 
 from hermes_core.errors import ConfigError, HermesError, PolicyError
-from hermes_core.sandbox.guest import namespaces
+from hermes_core.sandbox.guest.probe import what_works
 from hermes_core.sandbox.local import directories, keeper, processes, view
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def _create(request: dict[str, Any]) -> dict[str, Any]:
-    probe = namespaces.probe()
+    probe = what_works()
     _check(request, probe)
     sandbox_id = request["record"]["sandbox_id"]
     for _ in range(_ATTEMPTS):
@@ -160,7 +160,7 @@ def _described(record: dict[str, Any], root: str) -> dict[str, Any]:
 
 
 def _probe(request: dict[str, Any]) -> dict[str, Any]:
-    return dict(namespaces.probe(), python=".".join(map(str, sys.version_info[:3])), interpreter=view.interpreter())
+    return dict(what_works(), python=".".join(map(str, sys.version_info[:3])), interpreter=view.interpreter())
 
 
 def _list(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import hermes_core
 _CORE = (
     "errors",
     "sandbox.guest.namespaces",
+    "sandbox.guest.probe",
     *(f"sandbox.local.{name}" for name in ("directories", "keeper", "processes", "trees", "view")),
     "sandbox.uids",
 )

@@ -1,0 +1,76 @@
+"""What this host allows: which namespaces a process may make here, found by making them in a child.
+
+Runs in the guest too: Python >= 3.7, and in no process that has threads.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import namespaces
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def what_works() -> dict[str, object]:
+    """What this process may do, found by trying it in a child.
+
+    `root`: it is uid 0. `namespaces`: mount, pid and ipc namespaces of its own, as it is. `user_namespaces`: the same
+    by way of a new user namespace. `network`: a network namespace with them. `reason`: why not, as the kernel says it.
+    """
+    direct = _try_namespaces(user=False, net=False)
+    by_user = _try_namespaces(user=True, net=False)
+    works = not direct or not by_user
+    network = _try_namespaces(user=bool(direct), net=True) if works else "no namespaces"
+    reasons = [] if works else ["as it is: " + direct, "by a user namespace: " + by_user]
+    if works and network:
+        reasons.append("network namespace: " + network)
+    return {
+        "root": os.geteuid() == 0,
+        "namespaces": not direct,
+        "user_namespaces": not by_user,
+        "network": not network,
+        "reason": "; ".join(reasons),
+    }
+
+
+def _try_namespaces(user: bool, net: bool) -> str:
+    """Make namespaces and mount in them, as a sandbox would; "" or what went wrong. A bare unshare proves too little:
+    where AppArmor restricts user namespaces, it succeeds and gives no right to mount."""
+
+    def first() -> None:
+        namespaces.unshare(user=user, mount=True, pid=True, ipc=True, net=net)
+        failure = _in_child(second)
+        if failure:
+            raise OSError(0, failure)
+
+    def second() -> None:
+        namespaces.make_private()
+        if net:
+            namespaces.loopback_up()
+        namespaces.mount("proc", "/proc", "proc", namespaces.MS_NOSUID | namespaces.MS_NODEV | namespaces.MS_NOEXEC)
+        namespaces.mount("tmpfs", "/proc", "tmpfs", namespaces.MS_NOSUID | namespaces.MS_NODEV)
+
+    return _in_child(first)
+
+
+def _in_child(action: Callable[[], None]) -> str:
+    """Run `action` in a forked child; "" or the text of its `OSError`."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        except OSError as error:
+            os.write(writer, (error.strerror or str(error)).encode("utf-8", "replace")[:4000])
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        text = stream.read().decode("utf-8", "replace")
+    _, status = os.waitpid(child, 0)
+    return "" if status == 0 else text or "the attempt ended with wait status %d" % status
