@@ -8,7 +8,6 @@ import fcntl
 import os
 import queue
 import signal
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -297,20 +296,6 @@ class BlockingStreamChannel(Channel):
         for name, run in (("reader", self._read_on), ("writer", self._write_on)):
             threading.Thread(target=run, name=f"channel-{name}", daemon=True).start()
 
-    @classmethod
-    def from_socket(cls, connection: socket.socket, *, wait: Callable[[], int]) -> BlockingStreamChannel:
-        """A channel over a connected socket, which is made blocking and belongs to the channel from now on."""
-        connection.settimeout(None)
-
-        def close() -> None:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the far end was first
-                pass
-            connection.close()
-
-        return cls(connection.recv, connection.sendall, close=close, wait=wait)
-
     async def read(self, n: int) -> bytes:
         """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
         data = await self._inbox.take(n)
@@ -335,7 +320,7 @@ class BlockingStreamChannel(Channel):
         if self._closing is not None and self._status is None:
             raise self._lost(None)
         if self._status is None:
-            self._status = self._in_thread(self._blocking_wait, "wait")
+            self._status = in_thread(self._blocking_wait, "channel-wait")
         try:
             return await asyncio.shield(self._status)
         except Exception as error:
@@ -349,7 +334,7 @@ class BlockingStreamChannel(Channel):
                 self._buffered = -1  # the reader is not to wait for room any more
                 self._room.notify()
             self._outbox.put(None)
-            self._closing = self._in_thread(self._blocking_close, "close")
+            self._closing = in_thread(self._blocking_close, "channel-close")
         try:
             await asyncio.shield(self._closing)
         except Exception:
@@ -369,13 +354,13 @@ class BlockingStreamChannel(Channel):
         try:
             while data := self._blocking_read(CHUNK_BYTES):
                 with self._room:
-                    if self._buffered < 0 or not self._call(self._inbox.feed, data):
+                    if self._buffered < 0 or not call_in(self._loop, self._inbox.feed, data):
                         return
                     self._buffered += len(data)
                     self._room.wait_for(lambda: self._buffered < BUFFER_BYTES)
         except Exception as caught:
             error = caught
-        self._call(self._inbox.end, None if error is None else self._lost(error))
+        call_in(self._loop, self._inbox.end, None if error is None else self._lost(error))
 
     def _write_on(self) -> None:
         while (item := self._outbox.get()) is not None:
@@ -385,7 +370,7 @@ class BlockingStreamChannel(Channel):
                     self._blocking_write(data)
             except Exception as caught:
                 self._failure = caught
-            if not self._call(self._written, done):
+            if not call_in(self._loop, self._written, done):
                 return
 
     def _written(self, done: asyncio.Future[None]) -> None:
@@ -397,31 +382,40 @@ class BlockingStreamChannel(Channel):
         else:
             done.set_result(None)
 
-    def _call(self, function: Callable[..., object], *arguments: object) -> bool:
-        """Call in the event loop's thread; False if the loop is closed, and with it everyone who could care."""
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            return False
-        return True
-
-    def _in_thread(self, function: Callable[[], T], name: str) -> asyncio.Future[T]:
-        """Run a blocking call in a daemon thread: unlike the executor's, it never holds up the end of the program."""
-        outcome: asyncio.Future[T] = self._loop.create_future()
-        outcome.add_done_callback(lambda future: future.cancelled() or future.exception())
-
-        def run() -> None:
-            try:
-                value = function()
-            except Exception as error:
-                self._call(outcome.set_exception, error)
-            else:
-                self._call(outcome.set_result, value)
-
-        threading.Thread(target=run, name=f"channel-{name}", daemon=True).start()
-        return outcome
-
     def _lost(self, error: Exception | None) -> ChannelLost:
-        reason = "it was closed" if error is None else f"{type(error).__name__}: {error}"
-        tail = self.stderr_tail
-        return ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {tail}" if tail else ""))
+        return channel_gone(error, self.stderr_tail)
+
+
+def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run a blocking call in a daemon thread: unlike the executor's, it never holds up the end of the program."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+    outcome.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def run() -> None:
+        try:
+            value = function()
+        except Exception as error:
+            call_in(loop, outcome.set_exception, error)
+        else:
+            call_in(loop, outcome.set_result, value)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
+    """Call in the event loop's thread; False if the loop is closed, and with it everyone who could care."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
+def channel_gone(cause: Exception | None, last_words: str) -> ChannelLost:
+    """What a channel raises once its transport has broken, or, without a cause, was closed by us."""
+    reason = "it was closed" if cause is None else f"{type(cause).__name__}: {cause}"
+    error = ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {last_words}" if last_words else ""))
+    error.__cause__ = cause
+    return error

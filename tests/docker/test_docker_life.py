@@ -287,3 +287,5 @@ def test_the_doctor(tmp_path: Path) -> None:
     absent = hermes("doctor", "docker", HERMES_PLUGINS="docker", DOCKER_HOST=f"unix://{tmp_path}/none.sock")
     assert absent.returncode == 1
     assert "No such file or directory" in absent.stdout and "-> start it" in absent.stdout
+    elsewhere = hermes("doctor", "docker", HERMES_PLUGINS="docker", DOCKER_HOST="ssh://somewhere")
+    assert elsewhere.returncode == 1 and "ssh -L /tmp/docker.sock" in elsewhere.stdout

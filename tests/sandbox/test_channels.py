@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
+import ssl
+import struct
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.channels import BUFFER_BYTES, AsyncioStreamChannel, BlockingStreamChannel
 from hermes_core.sandbox.contract import Channel
+from hermes_core.sandbox.socket_channel import SocketChannel
 
 
 @asynccontextmanager
@@ -27,12 +35,46 @@ async def child(*argv: str, **options: object) -> AsyncIterator[AsyncioStreamCha
         await channel.aclose()
 
 
+def by_threads(near: socket.socket, wait: Callable[[], int]) -> BlockingStreamChannel:
+    def close() -> None:
+        near.shutdown(socket.SHUT_RDWR)
+        near.close()
+
+    return BlockingStreamChannel(near.recv, near.sendall, close=close, wait=wait)
+
+
+def by_loop(near: socket.socket, wait: Callable[[], int]) -> SocketChannel:
+    return SocketChannel(near, wait=wait)
+
+
+Bridge = Callable[[socket.socket, Callable[[], int]], Any]
+
+
+@pytest.fixture(params=[by_threads, by_loop])
+def bridge(request: pytest.FixtureRequest) -> Bridge:
+    return request.param
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context and a client's that trusts it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes its certificate with openssl: apt-get install openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=daemon", "-days", "2"]
+    subprocess.run(["openssl", *words, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(certificate)
+    return server, client
+
+
 @asynccontextmanager
-async def over_socket(status: int = 0) -> AsyncIterator[tuple[BlockingStreamChannel, socket.socket]]:
+async def over_socket(bridge: Bridge, status: int = 0) -> AsyncIterator[tuple[Any, socket.socket]]:
     near, far = socket.socketpair()
-    ended = threading.Event()
-    channel = BlockingStreamChannel.from_socket(near, wait=lambda: status if ended.wait(20) else -1)
-    ended.set()
+    channel = bridge(near, lambda: status)
     try:
         yield channel, far
     finally:
@@ -153,11 +195,11 @@ async def test_a_program_that_does_not_exist() -> None:
         await AsyncioStreamChannel.spawn(["/no/such/program"])
 
 
-# --- a blocking stream ---------------------------------------------------------------------------------------------
+# --- a socket, by two threads or by the event loop -------------------------------------------------------------------
 
 
-async def test_a_socket_carries_bytes_and_the_status_comes_from_its_owner() -> None:
-    async with over_socket(status=3) as (channel, far):
+async def test_a_socket_carries_bytes_and_the_status_comes_from_its_owner(bridge: Bridge) -> None:
+    async with over_socket(bridge, status=3) as (channel, far):
         await channel.write(b"ping")
         assert far.recv(10) == b"ping"
         far.sendall(b"pong")
@@ -172,8 +214,8 @@ async def test_a_socket_carries_bytes_and_the_status_comes_from_its_owner() -> N
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_slows_the_far_end_of_a_socket() -> None:
-    async with over_socket() as (channel, far):
+async def test_a_slow_reader_slows_the_far_end_of_a_socket(bridge: Bridge) -> None:
+    async with over_socket(bridge) as (channel, far):
         sent = 0
         far.setblocking(False)
         for _ in range(200):
@@ -189,13 +231,11 @@ async def test_a_slow_reader_slows_the_far_end_of_a_socket() -> None:
         assert received == sent
 
 
-async def test_a_write_that_blocks_can_be_cancelled_and_order_is_kept() -> None:
-    async with over_socket() as (channel, far):
+async def test_a_write_that_blocks_can_be_cancelled_and_order_is_kept(bridge: Bridge) -> None:
+    async with over_socket(bridge) as (channel, far):
         block = bytes(8 << 20)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(channel.write(block), 0.1)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(channel.write(b"after"), 0.1)
 
         def drain() -> bytes:
             data = bytearray()
@@ -203,15 +243,21 @@ async def test_a_write_that_blocks_can_be_cancelled_and_order_is_kept() -> None:
                 data += far.recv(1 << 20)
             return bytes(data)
 
-        assert await asyncio.to_thread(drain) == block + b"after"
+        draining = asyncio.create_task(asyncio.to_thread(drain))
+        await channel.write(b"after")
+        assert await draining == block + b"after"
 
 
-async def test_cancelled_writes_do_not_pile_up() -> None:
-    async with over_socket() as (channel, _far):
-        for _ in range(20):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(channel.write(bytes(8 << 20)), 0.01)
-        assert channel._outbox.qsize() <= 4
+async def test_cancelled_writes_do_not_pile_up(bridge: Bridge) -> None:
+    async with over_socket(bridge) as (channel, _far):
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(channel.write(bytes(8 << 20)), 0.01)
+            assert tracemalloc.get_traced_memory()[0] < 6 * (8 << 20)
+        finally:
+            tracemalloc.stop()
 
 
 async def test_a_transport_that_breaks_is_a_lost_channel_after_what_had_arrived() -> None:
@@ -241,9 +287,9 @@ async def test_a_transport_that_breaks_is_a_lost_channel_after_what_had_arrived(
     await channel.aclose()
 
 
-async def test_closing_frees_a_blocked_reader_and_its_thread() -> None:
+async def test_closing_frees_a_blocked_reader_and_its_thread(bridge: Bridge) -> None:
     before = threading.active_count()
-    async with over_socket() as (channel, _far), asyncio.TaskGroup() as group:
+    async with over_socket(bridge) as (channel, _far), asyncio.TaskGroup() as group:
         reading = group.create_task(channel.read(1))
         await asyncio.sleep(0.05)
         await channel.aclose()
@@ -256,11 +302,11 @@ async def test_closing_frees_a_blocked_reader_and_its_thread() -> None:
     assert threading.active_count() <= before
 
 
-def test_a_stream_left_open_does_not_hold_up_the_end_of_the_loop() -> None:
+def test_a_stream_left_open_does_not_hold_up_the_end_of_the_loop(bridge: Bridge) -> None:
     near, far = socket.socketpair()
 
     async def leave() -> None:
-        channel = BlockingStreamChannel.from_socket(near, wait=lambda: time.sleep(60) or 0)
+        channel = bridge(near, lambda: time.sleep(60) or 0)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(channel.wait(), 0.05)
 
@@ -269,6 +315,70 @@ def test_a_stream_left_open_does_not_hold_up_the_end_of_the_loop() -> None:
     assert time.monotonic() - begin < 2
     far.close()
     near.close()
+
+
+async def test_a_loop_socket_that_breaks_is_a_lost_channel_after_what_had_arrived() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    near = socket.create_connection(listener.getsockname())
+    far, _ = listener.accept()
+    listener.close()
+    channel = SocketChannel(near, wait=lambda: 1 // 0)
+    far.sendall(b"last")
+    assert await channel.read(10) == b"last"
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()  # which resets the connection
+    with pytest.raises(ChannelLost, match="ConnectionResetError"):
+        await channel.read(10)
+    with pytest.raises(ChannelLost, match="ConnectionResetError"):
+        await channel.write(b"x")
+    with pytest.raises(ChannelLost, match="ZeroDivisionError"):
+        await channel.wait()
+    await channel.aclose()
+    assert near.fileno() == -1
+
+
+async def test_a_stream_that_ends_too_early_for_its_frames_is_a_lost_channel() -> None:
+    def unpack(data: bytes) -> bytes:
+        if not data:
+            raise ConnectionError("in the middle")
+        return data.upper()
+
+    near, far = socket.socketpair()
+    channel = SocketChannel(near, wait=lambda: 0, unpack=unpack, early=b"early ")
+    far.sendall(b"late")
+    far.close()
+    with pytest.raises(ChannelLost, match="in the middle"):
+        await everything(channel)
+    await channel.aclose()
+
+
+async def test_tls_goes_through_in_both_directions(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    """What OpenSSL has decrypted already makes no descriptor ready."""
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.settimeout(20)
+    secure_far = asyncio.create_task(asyncio.to_thread(tls[0].wrap_socket, far, server_side=True))
+    secure_near = await asyncio.to_thread(tls[1].wrap_socket, near)
+    far = await secure_far
+    data = os.urandom(5 << 20)
+
+    def echo() -> None:
+        left = len(data)
+        while left:
+            piece = far.recv(1 << 14)
+            left -= len(piece)
+            far.sendall(piece)
+        far.unwrap()
+
+    channel = SocketChannel(secure_near, wait=lambda: 0)
+    echoing = asyncio.create_task(asyncio.to_thread(echo))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(channel.write(data))
+        received = group.create_task(everything(channel))
+    assert received.result() == data
+    await channel.aclose()
+    await asyncio.gather(echoing, return_exceptions=True)
+    far.close()
 
 
 async def test_closing_kills_no_process_that_is_not_its_own_any_more(monkeypatch):

@@ -10,8 +10,8 @@ import signal
 import sys
 import time
 
-from . import namespaces, syscalls, trees
-from .parent import Parent, close_all_but, encode_message, send_message
+from . import descriptors, namespaces, syscalls, trees
+from .parent import Parent, close_all_but, encode_message
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
 
 
 def _tell(sock: socket.socket, message: dict[str, Any]) -> None:
-    send_message(sock, encode_message(message))
+    descriptors.send(sock, encode_message(message))
 
 
 def _detach(sock: socket.socket) -> None:

@@ -1,11 +1,12 @@
-"""One connection from a bridge: frames in, frames out, never more under way than the reader takes."""
+"""One channel of the driver's: frames in, frames out, never more under way than the reader takes."""
 
 from __future__ import annotations
 
 import collections
+import os
 import select
 
-from . import wire
+from . import descriptors, wire
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -17,10 +18,15 @@ if TYPE_CHECKING:
 
 CONGESTED = 256 << 10
 """Bytes waiting for the channel above which streams are not read: so an answer never waits long behind them."""
+_READ_BYTES = 1 << 18
 
 
 class Connection:
-    """Calls `on_frame(connection, header, data)`, `on_room()` when streams may go on, and `on_end(connection)` once."""
+    """Calls `on_frame(connection, header, data)`, `on_room()` when streams may go on, and `on_end(connection)` once.
+
+    Its socket comes from a bridge, which sends the channel's own two descriptors over it and waits for its end: the
+    frames never pass through the bridge.
+    """
 
     def __init__(
         self,
@@ -39,11 +45,13 @@ class Connection:
         self._outgoing: collections.deque[bytes | memoryview] = collections.deque()
         self._size = 0
         self._open = True
+        self._streams: list[int] = []
+        self._blocked = False
         sock.setblocking(False)
-        loop.add(sock.fileno(), select.EPOLLIN, self._ready)
+        loop.add(sock.fileno(), select.EPOLLIN, self._on_bridge)
 
     def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:
-        """Queue one frame; written at once as far as the socket takes it."""
+        """Queue one frame; written at once as far as the channel takes it."""
         if not self._open:
             return
         frame = wire.encode(header, data)
@@ -57,26 +65,46 @@ class Connection:
         return self._size > CONGESTED
 
     def close(self) -> None:
-        """Let go of the socket; idempotent."""
-        if self._open:
-            self._open = False
-            self._outgoing.clear()
-            self._loop.remove(self._sock.fileno())
-            self._sock.close()
-            self._on_end(self)
-
-    def _ready(self, events: int) -> None:
-        if events & select.EPOLLOUT:
-            self._flush()
-            # Only from here, never from within `send`: what is resumed sends again.
-            if self._open and not self.congested():
-                self._on_room()
-        if self._open and events & ~select.EPOLLOUT:
-            self._read()
-
-    def _read(self) -> None:
+        """Let go of the channel and of its bridge; idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        self._outgoing.clear()
+        for fd in self._streams:
+            self._loop.remove(fd)
+            os.close(fd)
+        self._loop.remove(self._sock.fileno())
         try:
-            data = self._sock.recv(1 << 18)
+            self._sock.send(b"\0")  # so that the bridge can tell this from our death
+        except OSError:
+            pass
+        self._sock.close()
+        self._on_end(self)
+
+    def _on_bridge(self, _events: int) -> None:
+        """It brings the channel's streams; whatever comes later is its end."""
+        try:
+            _, fds = descriptors.receive(self._sock, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            fds = []
+        if self._streams or len(fds) != 2:
+            for fd in fds:
+                os.close(fd)
+            self.close()
+            return
+        self._streams = fds
+        for fd in fds:
+            os.set_blocking(fd, False)
+        try:
+            self._loop.add(fds[0], select.EPOLLIN, self._on_input)
+        except OSError:  # a file, which epoll does not watch
+            self.close()
+
+    def _on_input(self, _events: int) -> None:
+        try:
+            data = os.read(self._streams[0], _READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -90,11 +118,18 @@ class Connection:
         if not data:
             self.close()
 
+    def _on_output(self, _events: int) -> None:
+        self._flush()
+        # Only from here, never from within `send`: what is resumed sends again.
+        if self._open and not self.congested():
+            self._on_room()
+
     def _flush(self) -> None:
+        output = self._streams[1]
         while self._outgoing:
             frame = self._outgoing[0]
             try:
-                sent = self._sock.send(frame)
+                sent = os.write(output, frame)
             except BlockingIOError:
                 break
             except OSError:
@@ -105,4 +140,8 @@ class Connection:
                 self._outgoing[0] = memoryview(frame)[sent:]
                 break
             self._outgoing.popleft()
-        self._loop.change(self._sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outgoing else 0))
+        if self._outgoing and not self._blocked:
+            self._loop.add(output, select.EPOLLOUT, self._on_output)
+        elif self._blocked and not self._outgoing:
+            self._loop.remove(output)
+        self._blocked = bool(self._outgoing)

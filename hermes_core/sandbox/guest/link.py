@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 
-from . import parent
+from . import descriptors, parent
 from .confine import parent_main
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -59,8 +59,7 @@ class Link:
         self._on_message = on_message
         self._on_death = on_death
         self._outbox: collections.deque[Spawn | bytes] = collections.deque()
-        self._killed = False
-        self._dropped = False
+        self._killed = self._dropped = self._blocked = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         since = time.monotonic()
         parent.flush_streams()
@@ -113,9 +112,9 @@ class Link:
             entry = self._outbox[0]
             try:
                 if isinstance(entry, bytes):
-                    parent.send_message(self._sock, entry)
+                    descriptors.send(self._sock, entry)
                 elif not entry.execution.ended:
-                    parent.send_message(self._sock, entry.message, entry.fds)
+                    descriptors.send(self._sock, entry.message, entry.fds)
                     entry.execution.handed_over = True
             except BlockingIOError:
                 break
@@ -128,7 +127,9 @@ class Link:
             if isinstance(entry, Spawn):
                 entry.release()
                 entry.execution.spawned()
-        self._loop.change(self._sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._outbox else 0))
+        if self._blocked != bool(self._outbox):
+            self._blocked = not self._blocked
+            self._loop.change(self._sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._blocked else 0))
 
     # --- from it ----------------------------------------------------------------------------------------------------
 

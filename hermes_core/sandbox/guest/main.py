@@ -9,13 +9,14 @@ import select
 import socket
 import sys
 
+from . import descriptors
+
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 NO_GUEST = 4
 """The exit status that says: there is no guest to join, so its slots are gone."""
-_BUFFER = 1 << 18
 _LAST_WORDS = 4000
 
 
@@ -112,51 +113,14 @@ def _start(state_dir: str) -> socket.socket:
 
 
 def bridge(sock: socket.socket) -> bool:
-    """Copy both ways until one side ends; whether that was the daemon.
+    """Give our standard input and output to the daemon, and stay until one side ends; whether the daemon has died.
 
-    Bounded: nothing is read that the other side has not taken yet.
+    The daemon reads and writes them itself: copying here would be two more processes to wake for each frame.
     """
-    sock.setblocking(False)
-    os.set_blocking(0, False)
-    os.set_blocking(1, False)
-    inward, outward = bytearray(), bytearray()
+    descriptors.send(sock, b"\0", (0, 1))
     poll = select.poll()
-    while True:
-        events = (select.POLLIN if len(outward) < _BUFFER else 0) | (select.POLLOUT if inward else 0)
-        poll.register(sock.fileno(), events)
-        poll.register(0, select.POLLIN if len(inward) < _BUFFER else 0)
-        poll.register(1, select.POLLOUT if outward else 0)
-        for fd, ready in poll.poll():
-            if fd == 1 and ready & (select.POLLERR | select.POLLHUP):
-                return False
-            if fd == 0 and ready & (select.POLLIN | select.POLLHUP) and not _move(lambda: os.read(0, _BUFFER), inward):
-                return False
-            if fd == sock.fileno() and ready & (select.POLLIN | select.POLLHUP):
-                if not _move(lambda: sock.recv(_BUFFER), outward):
-                    os.set_blocking(1, True)
-                    _push(outward, lambda data: os.write(1, data))
-                    return True
-        # Written at once where that is possible: one round of the poll less for every frame.
-        _push(inward, sock.send)
-        _push(outward, lambda data: os.write(1, data))
-
-
-def _move(read: Callable[[], bytes], buffer: bytearray) -> bool:
-    try:
-        data = read()
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    buffer += data
-    return bool(data)
-
-
-def _push(buffer: bytearray, write: Callable[[bytearray], int]) -> None:
-    try:
-        while buffer:
-            del buffer[: write(buffer)]
-    except BlockingIOError:
-        pass
-    except OSError:
-        sys.exit(0)
+    poll.register(sock.fileno(), select.POLLIN)
+    for fd in (0, 1):
+        poll.register(fd, 0)  # no more than whether its other end is gone
+    ready = dict(poll.poll())
+    return sock.fileno() in ready and not sock.recv(1)

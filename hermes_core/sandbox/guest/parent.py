@@ -6,7 +6,6 @@ is `posix_spawn`, as forking Python is what costs (3.7 ms against 1.7); built-in
 
 from __future__ import annotations
 
-import array
 import errno
 import fcntl
 import json
@@ -17,11 +16,11 @@ import socket
 import sys
 import time
 
-from . import files, processes
+from . import descriptors, files, processes
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 SPILL = 48 << 10
@@ -31,26 +30,14 @@ SCRIPT_FD = 9
 _MESSAGE = 96 << 10
 _OWN_FDS = 100
 """Our own descriptors are moved up to here, out of the way of those that commands get."""
-_CLOEXEC = 0x40000000
-"""MSG_CMSG_CLOEXEC, which the socket module does not name."""
 _LOOK_AGAIN_S = 0.02
 _KILLING_S = 1.0
 
 
-def send_message(sock: socket.socket, message: bytes, fds: Sequence[int] = ()) -> None:
-    """One message with descriptors; raises BlockingIOError when the other side is not reading."""
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([message], ancillary)
-
-
 def receive_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """One message and its descriptors (close-on-exec); (None, []) when the other side is gone."""
-    data, ancillary, _, _ = sock.recvmsg(_MESSAGE, socket.CMSG_SPACE(8 * 4), _CLOEXEC)
-    fds = array.array("i")
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return (json.loads(data.decode("ascii")) if data else None), list(fds)
+    data, fds = descriptors.receive(sock, _MESSAGE)
+    return (json.loads(data.decode("ascii")) if data else None), fds
 
 
 def encode_message(message: dict[str, Any]) -> bytes:
@@ -140,7 +127,7 @@ class Parent:
 
     def _tell(self, message: dict[str, Any]) -> None:
         try:
-            send_message(self._sock, encode_message(message))
+            descriptors.send(self._sock, encode_message(message))
         except OSError:
             self._leave()
 

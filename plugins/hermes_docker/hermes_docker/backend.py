@@ -24,7 +24,7 @@ from hermes_core.sandbox.contract import (
 from hermes_docker import containers, diagnosis
 from hermes_docker.config import DockerConfig
 from hermes_docker.daemon import Daemon, DaemonError
-from hermes_docker.execs import ExecChannel, ExecStream
+from hermes_docker.execs import Exec, ExecChannel
 from hermes_docker.images import Images
 from hermes_docker.limits import Throttle
 
@@ -107,23 +107,23 @@ class DockerSandbox(Sandbox):
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
         """Start `argv` by an exec of the daemon's, with its three streams attached."""
 
-        def start(api: APIClient) -> ExecStream:
+        def start(api: APIClient) -> Exec:
             # By a shell: the daemon itself would say on standard output that there is no such program.
             command = ["/bin/sh", "-c", 'exec "$@"', "sh", *argv]
             made = api.exec_create(self.id, command, stdin=True, environment=dict(env or {}))
-            return ExecStream(api, made["Id"], api.exec_start(made["Id"], socket=True))
+            return Exec(api, made["Id"], api.exec_start(made["Id"], socket=True))
 
         try:
             "".join(argv).encode()
         except UnicodeEncodeError as error:
             raise CommandError("arguments must be UTF-8: Docker's API takes no others", code="not_utf8") from error
         try:
-            stream = await self._daemon.call(start, undo=lambda _, late: late.close())
+            started = await self._daemon.call(start, undo=lambda _, late: late.close())
         except DaemonError as error:
             if error.status in (404, 409):  # no such container; it is not running
                 raise SandboxLost(f"the sandbox has ended: {error.message}", sandbox_id=self.id) from error
             raise ChannelLost(error.message, hint=error.hint, sandbox_id=self.id) from error
-        return ExecChannel(stream)
+        return ExecChannel(started)
 
     async def status(self) -> SandboxStatus:
         """What the daemon says of the container."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ CALL_S = 60
 """Seconds that the daemon may keep silent in one call."""
 
 _THREADS = 16
+_FORWARD = "forward it, `ssh -L /tmp/docker.sock:/var/run/docker.sock HOST`, and set DOCKER_HOST=unix:///tmp/docker.sock"
 
 T = TypeVar("T")
 
@@ -89,6 +91,8 @@ class Daemon:
     def _connected(self) -> APIClient:
         with self._connecting:
             if self._api is None:
+                if os.environ.get("DOCKER_HOST", "").startswith("ssh://"):
+                    raise DaemonError("DOCKER_HOST=ssh://… is not supported: its streams are no sockets", hint=_FORWARD)
                 self._api = docker.DockerClient.from_env(timeout=CALL_S, max_pool_size=_THREADS).api
             return self._api
 

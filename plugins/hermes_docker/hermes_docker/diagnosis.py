@@ -110,5 +110,5 @@ def _unreachable(said: str) -> tuple[str, ...]:
         )
     return (
         "start it: `systemctl start docker`, or `dockerd` as root",
-        "elsewhere: DOCKER_HOST=unix:///run/user/$UID/docker.sock (rootless), …/podman/podman.sock, ssh://HOST",
+        "elsewhere: DOCKER_HOST=unix:///run/user/$UID/docker.sock (rootless), …/podman/podman.sock",
     )

@@ -1,44 +1,34 @@
-"""A process in a container: the connection of the daemon's exec, and the channel over it."""
+"""A process in a container: the daemon's exec, the connection to it, and the channel over that."""
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from typing import Any
 
 from docker import APIClient
 
-from hermes_core.sandbox.channels import BlockingStreamChannel
+from hermes_core.sandbox.socket_channel import SocketChannel
 
 _STDERR = 2
+_HEADER_BYTES = 8
 _POLL_S = (0.005, 0.25)
 
 
-class ExecStream:
-    """The connection of an exec, in the daemon's frames: eight bytes that say which stream and how long, then bytes."""
+class Exec:
+    """An exec that has been started, and its connection."""
 
     def __init__(self, api: APIClient, exec_id: str, stream: Any) -> None:
         self._api, self._exec_id = api, exec_id
         self._response = stream._response
-        self._frames = self._response.raw._fp.fp  # not the socket below it: it may hold what came with the headers
-        self._socket = getattr(stream, "_sock", stream)
-        self._socket.settimeout(None)
-        self._left, self._kind, self._closed = 0, 0, False
-        self.write = self._socket.sendall
-
-    def read(self, n: int) -> tuple[int, bytes]:
-        """Up to n bytes, and the number of their stream."""
-        while not self._left:
-            header = self._frames.read(8)
-            if not header:
-                return 1, b""
-            if len(header) < 8:
-                raise ConnectionError("the stream ended in the middle")
-            self._kind, self._left = header[0], int.from_bytes(header[4:], "big")
-        data = self._frames.read1(min(n, self._left))
-        if not data:
-            raise ConnectionError("the stream ended in the middle")
-        self._left -= len(data)
-        return self._kind, data
+        self._closed = False
+        self.connection: socket.socket = getattr(stream, "_sock", stream)
+        self.connection.setblocking(False)
+        try:  # what came with the response's headers is in its reader's buffer
+            self.early: bytes = self._response.raw._fp.fp.peek()
+        except ssl.SSLWantReadError:
+            self.early = b""
 
     def wait(self) -> int:
         """The exit status; the daemon knows it a moment after the stream has ended."""
@@ -52,27 +42,41 @@ class ExecStream:
         raise ConnectionError("it was closed")
 
     def close(self) -> None:
-        """End the connection; the process may live on."""
+        """Let go of it; the process may live on."""
         self._closed = True
-        try:
-            self._socket.shutdown(2)
-        except OSError:  # the far end was first
-            pass
-        self._frames.close()
-        self._socket.close()
         self._response.close()
 
 
-class ExecChannel(BlockingStreamChannel):
-    """Standard output of an exec's stream, its standard error kept apart."""
+class ExecChannel(SocketChannel):
+    """Standard output of an exec, taken from the daemon's frames; its standard error is kept apart.
 
-    def __init__(self, stream: ExecStream) -> None:
-        self._stream = stream
-        super().__init__(self._stdout, stream.write, close=stream.close, wait=stream.wait)
+    A frame is eight bytes, of which the first says which stream and the last four how long, and then as many bytes
+    (Docker Engine API, "attach to a container", stream format).
+    """
 
-    def _stdout(self, n: int) -> bytes:
-        while True:
-            kind, data = self._stream.read(n)
-            if kind != _STDERR:
-                return data
-            self.feed_stderr(data)
+    def __init__(self, started: Exec) -> None:
+        self._header = b""
+        self._kind = self._left = 0
+        super().__init__(
+            started.connection, wait=started.wait, unpack=self._split, early=started.early, close=started.close
+        )
+
+    def _split(self, data: bytes) -> bytes:
+        if not data and (self._header or self._left):
+            raise ConnectionError("the stream ended in the middle")
+        rest, output = memoryview(data), bytearray()
+        while rest:
+            if not self._left:
+                missing = _HEADER_BYTES - len(self._header)
+                self._header, rest = self._header + bytes(rest[:missing]), rest[missing:]
+                if len(self._header) == _HEADER_BYTES:
+                    self._kind, self._left = self._header[0], int.from_bytes(self._header[4:], "big")
+                    self._header = b""
+                continue
+            piece, rest = rest[: self._left], rest[self._left :]
+            self._left -= len(piece)
+            if self._kind == _STDERR:
+                self.feed_stderr(bytes(piece))
+            else:
+                output += piece
+        return bytes(output)
