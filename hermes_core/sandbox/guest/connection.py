@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import select
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 CONGESTED = 256 << 10
 """Bytes waiting for the channel above which streams are not read: so an answer never waits long behind them."""
 _READ_BYTES = 1 << 18
+_PIECES = 64
 
 
 class Connection:
@@ -51,14 +53,14 @@ class Connection:
         loop.add(sock.fileno(), select.EPOLLIN, self._on_bridge)
 
     def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:
-        """Queue one frame; written at once as far as the channel takes it."""
+        """Queue one frame; written with the others of this round, as far as the channel takes them."""
         if not self._open:
             return
         frame = wire.encode(header, data)
         self._outgoing.append(frame)
         self._size += len(frame)
         if len(self._outgoing) == 1:
-            self._flush()
+            self._loop.after(self._flush)
 
     def congested(self) -> bool:
         """Whether streams have to wait."""
@@ -125,23 +127,29 @@ class Connection:
             self._on_room()
 
     def _flush(self) -> None:
+        if not self._open:
+            return
         output = self._streams[1]
-        while self._outgoing:
-            frame = self._outgoing[0]
-            try:
-                sent = os.write(output, frame)
-            except BlockingIOError:
-                break
-            except OSError:
-                self.close()
-                return
-            self._size -= sent
-            if sent < len(frame):
-                self._outgoing[0] = memoryview(frame)[sent:]
-                break
-            self._outgoing.popleft()
+        try:
+            while self._outgoing:
+                self._forget(os.writev(output, list(itertools.islice(self._outgoing, _PIECES))))
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
         if self._outgoing and not self._blocked:
             self._loop.add(output, select.EPOLLOUT, self._on_output)
         elif self._blocked and not self._outgoing:
             self._loop.remove(output)
         self._blocked = bool(self._outgoing)
+
+    def _forget(self, sent: int) -> None:
+        """So many bytes are on their way."""
+        self._size -= sent
+        while sent:
+            frame = self._outgoing.popleft()
+            if sent < len(frame):
+                self._outgoing.appendleft(memoryview(frame)[sent:])
+                return
+            sent -= len(frame)

@@ -52,6 +52,7 @@ class Loop:
         self._watched: dict[int, Callable[[int], object]] = {}
         self._unclaimed: collections.OrderedDict[int, tuple[int, float]] = collections.OrderedDict()
         self._running = True
+        self._after: list[Callable[[], object]] = []
         self._wake, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -71,6 +72,10 @@ class Loop:
         """Stop watching `fd`; call before closing it. Idempotent."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+
+    def after(self, call: Callable[[], object]) -> None:
+        """Call once, after all that is ready now has been served: what can be done for all of it at once."""
+        self._after.append(call)
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Call once, in so many seconds."""
@@ -132,6 +137,9 @@ class Loop:
                 if handler is not None and self._running:
                     handler(events)
             self._call_due()
+            calls, self._after = self._after, []
+            for call in calls:
+                call()
 
     def _on_signal(self, _events: int) -> None:
         try:

@@ -20,7 +20,9 @@ CALL_S = 60
 """Seconds that the daemon may keep silent in one call."""
 
 _THREADS = 16
-_FORWARD = "forward it, `ssh -L /tmp/docker.sock:/var/run/docker.sock HOST`, and set DOCKER_HOST=unix:///tmp/docker.sock"
+_FORWARD = (
+    "forward it, `ssh -L /tmp/docker.sock:/var/run/docker.sock HOST`, and set DOCKER_HOST=unix:///tmp/docker.sock"
+)
 
 T = TypeVar("T")
 
