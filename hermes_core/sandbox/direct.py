@@ -179,7 +179,9 @@ class DirectClient:
 
         Raises:
             SlotLost: it is the one slot of a dedicated sandbox and was used, or something is left of it.
+            SandboxLost: the sandbox has ended, which nothing else has told yet.
         """
+        await self.check_alive(None)
         if not self.commands(index).used:
             return
         if self.granted is Isolation.DEDICATED:

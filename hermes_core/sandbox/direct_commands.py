@@ -16,7 +16,18 @@ from hermes_core.errors import ChannelLost, CommandError, InfraError
 from hermes_core.sandbox import shell
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
 from hermes_core.sandbox.contract import Channel
-from hermes_core.sandbox.direct_files import LIST, READ, REMOVE, STAT, TAR_IN, TAR_OUT, WRITE, file_stat, parse_list
+from hermes_core.sandbox.direct_files import (
+    LIST,
+    READ,
+    REMOVE,
+    STAT,
+    TAR_IN,
+    TAR_OUT,
+    WRITE,
+    file_stat,
+    parse_list,
+    with_path,
+)
 from hermes_core.sandbox.guest.output import HeadTail, Rolling
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
 
@@ -249,7 +260,7 @@ class DirectCommands:
     async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
         self.used = True
         try:
-            return await self._client.script(script, self._path(path), *args, stdin=stdin, limit=limit)
+            return await self._client.script(*with_path(script, self._path(path)), *args, stdin=stdin, limit=limit)
         except CommandError as error:
             raise CommandError(f"{path}: {error.message}", code=error.code, hint=error.hint) from error
 

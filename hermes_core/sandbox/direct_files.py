@@ -26,7 +26,7 @@ if [ -L "$path" ]; then path=$(readlink -f "$path" && echo .) && path=${path%??}
 [ ! -d "$path" ] || fail 'Is a directory'
 [ ! -e "$path" ] || [ -f "$path" ] || fail 'Not a regular file'
 mkdir -p "${path%/*}/" || exit 1
-new=$path.hermes-$$
+new=${path%/*}/.hermes-$$
 trap 'rm -f "$new"' EXIT
 { : >"$new"; } || exit 1
 if [ "$2" -gt 0 ]; then head -c "$2" >"$new" || exit 1; fi
@@ -82,7 +82,21 @@ cd "$1" 2>/dev/null || fail 'Permission denied'
 tar -cf - .
 """
 
+# Put before a script whose path is no UTF-8, which comes as octal escapes then: some providers take no other arguments.
+_UNESCAPE = """
+path=$(printf "$1."); shift; set -- "${path%.}" "$@"
+"""
+
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+
+
+def with_path(script: str, path: str) -> tuple[str, str]:
+    """The script, and the path as its $1."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return _UNESCAPE + script, "".join(f"\\{byte:03o}" for byte in path.encode("utf-8", "surrogateescape"))
+    return script, path
 
 
 def file_stat(path: str, line: bytes) -> FileStat:

@@ -108,7 +108,8 @@ async def a_neighbours_files_can_not_be_read(kit: Kit) -> None:
 async def a_neighbours_files_can_not_be_changed(kit: Kit) -> None:
     """A slot can't write, plant or remove anything in a neighbour's directories."""
     both = await pair(kit)
-    for place in (both.other.workspace_dir, both.home, both.tmp):
+    # The workspace last: its namesake in a sandbox of its own is where the slot's commands begin.
+    for place in (both.home, both.tmp, both.other.workspace_dir):
         await both.slot.run(f"echo changed >{place}/secret; touch {place}/planted; rm -rf {place}")
     look = 'cat secret "$HOME/secret" "$TMPDIR/secret"; ls planted "$HOME/planted" "$TMPDIR/planted" 2>/dev/null; true'
     same((await both.other.run(look)).text, f"{both.mark}\n" * 3, "the neighbour's files afterwards")

@@ -126,9 +126,9 @@ def remove(api: APIClient, name: str) -> None:
         try:
             api.remove_container(name, force=True, v=True)
             return
-        except docker.errors.NotFound:
-            return
         except docker.errors.APIError as error:
+            if _is_gone(error):
+                return
             if error.status_code != 409 or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
@@ -169,12 +169,19 @@ def labels_of(api: APIClient, name: str) -> tuple[SandboxStatus, Mapping[str, st
     """How a container is, and its labels; GONE if there is none, or it is not ours."""
     try:
         found = api.inspect_container(name)
-    except docker.errors.NotFound:
-        return SandboxStatus.GONE, {}
+    except docker.errors.APIError as error:
+        if _is_gone(error):
+            return SandboxStatus.GONE, {}
+        raise
     labels = found["Config"]["Labels"] or {}
     if OWNER not in labels:
         return SandboxStatus.GONE, {}
     return _STATUS.get(found["State"]["Status"], SandboxStatus.ENDED), labels
+
+
+def _is_gone(error: docker.errors.APIError) -> bool:
+    """Whether there is no such container; Podman gives one that is just being removed another status than 404."""
+    return error.status_code == 404 or "no such container" in str(error.explanation).lower()
 
 
 def _status(state: str, created: float) -> SandboxStatus:
