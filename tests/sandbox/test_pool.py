@@ -308,10 +308,10 @@ async def test_a_slot_that_falls_free_in_the_turn_in_which_its_waiter_is_cancell
     second = asyncio.create_task(take(pool, "second"))
     await asyncio.sleep(0)
     released = pool.release(held, reset=False)
-    pump = pool._pump
-    pool._pump = lambda: (first.cancel(), pump())
+    pump = pool.pump
+    pool.pump = lambda: (first.cancel(), pump())
     await released
-    pool._pump = pump
+    pool.pump = pump
     assert (await second).slot.trajectory_id == "second" and first.cancelled()
 
 
@@ -351,7 +351,7 @@ async def test_cancelling_at_random_moments_leaks_nothing(world, seed):
         await asyncio.sleep(chance.random() * 0.001)
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), outcomes
-    await until(lambda: not pool._creations and all(not member.leases for member in pool._members))
+    await until(lambda: not pool._fleet.creations and all(not member.leases for member in pool._fleet.members))
     healthy, available, waiting = counts(pool)
     assert available == healthy * 3 and waiting == 0 and healthy == len(world.provider.living)
     # and every slot can be had again, but for the reserve
