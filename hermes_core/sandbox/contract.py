@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.errors import PluginError, UnknownNameError
+from hermes_core.sandbox.cost import Prices
 
 
 class Isolation(IntEnum):
@@ -101,6 +102,21 @@ class SandboxConfig(BaseModel):
     """Processes of one slot at most."""
     visible_paths: tuple[str, ...] = ()
     """Further paths of the sandbox (or, on `local`, the host) that slots of level `namespace` may read."""
+    prices: Prices | None = None
+    """What a sandbox costs by the hour; a run's summary then says what it cost."""
+    max_cost: float | None = Field(default=None, gt=0)
+    """The most that the profile's sandboxes may cost while a tool backend lives: from nine tenths of it on no sandbox
+    is made, from all of it on no rollout gets a slot. Those that run are finished and verified."""
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a sandbox has."""
+        return 0
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """What a sandbox costs by the hour; None if that is not known."""
+        return None if self.prices is None else self.prices.per_hour(self.cpu, self.memory, self.gpus)
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
@@ -120,6 +136,12 @@ class SandboxConfig(BaseModel):
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError(f"holds {name!r}, which no process can have: no name, or one with `=` or a NUL byte")
         return variables
+
+    @model_validator(mode="after")
+    def _can_be_counted(self) -> Self:
+        if not self.price_per_hour and self.max_cost is not None:
+            raise ValueError("max_cost is set, and no price: set prices, such as `prices: {sandbox: 0.5}` by the hour")
+        return self
 
 
 @dataclass(frozen=True)

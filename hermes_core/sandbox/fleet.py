@@ -12,6 +12,7 @@ from typing import Protocol
 from hermes_core.errors import HermesError, InfraError, PolicyError, ProvisionError, SandboxLost, UsageError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import SandboxConfig
+from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.observers import Observers, tell
 from hermes_core.sandbox.provision import Provisioner, retryable
 from hermes_core.sandbox.results import SlotState
@@ -48,9 +49,17 @@ class Fleet:
     """The sandboxes of one pool."""
 
     def __init__(
-        self, config: SandboxConfig, provisioner: Provisioner, observers: Observers, work: Background, owner: Owner
+        self,
+        config: SandboxConfig,
+        provisioner: Provisioner,
+        observers: Observers,
+        *,
+        work: Background,
+        owner: Owner,
+        meter: Meter,
     ) -> None:
         self._config = config
+        self._meter = meter
         self._provisioner = provisioner
         self._observers = observers
         self._work = work
@@ -89,7 +98,7 @@ class Fleet:
 
     def grow(self) -> None:
         """Begin to make those that are missing."""
-        if self.hopeless:
+        if self.hopeless or not self._meter.may_grow:
             return
         short = self._owner.wanted() - self.count_usable() - len(self.creations)
         room = self._config.max_sandboxes - len(self.members) - len(self.creations) - self._ending
@@ -102,15 +111,16 @@ class Fleet:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        spare = self.count_usable() - max(self._owner.wanted(), self._config.min_sandboxes)
+        spare = self.count_usable() - self._owner.wanted()
+        patience = 0.0 if self._meter.spent else self._config.idle_timeout
         idle = sorted((member for member in self.usable() if not member.leases), key=lambda each: each.idle_since)
         loop = asyncio.get_running_loop()
         for member in idle[: max(spare, 0)]:
-            due = member.idle_since + self._config.idle_timeout
+            due = member.idle_since + patience
             if due > loop.time():
                 self._timer = loop.call_at(due, self._owner.pump)
                 return
-            log.info("sandbox %s was idle for %g s and is ended", member.sandbox.id, self._config.idle_timeout)
+            log.info("sandbox %s was idle for %g s and is ended", member.sandbox.id, patience)
             self._retire(member)
 
     def retire_unleased(self, member: Member) -> None:
@@ -153,7 +163,7 @@ class Fleet:
         me = asyncio.current_task()
         assert me is not None
         try:
-            member = await self._provisioner.make(self._config, self._try_again)
+            member = await self._provisioner.make(self._config, self._meter, self._try_again)
         except Exception as error:
             self.creations.discard(me)
             self._creation_failed(error)
@@ -167,7 +177,7 @@ class Fleet:
                 await member.over.wait()
                 watch.cancel()
         finally:
-            await self._provisioner.end(member)
+            await self._provisioner.end(member, self._meter)
         if member.lost is None:
             self._ending -= 1
         self._tell(self._observers.sandbox_terminated, member)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
-from hermes_core.errors import AcquireTimeout
+from hermes_core.errors import AcquireTimeout, HermesError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import SandboxConfig
+from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.fleet import Fleet, closed
 from hermes_core.sandbox.observers import Observers
 from hermes_core.sandbox.provision import Provisioner, slots_per_sandbox
@@ -30,9 +32,15 @@ GROUPS_REMEMBERED = 1024
 
 
 class Pool:
-    """The sandboxes and slots of one profile."""
+    """The sandboxes and slots of one profile.
 
-    def __init__(self, config: SandboxConfig, provisioner: Provisioner, observers: Observers) -> None:
+    Args:
+        meter: that of the profile, which pools of its other images share; None is one of its own.
+    """
+
+    def __init__(
+        self, config: SandboxConfig, provisioner: Provisioner, observers: Observers, meter: Meter | None = None
+    ) -> None:
         provisioner.check(config)
         self.config = config
         self.profile = config.name
@@ -40,7 +48,9 @@ class Pool:
         self._line = Line()
         self._homes: dict[str, Member] = {}
         self._work = Background()
-        self._fleet = Fleet(config, provisioner, observers, self._work, self)
+        self.meter = meter or Meter(config.name, config.price_per_hour, config.max_cost)
+        self._fleet = Fleet(config, provisioner, observers, work=self._work, owner=self, meter=self.meter)
+        self._budget: asyncio.TimerHandle | None = None
         self._begun = False
         self._closing = False
 
@@ -68,6 +78,7 @@ class Pool:
         Raises:
             AcquireTimeout: none became free in time.
             ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
+            CostLimitReached: the profile's `max_cost` is spent. Verifications still get slots that there are.
         """
         if self._closing:
             raise closed()
@@ -97,7 +108,7 @@ class Pool:
 
     def status(self) -> dict[str, Any]:
         """Counts of sandboxes, slots and waiters."""
-        usable = self._fleet.usable()
+        usable, usage = self._fleet.usable(), self.meter.usage()
         return {
             "sandboxes": len(self._fleet.members),
             "healthy_sandboxes": len(usable),
@@ -109,11 +120,15 @@ class Pool:
             "reserve_slots": self.config.reserve_slots,
             "slots_per_sandbox": self.slots,
             "waiting": len(self._line),
+            "sandbox_s": round(usage.sandbox_s, 3),
+            "cost": usage.cost,
         }
 
     async def aclose(self) -> None:
         """End all sandboxes, in parallel, and wait until nothing of the pool is left. Idempotent."""
         self._closing = True
+        if self._budget is not None:
+            self._budget.cancel()
         for waiter in [*self._line]:
             self._fail(waiter, closed())
         self._fleet.close()
@@ -125,10 +140,26 @@ class Pool:
         """Bring the pool to what it should be: waiters served, sandboxes made or retired."""
         if self._closing:
             return
+        self._keep_budget()
         while (waiter := self._line.next(self._can_serve)) is not None:
             self._grant(waiter)
         self._fleet.grow()
         self._fleet.retire_idle()
+
+    def _keep_budget(self) -> None:
+        """Turn away whom the rest of `max_cost` is not for, and look again when that is another."""
+        if self._budget is not None:
+            self._budget.cancel()
+            self._budget = None
+        if not self.meter.may_grow:
+            if self.meter.spent:
+                for waiter in [*self._line]:
+                    if not waiter.verification:
+                        self._fail(waiter, self.meter.refusal())
+            if not self._fleet.creations:
+                self._fail_hopeless(self.meter.refusal)
+        if (pause := self.meter.next_change_s()) is not None:
+            self._budget = asyncio.get_running_loop().call_later(pause, self.pump)
 
     def _taken(self, *, verification: bool) -> int:
         return sum(lease.verification == verification for member in self._fleet.usable() for lease in member.leases)
@@ -170,19 +201,24 @@ class Pool:
         """How many sandboxes there should be."""
         if not self._begun:
             return 0
-        if not self._line:
-            return self.config.min_sandboxes
+        least = 0 if self.meter.spent else self.config.min_sandboxes
         ordinary = self._taken(verification=False) + self._line.ordinary
+        if not self._line and not (self.meter.spent and ordinary):
+            return least
         verification = self._taken(verification=True) + self._line.verification
         seats = ordinary + max(verification, self.config.reserve_slots)
-        return max(self.config.min_sandboxes, math.ceil(seats / self.slots))
+        return max(least, math.ceil(seats / self.slots))
 
     def give_up(self, error: Exception) -> None:
         """No sandbox can be made: those who have nothing else to wait for are told."""
+        self._fail_hopeless(lambda: self._fleet.seen_by_caller(error))
+
+    def _fail_hopeless(self, reason: Callable[[], HermesError]) -> None:
+        """Fail those for whom the sandboxes that there are have no slot, ever."""
         slots = self._fleet.count_usable() * self.slots
         for waiter in [*self._line]:
             if slots <= (0 if waiter.verification else self.config.reserve_slots):
-                self._fail(waiter, self._fleet.seen_by_caller(error))
+                self._fail(waiter, reason())
 
     def _vacate(self, lease: Lease) -> None:
         member = lease.member

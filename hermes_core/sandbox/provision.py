@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hermes_core.errors import ConfigError, InfraError, NoPythonError, PolicyError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import Backend, Isolation, Network, Sandbox, SandboxConfig, SandboxSpec
+from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.direct import DirectClient
 from hermes_core.sandbox.preparation import NewSandbox
 from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
@@ -122,13 +123,14 @@ class Provisioner:
                 hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
             )
 
-    async def make(self, config: SandboxConfig, keep_trying: Callable[[Exception], bool]) -> Member:
+    async def make(self, config: SandboxConfig, meter: Meter, keep_trying: Callable[[Exception], bool]) -> Member:
         """A new sandbox with its client, ready for leases.
 
         A `create` whose answer was lost is repeated under the same lease, which gives the sandbox that it made.
         Cancelled or failed, this leaves no sandbox behind.
 
         Args:
+            meter: counts what is made.
             keep_trying: asked after each failure that may pass, whether to try again.
 
         Raises:
@@ -141,13 +143,14 @@ class Provisioner:
             try:
                 async with self._creating:
                     sandbox = await self.backend.create(self._spec(config, lease_id))
+                    meter.begin(sandbox.id)
                     member = await self._connect(sandbox, config, lease_id)
                 await self._set_up(member, config)
                 return member
             except BaseException as error:
                 again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
                 if sandbox is not None:
-                    await self._end_sandbox(sandbox)
+                    await self._end_sandbox(sandbox, meter)
                     lease_id = uuid.uuid4().hex
                 elif not again:
                     await self._sweep(lease_id)
@@ -218,21 +221,23 @@ class Provisioner:
             raise
         return new_member(sandbox, client, slots, config.cpu)
 
-    async def end(self, member: Member) -> None:
+    async def end(self, member: Member, meter: Meter) -> None:
         """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await member.client.aclose(end_sandbox=member.lost is None)
         except Exception as error:
             log.warning("the connection to sandbox %s was not closed cleanly: %r", member.sandbox.id, error)
-        await self._end_sandbox(member.sandbox)
+        await self._end_sandbox(member.sandbox, meter)
 
-    async def _end_sandbox(self, sandbox: Sandbox) -> None:
+    async def _end_sandbox(self, sandbox: Sandbox, meter: Meter) -> None:
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await sandbox.terminate()
         except Exception as error:
             log.warning("sandbox %s could not be ended and will end itself: %r", sandbox.id, error)
+        finally:
+            meter.end(sandbox.id)
 
     async def _sweep(self, lease_id: str) -> None:
         """End the sandbox of a lease whose `create` gave no answer, if there is one."""

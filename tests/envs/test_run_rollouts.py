@@ -510,3 +510,25 @@ async def test_a_model_on_this_host_needs_isolation(runtime):
 async def test_a_dataset_that_makes_no_run_is_refused(runtime, tasks, rows, message):
     with pytest.raises(DatasetError, match=message):
         await run_rollouts(runtime, "tasks", "nop", env=tasks(rows), **ISOLATION)
+
+
+async def test_the_summary_says_what_the_sandboxes_cost(runtime, tasks):
+    config = {"prices": {"sandbox": 3600.0}}
+    summary = await run_rollouts(runtime, "tasks", "oracle", env=tasks(), backend_config=config, **ISOLATION)
+    assert summary.complete
+    assert summary.sandbox_s["default"] > 0
+    assert summary.cost["default"] == pytest.approx(summary.sandbox_s["default"], rel=0.01)
+
+
+async def test_a_run_stops_when_the_money_is_spent_and_goes_on_when_resumed(runtime, tasks, tmp_path):
+    async def work(task):
+        await terminal(task, "sleep 0.5")
+
+    how = {"env": tasks(), "out_dir": tmp_path / "out", "concurrency": 1, **ISOLATION}
+    dear = {"backend_config": {"prices": {"sandbox": 3600.0}, "max_cost": 0.2}}
+    summary = await run_rollouts(runtime, "tasks", Shell(work), **how, **dear)
+    assert summary.scored == 1, "the one that had its slot was finished and verified"
+    assert "of its max_cost 0.2" in (summary.stopped or "")
+    assert summary.failures == {}
+    more = {"backend_config": {"prices": {"sandbox": 3600.0}, "max_cost": 1000}}
+    assert (await run_rollouts(runtime, "tasks", Shell(work), resume=True, **how, **more)).complete
