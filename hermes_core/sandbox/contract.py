@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -93,6 +93,9 @@ class SandboxConfig(BaseModel):
     """Seconds without a word from the driver after which a sandbox ends itself."""
     network: Network = Network.OPEN
     """The sandbox's network policy."""
+    snapshot: bool = False
+    """Let the environment prepare one sandbox, and make the others from a snapshot of that one. Implied by the network
+    `setup` where the backend can make snapshots."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Plain environment variables of every command."""
     slot_variables: tuple[str, ...] = ()
@@ -259,6 +262,27 @@ class Sandbox(ABC):
     @abstractmethod
     async def terminate(self) -> None:
         """End the sandbox with all of its processes and files. Idempotent; returns when it is gone."""
+
+
+class CanAttach(Protocol):
+    """What a backend has that declares `attach`."""
+
+    async def attach(self, sandbox_id: str) -> Sandbox:
+        """A handle on a sandbox that runs already. `SandboxLost` if it does not."""
+
+
+class CanSnapshot(Protocol):
+    """What a backend has that declares `snapshot`."""
+
+    async def snapshot(self, sandbox: Sandbox) -> str:
+        """Keep the files of a running sandbox as they are now; the id of that. The sandbox goes on.
+
+        Raises:
+            InfraError: the provider failed.
+        """
+
+    async def restore(self, spec: SandboxSpec, snapshot_id: str) -> Sandbox:
+        """As `Backend.create`, with the files of a snapshot. Raises as that does."""
 
 
 class Backend(ABC):

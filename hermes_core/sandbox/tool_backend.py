@@ -53,7 +53,9 @@ class ToolBackend:
         owner: who the sandboxes belong to, for their labels.
         max_creating: sandboxes being made at the same time, over all profiles.
         start_client: gives the client of a new sandbox.
-        prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut.
+        prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut; or with
+            the one that the others are made from, where the backend can make snapshots and the profile asks for them.
+        take_over: go on with the sandboxes that an earlier driver of this owner left, once nothing is heard of it.
         on_closed: called with this tool backend once it is closed.
 
     Raises:
@@ -73,6 +75,7 @@ class ToolBackend:
         max_creating: int = 4,
         start_client: ClientFactory = start_guest,
         prepare_sandbox: PrepareSandbox | None = None,
+        take_over: bool = False,
         on_closed: Callable[[ToolBackend], object] | None = None,
     ) -> None:
         self.backend = backend
@@ -91,6 +94,7 @@ class ToolBackend:
             max_creating=max_creating,
             start_client=start_client,
             prepare=prepare_sandbox,
+            take_over=take_over,
         )
         self._pools: dict[str, Pool] = {}
         for name, config in profiles.items():

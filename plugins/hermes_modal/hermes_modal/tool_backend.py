@@ -182,6 +182,7 @@ class _Engine:
                 isolation=isolation,
                 owner=runtime.owner,
                 default_profile=default_profile,
+                take_over=runtime.settings.owner is not None,
             )
 
         self.thread = LoopThread("Modal sandboxes", close)
