@@ -89,6 +89,18 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
     return given
 
 
+async def check_names(config: ModalSandboxConfig, account: Account) -> None:
+    """Look up what the profile names in Modal.
+
+    Raises:
+        ConfigError, ProvisionError: something is not there.
+    """
+    for secret in (*config.secrets, *filter(None, [config.registry_secret])):
+        await _secret(secret, config, account)
+    for volume in config.volumes.values():
+        await _volume(volume, config, account)
+
+
 def _image(config: ModalSandboxConfig, client: Any) -> Any:
     if config.snapshot_id is not None:
         return modal.Image.from_id(config.snapshot_id, client=client)
