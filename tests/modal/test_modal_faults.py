@@ -89,6 +89,8 @@ async def test_creation_fails_always(backend: ModalBackend, own_emulator: ModalE
         own_emulator.set(missing_images=["python:3.11"])
         with pytest.raises(ProvisionError, match="verify that the image exists"):
             await tools.acquire("a", timeout_s=30)
+        own_emulator.set(missing_images=[])
+        await full_strength(tools)
 
 
 async def test_creation_hangs(
@@ -97,7 +99,7 @@ async def test_creation_hangs(
     monkeypatch.setattr("hermes_modal.backend.CREATE_LIMIT_S", 2.0)
     own_emulator.fault(CREATE)
     async with tool_backend(backend, min_sandboxes=0) as tools:
-        assert await works(tools, await tools.acquire("a"))
+        await full_strength(tools)
 
 
 async def test_creation_succeeds_and_its_answer_is_lost(
@@ -108,6 +110,7 @@ async def test_creation_succeeds_and_its_answer_is_lost(
     async with tool_backend(backend, min_sandboxes=0, max_sandboxes=1) as tools:
         assert await works(tools, await tools.acquire("a"))
         assert len(own_emulator.sandboxes(running=False)) == 1, "the one that was made is the one in use"
+        assert len(own_emulator.sandboxes()) == 1
 
 
 async def test_rate_limited(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
@@ -119,7 +122,10 @@ async def test_rate_limited(backend: ModalBackend, own_emulator: ModalEmulator) 
         await asyncio.sleep(5)
         assert not waiting.done()
         own_emulator.set(max_sandboxes=None)
-        assert await works(tools, await waiting)
+        slot = await waiting
+        assert await works(tools, slot)
+        await tools.release(slot)
+        await full_strength(tools)
 
 
 async def test_the_stream_is_cut_in_100_mb_of_output(backend: ModalBackend, own_emulator: ModalEmulator) -> None:

@@ -111,6 +111,8 @@ class Daemon:
     def _ended(self, connection: Connection) -> None:
         if connection is self._connection:
             self._connection = None
+        if self._claim is not None and connection is self._claim[0]:
+            self._claim = None
 
     def _hello(self, connection: Connection, header: Header) -> Error | None:
         """Take this connection as the driver's, or give the error that refuses it."""
@@ -150,10 +152,15 @@ class Daemon:
         return self._heard + wire.silence_s(self.config["orphan_ttl_s"]) - time.monotonic()
 
     def _grant_claim(self) -> None:
-        """Nothing was heard of the driver: the one that waits takes its place."""
-        if self._claim is not None and self._silence_left() <= 0:
-            (connection, header), self._claim = self._claim, None
-            self._frame(connection, header, b"")
+        """The one that waits takes the driver's place, if nothing was heard of that until now."""
+        if self._claim is None:
+            return
+        left = self._silence_left()
+        if left > 0:
+            self.loop.later(left, self._grant_claim)
+            return
+        (connection, header), self._claim = self._claim, None
+        self._frame(connection, header, b"")
 
     def _refuse_claim(self) -> None:
         """The driver lives."""
