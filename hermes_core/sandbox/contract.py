@@ -313,6 +313,10 @@ class Backend(ABC):
     async def check(self) -> Diagnosis:
         """Whether this backend can be used here. Never raises for an unusable host."""
 
+    def note_profile(self, config: SandboxConfig) -> None:
+        """Told of every profile that is going to be used, for a provider where `list` has to know where to look."""
+        return
+
     async def aclose(self) -> None:
         """Release the connection to the provider. Does not end sandboxes."""
         return

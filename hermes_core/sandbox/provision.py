@@ -151,6 +151,7 @@ class Provisioner:
                 "for verification: none is left for rollouts",
                 hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
             )
+        self.backend.note_profile(config)
 
     async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> Member:
         """A sandbox with its client, ready for leases: one that an earlier driver left, or a new one.

@@ -21,7 +21,7 @@ import asyncio, os, signal
 from hermes_modal import ModalSandboxConfig, ModalToolBackend
 
 async def main():
-    backend = ModalToolBackend(ModalSandboxConfig(app_name="mine", orphan_ttl_s=12, slots_per_sandbox=2))
+    backend = ModalToolBackend(ModalSandboxConfig(app_name="mine", orphan_ttl_s=20, slots_per_sandbox=2))
     slot = await backend.acquire("first")
     await backend.execute(slot, "bash", {"command": "echo left >left; nohup sleep 7654321 >/dev/null 2>&1 &"})
     print(slot.sandbox_id, flush=True)
@@ -44,9 +44,9 @@ def killed_driver(tmp_path: Path, owner: str) -> str:
 
 
 async def test_it_goes_on_with_its_own(own_emulator: ModalEmulator, tmp_path: Path, version: str) -> None:
-    left = await asyncio.to_thread(killed_driver, tmp_path, "me")
     other = await asyncio.to_thread(killed_driver, tmp_path, "somebody-else")
-    config = ModalSandboxConfig(app_name="mine", orphan_ttl_s=12, slots_per_sandbox=2)
+    left = await asyncio.to_thread(killed_driver, tmp_path, "me")
+    config = ModalSandboxConfig(app_name="mine", orphan_ttl_s=20, slots_per_sandbox=2)
     settings = Settings(owner="me", state_dir=tmp_path)
     async with ModalToolBackend(config, settings=settings) as backend:
         slots = [await backend.acquire(f"t{n}") for n in range(2)]

@@ -121,7 +121,7 @@ async def test_a_snapshot_where_the_network_stays(backend: ModalBackend, own_emu
 
 async def test_a_snapshot_that_fails_is_made_again(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
     prepared = Prepared()
-    own_emulator.fault("TaskSnapshotFilesystem", "INTERNAL")
+    own_emulator.fault("TaskSnapshotFilesystem", "INVALID_ARGUMENT")  # which the SDK does not try again itself
     async with tool_backend(backend, prepared, network="setup", acquire_timeout_s=60) as tools:
         slot = await tools.acquire("t")
         assert await has_it(tools, slot)

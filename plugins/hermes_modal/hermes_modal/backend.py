@@ -65,6 +65,11 @@ class ModalBackend(Backend):
         named = (str(each["app_name"]) for each in self._profiles.values() if each.get("app_name"))
         self._apps = {DEFAULT_APP, *named}
 
+    def note_profile(self, config: SandboxConfig) -> None:
+        """Its app is one of those whose sandboxes are listed."""
+        assert isinstance(config, ModalSandboxConfig)
+        self._apps.add(config.get_app_name())
+
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Create the sandbox of this spec, or give the one that runs under its lease's name."""
         config = spec.config

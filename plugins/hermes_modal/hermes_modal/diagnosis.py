@@ -20,6 +20,9 @@ from hermes_modal.account import Account
 from hermes_modal.config import ModalSandboxConfig
 from hermes_modal.profiles import FILE_VARIABLE, NAMES_VARIABLE, load_profiles
 
+HELLO_LIMIT_S = 10.0
+"""How long Modal may take to answer at all."""
+
 Read = Callable[[], Mapping[str, ModalSandboxConfig]]
 
 
@@ -31,7 +34,8 @@ async def diagnose(account: Account, profiles: Mapping[str, Mapping[str, Any]]) 
     """
     url = str(modal_config.get("server_url"))
     try:
-        await account.client()
+        client = await account.client()
+        await account.within(HELLO_LIMIT_S, client.hello.aio())
     except ConfigError as error:
         return Diagnosis(False, error.message, advice=(error.hint or "",))
     except exception.AuthError as error:

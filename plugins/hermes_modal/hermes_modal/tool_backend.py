@@ -170,7 +170,7 @@ class _Droppable(Coroutine[Any, Any, None]):
         self._waiting = waiting
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self._waiting.__await__()
+        return (yield from self._waiting.__await__())  # and not the iterator itself: this object has to live on
 
     def send(self, value: Any) -> Any:
         return self._waiting.send(value)
