@@ -38,7 +38,8 @@ class ModalSandboxConfig(SandboxConfig):
     max_lifetime: int = Field(default=3600, ge=10, le=LONGEST_LIFE_S)
     """Seconds after which Modal ends the sandbox, whatever it does. It is replaced before that."""
     modal_idle_timeout: int | None = Field(default=None, gt=0)
-    """Seconds without use after which Modal itself ends the sandbox, whoever lives; None is `idle_timeout`."""
+    """Seconds without use after which Modal itself ends the sandbox, whoever lives; None is `idle_timeout`, but a
+    minute at least."""
     secrets: tuple[str, ...] = ()
     """Modal secrets by name; their variables are set in the sandbox. Commands see those that `slot_variables` names."""
     workspace_base: str = "/data"
