@@ -14,6 +14,7 @@ from benchmarks import (
     latency,
     output,
     peers_docker,
+    peers_modal,
     peers_rollouts,
     peers_ssh,
     reset,
@@ -35,6 +36,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "docker": peers_docker.rows,
     "docker-rollouts": peers_rollouts.rows,
     "ssh": peers_ssh.rows,
+    "modal": peers_modal.rows,
 }
 
 NOT_QUICK = ("swe-smith", "docker-rollouts")

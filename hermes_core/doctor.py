@@ -12,6 +12,7 @@ from hermes_core.errors import HermesError
 from hermes_core.registries import describe
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Diagnosis
+from hermes_core.terminal.settings import explain
 
 CHECK_TIMEOUT_S = 30.0
 """Seconds that a backend has for its check."""
@@ -23,6 +24,8 @@ class Report:
 
     backends: dict[str, Diagnosis]
     problems: tuple[str, ...]
+    terminal: tuple[str, ...] = ()
+    """The terminal tool's settings, and where each is from."""
 
     @property
     def healthy(self) -> bool:
@@ -32,7 +35,8 @@ class Report:
     def as_json(self) -> str:
         """The report for programs."""
         backends = {name: asdict(found) for name, found in self.backends.items()}
-        return json.dumps({"healthy": self.healthy, "backends": backends, "problems": self.problems}, indent=2)
+        found = {"healthy": self.healthy, "backends": backends, "terminal": self.terminal, "problems": self.problems}
+        return json.dumps(found, indent=2)
 
     def as_text(self, terminal_width: int | None = None) -> str:
         """The report for people: a line for each backend, with details and advice below it; wrapped for a terminal."""
@@ -41,6 +45,9 @@ class Report:
             lines.append(f"{name}: {'usable' if found.usable else 'NOT usable'}: {found.summary}")
             lines.extend(f"    {detail}" for detail in found.details)
             lines.extend(f"    -> {advice}" for advice in found.advice)
+        if self.terminal:
+            lines.append("terminal tool:")
+            lines.extend(f"    {setting}" for setting in self.terminal)
         lines.extend(f"problem: {problem}" for problem in self.problems)
         return "\n".join(lines if terminal_width is None else (_wrapped(line, terminal_width) for line in lines))
 
@@ -52,7 +59,7 @@ def _wrapped(line: str, width: int) -> str:
 
 
 async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Report:
-    """Check the backends of these names, or all; each by itself, all at once.
+    """Check the backends of these names, or all; each by itself, all at once; and the terminal tool's settings.
 
     Raises:
         UnknownNameError: there is no backend of one of the names.
@@ -61,7 +68,16 @@ async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Report:
         runtime.backends.entry(name)
     async with asyncio.TaskGroup() as group:
         checks = {name: group.create_task(_check(runtime, name)) for name in names or runtime.backends.names()}
-    return Report({name: check.result() for name, check in checks.items()}, tuple(runtime.plugin_manager.problems()))
+    problems = runtime.plugin_manager.problems()
+    terminal: list[str] = []
+    try:
+        settings, lines = explain()
+        if not names or settings.backend in names:
+            terminal = lines
+            runtime.backends.entry(settings.backend)
+    except HermesError as error:
+        problems.append(f"the terminal tool: {error}")
+    return Report({name: check.result() for name, check in checks.items()}, tuple(problems), tuple(terminal))
 
 
 async def _check(runtime: Runtime, name: str) -> Diagnosis:

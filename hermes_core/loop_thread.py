@@ -71,9 +71,13 @@ class LoopThread:
                 self._call(cancel)
             raise
 
+    def begin_close(self) -> None:
+        """Let it end. Idempotent."""
+        self._call(self._stop.set)
+
     def close(self, timeout_s: float | None = None) -> None:
         """End it, blocking until it has ended. Idempotent."""
-        self._call(self._stop.set)
+        self.begin_close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 

@@ -80,6 +80,8 @@ class Entry:
         module, _, attribute = self.value.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
+        except PluginError:
+            raise
         except Exception as error:
             raise PluginError(
                 f"{self.kind} {self.name!r} of {self.plugin.label} cannot be loaded: {describe(error)}",

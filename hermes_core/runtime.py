@@ -137,6 +137,7 @@ class Runtime:
                 default_profile=self.settings.default_profile,
                 observers=_SandboxEvents(self.plugin_manager.observers),
                 prepare_sandbox=prepare_sandbox,
+                take_over=self.settings.owner is not None,
                 on_closed=self._forget,
             )
         )

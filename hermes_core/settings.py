@@ -46,7 +46,8 @@ class Settings(BaseModel):
     plugins: tuple[str, ...] | None = None
     """Entry-point names of the plugins to load; None is every installed one. The built-ins are always on."""
     owner: str | None = None
-    """Whose the sandboxes are, as label or tag; None gives each runtime an id of its own."""
+    """Whose the sandboxes are, as label or tag; None gives each runtime an id of its own. With a name, a runtime goes
+    on with the sandboxes that an earlier one of that name left."""
     state_dir: Path = Field(default_factory=lambda: default_state_dir(os.environ))
     """Where records that must outlive the process are kept."""
     model: str | None = None

@@ -31,6 +31,9 @@ ON_DRIVER_HOST = frozenset({"local"})
 MOST_AT_A_TIME = 1 << 16
 """Rollouts of a group, and at the same time, at most: more is a slip of the keyboard."""
 
+COST = frozenset({"prices", "max_cost"})
+"""Settings of a profile that change nothing in a record."""
+
 MOST_SLOTS = 32
 """Slots of one sandbox at most, unless the profile says otherwise."""
 
@@ -169,8 +172,9 @@ def run_configuration(
 ) -> dict[str, Any]:
     """Everything that decides what a run's records say, as JSON values and without secrets.
 
-    How many rollouts run at a time, and when the run gives up, is not part of it.
+    How many rollouts run at a time, and when the run gives up (for its cost, too), is not part of it.
     """
+    backend_config = {key: value for key, value in options.backend_config.items() if key not in COST}
     model = settings.model_dump(mode="json", exclude={"api_key"}) if settings and agent not in BASELINES else None
     return {
         "environment": environment.name,
@@ -178,7 +182,7 @@ def run_configuration(
         "agent": agent,
         "agent_settings": model,
         "backend": options.backend,
-        "backend_config": options.backend_config,
+        "backend_config": backend_config,
         "isolation": isolation.label,
         "group_size": options.group_size,
         "seed": options.seed,

@@ -75,6 +75,10 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
     for stage, seconds in summary.timings.items():
         figures = "  ".join(f"{name} {seconds[name]:8.3f} s" for name in ("p50", "p95", "max"))
         lines.append(f"  {stage.removesuffix('_s'):8} {figures}")
+    lines += [
+        f"sandboxes of profile {profile}: {seconds:.0f} s" + _cost(summary.cost.get(profile))
+        for profile, seconds in summary.sandbox_s.items()
+    ]
     if summary.failures:
         lines.append("failures: " + ", ".join(f"{count} {kind}" for kind, count in summary.failures.items()))
     lines += failures.lines(width)
@@ -85,6 +89,10 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
     if summary.out_dir:
         lines.append(f"records: {summary.out_dir}/{TRAJECTORIES}")
     return "\n".join(lines)
+
+
+def _cost(cost: float | None) -> str:
+    return "" if cost is None else f", cost {cost:.4g}"
 
 
 def validation_text(outcome: Validation, width: int | None = None) -> str:

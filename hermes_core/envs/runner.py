@@ -32,6 +32,7 @@ from hermes_core.envs.store import OutputFolder, Sink
 from hermes_core.envs.summary import RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory, plain
 from hermes_core.errors import DatasetError, HermesError, UsageError
+from hermes_core.sandbox.cost import CostLimitReached, Usage
 from hermes_core.settings import validated
 from hermes_core.tools.toolsets import resolve_tools
 
@@ -116,6 +117,7 @@ async def run_rollouts(
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
             await _in_thread(run.folder.open, configuration, about, run.tally, resume=resume)
         backend, concurrency = new_backend(runtime, made, chosen, isolation, run.count_left())
+        run.usage = backend.usage
         context = new_context(runtime, made, worker, backend, chosen, hooks=hooks, redact=redact)
         if concurrency:
             await stack.enter_async_context(backend)
@@ -165,6 +167,8 @@ class Run:
     stop_on_infra: float | None = None
     folder: OutputFolder | None = None
     tally: Tally = field(default_factory=Tally)
+    usage: Callable[[], Mapping[str, Usage]] = dict
+    """What the sandboxes have cost so far."""
     _stopped: str | None = None
     _synced: float = field(default_factory=time.monotonic)
 
@@ -176,16 +180,16 @@ class Run:
             await each(self._left(), lambda job: self._one(context, job), concurrency)
         except BaseException as error:
             self._stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
-            self._finish()
+            self._finish(self.usage())
             raise
         finally:
             self.progress.end(self.tally)
-        return await _in_thread(self._finish)
+        return await _in_thread(self._finish, self.usage())
 
-    def _finish(self) -> RunSummary:
+    def _finish(self, usage: Mapping[str, Usage]) -> RunSummary:
         """Sum up, and wait for the disk."""
         place = str(self.folder.path) if self.folder else None
-        summary = self.tally.summary(len(self.jobs), stopped=self._stopped, out_dir=place)
+        summary = self.tally.summary(len(self.jobs), usage=usage, stopped=self._stopped, out_dir=place)
         if self.folder is not None:
             self.folder.sync()
             self.folder.write_summary(summary)
@@ -220,6 +224,9 @@ class Run:
         except asyncio.CancelledError:
             self._keep(context, trajectory)
             raise
+        except CostLimitReached as error:  # those that have their slots are finished
+            self._stopped = str(error)
+            return
         record = self._keep(context, trajectory)
         for sink in self.sinks:
             await sink.write(record)

@@ -6,11 +6,12 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from hermes_core.envs.trajectory import STAGES
 from hermes_core.errors import FailureKind
+from hermes_core.sandbox.cost import Usage
 
 Key = tuple[str, int]
 """Which rollout a record is of: item id and rollout index."""
@@ -41,6 +42,10 @@ class RunSummary:
     """Of this session."""
     timings: Mapping[str, Mapping[str, float]]
     """Seconds of each stage (`acquire_s`, …): `p50`, `p95` and `max`."""
+    sandbox_s: Mapping[str, float] = field(default_factory=dict)
+    """Of this session: seconds of sandbox by profile."""
+    cost: Mapping[str, float] = field(default_factory=dict)
+    """Of this session: what they cost, by profile, where the profile has prices."""
     stopped: str | None = None
     """Why the run ended before all rollouts had been tried."""
     out_dir: str | None = None
@@ -123,8 +128,20 @@ class Tally:
         """Rollouts a second, in this session."""
         return self.session / max(time.monotonic() - self._started, 1e-6)
 
-    def summary(self, total: int, *, stopped: str | None = None, out_dir: str | None = None) -> RunSummary:
-        """Where the run stands."""
+    def summary(
+        self,
+        total: int,
+        *,
+        usage: Mapping[str, Usage] | None = None,
+        stopped: str | None = None,
+        out_dir: str | None = None,
+    ) -> RunSummary:
+        """Where the run stands.
+
+        Args:
+            usage: what the sandboxes have cost, by profile.
+        """
+        used = usage or {}
         outcomes = self._outcomes.values()
         rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
         failures = Counter(outcome.failure for outcome in outcomes if outcome.failure is not None)
@@ -138,6 +155,8 @@ class Tally:
             elapsed_s=round(time.monotonic() - self._started, 3),
             rollouts_per_hour=round(self.rate() * 3600, 1),
             timings=self._timings(),
+            sandbox_s={name: round(each.sandbox_s, 3) for name, each in used.items()},
+            cost={name: round(each.cost, 6) for name, each in used.items() if each.cost is not None},
             stopped=stopped,
             out_dir=out_dir,
         )

@@ -357,13 +357,13 @@ class GuestClient:
 
     async def _beat(self) -> None:
         """Tell the guest that we live, and find out when it can't be heard any more."""
-        interval = max(0.2, min(5.0, self.settings.orphan_ttl_s / 6))
+        interval = wire.beat_interval_s(self.settings.orphan_ttl_s)
         while True:
             self._post_acks()
             self._post({"op": "ping"})
             await asyncio.sleep(interval)
             silent = time.monotonic() - self._heard
-            if silent > 2 * interval + 1.0:
+            if silent > wire.silence_s(self.settings.orphan_ttl_s):
                 raise ChannelLost(f"nothing heard for {silent:.1f} s", sandbox_id=self.sandbox.id)
 
     # --- the end ----------------------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.errors import PluginError, UnknownNameError
+from hermes_core.sandbox.cost import Prices
 
 
 class Isolation(IntEnum):
@@ -92,6 +93,9 @@ class SandboxConfig(BaseModel):
     """Seconds without a word from the driver after which a sandbox ends itself."""
     network: Network = Network.OPEN
     """The sandbox's network policy."""
+    snapshot: bool = False
+    """Let the environment prepare one sandbox, and make the others from a snapshot of that one. Implied by the network
+    `setup` where the backend can make snapshots."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Plain environment variables of every command."""
     slot_variables: tuple[str, ...] = ()
@@ -101,6 +105,21 @@ class SandboxConfig(BaseModel):
     """Processes of one slot at most."""
     visible_paths: tuple[str, ...] = ()
     """Further paths of the sandbox (or, on `local`, the host) that slots of level `namespace` may read."""
+    prices: Prices | None = None
+    """What a sandbox costs by the hour; a run's summary then says what it cost."""
+    max_cost: float | None = Field(default=None, gt=0)
+    """The most that the profile's sandboxes may cost while a tool backend lives: from nine tenths of it on no sandbox
+    is made, from all of it on no rollout gets a slot. Those that run are finished and verified."""
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a sandbox has."""
+        return 0
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """What a sandbox costs by the hour; None if that is not known."""
+        return None if self.prices is None else self.prices.per_hour(self.cpu, self.memory, self.gpus)
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
@@ -120,6 +139,12 @@ class SandboxConfig(BaseModel):
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError(f"holds {name!r}, which no process can have: no name, or one with `=` or a NUL byte")
         return variables
+
+    @model_validator(mode="after")
+    def _can_be_counted(self) -> Self:
+        if not self.price_per_hour and self.max_cost is not None:
+            raise ValueError("max_cost is set, and no price: set prices, such as `prices: {sandbox: 0.5}` by the hour")
+        return self
 
 
 @dataclass(frozen=True)
@@ -239,6 +264,27 @@ class Sandbox(ABC):
         """End the sandbox with all of its processes and files. Idempotent; returns when it is gone."""
 
 
+class CanAttach(Protocol):
+    """What a backend has that declares `attach`."""
+
+    async def attach(self, sandbox_id: str) -> Sandbox:
+        """A handle on a sandbox that runs already. `SandboxLost` if it does not."""
+
+
+class CanSnapshot(Protocol):
+    """What a backend has that declares `snapshot`."""
+
+    async def snapshot(self, sandbox: Sandbox) -> str:
+        """Keep the files of a running sandbox as they are now; the id of that. The sandbox goes on.
+
+        Raises:
+            InfraError: the provider failed.
+        """
+
+    async def restore(self, spec: SandboxSpec, snapshot_id: str) -> Sandbox:
+        """As `Backend.create`, with the files of a snapshot. Raises as that does."""
+
+
 class Backend(ABC):
     """Makes sandboxes of one kind. Slots, pools, commands and files are core's, built on `Sandbox.open`."""
 
@@ -266,6 +312,10 @@ class Backend(ABC):
     @abstractmethod
     async def check(self) -> Diagnosis:
         """Whether this backend can be used here. Never raises for an unusable host."""
+
+    def note_profile(self, config: SandboxConfig) -> None:
+        """Told of every profile that is going to be used, for a provider where `list` has to know where to look."""
+        return
 
     async def aclose(self) -> None:
         """Release the connection to the provider. Does not end sandboxes."""

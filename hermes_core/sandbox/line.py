@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from hermes_core.errors import ChannelLost, HermesError, NoPythonError, SandboxLost
 from hermes_core.sandbox.bundle import NO_GUEST, TOO_OLD, guest_argv, payload
@@ -35,7 +35,10 @@ class GuestSettings:
     inherit: tuple[str, ...] = ()
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
-    take_over: bool = False
+    take_over: bool | Literal["silent"] = False
+    """Whether a lease that another driver holds is taken: never, `silent` once nothing is heard of it, or at once."""
+    restored: bool = False
+    """Whether the sandbox's files are a snapshot's."""
 
 
 class Line:
@@ -113,6 +116,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "env": dict(settings.env),
         "inherit": list(settings.inherit),
         "visible_paths": list(settings.visible_paths),
+        "restored": settings.restored,
     }
     hello = {"op": "hello", "driver": settings.driver_id, "session": session, "config": config}
     return wire.encode(hello | {"take_over": settings.take_over})

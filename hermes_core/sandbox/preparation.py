@@ -123,10 +123,15 @@ def _cancelled_myself() -> bool:
 
 async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
     key, private = name
-    directory = f"{member.sandbox.workspace_base}/prepared/{'private' if private else 'shared'}/{key}"
+    kind = "private" if private else "shared"
+    directory = f"{member.sandbox.workspace_base}/prepared/{kind}/{key}"
+    mark = f"{member.sandbox.workspace_base}/prepared/{kind}/.done.{key}"
     try:
         commands = member.client.commands(PREPARE)
-        await _remove(commands, directory)  # what an attempt of an earlier driver left
+        if member.restored and await _is_there(commands, mark):
+            return directory
+        for path in (mark, directory):
+            await _remove(commands, path)  # what an attempt of an earlier driver left
         made = await commands.run(["mkdir", "-p", "--", directory])
         if not made.ok:
             raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=member.sandbox.id)
@@ -134,6 +139,7 @@ async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
             await build(commands, directory)
             if not private:
                 await _protect(commands, directory)
+            await commands.write_file(mark, b"")
         except BaseException:
             await _undo(commands, directory)
             raise
@@ -141,6 +147,16 @@ async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
         del member.preparations[name]
         raise
     return directory
+
+
+async def _is_there(commands: SlotCommands, path: str) -> bool:
+    try:
+        await commands.stat(path)
+    except CommandError as error:
+        if error.code != "not_found":
+            raise
+        return False
+    return True
 
 
 async def _protect(commands: SlotCommands, directory: str) -> None:

@@ -6,12 +6,23 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal, cast
 
-from hermes_core.errors import ConfigError, InfraError, NoPythonError, PolicyError
+from hermes_core.errors import ConfigError, InfraError, NoPythonError, PolicyError, ProvisionError
 from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.contract import Backend, Isolation, Network, Sandbox, SandboxConfig, SandboxSpec
+from hermes_core.sandbox.contract import (
+    Backend,
+    CanSnapshot,
+    Isolation,
+    Network,
+    Sandbox,
+    SandboxConfig,
+    SandboxSpec,
+)
+from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.direct import DirectClient
+from hermes_core.sandbox.left_behind import LeftBehind, new_lease
 from hermes_core.sandbox.preparation import NewSandbox
 from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
 
@@ -26,6 +37,9 @@ END_LIMIT_S = 60.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 """The pause between two attempts doubles from the first to the longest, in seconds."""
+
+KeepTrying = Callable[[Exception], bool]
+SetUp = Callable[[Member], Awaitable[None]]
 
 ClientFactory = Callable[[Sandbox, "GuestSettings"], Awaitable[Client]]
 
@@ -57,7 +71,13 @@ def slots_per_sandbox(config: SandboxConfig, isolation: Isolation) -> int:
 
 
 class Provisioner:
-    """Makes the sandboxes of one tool backend, at most `max_creating` of them at a time."""
+    """Makes the sandboxes of one tool backend, at most `max_creating` of them at a time.
+
+    Args:
+        prepare: prepares each new sandbox of a profile whose network is `setup`, or the one that the others of a
+            profile with snapshots are made from.
+        take_over: whether sandboxes that an earlier driver of this owner left are taken over.
+    """
 
     def __init__(
         self,
@@ -68,6 +88,7 @@ class Provisioner:
         max_creating: int = 4,
         start_client: ClientFactory = start_guest,
         prepare: PrepareSandbox | None = None,
+        take_over: bool = False,
     ) -> None:
         self.backend = backend
         self.isolation = isolation
@@ -76,6 +97,9 @@ class Provisioner:
         self._creating = asyncio.Semaphore(max_creating)
         self._start_client = start_client
         self._prepare = prepare
+        self._left_behind = LeftBehind(backend, owner if take_over and backend.capabilities.attach else None)
+        self._snapshots: dict[str, str] = {}
+        self._preparing: dict[str, asyncio.Lock] = {}
 
     def check(self, config: SandboxConfig) -> None:
         """Refuse what the backend does not declare.
@@ -97,10 +121,16 @@ class Provisioner:
                 f"backend {self.backend.name!r} can't give profile {config.name!r} network {config.network.value!r}",
                 hint=f"it offers: {policies}",
             )
-        if config.network is Network.SETUP and self._prepare is None:
+        if config.snapshot and not can.snapshot:
+            raise PolicyError(
+                f"backend {self.backend.name!r} can't make snapshots, which profile {config.name!r} asks for",
+                hint="leave `snapshot` out, or use a backend that can",
+            )
+        if (config.network is Network.SETUP or config.snapshot) and self._prepare is None:
+            asks = f"the network {config.network.value!r}" if config.network is Network.SETUP else "snapshot: true"
             raise ConfigError(
-                f"profile {config.name!r} has the network {config.network.value!r}, and nothing prepares its sandboxes",
-                hint="take an environment that has `prepare_sandbox`, or network: none or open",
+                f"profile {config.name!r} has {asks}, and nothing prepares its sandboxes",
+                hint="take an environment that has `prepare_sandbox`, or network: none or open and no snapshot",
             )
         if not isinstance(config, self.backend.config_class):
             wanted = self.backend.config_class.__name__
@@ -121,34 +151,63 @@ class Provisioner:
                 "for verification: none is left for rollouts",
                 hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
             )
+        self.backend.note_profile(config)
 
-    async def make(self, config: SandboxConfig, keep_trying: Callable[[Exception], bool]) -> Member:
-        """A new sandbox with its client, ready for leases.
+    async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> Member:
+        """A sandbox with its client, ready for leases: one that an earlier driver left, or a new one.
 
         A `create` whose answer was lost is repeated under the same lease, which gives the sandbox that it made.
         Cancelled or failed, this leaves no sandbox behind.
 
         Args:
+            meter: counts what is made.
             keep_trying: asked after each failure that may pass, whether to try again.
 
         Raises:
             InfraError, PolicyError, ConfigError: as the backend or the guest said it.
         """
+        if config.network is not Network.SETUP and not config.snapshot:
+            lease_id = await self._left_behind.take(config, self.isolation)
+            member = None if lease_id is None else await self._take_over(config, meter, lease_id)
+            return member or await self._new(config, meter, keep_trying)
+        if not self.backend.capabilities.snapshot:
+            return await self._new(config, meter, keep_trying, set_up=partial(self._prepare_and_cut, config))
+        snapshot_id = await self._snapshot(config, meter, keep_trying)
+        if config.network is Network.SETUP:
+            config = config.model_copy(update={"network": Network.NONE})
+        try:
+            return await self._new(config, meter, keep_trying, snapshot_id=snapshot_id)
+        except ProvisionError:
+            self._snapshots.pop(config.name, None)  # it may be gone: the next one is made from another
+            raise
+
+    async def _new(
+        self,
+        config: SandboxConfig,
+        meter: Meter,
+        keep_trying: KeepTrying,
+        *,
+        snapshot_id: str | None = None,
+        set_up: SetUp | None = None,
+    ) -> Member:
+        """A new sandbox, tried until it succeeds or is not wanted any more."""
         pause = FIRST_PAUSE_S
-        lease_id = uuid.uuid4().hex
+        lease_id = new_lease(config, self.isolation)
         while True:
             sandbox = None
             try:
                 async with self._creating:
-                    sandbox = await self.backend.create(self._spec(config, lease_id))
-                    member = await self._connect(sandbox, config, lease_id)
-                await self._set_up(member, config)
+                    sandbox = await self._create(self._spec(config, lease_id), snapshot_id)
+                    meter.begin(sandbox.id)
+                    member = await self._connect(sandbox, config, lease_id, restored=snapshot_id is not None)
+                if set_up is not None:
+                    await self._set_up(member, set_up)
                 return member
             except BaseException as error:
                 again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
                 if sandbox is not None:
-                    await self._end_sandbox(sandbox)
-                    lease_id = uuid.uuid4().hex
+                    await self._end_sandbox(sandbox, meter)
+                    lease_id = new_lease(config, self.isolation)
                 elif not again:
                     await self._sweep(lease_id)
                 if not again:
@@ -160,17 +219,63 @@ class Provisioner:
                 raise
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _set_up(self, member: Member, config: SandboxConfig) -> None:
-        """Prepare the sandbox with its network open, and cut that, where the profile says so."""
-        if config.network is not Network.SETUP or self._prepare is None:
-            return
-        work = Background()
+    async def _create(self, spec: SandboxSpec, snapshot_id: str | None) -> Sandbox:
+        if snapshot_id is None:
+            return await self.backend.create(spec)
+        return await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
+
+    async def _take_over(self, config: SandboxConfig, meter: Meter, lease_id: str) -> Member | None:
+        """The sandbox of an earlier driver's lease, emptied; None if there is none any more, or that driver lives."""
+        member = None
         try:
-            await self._prepare(NewSandbox(work, member, config.image))
-            await member.sandbox.cut_network()
+            async with self._creating:
+                sandbox = await self.backend.create(self._spec(config, lease_id))
+            member = await self._connect(sandbox, config, lease_id, restored=True, take_over="silent")
+            meter.begin(sandbox.id)
+            for seat in member.vacant:
+                await member.client.open_slot(seat.index)
+                await member.client.reset_slot(seat.index)
+        except BaseException as error:
+            if member is not None:
+                await self.end(member, meter)
+            if not isinstance(error, Exception):
+                raise
+            log.info("the sandbox of an earlier driver was not taken over: %s", error)
+            return None
+        log.info("sandbox %s was taken over from an earlier driver", member.sandbox.id)
+        return member
+
+    async def _snapshot(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> str:
+        """The snapshot of a prepared sandbox. Made once, while all who want it wait; that sandbox ends."""
+        async with self._preparing.setdefault(config.name, asyncio.Lock()):
+            if config.name not in self._snapshots:
+                opened = config.model_copy(update={"network": Network.OPEN})
+                member = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
+                await self.end(member, meter)
+            return self._snapshots[config.name]
+
+    async def _set_up(self, member: Member, set_up: SetUp) -> None:
+        try:
+            await set_up(member)
         except BaseException:
             await member.client.aclose()
             raise
+
+    async def _prepare_and_cut(self, config: SandboxConfig, member: Member) -> None:
+        """Prepare the sandbox with its network open, and cut that."""
+        await self._run_prepare(config, member)
+        await member.sandbox.cut_network()
+
+    async def _prepare_and_keep(self, config: SandboxConfig, member: Member) -> None:
+        """Prepare the sandbox, and keep its files."""
+        await self._run_prepare(config, member)
+        self._snapshots[config.name] = await cast(CanSnapshot, self.backend).snapshot(member.sandbox)
+
+    async def _run_prepare(self, config: SandboxConfig, member: Member) -> None:
+        assert self._prepare is not None
+        work = Background()
+        try:
+            await self._prepare(NewSandbox(work, member, config.image))
         finally:
             await work.aclose()
 
@@ -186,7 +291,15 @@ class Provisioner:
             labels={"profile": config.name},
         )
 
-    async def _connect(self, sandbox: Sandbox, config: SandboxConfig, lease_id: str) -> Member:
+    async def _connect(
+        self,
+        sandbox: Sandbox,
+        config: SandboxConfig,
+        lease_id: str,
+        *,
+        restored: bool,
+        take_over: Literal["silent", False] = False,
+    ) -> Member:
         from hermes_core.sandbox.client import GuestSettings
 
         slots = slots_per_sandbox(config, self.isolation)
@@ -204,10 +317,14 @@ class Provisioner:
             inherit=config.slot_variables,
             visible_paths=config.visible_paths,
             network=Network.OPEN if config.network is Network.OPEN else Network.NONE,
+            take_over=take_over,
+            restored=restored,
         )
         try:
             client = await self._start_client(sandbox, settings)
         except NoPythonError:
+            if take_over:
+                raise
             direct = await DirectClient.start(sandbox, settings)
             log.warning("sandbox %s has no Python, commands go through sh: %s", sandbox.id, "; ".join(direct.missing))
             client = direct
@@ -216,23 +333,25 @@ class Provisioner:
         except BaseException:
             await client.aclose()
             raise
-        return new_member(sandbox, client, slots, config.cpu)
+        return new_member(sandbox, client, slots, config.cpu, restored=restored)
 
-    async def end(self, member: Member) -> None:
+    async def end(self, member: Member, meter: Meter) -> None:
         """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await member.client.aclose(end_sandbox=member.lost is None)
         except Exception as error:
             log.warning("the connection to sandbox %s was not closed cleanly: %r", member.sandbox.id, error)
-        await self._end_sandbox(member.sandbox)
+        await self._end_sandbox(member.sandbox, meter)
 
-    async def _end_sandbox(self, sandbox: Sandbox) -> None:
+    async def _end_sandbox(self, sandbox: Sandbox, meter: Meter) -> None:
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await sandbox.terminate()
         except Exception as error:
             log.warning("sandbox %s could not be ended and will end itself: %r", sandbox.id, error)
+        finally:
+            meter.end(sandbox.id)
 
     async def _sweep(self, lease_id: str) -> None:
         """End the sandbox of a lease whose `create` gave no answer, if there is one."""

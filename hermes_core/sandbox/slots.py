@@ -81,6 +81,8 @@ class Member:
     """Due when the end of its life is near."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its pool is done with it, or has lost it."""
+    restored: bool = False
+    """Made from a snapshot, or taken over: what it holds of preparations may be complete already."""
     preparations: dict[tuple[str, bool], Preparation] = field(default_factory=dict)
     """What was, or is being, prepared in it: by key and whether it is private."""
 
@@ -152,10 +154,10 @@ class Lease:
         return outcome
 
 
-def new_member(sandbox: Sandbox, client: Client, slots: int, cpu: float | None) -> Member:
+def new_member(sandbox: Sandbox, client: Client, slots: int, cpu: float | None, *, restored: bool = False) -> Member:
     """A sandbox with all of its seats vacant. Their ids are unique as the sandbox's is, and good file names."""
     processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
-    member = Member(sandbox, client, asyncio.Semaphore(processors))
+    member = Member(sandbox, client, asyncio.Semaphore(processors), restored=restored)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", sandbox.id)
     if name != sandbox.id:
         name = f"{name}-{hashlib.sha256(sandbox.id.encode()).hexdigest()[:8]}"

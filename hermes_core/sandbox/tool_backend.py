@@ -25,6 +25,7 @@ from hermes_core.errors import (
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
+from hermes_core.sandbox.cost import Meter, Usage
 from hermes_core.sandbox.observers import Observers, Unobserved, tell
 from hermes_core.sandbox.pool import Pool
 from hermes_core.sandbox.preparation import Build, check_key, prepare
@@ -52,7 +53,9 @@ class ToolBackend:
         owner: who the sandboxes belong to, for their labels.
         max_creating: sandboxes being made at the same time, over all profiles.
         start_client: gives the client of a new sandbox.
-        prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut.
+        prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut; or with
+            the one that the others are made from, where the backend can make snapshots and the profile asks for them.
+        take_over: go on with the sandboxes that an earlier driver of this owner left, once nothing is heard of it.
         on_closed: called with this tool backend once it is closed.
 
     Raises:
@@ -72,6 +75,7 @@ class ToolBackend:
         max_creating: int = 4,
         start_client: ClientFactory = start_guest,
         prepare_sandbox: PrepareSandbox | None = None,
+        take_over: bool = False,
         on_closed: Callable[[ToolBackend], object] | None = None,
     ) -> None:
         self.backend = backend
@@ -90,6 +94,7 @@ class ToolBackend:
             max_creating=max_creating,
             start_client=start_client,
             prepare=prepare_sandbox,
+            take_over=take_over,
         )
         self._pools: dict[str, Pool] = {}
         for name, config in profiles.items():
@@ -169,6 +174,7 @@ class ToolBackend:
         Raises:
             AcquireTimeout: no slot became free in time.
             ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
+            CostLimitReached: the profile's `max_cost` is spent.
             UnknownNameError: there is no such profile.
             ConfigError: the profile can't be had with another image.
         """
@@ -399,6 +405,10 @@ class ToolBackend:
             "pools": pools,
         }
 
+    def usage(self) -> dict[str, Usage]:
+        """What the sandboxes of each profile that was used have cost so far, those of tasks' own images included."""
+        return {pool.meter.profile: pool.meter.usage() for pool in self._pools.values() if pool.begun}
+
     def list_profiles(self) -> dict[str, dict[str, Any]]:
         """The profiles' settings, and whether each has been started."""
         return {
@@ -427,11 +437,12 @@ class ToolBackend:
         if name not in self._pools:
             changes = {"name": name, "image": image, "min_sandboxes": 0}
             settings = {**pool.config.model_dump(exclude_unset=True), **changes}
-            self._pools[name] = self._new_pool(validated(type(pool.config), settings, f"profile {name!r}"))
+            config = validated(type(pool.config), settings, f"profile {name!r}")
+            self._pools[name] = self._new_pool(config, pool.meter)
         return self._pools[name]
 
-    def _new_pool(self, config: SandboxConfig) -> Pool:
-        return Pool(config, self._provisioner, self._observers)
+    def _new_pool(self, config: SandboxConfig, meter: Meter | None = None) -> Pool:
+        return Pool(config, self._provisioner, self._observers, meter)
 
     def _lease(self, slot: Slot) -> Lease:
         lease = self._leases.get((slot.slot_id, slot.generation))

@@ -1,16 +1,22 @@
-"""What the TERMINAL_… variables say, read once."""
+"""What the TERMINAL_… variables say, read once, and which of them counts where several say the same."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core.errors import UnknownNameError
+from hermes_core.errors import ConfigError, UnknownNameError, nearest_hint
 from hermes_core.settings import read_dotenv, read_profiles, validated
+
+log = logging.getLogger(__name__)
 
 PROFILES_FILE = "modal_profiles.yaml"
 
@@ -31,10 +37,16 @@ _KEYS = {
     },
     "docker": {
         "TERMINAL_DOCKER_IMAGE": "image",
+        "TERMINAL_DOCKER_VOLUMES": "volumes",
         "TERMINAL_CONTAINER_CPU": "cpu",
         "TERMINAL_CONTAINER_MEMORY": "memory",
     },
-    "ssh": {"TERMINAL_SSH_HOST": "host"},
+    "ssh": {
+        "TERMINAL_SSH_HOST": "host",
+        "TERMINAL_SSH_USER": "user",
+        "TERMINAL_SSH_PORT": "port",
+        "TERMINAL_SSH_KEY": "identity",
+    },
     "local": {},
 }
 """By backend: the variables, and the key of a profile that each sets where the profile does not."""
@@ -43,8 +55,28 @@ _PLAIN = {
     "TERMINAL_ENV": "backend",
     "TERMINAL_TIMEOUT": "timeout_s",
     "TERMINAL_LIFETIME_SECONDS": "lifetime_s",
+    "TERMINAL_CWD": "cwd",
     "TERMINAL_MODAL_DEFAULT_PROFILE": "default_profile",
 }
+_OF_ONE_PROFILE = re.compile(
+    "TERMINAL_MODAL_PROFILE_(.+)_(IMAGE|GPU|CPU|MEMORY|MIN_POOL|MAX_POOL|IDLE_TIMEOUT|MAX_LIFETIME|SCALE_DOWN_IDLE|"
+    "WORKDIR|SECRETS|ENV_VARS|USE_DOTENV)"
+)
+_FILE_VARIABLE, _MODE_VARIABLE = "TERMINAL_MODAL_PROFILES_FILE", "TERMINAL_MODAL_MODE"
+_NO_SLOTS = "slots for rollouts are `hermes-rl rollout --backend modal`, or ModalToolBackend"
+_NOT_READ = {
+    "TERMINAL_CONTAINER_DISK": "a container's disk has no limit here",
+    "TERMINAL_CONTAINER_PERSISTENT": "a task's container ends with the task",
+    "TERMINAL_SANDBOX_DIR": "files are in the sandbox alone",
+    "TERMINAL_SCRATCH_DIR": "files are in the sandbox alone",
+    "TERMINAL_DISK_WARNING_GB": "files are in the sandbox alone",
+    "TERMINAL_SINGULARITY_IMAGE": "there is no such backend",
+    "TERMINAL_MODAL_SLOTS": f"a task has a sandbox to itself; {_NO_SLOTS}",
+    "TERMINAL_MODAL_EXEC_TIMEOUT": "TERMINAL_TIMEOUT is the time limit",
+    **dict.fromkeys(("TERMINAL_SLOT_BACKEND", "TERMINAL_SLOT_APP_NAME"), _NO_SLOTS),
+}
+"""Variables that others read, and why they say nothing here."""
+_DEFAULT = "default"
 
 
 class TerminalSettings(BaseModel):
@@ -58,9 +90,13 @@ class TerminalSettings(BaseModel):
     """A command's time limit in seconds."""
     lifetime_s: float = Field(default=300.0, gt=0)
     """Seconds after its last command, and with nothing left in the background, after which a task's sandbox ends."""
+    cwd: str | None = None
+    """Where a task's first command runs; None is the slot's workspace."""
     default_profile: str = "default"
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """In the backend's terms."""
+    workdirs: dict[str, str] = Field(default_factory=dict)
+    """By profile, what stands before `cwd`."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> TerminalSettings:
@@ -70,26 +106,138 @@ class TerminalSettings(BaseModel):
         Raises:
             ConfigError, UnknownNameError: a value or a file is wrong.
         """
-        environ = os.environ if environ is None else environ
-        variables = {**read_dotenv(environ), **environ}
-        given: dict[str, Any] = {key: variables[name] for name, key in _PLAIN.items() if variables.get(name)}
-        backend = str(given.get("backend", "local"))
-        profiles: dict[str, Any] = {}
-        if backend == "modal" and (file := _profiles_file(variables)) is not None:
-            profiles, default = read_profiles(file)
-            given.setdefault("default_profile", default)
-        found = {key: variables[name] for name, key in _KEYS.get(backend, {}).items() if variables.get(name)}
-        common = {**_DEFAULTS.get(backend, {}), **found}
-        default = str(given.get("default_profile", "default"))
-        if not profiles:
-            profiles = {default: {}}
-        if default not in profiles:
-            raise UnknownNameError("profile", default, profiles, where="in TERMINAL_MODAL_DEFAULT_PROFILE")
-        given["profiles"] = {name: {**common, **(own or {})} for name, own in profiles.items()}
-        return validated(cls, given, "the TERMINAL_… variables")
+        found = _gather(os.environ if environ is None else environ)
+        for line in found.not_read:
+            log.warning("%s", line)
+        return found.settings()
+
+    def cwd_of(self, profile: str | None) -> str | None:
+        """Where the first command of a task with this profile runs."""
+        return self.workdirs.get(profile or self.default_profile, self.cwd)
 
 
-def _profiles_file(variables: Mapping[str, str]) -> Path | None:
-    if named := variables.get("TERMINAL_MODAL_PROFILES_FILE"):
-        return Path(named)
-    return Path(PROFILES_FILE) if Path(PROFILES_FILE).is_file() else None
+def explain(environ: Mapping[str, str] | None = None) -> tuple[TerminalSettings, list[str]]:
+    """The settings, and in a line each where they are from, and what says them as well but does not count. Raises as
+    `load` does.
+    """
+    found = _gather(os.environ if environ is None else environ)
+    settings = found.settings()
+    plain = ("backend", "timeout_s", "lifetime_s", "cwd", "default_profile")
+    lines = [
+        f"{key}: {value} ({found.origins.get(key, _DEFAULT)})"
+        for key in plain
+        if (value := getattr(settings, key)) is not None
+    ]
+    for name in settings.profiles:
+        told = (f"{key}={_shown(value)} ({found.origin(name, key)})" for key, value in found.profiles[name].items())
+        lines.append(f"profile {name}: " + (", ".join(told) or "the backend's defaults"))
+    return settings, lines + found.not_read
+
+
+@dataclass
+class _Found:
+    """What was found, and where."""
+
+    plain: dict[str, Any]
+    origins: dict[str, str]
+    profiles: dict[str, dict[str, Any]]
+    common: dict[str, str]
+    """By key, what says it for every profile."""
+    own: dict[str, dict[str, str]]
+    """By profile and key, what says it for that one."""
+    not_read: list[str] = field(default_factory=list)
+
+    def settings(self) -> TerminalSettings:
+        profiles = {name: {**given} for name, given in self.profiles.items()}
+        workdirs = {name: str(given.pop("workdir")) for name, given in profiles.items() if given.get("workdir")}
+        for given in profiles.values():
+            given.pop("workdir", None)
+        return validated(
+            TerminalSettings, {**self.plain, "profiles": profiles, "workdirs": workdirs}, "the TERMINAL_… variables"
+        )
+
+    def origin(self, profile: str, key: str) -> str:
+        own, common = self.own.get(profile, {}).get(key), self.common.get(key)
+        if own is None:
+            return common or _DEFAULT
+        return f"{own}, before {common}" if common else own
+
+
+def _gather(environ: Mapping[str, str]) -> _Found:
+    dotenv = read_dotenv(environ)
+    variables = {**dotenv, **environ}
+
+    def named(variable: str) -> str:
+        if variable not in environ:
+            return f"{variable} in .env"
+        return f"{variable}, before .env" if variable in dotenv else variable
+
+    plain: dict[str, Any] = {key: variables[name] for name, key in _PLAIN.items() if variables.get(name)}
+    origins = {key: named(name) for name, key in _PLAIN.items() if variables.get(name)}
+    backend = str(plain.get("backend", "local"))
+    if backend == "modal" and variables.get(_MODE_VARIABLE, "pool") != "pool":
+        raise ConfigError(f"{_MODE_VARIABLE} is {variables[_MODE_VARIABLE]!r}", hint="there is `pool`: leave it out")
+    keys = _KEYS.get(backend, {})
+    common = {key: _parsed(name, variables[name]) for name, key in keys.items() if variables.get(name)}
+    own, places = _profiles(variables, backend, plain, origins)
+    default = str(plain.get("default_profile", "default"))
+    if default not in (own := own or {default: {}}):
+        raise UnknownNameError("profile", default, own, where=f"in {origins.get('default_profile', 'the profiles')}")
+    profiles = {name: {**_DEFAULTS.get(backend, {}), **common, **(given or {})} for name, given in own.items()}
+    told = {key: named(name) for name, key in keys.items() if variables.get(name)}
+    return _Found(plain, origins, profiles, told, places, _not_read(variables))
+
+
+def _profiles(
+    variables: Mapping[str, str], backend: str, plain: dict[str, Any], origins: dict[str, str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
+    """Modal's profiles, of the file or else of variables; and by profile and key, where each is from."""
+    if backend != "modal":
+        return {}, {}
+    file = variables.get(_FILE_VARIABLE) or (PROFILES_FILE if Path(PROFILES_FILE).is_file() else None)
+    if file is not None:
+        profiles, default = read_profiles(Path(file))
+        if "default_profile" not in plain:
+            plain["default_profile"], origins["default_profile"] = default, file
+        return profiles, {name: dict.fromkeys(given or {}, file) for name, given in profiles.items()}
+    found: dict[str, dict[str, Any]] = {}
+    places: dict[str, dict[str, str]] = {}
+    for variable, value in variables.items():
+        if value and (match := _OF_ONE_PROFILE.fullmatch(variable)):
+            name, key = match[1].lower().replace("_", "-"), match[2].lower()
+            found.setdefault(name, {})[key] = value
+            places.setdefault(name, {})[key] = variable
+    if found:
+        found.setdefault(str(plain.get("default_profile", "default")), {})
+    return found, places
+
+
+def _parsed(variable: str, value: str) -> Any:
+    if variable != "TERMINAL_DOCKER_VOLUMES":
+        return value
+    try:
+        volumes = json.loads(value)
+    except ValueError:
+        volumes = None
+    if not isinstance(volumes, list):
+        raise ConfigError(f"{variable} is {value!r}", hint='write a JSON list: ["/on/the/host:/in/the/sandbox:ro"]')
+    return volumes
+
+
+def _not_read(variables: Mapping[str, str]) -> list[str]:
+    """What is set and says nothing, each with why, or with what was meant."""
+    known = {*_PLAIN, *(name for keys in _KEYS.values() for name in keys), _FILE_VARIABLE, _MODE_VARIABLE}
+    lines = []
+    for name, value in sorted(variables.items()):
+        if not name.startswith("TERMINAL_") or name in known or _OF_ONE_PROFILE.fullmatch(name):
+            continue
+        if name == "TERMINAL_CONTAINER_PERSISTENT" and value.lower() in ("false", "0", "no"):
+            continue
+        why = _NO_SLOTS if name.startswith("TERMINAL_NOMAD_") else _NOT_READ.get(name)
+        lines.append(f"{name} is not read: {why or nearest_hint(name, known)}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    """As in a line; of a mapping, which may hold what nobody is to see, only the keys."""
+    return "{" + ", ".join(map(str, value)) + "}" if isinstance(value, Mapping) else str(value)

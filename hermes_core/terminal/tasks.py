@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,11 @@ _LONGEST_LOOK_S = 60.0
 
 # The directory is left on the way out, in a file of the slot's own. A command's own EXIT trap takes its place.
 _REMEMBER = (
-    'cd "$(cat "$TMPDIR/.hermes-cwd" 2>/dev/null || pwd)" 2>/dev/null; '
+    'if [ -e "$TMPDIR/.hermes-cwd" ]; then cd "$(cat "$TMPDIR/.hermes-cwd")" 2>/dev/null; else {first}; fi; '
     """trap 'pwd -P >"$TMPDIR/.hermes-cwd"' EXIT; """
 )
+_BEGIN_IN = 'mkdir -p -- {0} 2>/dev/null; cd -- {0} || {{ echo "{1} names it" >&2; exit 1; }}'
+_SETTING = "TERMINAL_CWD, or the profile's workdir,"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class _Task:
     slot: asyncio.Task[Slot]
     used: float
     """The loop's time at which it was last used."""
+    profile: str | None
     running: int = 0
     """Commands that run now."""
 
@@ -111,7 +115,7 @@ class TaskTerminals:
             if request.workdir is not None:
                 args["workdir"] = request.workdir
             elif request.command.strip():
-                args["command"] = _REMEMBER + request.command
+                args["command"] = self._remembering(task.profile) + request.command
             result = await tools.execute(slot, TERMINAL, args, timeout_s=limit)
         except HermesError:
             if self._tasks.get(task_id) is task:  # the next command begins anew
@@ -122,10 +126,15 @@ class TaskTerminals:
             task.used = asyncio.get_running_loop().time()
         return dict(result.answer or {"output": result.output, "exit_code": NOT_RUN, "error": result.error})
 
+    def _remembering(self, profile: str | None) -> str:
+        """What goes before a command: go where the last one ended, and remember where this one does."""
+        first = self._settings.cwd_of(profile)
+        return _REMEMBER.format(first="true" if first is None else _BEGIN_IN.format(shlex.quote(first), _SETTING))
+
     def _task(self, tools: ToolBackend, task_id: str, profile: str | None) -> _Task:
         if task_id not in self._tasks:
             acquiring = self._work.spawn(tools.acquire(task_id, profile=profile), f"slot of task {task_id}")
-            self._tasks[task_id] = _Task(acquiring, asyncio.get_running_loop().time())
+            self._tasks[task_id] = _Task(acquiring, asyncio.get_running_loop().time(), profile)
         return self._tasks[task_id]
 
     def _open(self) -> ToolBackend:
@@ -142,6 +151,7 @@ class TaskTerminals:
                 isolation=level,
                 owner=self._runtime.owner,
                 default_profile=self._settings.default_profile,
+                take_over=self._runtime.settings.owner is not None,
             )
             self._work.spawn(self._watch(self._tools), "idle tasks")
         return self._tools

@@ -15,6 +15,7 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import DatasetError, SetupFailed, UnknownNameError, UsageError
 from hermes_core.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.cost import Meter
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
 
@@ -510,3 +511,32 @@ async def test_a_model_on_this_host_needs_isolation(runtime):
 async def test_a_dataset_that_makes_no_run_is_refused(runtime, tasks, rows, message):
     with pytest.raises(DatasetError, match=message):
         await run_rollouts(runtime, "tasks", "nop", env=tasks(rows), **ISOLATION)
+
+
+async def test_the_summary_says_what_the_sandboxes_cost(runtime, tasks):
+    config = {"prices": {"sandbox": 3600.0}}
+    summary = await run_rollouts(runtime, "tasks", "oracle", env=tasks(), backend_config=config, **ISOLATION)
+    assert summary.complete
+    assert summary.sandbox_s["default"] > 0
+    assert summary.cost["default"] == pytest.approx(summary.sandbox_s["default"], rel=0.01)
+
+
+@pytest.mark.slow
+async def test_a_run_stops_when_the_money_is_spent_and_goes_on_when_resumed(runtime, tasks, tmp_path, monkeypatch):
+    meters, begin = [], Meter.begin
+    monkeypatch.setattr(Meter, "begin", lambda meter, sandbox_id: (meters.append(meter), begin(meter, sandbox_id)))
+
+    async def work(task):
+        while not resumed and not meters[0].spent:
+            await asyncio.sleep(0.02)
+
+    resumed = False
+    how = {"env": tasks(), "out_dir": tmp_path / "out", "concurrency": 1, **ISOLATION}
+    dear = {"backend_config": {"prices": {"sandbox": 3600.0}, "max_cost": 3}}
+    summary = await run_rollouts(runtime, "tasks", Shell(work), **how, **dear)
+    assert summary.scored == 1, "the one that had its slot was finished and verified"
+    assert "of its max_cost 3" in (summary.stopped or "")
+    resumed = True
+    assert summary.failures == {}
+    more = {"backend_config": {"prices": {"sandbox": 3600.0}, "max_cost": 1000}}
+    assert (await run_rollouts(runtime, "tasks", Shell(work), resume=True, **how, **more)).complete

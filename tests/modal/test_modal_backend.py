@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import hermes_modal
+import hermes_swe_smith
 import pytest
 from hermes_modal.backend import ModalBackend
 from hermes_modal.config import ModalSandboxConfig
 from hermes_modal.testing import ModalEmulator
 
+from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
+from hermes_core.runtime import Runtime
 from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
 from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.settings import Settings
 from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
@@ -270,3 +276,51 @@ async def test_commands_see_the_secrets_that_the_profile_names_for_them(
         script = "echo $API_KEY $DEBUG $OTHER_KEY; cat /proc/*/environ 2>/dev/null | grep -c sk-hidden"
         result = await tools.execute(slot, "bash", {"command": script})
         assert result.output == "sk-seen 1\n0\n"
+
+
+async def test_each_tasks_own_image(emulator: ModalEmulator, tmp_path: Path) -> None:
+    """`image` of a task row: its sandboxes are made from that, and the record says what they cost."""
+    rows = [
+        {"id": "own", "prompt": "p", "image": "python:3.12", "check": "test -f a", "solution": "touch a"},
+        {"id": "usual", "prompt": "p", "check": "test -f a", "solution": "touch a"},
+    ]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    since = len(emulator.requests())
+    config = {"image": "python:3.11", "app_name": "images", "prices": {"sandbox": 3600.0}}
+    async with Runtime(Settings(state_dir=tmp_path), plugins=[hermes_modal], load_entry_points=False) as runtime:
+        summary = await run_rollouts(
+            runtime, "tasks", "oracle", env={"dataset_name": str(file)}, backend="modal", backend_config=config
+        )
+    assert summary.complete and summary.mean_reward == 1.0
+    built = [
+        line
+        for each in emulator.requests("ImageGetOrCreate", since)
+        for line in each["request"]["image"].get("dockerfile_commands", [])
+    ]
+    assert {"FROM python:3.11", "FROM python:3.12"} <= set(built)
+    assert summary.sandbox_s.keys() == summary.cost.keys() == {"default"}
+    assert summary.cost["default"] == pytest.approx(summary.sandbox_s["default"], rel=0.01)
+
+
+async def test_an_image_name_of_swe_smith(emulator: ModalEmulator, tmp_path: Path) -> None:
+    """`use_image_name`: the sandbox is asked for with the row's image."""
+    from hermes_swe_smith.demo_tasks import write
+
+    write(tmp_path)
+    file = next(tmp_path.glob("*.jsonl"))
+    row = {**json.loads(file.read_text().splitlines()[0]), "image_name": "swesmith/ledgerline:1"}
+    file.write_text(json.dumps(row) + "\n")
+    env = {"dataset_name": str(file), "repo_base_url": str(tmp_path), "use_image_name": True}
+    emulator.set(missing_images=["swesmith/ledgerline"])
+    async with Runtime(
+        Settings(state_dir=tmp_path), plugins=[hermes_modal, hermes_swe_smith], load_entry_points=False
+    ) as runtime:
+        summary = await run_rollouts(runtime, "swe-smith", "oracle", env=env, backend="modal", infra_retries=0)
+    assert summary.scored == 0 and list(summary.failures) == ["infra"]
+    built = [
+        line
+        for each in emulator.requests("ImageGetOrCreate")
+        for line in each["request"]["image"].get("dockerfile_commands", [])
+    ]
+    assert "FROM swesmith/ledgerline:1" in built

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,6 +17,7 @@ from hermes_modal.config import ModalSandboxConfig
 from hermes_modal.testing import ModalEmulator
 
 from hermes_core.errors import AcquireTimeout, ErrorKind, InfraError, ProvisionError
+from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.results import Slot
 from hermes_core.sandbox.tool_backend import ToolBackend
@@ -85,6 +89,8 @@ async def test_creation_fails_always(backend: ModalBackend, own_emulator: ModalE
         own_emulator.set(missing_images=["python:3.11"])
         with pytest.raises(ProvisionError, match="verify that the image exists"):
             await tools.acquire("a", timeout_s=30)
+        own_emulator.set(missing_images=[])
+        await full_strength(tools)
 
 
 async def test_creation_hangs(
@@ -93,7 +99,7 @@ async def test_creation_hangs(
     monkeypatch.setattr("hermes_modal.backend.CREATE_LIMIT_S", 2.0)
     own_emulator.fault(CREATE)
     async with tool_backend(backend, min_sandboxes=0) as tools:
-        assert await works(tools, await tools.acquire("a"))
+        await full_strength(tools)
 
 
 async def test_creation_succeeds_and_its_answer_is_lost(
@@ -104,6 +110,7 @@ async def test_creation_succeeds_and_its_answer_is_lost(
     async with tool_backend(backend, min_sandboxes=0, max_sandboxes=1) as tools:
         assert await works(tools, await tools.acquire("a"))
         assert len(own_emulator.sandboxes(running=False)) == 1, "the one that was made is the one in use"
+        assert len(own_emulator.sandboxes()) == 1
 
 
 async def test_rate_limited(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
@@ -112,19 +119,81 @@ async def test_rate_limited(backend: ModalBackend, own_emulator: ModalEmulator) 
         waiting = asyncio.create_task(tools.acquire("a"))
         await asyncio.sleep(5)
         assert not waiting.done()
+        await asyncio.sleep(5)
+        assert not waiting.done()
         own_emulator.set(max_sandboxes=None)
-        assert await works(tools, await waiting)
+        slot = await waiting
+        assert await works(tools, slot)
+        await tools.release(slot)
+        await full_strength(tools)
 
 
-async def test_the_stream_is_cut_in_much_output(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
-    own_emulator.fault("TaskExecStdioRead", "UNAVAILABLE", cut_after_bytes=2_000_000, times=10)
+async def test_the_stream_is_cut_in_100_mb_of_output(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    own_emulator.fault("TaskExecStdioRead", "UNAVAILABLE", cut_after_bytes=10_000_000, times=10)
     async with tool_backend(backend) as tools:
         slot = await tools.acquire("a")
         commands = tools.commands(slot)
-        await commands.run("seq 1 3000000 >numbers", timeout_s=60)
-        data = (await commands.read_file("numbers", limit=1 << 26)).data
-        assert data == b"".join(b"%d\n" % n for n in range(1, 3_000_001))
+        said = await commands.run("seq 1 13000000 | head -c 100000000 >numbers; sha256sum <numbers", timeout_s=120)
+        digest, size = hashlib.sha256(), 0
+        while data := (await commands.read_file("numbers", offset=size, limit=25_000_000)).data:
+            digest.update(data)
+            size += len(data)
+        assert size == 100_000_000
+        assert digest.hexdigest() == said.text.split()[0]
         assert len(own_emulator.requests("TaskExecStdioRead")) >= 8
+
+
+async def test_a_sandbox_dies_in_set_up(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    async def kill_the_first() -> None:
+        while not (running := own_emulator.sandboxes()):
+            await asyncio.sleep(0.005)
+        own_emulator.kill_sandbox(running[0]["id"])
+
+    killing = asyncio.create_task(kill_the_first())
+    async with tool_backend(backend, min_sandboxes=0, max_sandboxes=1) as tools:
+        slot = await tools.acquire("a")
+        await killing
+
+        async def build(commands: SlotCommands, directory: str) -> None:
+            own_emulator.kill_sandbox(slot.sandbox_id)
+            await commands.run("sleep 60")
+
+        with pytest.raises(InfraError):
+            await tools.prepare(slot, "dependencies", build)
+        await tools.release(slot)
+        await full_strength(tools, 4)
+
+
+async def test_a_token_expires(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+    own_emulator.set(router_ttl_s=1.0)
+    async with tool_backend(backend, min_sandboxes=0, max_sandboxes=1) as tools:
+        slot = await tools.acquire("a")
+        own_emulator.set(router_ttl_s=600.0)
+        await asyncio.sleep(1.2)
+        before = len(own_emulator.requests("SandboxGetCommandRouterAccess"))
+        await asyncio.to_thread(own_emulator.outage, 0.2)
+        assert await works(tools, slot)
+        assert len(own_emulator.requests("SandboxGetCommandRouterAccess")) > before
+
+
+async def test_the_emulator_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sandboxes are gone, and nothing of what Modal knew is known any more."""
+    with ModalEmulator() as first:
+        for name, value in first.environment.items():
+            monkeypatch.setenv(name, value)
+        backend = ModalBackend()
+        async with tool_backend(backend, orphan_ttl_s=8) as tools:
+            slot = await tools.acquire("a")
+            os.kill(first.pid, signal.SIGKILL)
+            first.close()
+            with ModalEmulator(port=int(first.environment["MODAL_SERVER_URL"].rpartition(":")[2])) as second:
+                [result] = await tools.execute_batch([(slot, "bash", {"command": "true"})], timeout_s=60)
+                assert (result.success, result.error_kind) == (False, ErrorKind.INFRA)
+                await tools.release(slot)
+                await full_strength(tools)
+                await tools.aclose()
+                assert second.sandboxes() == []
+        await backend.aclose()
 
 
 async def test_an_outage_and_a_revoked_token(backend: ModalBackend, own_emulator: ModalEmulator) -> None:

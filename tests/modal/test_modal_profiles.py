@@ -111,6 +111,10 @@ def test_the_settings_of_an_environment() -> None:
         ({"network": "none", "outbound_cidr_allowlist": "10.0.0.0/8"}, "network is none"),
         ({"min_pool": 1, "min_sandboxes": 1}, "min_pool and min_sandboxes are the same"),
         ({"use_dotenv": True}, "modal secret create"),
+        ({"use_dotenv": "true"}, "modal secret create"),
+        ({"workdir": "/workspace"}, "workspace_base"),
+        ({"gpu": "two A100"}, "such as T4, or A100:2 for two"),
+        ({"max_cost": 1}, "no price"),
         ({"app_name": "with spaces"}, "at most 64 letters"),
         ("x", "write `key: value` lines"),
     ],
@@ -139,6 +143,18 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, said: str) 
 def test_env_vars_without_a_value() -> None:
     with pytest.raises(ConfigError, match="ATROPOS_MODAL_ENV_VARS: 'A' has no `=`"):
         ModalSandboxConfig.from_env("default", {"ATROPOS_MODAL_ENV_VARS": "A"})
+
+
+def test_what_variables_of_the_terminal_tool_look_like() -> None:
+    config = ModalSandboxConfig.from_dict("t", {"env_vars": "A=1;B=x=y", "use_dotenv": "false", "secrets": "a, b"})
+    assert (config.env_vars, config.secrets) == ({"A": "1", "B": "x=y"}, ("a", "b"))
+
+
+def test_the_price_counts_gpus() -> None:
+    prices = {"cpu": 0.1, "memory": 0.02, "gpu": 0.5}
+    assert ModalSandboxConfig(prices=prices).price_per_hour == pytest.approx(0.1 + 2 * 0.02)
+    assert ModalSandboxConfig(gpu="A100:2", prices=prices).price_per_hour == pytest.approx(0.1 + 2 * 0.02 + 1.0)
+    assert ModalSandboxConfig(gpu="T4", prices=prices).gpus == 1
 
 
 def test_the_example_file() -> None:

@@ -154,14 +154,41 @@ def test_credentials(own_emulator: ModalEmulator, tmp_path: Path) -> None:
         async def main():
             async with ModalToolBackend(config) as backend:
                 slot = await backend.acquire()
-                print((await backend.execute(slot, "bash", {"command": "echo $DEBUG"})).output)
+                print((await backend.execute(slot, "bash", {"command": "echo $DEBUG $API_KEY"})).output)
 
+        asyncio.run(main())
+
+        # Commands see what the profile names for them
+        config = ModalSandboxConfig(secrets=["my-api-key"], slot_variables=["API_KEY"], env_vars={"DEBUG": "1"})
         asyncio.run(main())
         """,
         tmp_path,
     )
-    assert out.split() == ["1"]
+    assert out.split() == ["1", "1", "sk-xxx"]
     assert nothing_runs(own_emulator)
+
+
+def test_a_stop_that_nobody_awaits(own_emulator: ModalEmulator, tmp_path: Path) -> None:
+    """No warning, nothing left running; and what is awaited is over then."""
+    out = run(
+        """
+        import asyncio
+        from hermes_modal import ModalSandboxConfig, ModalToolBackend
+
+        backend = ModalToolBackend(ModalSandboxConfig(app_name="stopped"))
+
+        async def main():
+            await backend.acquire()
+            backend.stop()
+
+        asyncio.run(main())
+        asyncio.run(backend.stop())
+        print("over")
+        """,
+        tmp_path,
+    )
+    assert out == "over\n"
+    assert nothing_runs(own_emulator, 1)
 
 
 @pytest.mark.parametrize("how", ["exception", "exit", "interrupt", "terminate"])

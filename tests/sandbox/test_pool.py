@@ -34,6 +34,7 @@ from hermes_core.sandbox.contract import (
     SandboxInfo,
     SandboxStatus,
 )
+from hermes_core.sandbox.cost import CostLimitReached
 from hermes_core.sandbox.observers import Unobserved
 from hermes_core.sandbox.pool import Pool
 from hermes_core.sandbox.provision import Provisioner
@@ -308,10 +309,10 @@ async def test_a_slot_that_falls_free_in_the_turn_in_which_its_waiter_is_cancell
     second = asyncio.create_task(take(pool, "second"))
     await asyncio.sleep(0)
     released = pool.release(held, reset=False)
-    pump = pool._pump
-    pool._pump = lambda: (first.cancel(), pump())
+    pump = pool.pump
+    pool.pump = lambda: (first.cancel(), pump())
     await released
-    pool._pump = pump
+    pool.pump = pump
     assert (await second).slot.trajectory_id == "second" and first.cancelled()
 
 
@@ -351,7 +352,7 @@ async def test_cancelling_at_random_moments_leaks_nothing(world, seed):
         await asyncio.sleep(chance.random() * 0.001)
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), outcomes
-    await until(lambda: not pool._creations and all(not member.leases for member in pool._members))
+    await until(lambda: not pool._fleet.creations and all(not member.leases for member in pool._fleet.members))
     healthy, available, waiting = counts(pool)
     assert available == healthy * 3 and waiting == 0 and healthy == len(world.provider.living)
     # and every slot can be had again, but for the reserve
@@ -698,3 +699,80 @@ async def test_a_sandbox_near_the_end_of_its_life_is_replaced(world, monkeypatch
     await until(lambda: first.slot.sandbox_id not in world.provider.living)
     await pool.release(second, reset=True)
     assert counts(pool)[0] == 1
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+DEAR = {"sandbox": 3600.0 * 100}
+"""A hundred a second for each sandbox."""
+
+
+async def test_seconds_are_counted_from_creation_to_end(world):
+    pool = world.pool(min_sandboxes=2)
+    await pool.start()
+    await asyncio.sleep(0.05)
+    running = pool.meter.usage()
+    assert running.sandbox_s >= 0.1 and running.cost is None
+    await pool.aclose()
+    ended = pool.meter.usage().sandbox_s
+    await asyncio.sleep(0.02)
+    assert pool.meter.usage().sandbox_s == ended >= running.sandbox_s
+
+
+async def test_the_price_of_a_sandbox():
+    prices = {"sandbox": 1.0, "cpu": 0.5, "memory": 0.25, "gpu": 2.0}
+    assert SandboxConfig(cpu=4, memory=2048, prices=prices).price_per_hour == 1 + 2 + 0.5
+    assert SandboxConfig(prices={"sandbox": 1.0}).price_per_hour == 1.0
+    for wrong, said in (
+        ({"max_cost": 1.0}, "no price"),
+        ({"prices": {"cpu": 1.0}}, r"prices\.cpu is set, and cpu is not"),
+        ({"prices": {"cpus": 1.0}}, "cpus"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            SandboxConfig(**wrong)
+
+
+async def test_growth_stops_before_the_leases_do(world):
+    pool = world.pool(min_sandboxes=0, max_sandboxes=3, slots_per_sandbox=1, prices=DEAR, max_cost=60.0)
+    first = await take(pool)
+    await until(lambda: not pool.meter.may_grow)
+    assert not pool.meter.spent
+    queued = asyncio.create_task(take(pool))
+    await asyncio.sleep(0.01)
+    assert world.provider.made == 1 and not queued.done(), "it waits for the slot that there is"
+    await pool.release(first, reset=True)
+    again = await queued
+    await until(lambda: pool.meter.spent)
+    with pytest.raises(CostLimitReached, match=r"of its max_cost 60, and no slot is given any more"):
+        await take(pool)
+    await pool.release(again, reset=True)
+    await until(lambda: world.provider.living == {})
+
+
+async def test_who_waits_is_told_when_the_money_is_spent(world):
+    pool = world.pool(min_sandboxes=0, max_sandboxes=1, slots_per_sandbox=1, prices=DEAR, max_cost=20.0)
+    await take(pool)
+    with pytest.raises(CostLimitReached):
+        await take(pool)
+
+
+async def test_who_has_nothing_to_wait_for_is_told_when_growth_stops(world):
+    pool = world.pool(min_sandboxes=0, max_sandboxes=1, slots_per_sandbox=1, prices=DEAR, max_cost=60.0)
+    await take(pool)
+    await until(lambda: not pool.meter.may_grow)
+    queued = asyncio.create_task(take(pool))
+    await asyncio.sleep(0)
+    world.clients[-1].lost.set()
+    with pytest.raises(CostLimitReached, match="no further sandbox is made"):
+        await queued
+
+
+async def test_a_verification_gets_its_slot_whatever_was_spent(world):
+    pool = world.pool(min_sandboxes=0, max_sandboxes=1, reserve_slots=1, prices=DEAR, max_cost=10.0)
+    agent = await take(pool)
+    await until(lambda: pool.meter.spent)
+    check = await take(pool, verification=True)
+    await pool.release(check, reset=True)
+    assert counts(pool)[0] == 1, "the agent still works there"
+    await pool.release(agent, reset=True)
+    await until(lambda: world.provider.living == {})

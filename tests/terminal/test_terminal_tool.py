@@ -89,6 +89,67 @@ def test_idle_tasks_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("ls", task_id="idle")["output"] == ""
 
 
+def test_where_a_task_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_CWD", "begin/here")
+    assert said("pwd", task_id="t")["output"].endswith("/begin/here\n")
+    assert said("cd ..; pwd", task_id="t")["output"].endswith("/begin\n")
+    assert said("pwd", task_id="t")["output"].endswith("/begin\n"), "where the last one ended"
+    terminal.cleanup_all()
+    monkeypatch.setenv("TERMINAL_CWD", "/proc/nowhere")
+    answer = said("echo not run", task_id="t")
+    assert answer["exit_code"] != 0
+    assert "TERMINAL_CWD" in answer["output"] and "not run" not in answer["output"]
+
+
+def test_what_is_not_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {
+        "HERMES_ENV_FILE": "",
+        "TERMINAL_TIMOUT": "9",
+        "TERMINAL_MODAL_SLOTS": "4",
+        "TERMINAL_NOMAD_ADDRESS": "x",
+        "TERMINAL_CONTAINER_PERSISTENT": "false",
+        "TERMINAL_SSH_HOST": "h",
+    }
+    TerminalSettings.load(environ)
+    said_of = {record.getMessage().split()[0]: record.getMessage() for record in caplog.records}
+    assert set(said_of) == {"TERMINAL_TIMOUT", "TERMINAL_MODAL_SLOTS", "TERMINAL_NOMAD_ADDRESS"}
+    assert "did you mean 'TERMINAL_TIMEOUT'" in said_of["TERMINAL_TIMOUT"]
+    assert "a task has a sandbox to itself" in said_of["TERMINAL_MODAL_SLOTS"]
+
+
+def test_settings_of_other_backends() -> None:
+    load = TerminalSettings.load
+    environ = {"HERMES_ENV_FILE": "", "TERMINAL_ENV": "ssh", "TERMINAL_SSH_HOST": "h", "TERMINAL_SSH_USER": "u"}
+    environ |= {"TERMINAL_SSH_PORT": "2222", "TERMINAL_SSH_KEY": "/k"}
+    assert load(environ).profiles == {"default": {"host": "h", "user": "u", "port": "2222", "identity": "/k"}}
+    environ = {"HERMES_ENV_FILE": "", "TERMINAL_ENV": "docker", "TERMINAL_DOCKER_IMAGE": "i"}
+    found = load({**environ, "TERMINAL_DOCKER_VOLUMES": '["/a:/b:ro"]'})
+    assert found.profiles == {"default": {"image": "i", "volumes": ["/a:/b:ro"]}}
+    with pytest.raises(ConfigError, match="write a JSON list"):
+        load({**environ, "TERMINAL_DOCKER_VOLUMES": "/a:/b"})
+    with pytest.raises(ConfigError, match="there is `pool`"):
+        load({"HERMES_ENV_FILE": "", "TERMINAL_ENV": "modal", "TERMINAL_MODAL_MODE": "direct"})
+
+
+def test_profiles_of_variables() -> None:
+    found = TerminalSettings.load(
+        {
+            "HERMES_ENV_FILE": "",
+            "TERMINAL_ENV": "modal",
+            "TERMINAL_MODAL_IMAGE": "python:3.12",
+            "TERMINAL_MODAL_PROFILE_PYTORCH_GPU_GPU": "T4",
+            "TERMINAL_MODAL_PROFILE_PYTORCH_GPU_MAX_POOL": "2",
+            "TERMINAL_MODAL_PROFILE_node_IMAGE": "node:20",
+            "TERMINAL_MODAL_PROFILE_node_WORKDIR": "/workspace",
+        }
+    )
+    assert set(found.profiles) == {"default", "pytorch-gpu", "node"}
+    common = {"app_name": "hermes-sandbox", "image": "python:3.12"}
+    assert found.profiles["pytorch-gpu"] == {**common, "gpu": "T4", "max_pool": "2"}
+    assert found.profiles["node"] == {**common, "image": "node:20"}
+    assert (found.cwd_of("node"), found.cwd_of("pytorch-gpu")) == ("/workspace", None)
+
+
 def test_settings(tmp_path: Path) -> None:
     load = TerminalSettings.load
     plain = load({"HERMES_ENV_FILE": ""})

@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 
-from . import trees, workspace
+from . import trees, wire, workspace
 from .connection import Connection
 from .housekeeping import Heartbeat, Search, Trash, complain
 from .probe import what_works
@@ -38,6 +38,7 @@ _FIRST_WORD_S = 60.0
 _PATIENCE = 0.9
 """The part of the sandbox's time to live that the guest waits: the rest is for killing and removing everything."""
 _ENDING_S = 2.0
+_HELD = {"kind": "policy", "code": "driver", "message": "another driver holds this lease"}
 
 
 class Daemon:
@@ -63,6 +64,8 @@ class Daemon:
         self._driver = ""
         self._session = ""
         self._connection: Connection | None = None
+        self._claim: tuple[Connection, Header] | None = None
+        """Another driver, which waits for the end of this one."""
         self._paused: list[Execution] = []
         self._heard = self._beaten = time.monotonic()
         loop.add(listener.fileno(), select.EPOLLIN, self._accept)
@@ -90,6 +93,7 @@ class Daemon:
                     connection.send({"ev": "refused", "error": error})
             elif connection is self._connection:
                 self._heard = time.monotonic()
+                self._refuse_claim()
                 self._serve(header, body)
         except (KeyError, TypeError, ValueError) as error:  # of no request that could be answered
             complain("a frame that is not understood: %s: %s" % (type(error).__name__, error))
@@ -107,6 +111,8 @@ class Daemon:
     def _ended(self, connection: Connection) -> None:
         if connection is self._connection:
             self._connection = None
+        if self._claim is not None and connection is self._claim[0]:
+            self._claim = None
 
     def _hello(self, connection: Connection, header: Header) -> Error | None:
         """Take this connection as the driver's, or give the error that refuses it."""
@@ -122,7 +128,13 @@ class Daemon:
         elif config["lease_id"] != self.config["lease_id"]:
             return {"kind": "policy", "code": "lease", "message": "this sandbox is leased to another driver"}
         elif driver != self._driver and not header.get("take_over"):
-            return {"kind": "policy", "code": "driver", "message": "another driver holds this lease"}
+            return _HELD
+        elif driver != self._driver and header["take_over"] == "silent" and self._silence_left() > 0:
+            self._refuse_claim()
+            self._claim = (connection, header)
+            self.loop.later(self._silence_left(), self._grant_claim)
+            return None
+        self._refuse_claim()
         if self._connection is not None and self._connection is not connection:
             self._connection.close()
         if session == self._session:
@@ -134,6 +146,27 @@ class Daemon:
         self._beat()
         self.send(self._greeting())
         return None
+
+    def _silence_left(self) -> float:
+        """Seconds until it can be said that the driver lives no more."""
+        return self._heard + wire.silence_s(self.config["orphan_ttl_s"]) - time.monotonic()
+
+    def _grant_claim(self) -> None:
+        """The one that waits takes the driver's place, if nothing was heard of that until now."""
+        if self._claim is None:
+            return
+        left = self._silence_left()
+        if left > 0:
+            self.loop.later(left, self._grant_claim)
+            return
+        (connection, header), self._claim = self._claim, None
+        self._frame(connection, header, b"")
+
+    def _refuse_claim(self) -> None:
+        """The driver lives."""
+        if self._claim is not None:
+            (connection, _), self._claim = self._claim, None
+            connection.send({"ev": "refused", "error": _HELD})
 
     def _greeting(self) -> Header:
         dedicated = self.config["slots"] == 1 and self.config["isolation"] == _DEDICATED
@@ -174,6 +207,8 @@ class Daemon:
         self.mechanism, self.single_user = _choose(config)
         self.config = config
         self.base = config["workspace_base"]
+        if config.get("restored"):
+            workspace.adopt(self.base, self.uid_of(PREPARE))
         workspace.prepare_base(self.base)
         os.makedirs(self.scratch, exist_ok=True)
         if self.mechanism == "user":

@@ -22,6 +22,16 @@ CAPTURE_LIMIT = 2 << 20
 """Bytes of one stream that an answer carries at most: it is one frame, for which neighbours wait."""
 
 
+def beat_interval_s(ttl_s: float) -> float:
+    """How often a driver says that it lives, to a sandbox that would wait for it so long."""
+    return max(0.2, min(5.0, ttl_s / 6))
+
+
+def silence_s(ttl_s: float) -> float:
+    """How long neither side of a channel that works is silent."""
+    return 2 * beat_interval_s(ttl_s) + 1.0
+
+
 class FrameError(Exception):
     """The bytes on the channel are not frames: something else is talking."""
 

@@ -181,6 +181,18 @@ def prepare_base(base: str) -> None:
         os.chmod(path, mode)
 
 
+def adopt(base: str, uid: int | None) -> None:
+    """Keep of a snapshot what is prepared, and give it to its user here, who may be another one. Raises OSError."""
+    remove_tree(os.path.join(base, _PRIVATE))
+    prepared = os.path.join(base, "prepared")
+    if uid is None or os.path.islink(prepared):
+        return
+    for directory, folders, files in os.walk(prepared):
+        os.chown(directory, uid, uid)
+        for name in folders + files:
+            os.chown(os.path.join(directory, name), uid, uid, follow_symlinks=False)
+
+
 def remove_base(base: str) -> None:
     """Remove what `prepare_base` made, and the base itself if nothing else is in it. Raises OSError."""
     remove_tree(os.path.join(base, _PRIVATE))

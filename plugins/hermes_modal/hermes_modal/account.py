@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -21,9 +23,11 @@ CALL_LIMIT_S = 30.0
 CREATE_LIMIT_S = 600.0
 """How long a sandbox may take to be created, its image built included."""
 AT_A_TIME = 8
-"""Sandboxes being created at the same time, over all pools."""
+"""Sandboxes being created at the same time, over all pools of the process."""
 PER_SECOND = 5.0
-"""Creations begun in a second, over all pools."""
+"""Creations begun in a second, over all pools of the process."""
+LOOK_S = 0.02
+"""How often it is looked for a free place, in seconds."""
 
 T = TypeVar("T")
 
@@ -43,14 +47,40 @@ _HINTS: dict[type[Exception], tuple[str, bool]] = {
 """What to do, and whether it may pass by itself."""
 
 
+class Pace:
+    """Lets so many creations begin in a second, and so many be under way: over all event loops of the process."""
+
+    def __init__(self, at_a_time: int, per_second: float) -> None:
+        self._places = threading.BoundedSemaphore(at_a_time)
+        self._lock = threading.Lock()
+        self._pause_s = 1 / per_second
+        self._next_start = 0.0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A place among the creations, no sooner than the rate allows."""
+        while not self._places.acquire(blocking=False):  # noqa: ASYNC110 - who gives one up may be in another loop
+            await asyncio.sleep(LOOK_S)
+        try:
+            with self._lock:
+                start = max(time.monotonic(), self._next_start)
+                self._next_start = start + self._pause_s
+            await asyncio.sleep(start - time.monotonic())
+            yield
+        finally:
+            self._places.release()
+
+
+pace = Pace(AT_A_TIME, PER_SECOND)
+"""The process's: Modal counts by account, whichever runtime it is."""
+
+
 class Account:
     """The client of one backend; connects when it is first used."""
 
     def __init__(self) -> None:
         self._client: Any = None
         self._connecting = asyncio.Lock()
-        self._places = asyncio.Semaphore(AT_A_TIME)
-        self._next_start = 0.0
         self._apps: dict[str, Any] = {}
 
     async def client(self) -> Any:
@@ -82,16 +112,6 @@ class Account:
             except exception.NotFoundError:
                 return None
         return self._apps[name]
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """A place among the creations, no sooner than the rate allows."""
-        async with self._places:
-            loop = asyncio.get_running_loop()
-            start = max(loop.time(), self._next_start)
-            self._next_start = start + 1 / PER_SECOND
-            await asyncio.sleep(start - loop.time())
-            yield
 
     async def aclose(self) -> None:
         """Close the connection. Sandboxes stay."""

@@ -6,12 +6,18 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import modal
-from modal import exception
+from hermes_core.errors import PluginError, PolicyError, SandboxLost
 
-from hermes_core.errors import PolicyError, SandboxLost
+try:
+    import modal
+    from modal import exception
+except ModuleNotFoundError as missing:
+    hint = "`pip install modal`, then `modal token new`"
+    raise PluginError(f"the Modal package is not installed: {missing}", hint=hint) from missing
+
 from hermes_core.sandbox.async_channel import AsyncStreamChannel
 from hermes_core.sandbox.contract import (
     Backend,
@@ -27,12 +33,14 @@ from hermes_core.sandbox.contract import (
     SandboxStatus,
 )
 from hermes_modal import diagnosis, requests
-from hermes_modal.account import CALL_LIMIT_S, CREATE_LIMIT_S, Account, not_created, not_reached
+from hermes_modal.account import CALL_LIMIT_S, CREATE_LIMIT_S, Account, not_created, not_reached, pace
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
 
 if TYPE_CHECKING:
     from hermes_core.settings import Settings
 
+SNAPSHOT_LIMIT_S = 600
+"""How long a snapshot may take."""
 CHUNK_BYTES = 1 << 20
 """What one write carries at most; the SDK refuses more than 16 MiB, and a server messages above its own limit."""
 _FIRST_UID, _BLOCK, _BLOCKS = 1_900_000_000, 512, 1 << 16
@@ -47,13 +55,20 @@ class ModalBackend(Backend):
         frozenset({Isolation.SHARED, Isolation.USER, Isolation.DEDICATED}),
         network=frozenset(Network),
         attach=True,
+        snapshot=True,
         gpu=True,
     )
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._account = Account()
-        profiles = {} if settings is None else settings.profiles
-        self._apps = {DEFAULT_APP, *(str(each["app_name"]) for each in profiles.values() if each.get("app_name"))}
+        self._profiles = {} if settings is None else settings.profiles
+        named = (str(each["app_name"]) for each in self._profiles.values() if each.get("app_name"))
+        self._apps = {DEFAULT_APP, *named}
+
+    def note_profile(self, config: SandboxConfig) -> None:
+        """Its app is one of those whose sandboxes are listed."""
+        assert isinstance(config, ModalSandboxConfig)
+        self._apps.add(config.get_app_name())
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Create the sandbox of this spec, or give the one that runs under its lease's name."""
@@ -63,7 +78,7 @@ class ModalBackend(Backend):
         anchor = requests.anchor(spec, config.workspace_base)
         try:
             given = await requests.arguments(spec, config, self._account)
-            async with self._account.turn():
+            async with pace.turn():
                 make = modal.Sandbox.create.aio(*anchor, **given)
                 sandbox = await self._account.within(CREATE_LIMIT_S, make)
         except exception.AlreadyExistsError:
@@ -71,6 +86,16 @@ class ModalBackend(Backend):
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_created(error, config.name, "creating a sandbox") from error
         return ModalSandbox(sandbox, config.workspace_base, spec.lease_id, self._account, config.max_lifetime)
+
+    async def snapshot(self, sandbox: Sandbox) -> str:
+        """Keep the sandbox's files as a Modal image, which Modal removes after 30 days; its id."""
+        assert isinstance(sandbox, ModalSandbox)
+        return await sandbox.snapshot()
+
+    async def restore(self, spec: SandboxSpec, snapshot_id: str) -> Sandbox:
+        """As `create`, from a snapshot's image."""
+        source = {"image": None, "dockerfile": None, "snapshot_id": snapshot_id}
+        return await self.create(replace(spec, config=spec.config.model_copy(update=source)))
 
     async def _existing(self, spec: SandboxSpec, config: ModalSandboxConfig) -> Sandbox:
         client, name = await self._account.client(), requests.name_of(spec.lease_id)
@@ -130,8 +155,8 @@ class ModalBackend(Backend):
         return ModalSandbox(found, Sandbox.workspace_base, tags.get(requests.LEASE, ""), self._account)
 
     async def check(self) -> Diagnosis:
-        """Whether there is a token, and Modal takes it."""
-        return await diagnosis.diagnose(self._account)
+        """Whether there is a token, Modal takes it, and what the profiles name is there."""
+        return await diagnosis.diagnose(self._account, self._profiles)
 
     async def aclose(self) -> None:
         """Close the connection to Modal. Sandboxes stay."""
@@ -179,6 +204,15 @@ class ModalSandbox(Sandbox):
             self._sandbox = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_id.aio(self.id, client=client))
             again = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)
             return await self._account.within(CALL_LIMIT_S, again)
+
+    async def snapshot(self) -> str:
+        """Keep its files; the image's id."""
+        try:
+            keep = self._sandbox.snapshot_filesystem.aio(SNAPSHOT_LIMIT_S)
+            image = await self._account.within(SNAPSHOT_LIMIT_S, keep)
+        except (exception.Error, TimeoutError, OSError) as error:
+            raise not_reached(error, self.id) from error
+        return str(image.object_id)
 
     async def status(self) -> SandboxStatus:
         """What Modal says of it."""

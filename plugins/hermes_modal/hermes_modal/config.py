@@ -14,6 +14,7 @@ from hermes_core.settings import validated
 
 LONGEST_LIFE_S = 24 * 3600
 DEFAULT_APP = "atropos-sandbox"
+_GPU = re.compile(r"[A-Za-z0-9+!-]+(:[1-9][0-9]?)?")
 _APP_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -37,7 +38,8 @@ class ModalSandboxConfig(SandboxConfig):
     max_lifetime: int = Field(default=3600, ge=10, le=LONGEST_LIFE_S)
     """Seconds after which Modal ends the sandbox, whatever it does. It is replaced before that."""
     modal_idle_timeout: int | None = Field(default=None, gt=0)
-    """Seconds without use after which Modal itself ends the sandbox, whoever lives; None is `idle_timeout`."""
+    """Seconds without use after which Modal itself ends the sandbox, whoever lives; None is `idle_timeout`, but a
+    minute at least."""
     secrets: tuple[str, ...] = ()
     """Modal secrets by name; their variables are set in the sandbox. Commands see those that `slot_variables` names."""
     workspace_base: str = "/data"
@@ -80,6 +82,13 @@ class ModalSandboxConfig(SandboxConfig):
             return {**given, "image": None}
         return given
 
+    @field_validator("gpu")
+    @classmethod
+    def _is_a_gpu(cls, gpu: str | None) -> str | None:
+        if gpu is not None and not _GPU.fullmatch(gpu):
+            raise ValueError(f"must be a GPU's name, such as T4, or A100:2 for two, not {gpu!r}")
+        return gpu
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         sources = [key for key in ("image", "dockerfile", "snapshot_id") if getattr(self, key)]
@@ -90,6 +99,14 @@ class ModalSandboxConfig(SandboxConfig):
         if self.network is Network.NONE and (self.outbound_cidr_allowlist or self.outbound_domain_allowlist):
             raise ValueError("network is none, and an allow-list is set")
         return self
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a sandbox has: `A100:2` is two."""
+        if self.gpu is None:
+            return 0
+        _, _, count = self.gpu.partition(":")
+        return int(count) if count.isdigit() else 1
 
     def get_app_name(self, fallback: str = DEFAULT_APP) -> str:
         """The app that the sandboxes belong to."""

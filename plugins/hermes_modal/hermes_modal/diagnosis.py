@@ -1,33 +1,100 @@
-"""Whether Modal can be used here, for `hermes-rl doctor`."""
+"""Whether Modal can be used here, and with which profiles, for `hermes-rl doctor`."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import modal
 from modal import exception
 from modal.config import config as modal_config
+from modal.config import user_config_path
 
-from hermes_core.errors import ConfigError
+from hermes_core.errors import ConfigError, HermesError, UsageError
 from hermes_core.sandbox.contract import Diagnosis
+from hermes_core.terminal.settings import explain
+from hermes_modal import requests
 from hermes_modal.account import Account
+from hermes_modal.config import ModalSandboxConfig
+from hermes_modal.profiles import FILE_VARIABLE, NAMES_VARIABLE, load_profiles
+
+HELLO_LIMIT_S = 10.0
+"""How long Modal may take to answer at all."""
+
+Read = Callable[[], Mapping[str, ModalSandboxConfig]]
 
 
-async def diagnose(account: Account) -> Diagnosis:
-    """Connect. Never raises."""
+async def diagnose(account: Account, profiles: Mapping[str, Mapping[str, Any]]) -> Diagnosis:
+    """Connect, and look up what the profiles name. Never raises.
+
+    Args:
+        profiles: those of the runtime's settings.
+    """
     url = str(modal_config.get("server_url"))
     try:
-        await account.client()
+        client = await account.client()
+        await account.within(HELLO_LIMIT_S, client.hello.aio())
     except ConfigError as error:
         return Diagnosis(False, error.message, advice=(error.hint or "",))
     except exception.AuthError as error:
         advice = ("`modal token new` makes another; MODAL_TOKEN_ID and MODAL_TOKEN_SECRET come before ~/.modal.toml",)
-        return Diagnosis(False, f"Modal does not take the token: {error}", advice=advice)
+        return Diagnosis(False, f"Modal does not take the token of {_token_source()}: {error}", advice=advice)
     except (exception.Error, TimeoutError, OSError) as error:
         said = str(error) or type(error).__name__
         advice = ("check the network, and https://status.modal.com; MODAL_SERVER_URL names another server",)
         return Diagnosis(False, f"Modal does not answer at {url}: {said}", advice=advice)
     kinds = "V2, and V1 for GPUs" if modal_config.get("sandbox_v2") is not False else "V1"
-    return Diagnosis(
-        True,
-        f"Modal at {url}, SDK {modal.__version__}",
-        (f"sandboxes of kind {kinds}", "levels: shared, user, dedicated"),
-    )
+    details = [f"the token is from {_token_source()}", f"sandboxes of kind {kinds}", "levels: shared, user, dedicated"]
+    wrong, advice = [], []
+    for place, read in _sources(profiles, details):
+        try:
+            for name, config in read().items():
+                await requests.check_names(config, account)
+                details.append(f"profile {name!r} is from {place}")
+        except HermesError as error:
+            wrong.append(f"{error.message} (from {place})")
+            advice.append(error.hint or "")
+        except (exception.Error, TimeoutError, OSError) as error:
+            wrong.append(f"what the profiles of {place} name could not be looked up: {error}")
+    if wrong:
+        return Diagnosis(False, "; ".join(wrong), tuple(details), tuple(dict.fromkeys(filter(None, advice))))
+    return Diagnosis(True, f"Modal at {url}, SDK {modal.__version__}", tuple(details))
+
+
+def _token_source() -> str:
+    return "MODAL_TOKEN_ID" if os.environ.get("MODAL_TOKEN_ID") else str(Path(user_config_path))
+
+
+def _sources(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> Iterator[tuple[str, Read]]:
+    """Where profiles are from, and what reads them."""
+    if profiles:
+        yield "the settings (HERMES_PROFILES_FILE)", lambda: _ours(profiles, details)
+    if any(os.environ.get(name) for name in (FILE_VARIABLE, NAMES_VARIABLE)):
+        yield "the ATROPOS_MODAL_… variables", load_profiles
+    yield "the terminal tool's settings", _terminals
+
+
+def _terminals() -> dict[str, ModalSandboxConfig]:
+    """The terminal tool's, where Modal is its backend."""
+    try:
+        settings, _ = explain()
+    except HermesError:  # told by doctor, whatever the backend
+        return {}
+    return _made(settings.profiles) if settings.backend == "modal" else {}
+
+
+def _made(profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, ModalSandboxConfig]:
+    return {name: ModalSandboxConfig.from_dict(name, given) for name, given in profiles.items()}
+
+
+def _ours(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> dict[str, ModalSandboxConfig]:
+    """Those that are in Modal's terms: others may be for another backend."""
+    found = {}
+    for name, given in profiles.items():
+        try:
+            found[name] = ModalSandboxConfig.from_dict(name, given)
+        except UsageError as error:
+            details.append(f"profile {name!r} of the settings is none of Modal's: {error.message}")
+    return found

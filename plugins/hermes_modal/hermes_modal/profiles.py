@@ -81,12 +81,19 @@ def from_dict(kind: type[Config], name: str, data: Mapping[str, Any]) -> Config:
     what = f"profile {name!r} of backend 'modal'"
     if not isinstance(data, Mapping):
         raise ConfigError(f"{what} is {data!r}", hint="write `key: value` lines below its name")
-    if data.get("use_dotenv"):
+    if str(data.get("use_dotenv") or "no").lower() not in ("no", "false", "0"):
         raise ConfigError(
             f"{what}: use_dotenv would send all of `.env` to the sandbox",
             hint="name the variables in env_vars, or make a Modal secret: `modal secret create NAME KEY=VALUE`",
         )
-    given = {key: value for key, value in data.items() if key not in ("use_dotenv", "scale_down_idle")}
+    if data.get("workdir"):
+        raise ConfigError(
+            f"{what}: workdir is where the terminal tool's commands begin; those of slots begin in their workspace",
+            hint="leave it out, or set workspace_base, the directory of all workspaces",
+        )
+    given = {key: value for key, value in data.items() if key not in ("use_dotenv", "scale_down_idle", "workdir")}
+    if isinstance(given.get("env_vars"), str):
+        given["env_vars"] = _variables(given["env_vars"], what)
     for alias, key in _ALIASES.items():
         if alias in given:
             if key in given:
@@ -109,7 +116,9 @@ def from_env(kind: type[Config], profile: str, environ: Mapping[str, str] | None
     for word, key in _VARIABLES.items():
         for variable in (f"{PREFIX}_PROFILE_{own}_{word}", f"{PREFIX}_{word}"):
             if environ.get(variable):
-                given[key] = _parsed(key, environ[variable], variable)
+                given[key] = environ[variable]
+                if key == "env_vars":
+                    given[key] = _variables(environ[variable], variable)
                 break
     return from_dict(kind, profile, given)
 
@@ -121,14 +130,12 @@ def from_agent_env_config(kind: type[Config], config: Any, profile: str) -> Conf
         name = f"modal_{key}"
         value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
         if value not in (None, ""):
-            given[key] = _parsed(key, value, name) if isinstance(value, str) else value
+            given[key] = _variables(value, name) if key == "env_vars" and isinstance(value, str) else value
     return from_dict(kind, profile, given)
 
 
-def _parsed(key: str, value: str, named: str) -> Any:
-    """`env_vars` are `KEY=VALUE;KEY=VALUE`; everything else is for pydantic."""
-    if key != "env_vars":
-        return value
+def _variables(value: str, named: str) -> dict[str, str]:
+    """Those of `KEY=VALUE;KEY=VALUE`."""
     found = {}
     for part in value.split(";"):
         name, equals, text = part.strip().partition("=")

@@ -20,6 +20,10 @@ OWNER, LEASE, PROFILE, ISOLATION, CREATED = (
 """The tags of our sandboxes."""
 
 
+LEAST_IDLE_S = 60
+"""Seconds without use that Modal waits at least: a new sandbox is idle until its guest is there."""
+
+
 def name_of(lease_id: str) -> str:
     """A sandbox's name within its app, of which Modal allows one at a time: so a lease has one sandbox."""
     return f"hermes-rl-{lease_id}"[:64]
@@ -72,7 +76,7 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
         "secrets": [await _secret(name, config, account) for name in config.secrets],
         "env": {**config.env_vars, **spec.environment},
         "timeout": config.max_lifetime,
-        "idle_timeout": min(config.modal_idle_timeout or math.ceil(config.idle_timeout), config.max_lifetime),
+        "idle_timeout": min(_idle_timeout(config), config.max_lifetime),
         "cpu": config.cpu,
         "memory": config.memory,
         "gpu": config.gpu,
@@ -87,6 +91,22 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
         if (allowed := getattr(config, key)) is not None:
             given[key] = list(allowed)
     return given
+
+
+def _idle_timeout(config: ModalSandboxConfig) -> int:
+    return config.modal_idle_timeout or max(math.ceil(config.idle_timeout), LEAST_IDLE_S)
+
+
+async def check_names(config: ModalSandboxConfig, account: Account) -> None:
+    """Look up what the profile names in Modal.
+
+    Raises:
+        ConfigError, ProvisionError: something is not there.
+    """
+    for secret in (*config.secrets, *filter(None, [config.registry_secret])):
+        await _secret(secret, config, account)
+    for volume in config.volumes.values():
+        await _volume(volume, config, account)
 
 
 def _image(config: ModalSandboxConfig, client: Any) -> Any:

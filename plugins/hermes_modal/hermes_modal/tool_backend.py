@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -105,11 +105,13 @@ class ModalToolBackend:
         engine = self._open()
         await engine.thread.run(engine.tools.start(profiles_to_start))
 
-    async def stop(self, *, purge: bool = False) -> None:
-        """End all sandboxes. Idempotent; a slot asked for later begins anew. `purge` is accepted: nothing is kept."""
+    def stop(self, *, purge: bool = False) -> Coroutine[Any, Any, None]:
+        """End all sandboxes: begins when it is called, and awaited returns when nothing is left. Idempotent; a slot
+        asked for later begins anew. `purge` is accepted: nothing is kept."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            await asyncio.to_thread(engine.thread.close)
+            engine.thread.begin_close()
+        return _Droppable(_closed(engine))
 
     aclose = stop
 
@@ -156,6 +158,33 @@ class ModalToolBackend:
         return self._engine
 
 
+async def _closed(engine: _Engine | None) -> None:
+    if engine is not None:
+        await asyncio.to_thread(engine.thread.close)
+
+
+class _Droppable(Coroutine[Any, Any, None]):
+    """A coroutine that may be left without an `await`, and Python does not complain: its work goes on by itself."""
+
+    def __init__(self, waiting: Coroutine[Any, Any, None]) -> None:
+        self._waiting = waiting
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return (yield from self._waiting.__await__())  # and not the iterator itself: this object has to live on
+
+    def send(self, value: Any) -> Any:
+        return self._waiting.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._waiting.throw(*error)
+
+    def close(self) -> None:
+        self._waiting.close()
+
+    def __del__(self) -> None:
+        self._waiting.close()
+
+
 class _Engine:
     """A runtime in a loop of its own: the sandboxes outlive the caller's loop, and end before the program does."""
 
@@ -182,6 +211,7 @@ class _Engine:
                 isolation=isolation,
                 owner=runtime.owner,
                 default_profile=default_profile,
+                take_over=runtime.settings.owner is not None,
             )
 
         self.thread = LoopThread("Modal sandboxes", close)

@@ -27,7 +27,7 @@ def main() -> None:
         return
     mode = choose_mode(given.mode)
     if given.owned:
-        asyncio.run(serve_owner(mode))
+        asyncio.run(serve_owner(mode, given.port))
         return
     say = _exports if given.follow else _explain
     asyncio.run(serve(mode, given.port, lambda server: say(server, mode), follow=given.follow))

@@ -26,16 +26,17 @@ class ModalEmulator:
     Args:
         mode: `namespaces` gives each sandbox its own files, processes and network; `plain` runs commands as they are;
             `auto` is `namespaces` where this machine allows it.
+        port: of loopback; 0 is any.
 
     Raises:
         EmulatorError: it could not be started.
     """
 
-    def __init__(self, mode: str = "auto") -> None:
+    def __init__(self, mode: str = "auto", port: int = 0) -> None:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hermes_modal.testing", "--mode", mode, "--owned"],
+            [sys.executable, "-m", "hermes_modal.testing", "--mode", mode, "--port", str(port), "--owned"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

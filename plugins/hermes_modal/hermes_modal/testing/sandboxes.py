@@ -59,6 +59,11 @@ class EmulatedSandbox:
         """It is in use."""
         self._active = time.monotonic()
 
+    def _touch_if_used(self) -> None:
+        """A command that runs is use."""
+        if any(not each.ended.is_set() for each in self.execs.values()):
+            self.touch()
+
     async def start(self, machine: Machine) -> None:
         """Make its machine and start its main process.
 
@@ -97,8 +102,7 @@ class EmulatedSandbox:
         while True:
             waits = [] if deadline is None else [deadline - time.monotonic()]
             if limits.idle_timeout_secs:
-                if any(not each.ended.is_set() for each in self.execs.values()):
-                    self.touch()
+                self._touch_if_used()
                 waits.append(min(1.0, max(0.0, self._active + limits.idle_timeout_secs - time.monotonic())))
             try:
                 await asyncio.wait_for(self.main.ended.wait(), max(0.0, min(waits)) if waits else None)
@@ -106,6 +110,7 @@ class EmulatedSandbox:
                 if deadline is not None and time.monotonic() >= deadline:
                     self.finish(Status(status=Status.GENERIC_STATUS_TIMEOUT))
                     return
+                self._touch_if_used()
                 if limits.idle_timeout_secs and time.monotonic() >= self._active + limits.idle_timeout_secs:
                     self.finish(Status(status=Status.GENERIC_STATUS_IDLE_TIMEOUT))
                     return

@@ -155,13 +155,13 @@ async def _follow(server: EmulatorServer, pid: int | None) -> None:
         server.stopped.set()
 
 
-async def serve_owner(mode: str) -> None:
+async def serve_owner(mode: str, port: int) -> None:
     """Serve the process at the other end of standard input, which asks by lines of JSON, and end with it."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
-    await serve(mode, 0, lambda server: None, owner=reader)
+    await serve(mode, port, lambda server: None, owner=reader)
 
 
 async def _answer(reader: asyncio.StreamReader | None, server: EmulatorServer) -> None:

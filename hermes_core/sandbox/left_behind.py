@@ -1,0 +1,71 @@
+"""Sandboxes that an earlier driver of the same owner left, for the next one to go on with."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+
+from hermes_core import __version__
+from hermes_core.errors import HermesError
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SandboxStatus
+
+log = logging.getLogger(__name__)
+
+LIST_LIMIT_S = 30.0
+"""How long the provider may take to say what there is."""
+
+_OF_THE_POOL = {
+    *("min_sandboxes", "max_sandboxes", "reserve_slots", "idle_timeout", "acquire_timeout_s", "execution_timeout_s"),
+    *("prices", "max_cost"),
+}
+"""Settings that say nothing of a single sandbox."""
+
+
+def new_lease(config: SandboxConfig, isolation: Isolation) -> str:
+    """An id that nobody else has, and that says what the sandbox is to be: 32 hexadecimal digits."""
+    return _mark(config, isolation) + secrets.token_hex(8)
+
+
+def _mark(config: SandboxConfig, isolation: Isolation) -> str:
+    """The same for sandboxes that are as good as each other, and for no others."""
+    settings = config.model_dump(mode="json", exclude=_OF_THE_POOL)
+    text = json.dumps([__version__, isolation.label, type(config).__name__, settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class LeftBehind:
+    """The leases of an owner's sandboxes, looked up once, before the first sandbox is made.
+
+    Args:
+        owner: None looks for none.
+    """
+
+    def __init__(self, backend: Backend, owner: str | None) -> None:
+        self._backend = backend
+        self._owner = owner
+        self._leases: list[str] | None = None if owner is not None else []
+        self._looking = asyncio.Lock()
+
+    async def take(self, config: SandboxConfig, isolation: Isolation) -> str | None:
+        """A lease whose sandbox is as this profile wants it; each is given once."""
+        async with self._looking:
+            if self._leases is None:
+                self._leases = await self._look()
+        mark = _mark(config, isolation)
+        found = next((lease for lease in self._leases if lease.startswith(mark)), None)
+        if found is not None:
+            self._leases.remove(found)
+        return found
+
+    async def _look(self) -> list[str]:
+        try:
+            async with asyncio.timeout(LIST_LIMIT_S):
+                found = await self._backend.list(self._owner)
+        except (HermesError, TimeoutError) as error:
+            log.warning("what an earlier driver left could not be looked up: %s", error)
+            return []
+        running = [each for each in found if each.status is SandboxStatus.RUNNING]
+        return [each.lease_id for each in sorted(running, key=lambda each: -each.created)]
