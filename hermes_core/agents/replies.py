@@ -57,12 +57,15 @@ def read_reply(completion: Any, turn: int) -> Reply:
     """The model's answer in a chat completion.
 
     Args:
-        completion: an SDK object, or a dict of the same shape. Only the first choice is looked at.
+        completion: an SDK object, or a dict of the same shape, of which only the first choice is looked at; or the
+            `Reply` of a server of our own, which is given back.
         turn: the number of this answer, from which calls without an id get one.
 
     Raises:
         BadCompletion: it is no chat completion, or has no choices.
     """
+    if isinstance(completion, Reply):
+        return completion
     choices = get(completion, "choices")
     message = get(choices[0], "message") if isinstance(choices, Sequence) and choices else None
     if message is None or isinstance(choices, str):
