@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks import (
+    atropos,
     batch,
     latency,
     output,
@@ -35,9 +36,10 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "docker": peers_docker.rows,
     "docker-rollouts": peers_rollouts.rows,
     "ssh": peers_ssh.rows,
+    "atropos": atropos.rows,
 }
 
-NOT_QUICK = ("swe-smith", "docker-rollouts")
+NOT_QUICK = ("swe-smith", "docker-rollouts", "atropos")
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"
