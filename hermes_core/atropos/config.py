@@ -20,7 +20,7 @@ _BACKENDS = ("local", "docker", "ssh", "modal")
 """Backends whose `NAME_…` settings are taken, used or not; those of another one only when it is the one in use."""
 
 
-class HermesAgentEnvConfig(BaseEnvConfig):
+class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib has no types
     """Atropos' own settings, and ours. Unknown keys are errors.
 
     Settings of sandboxes are written `BACKEND_KEY`: `modal_image`, `docker_memory`, …: any that the backend's profiles

@@ -77,6 +77,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         ConfigError, UnknownNameError: what was asked for can't be.
     """
 
+    jsonl_writer: Any
+    completion_lengths: list[int]
+    rollouts_for_wandb: list[list[tuple[str, float]]]
+
     name: str | None = "hermes-agent"
     env_config_cls = HermesAgentEnvConfig
     isolation: ClassVar[Isolation] = Isolation.USER

@@ -12,6 +12,7 @@ from hermes_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hermes_core.atropos.env import HermesAgentBaseEnv
+    from hermes_core.envs.base import Item
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ async def process(env: HermesAgentBaseEnv) -> None:
         log.info("wrote %s and %s", groups, page)
 
 
-async def _one(env: HermesAgentBaseEnv, item: object) -> None:
+async def _one(env: HermesAgentBaseEnv, item: Item) -> None:
     collected, _ = await env.collect_trajectories(item)
     if not collected:
         return
