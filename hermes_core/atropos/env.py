@@ -33,6 +33,7 @@ from hermes_core.atropos.start import (
     default_server,
     open_servers,
     try_out,
+    with_key,
 )
 from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.options import granted_isolation
@@ -99,7 +100,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.exact = self.server_configs[0].server_type in EXACT
         """Whether the servers give tokens and logprobs (phase 2)."""
         try:
-            super().__init__(config, self.server_configs, slurm, testing)
+            super().__init__(config, with_key(self.server_configs), slurm, testing)
         except (OSError, ValueError) as error:  # what transformers raises for a tokenizer that is not there
             raise ConfigError(
                 f"the tokenizer {config.tokenizer_name!r} can't be loaded: {str(error).splitlines()[0]}",

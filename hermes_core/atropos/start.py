@@ -101,6 +101,11 @@ def _with_tokenizer(server: APIServerConfig, tokenizer: str) -> APIServerConfig:
     return server.model_copy(update=changes)
 
 
+def with_key(servers: Sequence[APIServerConfig]) -> list[APIServerConfig]:
+    """The same for Atropos' own clients, which are made, and never used, and insist on a key."""
+    return [server.model_copy(update={"api_key": server.api_key or "none"}) for server in servers]
+
+
 def open_servers(
     runtime: Runtime,
     servers: Sequence[APIServerConfig],
