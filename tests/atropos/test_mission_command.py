@@ -1,4 +1,4 @@
-"""The command that users were promised, as it is written, with the server and tokenizer in `.env`, on Modal's emulator."""
+"""The command that users were promised, as it is written, with server and tokenizer in `.env`, on Modal's emulator."""
 
 from __future__ import annotations
 
