@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks import (
+    atropos,
     batch,
     latency,
     output,
@@ -37,9 +38,10 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "docker-rollouts": peers_rollouts.rows,
     "ssh": peers_ssh.rows,
     "modal": peers_modal.rows,
+    "atropos": atropos.rows,
 }
 
-NOT_QUICK = ("swe-smith", "docker-rollouts")
+NOT_QUICK = ("swe-smith", "docker-rollouts", "atropos")
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,7 @@ ELSEWHERE = {
     "rollout": ("hermes_core.envs.cli:rollout", "Let an agent work on an environment's items, and score it."),
     "validate": ("hermes_core.envs.cli:validate", "Check that oracle scores 1.0 and nop 0.0 on every item."),
     "rescore": ("hermes_core.envs.cli:rescore", "Verify the recorded patches of a run again."),
+    "atropos": ("hermes_core.atropos.cli:atropos", "Run an environment for the RL trainers of Atropos."),
     "conformance": (
         "hermes_core.testing.conformance.cli:conformance",
         "Check that a backend keeps every promise that backends make.",
@@ -31,11 +33,13 @@ ELSEWHERE = {
 
 
 class Program(click.Group):
-    """Imports the commands in `ELSEWHERE` when they are run, and turns our errors into messages and exit codes."""
+    """Imports the commands in `elsewhere` when they are run, and turns our errors into messages and exit codes."""
+
+    elsewhere: Mapping[str, tuple[str, str]] = ELSEWHERE
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """What the program is for first, then what describes it."""
-        return [*ELSEWHERE, *super().list_commands(ctx)]
+        return [*self.elsewhere, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, imported if need be.
@@ -43,8 +47,8 @@ class Program(click.Group):
         Raises:
             UnknownNameError: there is none; names the nearest.
         """
-        if cmd_name in ELSEWHERE:
-            module, _, attribute = ELSEWHERE[cmd_name][0].partition(":")
+        if cmd_name in self.elsewhere:
+            module, _, attribute = self.elsewhere[cmd_name][0].partition(":")
             command: click.Command = getattr(importlib.import_module(module), attribute)
             return command
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
@@ -54,7 +58,7 @@ class Program(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands with one line each, without importing any."""
         own = {name: command.get_short_help_str(90) for name, command in self.commands.items()}
-        lines = {name: line for name, (_, line) in ELSEWHERE.items()} | own
+        lines = {name: line for name, (_, line) in self.elsewhere.items()} | own
         with formatter.section("Commands"):
             formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
 
@@ -78,7 +82,7 @@ class Program(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
         except (HermesError, ExceptionGroup) as error:
             expected = _expected(error)
-            if not expected or ctx.params["traceback"]:
+            if not expected or ctx.find_root().params.get("traceback"):
                 raise
             for one in expected:
                 say(f"error: {one}", err=True)

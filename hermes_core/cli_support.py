@@ -1,15 +1,31 @@
-"""What the commands share: a runtime from the environment, with a log on standard error that gives no secret away."""
+"""What the commands share: a runtime from the environment, a log that gives no secret away, and a clean end."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import shutil
+import signal
 import sys
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
 
+import click
+
+from hermes_core.errors import DatasetError, InfraError, OutputError, PolicyError
 from hermes_core.runtime import Runtime
 from hermes_core.screen import say
 from hermes_core.settings import RedactingFormatter, Settings
+
+T = TypeVar("T")
+
+EXIT_USAGE = 2
+EXIT_INCOMPLETE = 3
+EXIT_INTERRUPTED = 130
+
+CLEANUP_S = 20.0
+"""Seconds that Ctrl-C leaves for ending sandboxes; they end themselves later if it takes longer."""
 
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -54,3 +70,52 @@ def tell_problems(runtime: Runtime) -> None:
     """Say on standard error what is wrong with the plugins."""
     for problem in runtime.plugin_manager.problems():
         say(f"problem: {problem}", err=True)
+
+
+def finish(
+    ctx: click.Context, main: Callable[[Runtime], Coroutine[Any, Any, T]], interrupted: str = "interrupted"
+) -> T:
+    """Run it to its end. Wrong input of any kind exits with 2, what broke off the run with 3, Ctrl-C with 130."""
+    try:
+        return asyncio.run(_interruptible(_within_runtime(ctx.obj or 0, main)))
+    except asyncio.CancelledError:
+        say(interrupted, err=True)
+        ctx.exit(EXIT_INTERRUPTED)
+    except (DatasetError, PolicyError, InfraError, OutputError) as error:
+        if ctx.find_root().params.get("traceback"):
+            raise
+        say(f"error: {error}", err=True)
+        ctx.exit(EXIT_INCOMPLETE if isinstance(error, InfraError | OutputError) else EXIT_USAGE)
+
+
+async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
+    async with new_runtime(verbose) as runtime:
+        runtime.plugin_manager.check_named()
+        tell_problems(runtime)
+        return await main(runtime)
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """The first Ctrl-C (or TERM) cancels and cleans up for a while at most, the second leaves at once."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        if interrupted:
+            _leave()
+        interrupted = True
+        say("stopping: ending the sandboxes (Ctrl-C again leaves at once)", err=True)
+        task.cancel()
+        loop.call_later(CLEANUP_S, _leave)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    return await work
+
+
+def _leave() -> NoReturn:
+    say("left without cleaning up: what is left ends itself when it misses us", err=True)
+    os._exit(EXIT_INTERRUPTED)

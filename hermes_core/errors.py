@@ -159,6 +159,10 @@ class VerifierError(HermesError):
     """The verification itself failed (not the agent's work): no reward is given."""
 
 
+class OutputError(HermesError):
+    """What a run writes can't be written."""
+
+
 class ModelError(HermesError):
     """The model's endpoint failed: unreachable, refused, rate-limited beyond patience, or answering garbage."""
 

@@ -22,6 +22,7 @@ from hermes_core.settings import Settings, validated
 
 if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentSettings
+    from hermes_core.agents.parsers.base import Parser
     from hermes_core.envs.base import Environment
     from hermes_core.hooks import Observers
     from hermes_core.sandbox.provision import PrepareSandbox
@@ -194,6 +195,21 @@ class Runtime:
         filled = given.model_copy(update={key: getattr(self.settings, key) for key in unset})
         agent: Agent = self._make(entry, filled)
         return self._keep(agent)
+
+    def parser(self, name: str) -> Parser:
+        """The parser of tool calls of that name. It keeps nothing, and serves any number of rollouts.
+
+        Raises:
+            UnknownNameError: no plugin provides it.
+            PluginError: two plugins claim it, or it cannot be imported or made, or is no parser.
+        """
+        from hermes_core.agents.parsers.base import Parser
+
+        entry = self.parsers.entry(name)
+        parser = self._make(entry)
+        if not isinstance(parser, Parser):
+            raise PluginError(f"parser {name!r} of {entry.plugin.label} made {parser!r}, which is no Parser")
+        return parser
 
     async def close(self, thing: Closable) -> None:
         """Close something that was made here now, not only with the runtime, which lives longer than many of them."""

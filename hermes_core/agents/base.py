@@ -19,6 +19,10 @@ ToolHandler = Callable[[str, Mapping[str, Any], str], Awaitable[str]]
 """
 
 
+MASKED = -100
+"""The mask of a token that the model did not write."""
+
+
 class StopReason(StrEnum):
     """Why an agent stopped."""
 

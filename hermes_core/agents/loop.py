@@ -32,7 +32,7 @@ class ChatServer(Protocol):
     """What the loop asks: an endpoint's wrapper, or a trainer's server that keeps tokens."""
 
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
-        """One completion of `messages`, in the shape of the OpenAI API, as an object or as a dict."""
+        """One completion of `messages`, in the shape of the OpenAI API, as an object or as a dict; or a `Reply`."""
         ...
 
 
@@ -178,10 +178,10 @@ class HermesAgentLoop:
 
     async def _answer(self, call: ToolCall) -> tuple[str, str | None, bool]:
         """What the model is told: `(content, error or None, whether the call was valid)`."""
-        if call.name not in self.valid_tool_names:
+        if call.name not in self.valid_tool_names and (call.name or call.error is None):
             return _refusal(f"unknown tool {call.name!r}: {nearest_hint(call.name, self.valid_tool_names)}")
         if call.arguments is None:
-            return _refusal(f"{call.error}. Call {call.name} again with one JSON object as its arguments.")
+            return _refusal(str(call.error))
         assert self.tool_handler is not None  # __init__: there are no valid names without one
         try:
             content = await self.tool_handler(call.name, call.arguments, self.task_id)

@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
-import random
 import re
-import time
-from collections.abc import Mapping, Sequence
-from email.utils import parsedate_to_datetime
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
-from hermes_core.agents.failures import ResponseTooLarge, as_model_error, may_pass, status_of
+from hermes_core.agents.failures import ResponseTooLarge
 from hermes_core.agents.loop import ChatServer, HermesAgentLoop
 from hermes_core.agents.replies import decode_arguments, read_reply
+from hermes_core.agents.retries import explained, is_loopback, persist
 from hermes_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-logger = logging.getLogger(__name__)
-
-_FIRST_WAIT_S = 0.5
 _NO_KEY = "none"  # the SDK wants one, and would otherwise send OPENAI_API_KEY to whatever endpoint this is
 
 
@@ -116,17 +110,11 @@ class OpenAIServer:
             ModelError: the endpoint failed, for good or too often; says what to do.
             ContextLengthExceeded: the conversation does not fit the model's context.
         """
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return await self._ask_once({"model": self.model, "messages": sendable(messages), **request})
-            except Exception as error:
-                if attempt > self.settings.max_retries or not may_pass(error):
-                    raise self._explain(error, attempt) from error
-                wait = min(self.settings.max_retry_wait_s, _asked_wait(error) or _backoff(attempt))
-                logger.info("model endpoint: attempt %d failed (%s), again in %.1f s", attempt, _brief(error), wait)
-            await asyncio.sleep(wait)
+        return await persist(
+            lambda: self._ask_once({"model": self.model, "messages": sendable(messages), **request}),
+            self.settings,
+            self._explain,
+        )
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
@@ -153,12 +141,7 @@ class OpenAIServer:
 
     def _explain(self, error: Exception, attempts: int) -> Exception:
         endpoint = self.settings.base_url or str(self._client.base_url)
-        failure = as_model_error(error, endpoint=endpoint, model=self.model, attempts=attempts)
-        key = self.settings.api_key.get_secret_value() if self.settings.api_key else ""
-        if key:  # some endpoints repeat it when they refuse it
-            failure.message = failure.message.replace(key, "***")
-            failure.args = (failure.message,)
-        return failure
+        return explained(error, self.settings, endpoint=endpoint, model=self.model, attempts=attempts)
 
 
 def sendable(messages: Sequence[Message]) -> list[Message]:
@@ -215,36 +198,8 @@ def _open_client(settings: AgentSettings) -> AsyncOpenAI:
         timeout=settings.request_timeout_s,
         max_retries=0,
         # A proxy from the environment is never meant for a server on this host.
-        http_client=BoundedClient(trust_env=not _is_loopback(settings.base_url)),
+        http_client=BoundedClient(trust_env=not is_loopback(settings.base_url)),
     )
 
 
 _OF_THE_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-
-
-def _is_loopback(url: str | None) -> bool:
-    return url is not None and re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])([:/]|$)", url) is not None
-
-
-def _asked_wait(error: Exception) -> float | None:
-    """Seconds that the endpoint asks to wait before the next attempt, if it does."""
-    headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
-    try:
-        if "retry-after-ms" in headers:
-            return max(0.0, float(headers["retry-after-ms"]) / 1000)
-        value = headers.get("retry-after", "")
-        if value.strip() and not value.strip()[0].isdigit():
-            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-        return float(value) if value else None
-    except ValueError:
-        return None
-
-
-def _backoff(attempt: int) -> float:
-    """Seconds to wait after the given attempt: doubling, spread so that rollouts do not return all at once."""
-    return _FIRST_WAIT_S * float(2 ** min(attempt - 1, 10)) * random.uniform(0.75, 1.25)
-
-
-def _brief(error: Exception) -> str:
-    status = status_of(error)
-    return f"HTTP {status}" if status is not None else type(error).__name__

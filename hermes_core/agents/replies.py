@@ -13,7 +13,10 @@ from hermes_core.agents.failures import BadCompletion
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One tool call as the model made it. `arguments` is None when they could not be read; `error` then says why."""
+    """One tool call as the model made it.
+
+    `arguments` is None when they could not be read; `error` then tells the model why, and what to do.
+    """
 
     id: str
     name: str
@@ -57,12 +60,15 @@ def read_reply(completion: Any, turn: int) -> Reply:
     """The model's answer in a chat completion.
 
     Args:
-        completion: an SDK object, or a dict of the same shape. Only the first choice is looked at.
+        completion: an SDK object, or a dict of the same shape, of which only the first choice is looked at; or a
+            `Reply`, which is taken as it is, of a server that reads its model's text itself.
         turn: the number of this answer, from which calls without an id get one.
 
     Raises:
         BadCompletion: it is no chat completion, or has no choices.
     """
+    if isinstance(completion, Reply):
+        return completion
     choices = get(completion, "choices")
     message = get(choices[0], "message") if isinstance(choices, Sequence) and choices else None
     if message is None or isinstance(choices, str):
@@ -134,14 +140,17 @@ def _calls(raw: Any, turn: int, *, cut: bool) -> tuple[ToolCall, ...]:
 def _call(item: Any, *, cut: bool) -> ToolCall:
     """One call; `cut` says that the answer's length limit fell into it, unless its arguments are complete."""
     function = get(item, "function")
-    identifier, name, raw = get(item, "id"), get(function, "name"), get(function, "arguments")
+    identifier, given, raw = get(item, "id"), get(function, "name"), get(function, "arguments")
+    name = encodable(given) if isinstance(given, str) else ""
     text = raw if isinstance(raw, str) else json.dumps(_plain(raw if raw is not None else {}), default=str)
     arguments, error, repaired = decode_arguments(raw)
     if cut and (arguments is None or not text.strip()):
         arguments, error = None, "the call was cut off at the limit on the length of one answer: make it shorter"
+    if error is not None:
+        error = f"{error}. Call {name or 'the tool'} again with one JSON object as its arguments."
     return ToolCall(
         id=identifier if isinstance(identifier, str) else "",
-        name=encodable(name) if isinstance(name, str) else "",
+        name=name,
         text=encodable(text),
         arguments=arguments,
         error=error,

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes_core.cli_support import new_runtime, tell_problems, terminal_width
+from hermes_core.cli_support import EXIT_INCOMPLETE, finish, terminal_width
 from hermes_core.envs.cli_options import DottedCommand, dotted, merged, read_config
 from hermes_core.envs.report import Failures, rescoring_text, summary_text, validation_text
-from hermes_core.envs.store import OutputError
 from hermes_core.envs.summary import RunSummary
-from hermes_core.errors import DatasetError, InfraError, PolicyError
 from hermes_core.screen import say
 
 if TYPE_CHECKING:
@@ -26,15 +21,7 @@ if TYPE_CHECKING:
     from hermes_core.envs.validate import Validation
     from hermes_core.runtime import Runtime
 
-T = TypeVar("T")
 Command = Callable[..., Any]
-
-EXIT_USAGE = 2
-EXIT_INCOMPLETE = 3
-EXIT_INTERRUPTED = 130
-
-CLEANUP_S = 20.0
-"""Seconds that Ctrl-C leaves for ending sandboxes; they end themselves later if it takes longer."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -111,7 +98,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
         )
 
     out = f"; `--resume` goes on with what is in {given['out']}" if given["out"] else ""
-    summary = _finish(ctx, main, interrupted=f"interrupted{out}")
+    summary = finish(ctx, main, interrupted=f"interrupted{out}")
     text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
     say(text or summary_text(summary, failures, terminal_width()))
     ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
@@ -144,7 +131,7 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
             **_options(ctx, runtime, config, given),
         )
 
-    outcome = _finish(ctx, main)
+    outcome = finish(ctx, main)
     say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else validation_text(outcome, terminal_width()))
     ctx.exit(0 if outcome.sound else EXIT_INCOMPLETE)
 
@@ -173,7 +160,7 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
             **_options(ctx, runtime, config, {**given, "backend": _first(given["backend"], ran["backend"])}),
         )
 
-    outcome = _finish(ctx, main)
+    outcome = finish(ctx, main)
     say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else rescoring_text(outcome))
     ctx.exit(0 if outcome.agrees else EXIT_INCOMPLETE)
 
@@ -222,55 +209,3 @@ def _options(
     names = ("isolation", "concurrency", "group_size", "seed", "rollout_timeout", "stop_on_infra")
     flags = {name: given[name] for name in names if given.get(name) is not None}
     return {**options, **flags, **({"allow_unisolated": True} if given["allow_unisolated"] else {})}
-
-
-# ---------------------------------------------------------------------- running, and being interrupted
-
-
-def _finish(
-    ctx: click.Context, main: Callable[[Runtime], Coroutine[Any, Any, T]], interrupted: str = "interrupted"
-) -> T:
-    """Run it to its end. Wrong input of any kind exits with 2, what broke off the run with 3, Ctrl-C with 130."""
-    try:
-        return asyncio.run(_interruptible(_within_runtime(ctx.obj or 0, main)))
-    except asyncio.CancelledError:
-        say(interrupted, err=True)
-        ctx.exit(EXIT_INTERRUPTED)
-    except (DatasetError, PolicyError, InfraError, OutputError) as error:
-        if ctx.find_root().params.get("traceback"):
-            raise
-        say(f"error: {error}", err=True)
-        ctx.exit(EXIT_INCOMPLETE if isinstance(error, InfraError | OutputError) else EXIT_USAGE)
-
-
-async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:
-    async with new_runtime(verbose) as runtime:
-        runtime.plugin_manager.check_named()
-        tell_problems(runtime)
-        return await main(runtime)
-
-
-async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """The first Ctrl-C (or TERM) cancels and cleans up for a while at most, the second leaves at once."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    interrupted = False
-
-    def interrupt() -> None:
-        nonlocal interrupted
-        if interrupted:
-            _leave()
-        interrupted = True
-        say("stopping: ending the sandboxes (Ctrl-C again leaves at once)", err=True)
-        task.cancel()
-        loop.call_later(CLEANUP_S, _leave)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    return await work
-
-
-def _leave() -> NoReturn:
-    say("left without cleaning up: what is left ends itself when it misses us", err=True)
-    os._exit(EXIT_INTERRUPTED)

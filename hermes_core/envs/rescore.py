@@ -15,10 +15,10 @@ from hermes_core.envs.parts import hooks_for, make_environment, new_backend, new
 from hermes_core.envs.progress import NoProgress, Progress
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
 from hermes_core.envs.runner import each
-from hermes_core.envs.store import RUN, OutputError, OutputFolder, read_records, read_run
+from hermes_core.envs.store import RUN, OutputFolder, read_records, read_run
 from hermes_core.envs.summary import Key, Tally
 from hermes_core.envs.trajectory import Trajectory, dump_record
-from hermes_core.errors import UsageError
+from hermes_core.errors import OutputError, UsageError
 from hermes_core.settings import validated
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from hermes_core.envs.summary import RunSummary, Tally
 from hermes_core.envs.trajectory import dump_record
-from hermes_core.errors import HermesError, UsageError
+from hermes_core.errors import OutputError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,6 @@ class Sink(Protocol):
 
     async def aclose(self) -> None:
         """Called once, after the last record."""
-
-
-class OutputError(HermesError):
-    """The output folder can't be written to."""
 
 
 class OutputFolder:

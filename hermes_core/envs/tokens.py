@@ -3,41 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MASKED = -100
-"""The mask of a token that the model did not write."""
+from hermes_core.agents.base import MASKED
+
+__all__ = ["MASKED", "TokenSequence", "Tokens", "tokens_of"]
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """Three lists of one length, not shifted: token ids; the same where the model wrote them, else -100; logprobs."""
+
+    tokens: list[int]
+    masks: list[int]
+    logprobs: list[float]
+
+    @property
+    def trained(self) -> int:
+        """Tokens that the model wrote."""
+        return sum(mask != MASKED for mask in self.masks)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Three lists of one length, as a record carries them; or the reason why there are none."""
+    """The sequences of one trajectory; or the reason why there are none."""
 
-    tokens: list[int] | None = None
-    masks: list[int] | None = None
-    logprobs: list[float] | None = None
+    sequences: tuple[TokenSequence, ...] = ()
+    """One, unless the conversation's past was changed on the way: then what was said until then, and what after."""
     refused: str | None = None
     """Why what the server kept can't be trained on; None if it can, or if it kept nothing."""
 
+    @property
+    def only(self) -> TokenSequence | None:
+        """The sequence of a trajectory that has one."""
+        return self.sequences[0] if len(self.sequences) == 1 else None
+
 
 def tokens_of(managed_state: Mapping[str, Any] | None) -> Tokens:
-    """The server's tokens as they are, never made again from text.
+    """The server's tokens as they are, never made again from text, and checked.
 
     Args:
         managed_state: `AgentResult.managed_state`: its `nodes` each have `tokens`, `masked_tokens` (the token where the
-            model wrote it, else -100) and `logprobs`.
+            model wrote it, else -100) and `logprobs`. A node with `turns` and `text`, as those of
+            `hermes_core.agents.exact`, is checked against what the server sampled too; for that the state has
+            `end_tokens` and `decode`.
     """
     if managed_state is None:
         return Tokens()
     nodes = managed_state.get("nodes")
-    if not isinstance(nodes, Sequence) or len(nodes) != 1:
-        count = len(nodes) if isinstance(nodes, Sequence) else 0
-        return Tokens(refused=f"the server kept {count} sequences for one conversation, not 1")
-    tokens, masks, logprobs = (list(_field(nodes[0], name)) for name in ("tokens", "masked_tokens", "logprobs"))
-    reason = _refuse(tokens, masks, logprobs)
-    return Tokens(refused=reason) if reason else Tokens(tokens, masks, logprobs)
+    if not isinstance(nodes, Sequence) or not nodes:
+        return Tokens(refused="the server kept no sequence for this conversation")
+    sequences = []
+    for number, node in enumerate(nodes):
+        tokens, masks, logprobs = (list(_field(node, name)) for name in ("tokens", "masked_tokens", "logprobs"))
+        reason = _refuse(tokens, masks, logprobs) or _changed(node, tokens, masks, managed_state)
+        if reason is not None:
+            return Tokens(refused=f"sequence {number}: {reason}" if len(nodes) > 1 else reason)
+        sequences.append(TokenSequence(tokens, masks, logprobs))
+    return Tokens(tuple(sequences))
 
 
 def _field(node: Any, name: str) -> Sequence[Any]:
@@ -58,3 +85,35 @@ def _refuse(tokens: list[int], masks: list[int], logprobs: list[float]) -> str |
         if not (math.isfinite(logprobs[index]) and logprobs[index] <= 0):
             return f"the logprob of token {index} is {logprobs[index]}"
     return None
+
+
+def _changed(node: Any, tokens: list[int], masks: list[int], state: Mapping[str, Any]) -> str | None:
+    """Why the sequence is not what was asked and sampled, turn by turn, or None. Nothing to check without turns."""
+    turns = _field(node, "turns")
+    if not turns:
+        return None
+    end_tokens: Collection[int] = state.get("end_tokens", ())
+    expected = [MASKED] * len(tokens)
+    whole, checked, checksum = memoryview(array("i", tokens)), 0, 0
+    for number, turn in enumerate(turns, 1):
+        checksum = zlib.crc32(whole[checked : turn.start], checksum)
+        checked = turn.start
+        if tuple(tokens[turn.start : turn.stop]) != turn.sampled:
+            return f"the tokens of answer {number} are not those that the server sampled"
+        if checksum != turn.prompt_checksum:
+            return f"the tokens before answer {number} are not those that the server was asked with"
+        if turn.stop < len(tokens) and {tokens[turn.stop - 1], tokens[turn.stop]} <= set(end_tokens):
+            return f"answer {number} ends with two end tokens"
+        expected[turn.start : turn.stop] = turn.sampled
+    if masks != expected:
+        place = next(index for index, mask in enumerate(masks) if mask != expected[index])
+        return f"mask {place} is {masks[place]}, and should be {expected[place]}"
+    decode: Callable[[Sequence[int]], str] | None = state.get("decode")
+    if decode is not None and not _same_text(decode(tokens), getattr(node, "text", "")):
+        return "the tokens do not decode to what was asked and answered"
+    return None
+
+
+def _same_text(text: str, parts: str) -> bool:
+    """Equal; some tokenizers drop the space that a part begins with."""
+    return text == parts or text.replace(" ", "") == parts.replace(" ", "")

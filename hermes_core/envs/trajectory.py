@@ -157,6 +157,7 @@ class Trajectory:
         result = self.result
         clean = _Cleaner(redact)
         exact = tokens_of(result.managed_state)
+        only = exact.only
         record: dict[str, Any] = {
             "trajectory_id": self.trajectory_id,
             "environment": self.environment,
@@ -170,9 +171,9 @@ class Trajectory:
             "failure": None,
             "patch": clean.patch(self.patch),
             "messages": clean(result.messages, "messages"),
-            "tokens": exact.tokens,
-            "masks": exact.masks,
-            "logprobs": exact.logprobs,
+            "tokens": only.tokens if only else None,
+            "masks": only.masks if only else None,
+            "logprobs": only.logprobs if only else None,
             "stop_reason": str(result.stop_reason) if self._agent_ran() else None,
             "timings": {f"{stage}_s": self.timings.get(f"{stage}_s") for stage in STAGES},
             "tool_calls": {
@@ -187,6 +188,8 @@ class Trajectory:
             record["failure"] = {"kind": str(self.failure.kind), "stage": self.failure.stage, "message": message}
         if self.infra_retries:
             record["details"]["infra_retries"] = self.infra_retries
+        if len(exact.sequences) > 1:  # the conversation's past was changed on the way
+            record["sequences"] = [vars(sequence) for sequence in exact.sequences]
         if exact.refused:
             record["details"]["tokens_refused"] = exact.refused
         if clean.cut:

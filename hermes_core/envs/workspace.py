@@ -88,6 +88,14 @@ class LeasedSlot:
         """
         return await self._watch(self._backend.execute(self.slot, tool_name, args or {}, timeout_s=timeout))
 
+    async def kill_everything(self) -> None:
+        """Kill every process of the slot; all are dead when it returns.
+
+        Raises:
+            InfraError: the sandbox can't be reached, or that they are dead can't be proved.
+        """
+        await self._watch(self._backend.kill_everything(self.slot))
+
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
         """Make a directory once per sandbox and key, as a user that no slot has; slots can read it, not write it.
 
@@ -158,7 +166,7 @@ class LeasedSlot:
             except UnicodeDecodeError:  # text in another encoding: only git's binary form carries it through JSON
                 return (await self._diff(path, base, max_bytes, binary=True)).decode("utf-8", "replace")
         finally:
-            await self._watch(self._backend.kill_everything(self.slot))
+            await self.kill_everything()
 
     async def _diff(self, path: str, base: str, max_bytes: int, *, binary: bool) -> bytes:
         done = await self.commands.run(

@@ -146,7 +146,7 @@ def test_what_a_full_disk_left_of_a_line_is_taken_back(tmp_path):
 import resource, signal, sys, pathlib
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_store import OutputFolder, Tally, CONFIGURATION, record
-from hermes_core.envs.store import OutputError
+from hermes_core.errors import OutputError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = OutputFolder(pathlib.Path(sys.argv[1]))
 folder.open(CONFIGURATION, {{}}, Tally(), resume=True)

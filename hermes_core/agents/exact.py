@@ -1,0 +1,214 @@
+"""A conversation kept token for token: what the model was asked and what it sampled, never made again from text."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message
+from hermes_core.agents.chat import Chat
+from hermes_core.agents.failures import ContextLengthExceeded
+from hermes_core.agents.generate import GenerateServer, Sampled
+from hermes_core.agents.model import ModelAgent
+from hermes_core.agents.replies import Reply
+
+if TYPE_CHECKING:
+    from hermes_core.agents.parsers.base import Parser
+
+PROMPT_LOGPROB = 1.0
+"""The logprob of a token that the model did not write: no logprob can be that."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer inside a node: where it is, and what is needed to check that nothing was changed since."""
+
+    start: int
+    """The place of its first token; what comes before is what the model was asked."""
+    sampled: tuple[int, ...]
+    """The server's token ids."""
+    prompt_checksum: int
+    """CRC-32 of the tokens before `start`, as an array of C integers, when they were sent."""
+    finish_reason: str
+
+    @property
+    def stop(self) -> int:
+        """The place after its last token."""
+        return self.start + len(self.sampled)
+
+
+@dataclass(eq=False)
+class Node:
+    """One sequence for a trainer. Its arrays, which take a tenth of what lists would, have one length; not shifted."""
+
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    masked_tokens: array[int] = field(default_factory=lambda: array("i"))
+    """The token where the model wrote it, else -100."""
+    logprobs: array[float] = field(default_factory=lambda: array("d"))
+    """The server's where the model wrote the token, else 1.0."""
+    turns: list[Turn] = field(default_factory=list)
+    text: str = ""
+    """What the tokens say, put together from its parts as they came."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """`finish_reason` of the last answer."""
+    heard: list[tuple[Any, ...]] = field(default_factory=list)
+    """What tells the messages apart that this sequence holds."""
+
+    def ask(self, tokens: Sequence[int], text: str) -> None:
+        """Add tokens that the model did not write."""
+        self.tokens.extend(tokens)
+        self.masked_tokens.extend([MASKED] * len(tokens))
+        self.logprobs.extend([PROMPT_LOGPROB] * len(tokens))
+        self.text += text
+
+    def answer(self, sampled: Sampled, text: str) -> None:
+        """Add what the model sampled."""
+        turn = Turn(len(self.tokens), tuple(sampled.tokens), zlib.crc32(self.tokens), sampled.finish_reason)
+        self.turns.append(turn)
+        self.tokens.extend(sampled.tokens)
+        self.masked_tokens.extend(sampled.tokens)
+        self.logprobs.extend(sampled.logprobs)
+        self.text += text
+        self.metadata["finish_reason"] = sampled.finish_reason
+
+
+class ExactSession:
+    """One conversation: `chat_completion` for the agent loop, `get_state` for the trainer.
+
+    A conversation that goes on from an answer keeps its tokens, and only what is new is encoded. One whose past was
+    changed begins a new node, and the nodes before it stay.
+
+    Args:
+        server: samples the tokens.
+        chat: renders the prompts.
+        parser: reads calls and reasoning out of the answers.
+        max_length: tokens of a sequence at most, prompt and answers together.
+    """
+
+    def __init__(self, server: GenerateServer, chat: Chat, parser: Parser, *, max_length: int) -> None:
+        self._server = server
+        self._chat = chat
+        self._parser = parser
+        self._max_length = max_length
+        self._answers = 0
+        self.nodes: list[Node] = []
+
+    def get_state(self) -> Mapping[str, Any]:
+        """The sequences so far, under `nodes`."""
+        return {"nodes": self.nodes, "end_tokens": self._chat.end_tokens, "decode": self._chat.decode}
+
+    async def chat_completion(
+        self,
+        *,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        **_: Any,
+    ) -> Reply:
+        """The model's answer, with its calls read by the parser.
+
+        Raises:
+            ContextLengthExceeded: there is no room left for an answer.
+            ModelError: as `GenerateServer.sample` does.
+            UsageError: the chat template refuses the conversation.
+        """
+        offered = tools or ()
+        async with self._chat.turnstile:  # one a round of the event loop, however many rollouts are ready for one
+            await asyncio.sleep(0)
+            node, prompt = self._next(messages, offered)
+        room = self._max_length - len(node.tokens) - len(prompt.tokens)
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the conversation has {len(node.tokens) + len(prompt.tokens)} tokens, of {self._max_length} at most",
+                hint="allow fewer turns or shorter tool results, or raise max_token_length",
+            )
+        wanted = min(max_tokens or room, room)
+        asked = [*node.tokens, *prompt.tokens]
+        sampled = await self._server.sample(asked, max_tokens=wanted, temperature=temperature)
+        async with self._chat.turnstile:
+            await asyncio.sleep(0)
+        # Only now: a request that failed or was cancelled leaves no trace in the sequences.
+        node.ask(prompt.tokens, self._chat.decode(prompt.tokens))
+        node.answer(sampled, self._chat.decode(sampled.tokens))
+        if node not in self.nodes:
+            self.nodes.append(node)
+        self._answers += 1
+        reply = self._read(sampled, offered, len(asked), thinking=prompt.thinking)
+        node.heard = [_told(message) for message in (*messages, reply.as_message())]
+        return reply
+
+    def _next(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Node, Any]:
+        """The node that the conversation goes on in, and what has to be added to it before the answer."""
+        told = [_told(message) for message in messages]
+        for node in reversed(self.nodes):
+            known = len(node.heard)
+            if known < len(told) and told[:known] == node.heard:
+                prompt = self._chat.continuation(messages, known - 1, tools)
+                if node.tokens[-1] in self._chat.end_tokens:  # the model has ended its answer itself
+                    prompt = type(prompt)(prompt.tokens[1:], prompt.thinking)
+                return node, prompt
+        return Node(), self._chat.prompt(messages, tools)
+
+    def _read(
+        self, sampled: Sampled, tools: Sequence[Mapping[str, Any]], prompt_tokens: int, *, thinking: bool
+    ) -> Reply:
+        written = sampled.tokens[:-1] if sampled.tokens[-1] in self._chat.end_tokens else sampled.tokens
+        text = self._chat.decode(written)
+        parsed = self._parser.parse(f"<think>{text}" if thinking else text, tools)
+        calls = parsed.tool_calls(self._answers, cut=sampled.finish_reason == "length")
+        return Reply(
+            content=parsed.content,
+            calls=calls,
+            reasoning=parsed.reasoning,
+            reasoning_details=None,
+            finish_reason="tool_calls" if calls and sampled.finish_reason == "stop" else sampled.finish_reason,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(sampled.tokens),
+        )
+
+
+def _told(message: Message) -> tuple[Any, ...]:
+    """What tells one message from another, whatever else a loop keeps in it."""
+    calls = tuple((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ())
+    content = message.get("content") or ""
+    return message["role"], content.strip() if isinstance(content, str) else repr(content), calls
+
+
+class ExactAgent:
+    """The model loop on token-exact servers: each rollout has a session of its own, on the server with least to do.
+
+    Args:
+        settings: how to sample; `base_url`, `extra_body` and `seed` are not used.
+        servers: they are the caller's to close.
+        chat, parser, max_length: as `ExactSession` takes them.
+    """
+
+    name = "model"
+
+    def __init__(
+        self, settings: AgentSettings, servers: Sequence[GenerateServer], chat: Chat, parser: Parser, max_length: int
+    ) -> None:
+        self.settings = settings.model_copy(update={"extra_body": None, "seed": None})
+        self.max_length = max_length
+        self._chat = chat
+        self._parser = parser
+        self._busy = dict.fromkeys(range(len(servers)), 0)
+        self._servers = servers
+
+    async def run(self, task: AgentTask) -> AgentResult:
+        """Work on one task until the model is done or has to stop; see `Agent.run`."""
+        chosen = min(self._busy, key=self._busy.__getitem__)
+        self._busy[chosen] += 1
+        try:
+            session = ExactSession(self._servers[chosen], self._chat, self._parser, max_length=self.max_length)
+            return await ModelAgent(self.settings, session).run(task)
+        finally:
+            self._busy[chosen] -= 1
+
+    async def aclose(self) -> None:
+        """Holds nothing open."""

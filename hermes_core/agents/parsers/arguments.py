@@ -1,0 +1,135 @@
+"""The formats that put marks around a tool's name and a JSON object: `deepseek_v3`, `deepseek_v3_1` and `kimi_k2`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+from hermes_core.agents.parsers.base import Call, ParsedCall, ParseProblem
+from hermes_core.agents.parsers.jsontext import Item, extent, skip_space
+from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
+from hermes_core.agents.replies import decode_arguments
+
+NAME = r"[^\s<>{}\[\]\"'`|｜,;]{1,256}+"
+"""A tool's name, or an id, as far as it can be told from what stands around it."""
+
+
+def deepseek_v3() -> TextParser:
+    """DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, and the arguments in a fenced block."""
+
+    def write(calls: Sequence[Call]) -> str:
+        return _deepseek_section(
+            f"function<｜tool▁sep｜>{call.name}\n```json\n{json_arguments(call)}\n```" for call in calls
+        )
+
+    return TextParser("deepseek_v3", DEEPSEEK_MARKS.compiled(), read_fenced_deepseek, write)
+
+
+def deepseek_v3_1() -> TextParser:
+    """DeepSeek V3.1: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`."""
+
+    def write(calls: Sequence[Call]) -> str:
+        return _deepseek_section(f"{call.name}<｜tool▁sep｜>{json_arguments(call)}" for call in calls)
+
+    return TextParser("deepseek_v3_1", DEEPSEEK_MARKS.compiled(), read_deepseek, write)
+
+
+def kimi_k2() -> TextParser:
+    """Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
+
+    The text before the arguments is the call's id, kept as it is.
+    """
+
+    def write(calls: Sequence[Call]) -> str:
+        bodies = (
+            f"<|tool_call_begin|>{getattr(call, 'id', None) or f'functions.{call.name}:{index}'}"
+            f"<|tool_call_argument_begin|>{json_arguments(call)}<|tool_call_end|>"
+            for index, call in enumerate(calls)
+        )
+        return f"<|tool_calls_section_begin|>{''.join(bodies)}<|tool_calls_section_end|>"
+
+    return TextParser("kimi_k2", KIMI_MARKS.compiled(), read_kimi, write)
+
+
+def json_arguments(call: Call) -> str:
+    """The call's arguments as JSON."""
+    return json.dumps(dict(call.arguments), ensure_ascii=False)
+
+
+def read_arguments(
+    source: Source, start: int, position: int, *, name: str, closing: re.Pattern[str], identifier: str | None = None
+) -> tuple[list[Item], int]:
+    """The call whose name has been read, and whose arguments begin at `position`; nothing up to a mark is none.
+
+    Args:
+        closing: what stands behind the arguments, as far as it is there; it has to match anywhere.
+    """
+    text = source.text
+    here = skip_space(text, position)
+    found = extent(text, here) if text.startswith(("{", '"'), here) else None
+    if found is not None and found.whole:
+        inside = end = found.end
+    else:
+        mark = source.next_mark(position)
+        inside = end = mark.start() if mark else len(text)
+        if mark is None and not text[here:inside].strip():
+            return source.broken(start, position, "the answer ended before the call's arguments", name)
+    behind = closing.match(text, inside)
+    end = behind.end() if behind else inside
+    arguments, error, repaired = decode_arguments(text[here:inside])
+    raw = text[start:end]
+    if arguments is None:
+        return [ParseProblem(str(error), raw, start, name)], end
+    return [ParsedCall(name, arguments, raw, start, identifier, repaired)], end
+
+
+DEEPSEEK_MARKS = Marks(
+    "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>|<｜tool▁calls▁begin｜>|<｜tool▁calls▁end｜>|<｜tool▁sep｜>"
+)
+KIMI_MARKS = Marks(
+    r"<\|tool_call_begin\|>",
+    r"<\|tool_call_end\|>|<\|tool_call_argument_begin\|>|<\|tool_calls?_section_(?:begin|end)\|>",
+)
+_DEEPSEEK_HEAD = re.compile(rf"\s*+({NAME})\s*+<｜tool▁sep｜>\s*+")
+_FENCED_HEAD = re.compile(rf"({NAME})\s*+(```(?:json)?\s*+)?")
+_DEEPSEEK_CLOSING = re.compile(r"(?:\s*+```)?(?:\s*+<｜tool▁call▁end｜>)?")
+
+
+def _deepseek_reader(*, fenced: bool) -> Reader:
+    """Reads either version. `fenced` tells them apart where there are no arguments to be seen."""
+
+    def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+        head = _DEEPSEEK_HEAD.match(source.text, mark.end())
+        if head is None:
+            return source.broken(mark.start(), mark.end(), "the call has no tool's name and separator")
+        name, position = head[1], head.end()
+        block = _FENCED_HEAD.match(source.text, position)
+        if block is not None and (fenced or block[2]):
+            name, position = block[1], block.end()
+        return read_arguments(source, mark.start(), position, name=name, closing=_DEEPSEEK_CLOSING)
+
+    return read
+
+
+read_fenced_deepseek = _deepseek_reader(fenced=True)
+read_deepseek = _deepseek_reader(fenced=False)
+
+
+def _deepseek_section(bodies: Iterable[str]) -> str:
+    calls = "\n".join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return f"<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>"
+
+
+_KIMI_HEAD = re.compile(rf"\s*+({NAME})\s*+<\|tool_call_argument_begin\|>")
+_KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+_KIMI_CLOSING = re.compile(r"(?:\s*+<\|tool_call_end\|>)?")
+
+
+def read_kimi(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    """Reads one call of Kimi K2."""
+    head = _KIMI_HEAD.match(source.text, mark.end())
+    named = _KIMI_NAME.fullmatch(head[1]) if head else None
+    if head is None or named is None:
+        return source.broken(mark.start(), mark.end(), "the call has no id and arguments")
+    return read_arguments(source, mark.start(), head.end(), name=named[1], closing=_KIMI_CLOSING, identifier=head[1])

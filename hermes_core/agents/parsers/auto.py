@@ -1,0 +1,64 @@
+"""The format `auto`: each call is read in the format that its marks are of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hermes_core.agents.parsers import arguments, hermes, llama, mistral, xml
+from hermes_core.agents.parsers.base import Call, ParsedText, ToolSchemas
+from hermes_core.agents.parsers.jsontext import Item, skip_space
+from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
+
+
+@dataclass(frozen=True)
+class AutoParser:
+    """Reads what carries marks by its marks; an answer without any may be bare JSON, as Llama writes it."""
+
+    name: str
+    marked: TextParser
+    bare: TextParser
+
+    def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
+        """Take one answer apart; see `base.Parser`."""
+        parsed = self.marked.parse(text, tools)
+        return parsed if parsed.calls or parsed.problems else self.bare.parse(text, tools)
+
+    def render(self, calls: Sequence[Call]) -> str:
+        """The calls in the `hermes` format."""
+        return self.marked.render(calls)
+
+
+def auto() -> AutoParser:
+    """All the other formats; `<tool_call>` is told apart by what comes after it."""
+    return AutoParser("auto", TextParser("auto", _MARKS, _read, hermes.hermes().write), llama.llama3_json())
+
+
+_BY_MARK: dict[str, Reader] = {
+    "<longcat_tool_call>": hermes.json_reader("</longcat_tool_call>"),
+    "[TOOL_CALLS]": mistral.read_mistral,
+    "<｜tool▁call▁begin｜>": arguments.read_deepseek,
+    "<|tool_call_begin|>": arguments.read_kimi,
+    "<|python_tag|>": llama.read_llama,
+    "<|python_start|>": llama.read_llama,
+}
+
+_FORMATS = (
+    Marks("|".join(map(re.escape, _BY_MARK)), "</longcat_tool_call>"),
+    xml.QWEN_MARKS,
+    arguments.DEEPSEEK_MARKS,
+    arguments.KIMI_MARKS,
+    llama.TAG_MARKS,
+)
+_MARKS = Marks("|".join(m.opener for m in _FORMATS), "|".join(m.others for m in _FORMATS)).compiled()
+_read_json = hermes.json_reader("</tool_call>")
+
+
+def _read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    if mark[0] in _BY_MARK:
+        return _BY_MARK[mark[0]](source, mark)
+    if mark[0] != "<tool_call>":
+        return xml.read_qwen(source, mark)
+    is_json = source.text.startswith(("{", "["), skip_space(source.text, mark.end()))
+    return (_read_json if is_json else xml.read_glm)(source, mark)

@@ -1,0 +1,100 @@
+"""The formats that put a JSON object between tags: `hermes`, `qwen` (Qwen 2.5 and 3) and `longcat`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hermes_core.agents.parsers.base import Call
+from hermes_core.agents.parsers.jsontext import Item, extent, read_call, skip_space
+from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
+
+
+def hermes() -> TextParser:
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes 2 and 3, and many that were tuned like them."""
+    return _tagged("hermes", "tool_call")
+
+
+def qwen() -> TextParser:
+    """The same, as Qwen 2.5 and Qwen 3 write it."""
+    return _tagged("qwen", "tool_call")
+
+
+def longcat() -> TextParser:
+    """The same between `<longcat_tool_call>` tags."""
+    return _tagged("longcat", "longcat_tool_call")
+
+
+def _tagged(name: str, tag: str) -> TextParser:
+    def write(calls: Sequence[Call]) -> str:
+        return "\n".join(f"<{tag}>\n{json_call(call)}\n</{tag}>" for call in calls)
+
+    return TextParser(name, Marks(f"<{tag}>", f"</{tag}>").compiled(), json_reader(f"</{tag}>"), write)
+
+
+def json_call(call: Call, key: str = "arguments") -> str:
+    """The call as one JSON object."""
+    return json.dumps({"name": call.name, key: dict(call.arguments)}, ensure_ascii=False)
+
+
+def json_reader(closing: str) -> Reader:
+    """Reads the object, or the objects, between two tags. A closing tag that is missing costs nothing."""
+    closed = re.compile(rf"\s*+{re.escape(closing)}")
+
+    def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+        items, end = read_objects(source, mark.start(), mark.end())
+        tag = closed.match(source.text, end)
+        if not items or tag is None:
+            return items, end
+        return [*items[:-1], replace(items[-1], raw=source.text[items[-1].start : tag.end()])], tag.end()
+
+    return read
+
+
+_NEXT = re.compile(r'\s*+[,;]?\s*+(?=\{\s*+"(?:name|id|type|arguments|parameters)")')
+_ANEW = re.compile(r'[,;\n]\s*+(?=\{\s*+"name"\s*+:\s*+"([^"\\]{1,256}+)")')
+
+
+def read_objects(source: Source, start: int, position: int) -> tuple[list[Item], int]:
+    """One call object after the other, or a list of them, from `position` on; the first one's text begins at `start`.
+
+    A broken one costs only itself, if the name of a tool shows where the next one begins.
+    """
+    text = source.text
+    items: list[Item] = []
+    here = skip_space(text, position)
+    listed = text.startswith("[", here)
+    if listed:
+        here = skip_space(text, here + 1)
+        if text.startswith("]", here):
+            return [], here + 1
+    if not text.startswith("{", here):
+        return source.broken(start, position, "the call is not a JSON object")
+    while True:
+        found = extent(text, here)
+        if found.whole:
+            items.append(read_call(text, start, here, found.end))
+            following = _NEXT.match(text, found.end)
+            if following is None:
+                break
+            start = here = following.end()
+        else:
+            problem, here = _broken_object(source, start, here, found.end)
+            items.append(problem)
+            start = here
+            if not text.startswith("{", here):
+                return items, here
+    bracket = skip_space(text, found.end)
+    return items, bracket + 1 if listed and text.startswith("]", bracket) else found.end
+
+
+def _broken_object(source: Source, start: int, here: int, position: int) -> tuple[Item, int]:
+    """The problem of an object that has no end, and where the next one begins, or else the next mark."""
+    mark = source.next_mark(position)
+    limit = mark.start() if mark else len(source.text)
+    for found in _ANEW.finditer(source.text, position, limit):
+        if found[1] in source.tools:
+            return read_call(source.text, start, here, found.start()), found.end()
+    return read_call(source.text, start, here, limit), limit

@@ -1,0 +1,114 @@
+"""JSON inside other text: where a value ends, and the calls that are written as JSON objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hermes_core.agents.parsers.base import ParsedCall, ParseProblem
+from hermes_core.agents.replies import decode_arguments
+
+Item = ParsedCall | ParseProblem
+
+_STRING = r'"(?:[^"\\]++|\\.)*+"'
+_MEMBER = rf"\s*+{_STRING}\s*+:\s*+"
+_SCALAR = rf"(?:{_STRING}|[-+.\w]++)\s*+"
+_MEMBERS = rf"(?:{_MEMBER}{_SCALAR}(?:,|(?=\}})))*+(?:{_MEMBER}(?=[{{\[])|\s*+(?=\}}))"
+_ELEMENTS = rf"(?:\s*+{_SCALAR}(?:,|(?=\])))*+\s*+(?=[{{\[\]])"
+
+# From one bracket to the next, which is what they capture. Everything is possessive: no text makes them go back far.
+_OPENED = {
+    "{": re.compile(rf"{_MEMBERS}([{{\[}}])", re.DOTALL),
+    "[": re.compile(rf"{_ELEMENTS}([{{\[\]])", re.DOTALL),
+}
+_CLOSED = {
+    "{": re.compile(rf"\s*+(?:,{_MEMBERS}|(?=\}}))([{{\[}}])", re.DOTALL),
+    "[": re.compile(rf"\s*+(?:,{_ELEMENTS}|(?=\]))([{{\[\]])", re.DOTALL),
+}
+_TEXT = re.compile(_STRING, re.DOTALL)
+_SPACE = re.compile(r"\s*+")
+_NAME_KEY = re.compile(r'"name"\s*+:\s*+"([^"\\\s]{1,256})"')
+_BESIDE_NAME = frozenset({"name", "id", "type", "call_id", "index"})
+
+
+class Extent(NamedTuple):
+    """Where a JSON value ends. If it never does, `end` is where looking for the next one may begin."""
+
+    end: int
+    whole: bool
+
+
+def extent(text: str, start: int) -> Extent:
+    """Where the object, list or string that begins at `start` ends.
+
+    It follows the grammar just closely enough never to run on past a broken value into what comes after it; whether the
+    text is JSON is for the decoder to say. Looking anew from where it gave up, again and again, takes linear time: two
+    looks at the same place differ in what they take for the inside of a string, and the next bracket that is out of
+    place ends one of them.
+    """
+    if text[start] == '"':
+        string = _TEXT.match(text, start)
+        return Extent(string.end(), True) if string else Extent(start + 1, False)
+    stack = [text[start]]
+    position, rules = start + 1, _OPENED
+    while stack:
+        step = rules[stack[-1]].match(text, position)
+        if step is None:
+            return Extent(position, False)
+        position, bracket = step.end(), step[1]
+        if bracket in "{[":
+            stack.append(bracket)
+            rules = _OPENED
+        else:
+            stack.pop()
+            rules = _CLOSED
+    return Extent(position, True)
+
+
+def skip_space(text: str, position: int) -> int:
+    """The next position that is not white space."""
+    return _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches anywhere
+
+
+def read_call(text: str, start: int, begin: int, end: int) -> Item:
+    """The call that is written as the object `text[begin:end]`: `{"name": …, "arguments" or "parameters": …}`.
+
+    Its text begins at `start`, with the mark before it.
+    """
+    raw = text[start:end]
+    found, error, repaired = decode_arguments(text[begin:end])
+    if found is None:
+        return ParseProblem(f"the call cannot be read: {_about_call(error)}", raw, start, name_in(raw))
+    value = call_object(found)
+    name = value.get("name")
+    if not isinstance(name, str) or not name.strip():
+        return ParseProblem('the call has no "name"', raw, start)
+    given = next((key for key in ("arguments", "parameters") if key in value), None)
+    if given is None and value.keys() - _BESIDE_NAME:
+        return ParseProblem('the call has no "arguments"', raw, start, name)
+    arguments, error, mended = decode_arguments(value[given] if given else None)
+    if arguments is None:
+        return ParseProblem(f"the call cannot be read: {error}", raw, start, name)
+    return ParsedCall(name.strip(), arguments, raw, start, _identifier(value), repaired or mended)
+
+
+def call_object(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The object that has the call's name and arguments: this one, or the one in its `function`, as OpenAI has it."""
+    inner = value.get("function")
+    return inner if isinstance(inner, Mapping) and "name" not in value else value
+
+
+def name_in(raw: str) -> str:
+    """The tool's name in a call that is broken elsewhere; empty if it can't be seen."""
+    found = _NAME_KEY.search(raw)
+    return found[1] if found else ""
+
+
+def _identifier(value: Mapping[str, Any]) -> str | None:
+    given = value.get("id")
+    return given if isinstance(given, str) and given else None
+
+
+def _about_call(error: str | None) -> str:
+    return str(error).replace("the arguments are", "it is").replace("the arguments must be", "it must be")

@@ -1,0 +1,70 @@
+"""The formats `llama3_json` and `llama4_json`: calls as bare JSON objects, which prose may hold as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from hermes_core.agents.parsers.base import Call
+from hermes_core.agents.parsers.hermes import json_call, read_objects
+from hermes_core.agents.parsers.jsontext import Item, call_object, extent, name_in, skip_space
+from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
+from hermes_core.agents.replies import decode_arguments
+
+_OBJECT = r'\{\s*+"(?:name|type|function|parameters|arguments|id)"'
+_BARE = rf"\[(?=\s*+{_OBJECT})|(?={_OBJECT})\{{"
+TAG_MARKS = Marks(r"<\|python_tag\|>|<\|python_start\|>", r"<\|python_end\|>")
+_BEFORE_CALLS = tuple(THINKING.values())
+
+
+def llama3_json() -> TextParser:
+    """`{"name": …, "parameters": {…}}`, behind `<|python_tag|>` or not, several with `;` between them: Llama 3.1 on."""
+    return _llama("llama3_json")
+
+
+def llama4_json() -> TextParser:
+    """The same; Llama 4 may put it between `<|python_start|>` and `<|python_end|>`."""
+    return _llama("llama4_json")
+
+
+def _llama(name: str) -> TextParser:
+    return TextParser(name, Marks(f"{TAG_MARKS.opener}|{_BARE}", TAG_MARKS.others).compiled(), read_llama, write)
+
+
+def write(calls: Sequence[Call]) -> str:
+    """One object after the other."""
+    return "; ".join(json_call(call, "parameters") for call in calls)
+
+
+def read_llama(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    """Reads the objects from here on, if they are calls.
+
+    Behind a tag they have to be. At the beginning of the answer an object with a name and arguments is one. Anywhere
+    else it has to name a tool: an example in prose is no call.
+    """
+    text, here = source.text, mark.start()
+    if text[here] == "<":
+        return read_objects(source, here, mark.end())
+    first = skip_space(text, here + 1) if text[here] == "[" else here
+    found = extent(text, first)
+    leading = _leads(text, here)
+    if found.whole:
+        value, _, _ = decode_arguments(text[first : found.end])
+        is_call = value is not None and _is_call(value, source, leading)
+    else:
+        name = name_in(text[first : first + 300])
+        is_call = name in source.tools or (leading and bool(name))
+    return read_objects(source, here, here) if is_call else ([], found.end)
+
+
+def _leads(text: str, position: int) -> bool:
+    """Whether nothing stands before this, but for reasoning."""
+    while position and text[position - 1].isspace():
+        position -= 1
+    return position == 0 or text.endswith(_BEFORE_CALLS, max(0, position - 20), position)
+
+
+def _is_call(value: Mapping[str, object], source: Source, leading: bool) -> bool:
+    call = call_object(value)
+    known, has_arguments = call.get("name") in source.tools, "arguments" in call or "parameters" in call
+    return isinstance(call.get("name"), str) and ((has_arguments and (known or leading)) or (known and leading))

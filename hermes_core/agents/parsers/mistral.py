@@ -1,0 +1,41 @@
+"""The format `mistral`: what comes after `[TOOL_CALLS]`, in all the versions of Mistral's tokenizers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hermes_core.agents.parsers.arguments import NAME, json_arguments, read_arguments
+from hermes_core.agents.parsers.base import Call
+from hermes_core.agents.parsers.hermes import read_objects
+from hermes_core.agents.parsers.jsontext import Item, skip_space
+from hermes_core.agents.parsers.scan import Marks, Source, TextParser
+
+_HEAD = re.compile(rf"\s*+({NAME})\s*+(?:\[CALL_ID\]\s*+({NAME})\s*+)?(?:\[ARGS\])?")
+_NOTHING = re.compile("")
+
+OPENER = r"\[TOOL_CALLS\]"
+
+
+def mistral() -> TextParser:
+    """`[TOOL_CALLS][{"name": …, "arguments": …}]` up to version 7, `[TOOL_CALLS]NAME[ARGS]{…}` from 11 on.
+
+    Ids are kept where they are: `"id"` in the objects, `[CALL_ID]` behind the name.
+    """
+    return TextParser("mistral", Marks(OPENER).compiled(), read_mistral, write)
+
+
+def write(calls: Sequence[Call]) -> str:
+    """As from version 11 on."""
+    return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{json_arguments(call)}" for call in calls)
+
+
+def read_mistral(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    """Reads the list of calls, or the one call, behind the mark."""
+    here = skip_space(source.text, mark.end())
+    if source.text.startswith(("[", "{"), here):
+        return read_objects(source, mark.start(), here)
+    head = _HEAD.match(source.text, here)
+    if head is None:
+        return source.broken(mark.start(), mark.end(), "the call has no name")
+    return read_arguments(source, mark.start(), head.end(), name=head[1], closing=_NOTHING, identifier=head[2])

@@ -1,0 +1,191 @@
+"""The machine that every format shares: it goes from mark to mark, sets reasoning apart, and reads what calls open."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hermes_core.agents.parsers.base import Call, ParsedCall, ParsedText, ParseProblem, ToolSchemas
+from hermes_core.agents.parsers.jsontext import Item
+from hermes_core.agents.parsers.typed import Parameters, parameters_of
+
+THINKING = {"<think>": "</think>", "<longcat_think>": "</longcat_think>", "[THINK]": "[/THINK]"}
+"""What reasoning stands between. Where the prompt has the opening mark, the answer has the closing one alone."""
+
+END_TOKENS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|eot|>",
+    "<|eom|>",
+    "<｜end▁of▁sentence｜>",
+    "<|observation|>",
+    "<|user|>",
+    "</longcat_s>",
+    "[EOS]",
+    "</s>",
+)
+"""What servers may leave at the end of an answer."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Where a format's calls begin, and what else of its own can stand in a text."""
+
+    opener: str
+    """A pattern: a call begins here."""
+    others: str = ""
+    """A pattern: closing tags, section tags. They end a call that is broken, and are not content."""
+
+    def compiled(self) -> re.Pattern[str]:
+        """All of it as one pattern, with a group for each kind of mark."""
+        think, unthink = ("|".join(map(re.escape, marks)) for marks in (THINKING, THINKING.values()))
+        others = f"|(?P<other>{self.others})" if self.others else ""
+        return re.compile(f"(?P<open>{self.opener}){others}|(?P<think>{think})|(?P<unthink>{unthink})")
+
+
+class Source:
+    """A text that is being read: with its marks, and the parameters of each tool."""
+
+    def __init__(self, text: str, marks: re.Pattern[str], tools: Parameters) -> None:
+        self.text = text
+        self.tools = tools
+        self._marks = marks
+        self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
+
+    def search(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
+        """The first match from here on. Asking again costs nothing until that is passed, or if there is none."""
+        since, found = self._found.get(pattern, (len(self.text) + 1, None))
+        if position < since or (found is not None and position > found.start()):
+            found = pattern.search(self.text, position)
+            self._found[pattern] = position, found
+        return found
+
+    def next_mark(self, position: int) -> re.Match[str] | None:
+        """The next mark from here on."""
+        return self.search(self._marks, position)
+
+    def broken(self, start: int, position: int, message: str, name: str = "") -> tuple[list[Item], int]:
+        """What a reader gives for a call that begins at `start` and can't be read from `position` on.
+
+        It goes up to the next mark, and over it if that is a closing one.
+        """
+        mark = self.next_mark(position)
+        end = len(self.text) if mark is None else mark.end() if mark.lastgroup == "other" else mark.start()
+        return [ParseProblem(message, self.text[start:end], start, name)], end
+
+
+Reader = Callable[[Source, re.Match[str]], tuple[list[Item], int]]
+"""Reads what an opening mark began: the calls and problems, and where the text goes on.
+
+An empty list says that it opened nothing, and is content."""
+
+
+@dataclass(frozen=True)
+class TextParser:
+    """A parser (`base.Parser`) made of a format's marks, a reader and a writer."""
+
+    name: str
+    marks: re.Pattern[str]
+    read: Reader
+    write: Callable[[Sequence[Call]], str]
+
+    def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
+        """Take one answer apart; see `base.Parser`."""
+        source = Source(text[: _end(text)], self.marks, parameters_of(tools))
+        return _Scan(source, len(source.text) < len(text.rstrip())).run(self.read)
+
+    def render(self, calls: Sequence[Call]) -> str:
+        """The calls as a model of this format writes them, by its chat template."""
+        return self.write(calls)
+
+
+class _Scan:
+    """One pass over one text."""
+
+    def __init__(self, source: Source, trimmed: bool) -> None:
+        self.source = source
+        self.plain = not trimmed
+        """Whether there was nothing yet but content."""
+        self.outside: list[str] = []
+        self.reasoning: list[str] = []
+        self.items: list[Item] = []
+        self.problems: list[ParseProblem] = []
+        self.since = 0
+        """Where the text after the last reasoning begins."""
+
+    def run(self, read: Reader) -> ParsedText:
+        text, begin, position = self.source.text, 0, 0
+        while (mark := self.source.next_mark(position)) is not None:
+            position = mark.end()
+            if mark.lastgroup == "open":
+                found, end = read(self.source, mark)
+                if not found:
+                    position = max(end, position)
+                    continue
+                self.items += found
+                self.outside.append(text[begin : mark.start()])
+                position = end
+            elif mark.lastgroup == "think":
+                self.outside.append(text[begin : mark.start()])
+                closing = THINKING[mark[0]]
+                end = text.find(closing, position)
+                self.reasoning.append(text[position : end if end >= 0 else len(text)])
+                position = self.since = end + len(closing) if end >= 0 else len(text)
+            elif mark.lastgroup == "unthink":
+                self._it_was_reasoning(mark)
+            else:
+                self.outside.append(text[begin : mark.start()])
+            self.plain = False
+            begin = position
+        return self._result(text if self.plain else _joined([*self.outside, text[begin:]]))
+
+    def _it_was_reasoning(self, mark: re.Match[str]) -> None:
+        """A closing mark without an opening one: all that stands before it was reasoning, its calls included.
+
+        A second one is something that no model should write. A call that is dropped for it must not vanish unseen.
+        """
+        if self.reasoning:
+            self.problems += [
+                ParseProblem(
+                    f"a call that stands before a {mark[0]} is taken for reasoning and was not made",
+                    item.raw,
+                    item.start,
+                    item.name,
+                )
+                for item in self.items
+            ]
+        self.reasoning.append(self.source.text[self.since : mark.start()])
+        self.outside.clear()
+        self.items.clear()
+        self.since = mark.end()
+
+    def _result(self, content: str) -> ParsedText:
+        problems = [*self.problems, *(item for item in self.items if isinstance(item, ParseProblem))]
+        calls = [item for item in self.items if isinstance(item, ParsedCall)]
+        return ParsedText(content, _joined(self.reasoning) or None, tuple(calls), tuple(problems))
+
+
+def ending(call: Item, end: int) -> Item:
+    """The call with its `ended` False."""
+    return replace(call, ended=False) if isinstance(call, ParsedCall) else call
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    return "\n".join(piece.strip() for piece in pieces if piece.strip())
+
+
+def _end(text: str) -> int:
+    """Where the text ends without the end tokens that the server left; where it ends anyway if there are none."""
+    end = len(text)
+    position = end
+    while True:
+        while position and text[position - 1].isspace():
+            position -= 1
+        token = next((token for token in END_TOKENS if text.endswith(token, 0, position)), None)
+        if token is None:
+            return end
+        position -= len(token)
+        end = position

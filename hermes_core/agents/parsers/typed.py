@@ -1,0 +1,131 @@
+"""Values that a format writes as bare text, typed by the tool's schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hermes_core.agents.parsers.base import ToolSchemas
+from hermes_core.agents.replies import get
+
+Schema = Mapping[str, Any]
+Parameters = Mapping[str, Schema]
+"""The parameters schema of each tool, by the tool's name."""
+
+_UNIONS = ("anyOf", "oneOf", "allOf")
+_WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
+"""JSON's words, and Python's, which templates write that print a value as it is."""
+_MAX_DEPTH = 20
+"""How deep references and unions are followed."""
+
+
+def parameters_of(tools: ToolSchemas) -> Parameters:
+    """The parameters schemas of the tools. What is no function tool is left out."""
+    found: dict[str, Schema] = {}
+    for tool in tools:
+        function = get(tool, "function")
+        name, parameters = get(function, "name"), get(function, "parameters")
+        if isinstance(name, str):
+            found[name] = parameters if isinstance(parameters, Mapping) else {}
+    return found
+
+
+def property_schema(tool: Schema, key: str) -> Schema | None:
+    """What the tool's parameters say about one of them; None if nothing."""
+    schema = _mapping(tool.get("properties")).get(key)
+    return schema if isinstance(schema, Mapping) else None
+
+
+def typed(text: str, schema: Schema | None, root: Schema) -> Any:
+    """The value that `text` stands for, by its schema; `root` is the parameters schema that references lead into.
+
+    What may be a string stays one, but for null, for members of an enumeration, and for objects and arrays where those
+    are allowed as well. What the schema does not know, or gives no type, stays a string too. A text that is none of
+    what is allowed is left as it is: the tool's own check then says what is wrong with it.
+    """
+    if schema is None:
+        return text
+    kinds, members = _allowed(schema, root)
+    bare = text.strip()
+    if members:
+        return next((member for member in members if _writes(member, text, bare)), text)
+    if "null" in kinds and bare in ("null", "None"):
+        return None
+    if "string" in kinds and not (bare[:1] in ("{", "[") and kinds & {"object", "array"}):
+        return text
+    value = _WORDS[bare] if bare in _WORDS else _decoded(bare)
+    return value if _kinds_of(value) & kinds else text
+
+
+def _writes(member: Any, text: str, bare: str) -> bool:
+    """Whether the text stands for this member of an enumeration."""
+    if isinstance(member, str):
+        return member in (text, bare)
+    return bare in (str(member), json.dumps(member, default=str))
+
+
+def _decoded(bare: str) -> Any:
+    try:
+        return json.loads(bare, strict=False, parse_constant=lambda _: bare)
+    except (ValueError, RecursionError):
+        return bare
+
+
+def _kinds_of(value: Any) -> set[str]:
+    """The JSON schema types that this value is of."""
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    if isinstance(value, float):
+        return {"number", "integer"} if value.is_integer() else {"number"}
+    if isinstance(value, str):
+        return {"string"}
+    return {"object"} if isinstance(value, Mapping) else {"array"}
+
+
+def _allowed(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
+    """The types that a schema allows, and the members if it enumerates them. No types at all: it does not say."""
+    kinds: set[str] = set()
+    members: list[Any] = []
+    open_ended = False
+    for part in _parts(schema, root, 0):
+        given = part.get("type")
+        named = {given} if isinstance(given, str) else {k for k in _list(given) if isinstance(k, str)}
+        if "enum" in part or "const" in part:
+            members += _list(part.get("enum")) if "enum" in part else [part["const"]]
+        else:
+            open_ended = True
+        kinds |= named
+        if not named:
+            kinds |= {word for word, key in (("object", "properties"), ("array", "items")) if key in part}
+    return kinds, [] if open_ended else members
+
+
+def _parts(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
+    """The schema itself, or those that it is a union of or refers to."""
+    reference = schema.get("$ref")
+    if depth >= _MAX_DEPTH:
+        return
+    if isinstance(reference, str):
+        name = reference.rpartition("/")[2]
+        target = _mapping(root.get("$defs")).get(name) or _mapping(root.get("definitions")).get(name)
+        if isinstance(target, Mapping):
+            yield from _parts(target, root, depth + 1)
+        return
+    inside = [part for key in _UNIONS for part in _list(schema.get(key)) if isinstance(part, Mapping)]
+    if not inside:
+        yield schema
+    for part in inside:
+        yield from _parts(part, root, depth + 1)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []

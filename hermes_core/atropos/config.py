@@ -1,0 +1,152 @@
+"""The settings of an Atropos environment of ours, and what follows from them for backends, rollouts and the agent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from atroposlib.envs.base import BaseEnvConfig
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from hermes_core.agents.base import AgentSettings
+from hermes_core.envs.base import EnvironmentConfig
+from hermes_core.envs.options import MOST_AT_A_TIME, RunOptions
+
+_RENAMED = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execution_timeout_s"}
+"""What users know some settings of sandboxes as."""
+
+_BACKENDS = ("local", "docker", "ssh", "modal")
+"""Backends whose `NAME_…` settings are taken, used or not; those of another one only when it is the one in use."""
+
+
+class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib has no types
+    """Atropos' own settings, and ours. Unknown keys are errors.
+
+    Settings of sandboxes are written `BACKEND_KEY`: `modal_image`, `docker_memory`, …: any that the backend's profiles
+    have. They are gathered in `sandbox`, and checked by the backend when it is used.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=False)
+
+    # Atropos' own, with other defaults.
+    use_wandb: bool = Field(default=False, description="Whether to use wandb")
+    tokenizer_name: str = Field(default="", description="Folder or hub name of the model's tokenizer")
+    max_token_length: int = Field(
+        default=16384, ge=2, description="Tokens of a whole trajectory at most; the trainer's own limit comes before it"
+    )
+    worker_timeout: float = Field(default=7200, description="Seconds for a group in serve mode, -1 for no limit")
+    steps_per_eval: int = Field(default=-1, description="Steps between evaluations, -1 for none")
+
+    enabled_toolsets: list[str] | None = Field(default=None, description="The model's toolsets [terminal,file]")
+    disabled_toolsets: list[str] | None = Field(default=None, description="Toolsets taken away from those")
+    distribution: str | None = Field(
+        default=None, description="Draw each group's toolsets from this, instead of enabled_toolsets"
+    )
+    max_agent_turns: int = Field(default=30, ge=1, description="Answers that the model may give in one rollout")
+    max_turn_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens of one answer at most; None leaves the rest of max_token_length"
+    )
+    system_prompt: str | None = Field(default=None, description="The first message of every rollout")
+    agent_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature")
+    extra_body: dict[str, Any] | None = Field(default=None, description="More keys for requests to an openai server")
+    tool_call_parser: str = Field(default="hermes", description="Reads the calls of vllm and sglang servers' models")
+
+    terminal_backend: str = Field(default="local", description="What makes the sandboxes")
+    tool_pool_mode: str = Field(default="default", description="The same, by the older name; it comes first")
+    terminal_timeout: float = Field(default=120, gt=0, description="Seconds for a command that names no limit")
+    terminal_lifetime: float = Field(default=3600, gt=0, description="Seconds after which an unused sandbox is ended")
+    tool_pool_size: int = Field(default=128, ge=1, le=MOST_AT_A_TIME, description="Rollouts at the same time, at most")
+    isolation: str | None = Field(default=None, description="The level between slots [user, or what the tasks ask for]")
+    allow_unisolated: bool = Field(default=False, description="Accept a weaker level than is asked for")
+    sandbox: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings of sandboxes by backend")
+
+    rollout_timeout: float = Field(default=3600, gt=0, description="Seconds for the agent; then it is verified")
+    setup_timeout: float = Field(default=1800, gt=0, description="Seconds to set a workspace up")
+    verify_timeout: float = Field(default=3600, gt=0, description="Seconds to verify a rollout")
+    infra_retries: int = Field(default=2, ge=0, description="Fresh slots for a rollout whose sandbox failed")
+    group_refills: int = Field(default=4, ge=0, description="Rollouts of a group that may be replaced by others")
+    trainer_timeout: float = Field(
+        default=1800, gt=0, description="Seconds without the API, or without a step of the trainer, before serve ends"
+    )
+    trajectories_path: str | None = Field(
+        default=None, description="JSONL of every rollout, those that failed included [beside the groups]"
+    )
+
+    dataset_name: str | None = Field(default=None, description="The dataset")
+    dataset_split: str = Field(default="train", description="Its split")
+    prompt_field: str = Field(default="prompt", description="The field of a row that holds the prompt")
+    seed: int = Field(default=0, description="Seed of the order of items and the tools drawn")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_sandbox_settings(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        used = {str(given.get(key) or "") for key in ("tool_pool_mode", "terminal_backend")}
+        prefixes = {*_BACKENDS, *used} - {"default", ""}
+        sandbox = {str(name): dict(settings) for name, settings in dict(given.get("sandbox") or {}).items()}
+        rest = {}
+        for key, value in given.items():
+            name, _, setting = str(key).partition("_")
+            if key in cls.model_fields or name not in prefixes or not setting:
+                rest[key] = value
+            elif value is not None:
+                sandbox.setdefault(name, {})[_RENAMED.get(setting, setting)] = value
+        return {**rest, "sandbox": sandbox}
+
+    @field_validator("enabled_toolsets", "disabled_toolsets", mode="before")
+    @classmethod
+    def _from_commas(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("extra_body", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_source_of_tools(self) -> HermesAgentEnvConfig:
+        if self.enabled_toolsets is not None and self.distribution is not None:
+            raise ValueError("enabled_toolsets and distribution exclude each other: name one of them")
+        return self
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self.terminal_backend if self.tool_pool_mode == "default" else self.tool_pool_mode
+
+    def run_options(self, groups: int) -> RunOptions:
+        """How core is to run this many groups at the same time."""
+        return RunOptions(
+            backend=self.backend,
+            backend_config=self.backend_config(),
+            isolation=self.isolation,
+            allow_unisolated=self.allow_unisolated,
+            concurrency=min(self.tool_pool_size, groups * self.group_size),
+            group_size=self.group_size,
+            seed=self.seed,
+            rollout_timeout=self.rollout_timeout,
+            setup_timeout=self.setup_timeout,
+            verify_timeout=self.verify_timeout,
+            infra_retries=self.infra_retries,
+        )
+
+    def backend_config(self) -> dict[str, Any]:
+        """The sandboxes' settings in the backend's own terms."""
+        common = {"execution_timeout_s": self.terminal_timeout, "idle_timeout": self.terminal_lifetime}
+        return {**common, **self.sandbox.get(self.backend, {})}
+
+    def agent_settings(self) -> AgentSettings:
+        """How the agent is to sample, without the server."""
+        return AgentSettings(
+            max_turns=self.max_agent_turns,
+            temperature=self.agent_temperature,
+            max_tokens=self.max_turn_tokens,
+            extra_body=self.extra_body,
+        )
+
+    def environment_settings(self) -> dict[str, Any]:
+        """What of these an `EnvironmentConfig` has, as far as it was set."""
+        known = set(EnvironmentConfig.model_fields) & set(type(self).model_fields)
+        return {key: getattr(self, key) for key in known & self.model_fields_set if getattr(self, key) is not None}

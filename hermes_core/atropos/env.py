@@ -1,0 +1,433 @@
+"""`HermesAgentBaseEnv`: the base environment that people subclass for Atropos, on core's one rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jsonlines
+from atroposlib.envs.base import BaseEnv
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+
+from hermes_core.agents.base import AgentResult
+from hermes_core.atropos import processing, serving
+from hermes_core.atropos.adapter import AdaptedEnvironment
+from hermes_core.atropos.api import TrainerApi
+from hermes_core.atropos.config import HermesAgentEnvConfig
+from hermes_core.atropos.display import trajectory_text
+from hermes_core.atropos.groups import Group, Rolled, judged, longest, scored_groups
+from hermes_core.atropos.log import JsonLines
+from hermes_core.atropos.metrics import Metrics
+from hermes_core.atropos.start import (
+    EXACT,
+    checked_servers,
+    default_config,
+    default_server,
+    open_servers,
+    try_out,
+    with_key,
+)
+from hermes_core.envs.base import Environment, Item
+from hermes_core.envs.options import granted_isolation
+from hermes_core.envs.parts import hooks_for, new_backend, new_context, redactor
+from hermes_core.envs.rollout import RolloutContext, run_rollout
+from hermes_core.envs.runner import Tools
+from hermes_core.envs.tool_context import ToolContext
+from hermes_core.envs.trajectory import Trajectory
+from hermes_core.errors import ConfigError, UsageError
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.tool_backend import ToolBackend
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Live:
+    """What is there while the environment runs."""
+
+    context: RolloutContext
+    tools: Tools
+    backend: ToolBackend
+    room: asyncio.Semaphore
+    """For as many rollouts at a time as the backend has slots for."""
+
+
+class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no types
+    """An Atropos environment whose rollouts are core's.
+
+    Subclasses implement `setup`, `get_next_item`, `format_prompt`, `compute_reward` and `evaluate`, and may have the
+    hooks `setup_trajectory_workspace(item, …)` and `verify_and_score_trajectory(item, result, …)`, which take those of
+    core's arguments (`trajectory_id`, `exec_tool`, `workspace_meta`, `rollout`) that they want.
+
+    Args:
+        config: its settings.
+        server_configs: the model's servers: all of type `openai` (no tokens; for data, verifiers, evaluation), or all
+            `vllm` or `sglang` (tokens and logprobs as sampled; for training).
+        runtime: None makes one of its own. A runtime that is given stays the caller's to close.
+
+    Raises:
+        ConfigError, UnknownNameError: what was asked for can't be.
+    """
+
+    jsonl_writer: Any
+    completion_lengths: list[int]
+    rollouts_for_wandb: list[list[tuple[str, float]]]
+
+    name: str | None = "hermes-agent"
+    env_config_cls = HermesAgentEnvConfig
+    isolation: ClassVar[Isolation] = Isolation.USER
+    """The weakest isolation between slots that the tasks accept."""
+
+    def __init__(
+        self,
+        config: HermesAgentEnvConfig,
+        server_configs: Sequence[APIServerConfig] | APIServerConfig,
+        slurm: bool = False,
+        testing: bool = False,
+        *,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self.server_configs = checked_servers(server_configs, config)
+        self.exact = self.server_configs[0].server_type in EXACT
+        """Whether the servers give tokens and logprobs (phase 2)."""
+        try:
+            super().__init__(config, with_key(self.server_configs), slurm, testing)
+        except (OSError, ValueError) as error:  # what transformers raises for a tokenizer that is not there
+            raise ConfigError(
+                f"the tokenizer {config.tokenizer_name!r} can't be loaded: {str(error).splitlines()[0]}",
+                hint="name a folder that `save_pretrained` wrote, or a model that the hub gives you",
+            ) from error
+        self.runtime = runtime
+        self.api: TrainerApi | None = None
+        self.fatal: BaseException | None = None
+        """What no other rollout can do better: it ends the run."""
+        self.metrics = Metrics()
+        self.endless = False
+        """Whether `get_next_item` is to begin anew after the last item."""
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """Workers of serve mode that have not ended."""
+        self.trajectories: JsonLines | None = None
+        self._live: _Live | None = None
+        self._numbers = itertools.count()
+        self._environment: Environment | None = None
+        self._close_groups()
+        if config.data_path_to_save_groups is not None:
+            Path(config.data_path_to_save_groups).unlink()  # Atropos made it, and may not come to need it
+
+    def _open_groups(self) -> None:
+        """Atropos' own writer keeps groups in a buffer, and a killed run would lose them."""
+        if self.config.data_path_to_save_groups is not None:
+            self.jsonl_writer = jsonlines.open(self.config.data_path_to_save_groups, "w", flush=True)
+
+    def _close_groups(self) -> None:
+        if self.jsonl_writer is not None:
+            self.jsonl_writer.close()
+            self.jsonl_writer = None
+
+    @classmethod
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+        """The settings and servers when nothing is said; both read the `ATROPOS_…` variables."""
+        return default_config(cls.env_config_cls, wandb_name=cls.name), [default_server()]
+
+    @classmethod
+    def cli(cls) -> None:
+        """The command line `{process,serve,evaluate} [--env.KEY=VALUE --openai.KEY=VALUE --config FILE]`. Exits."""
+        from hermes_core.atropos.cli import run_class
+
+        run_class(cls)
+
+    # ------------------------------------------------------------------ for subclasses
+
+    @abstractmethod
+    async def setup(self) -> None:
+        """Load the dataset. Called once, before the first item is asked for."""
+
+    @abstractmethod
+    async def get_next_item(self) -> Item | None:
+        """The next item to roll out; None when there are no more."""
+
+    @abstractmethod
+    def format_prompt(self, item: Item) -> str:
+        """What the agent is asked to do: the user's message."""
+
+    @abstractmethod
+    async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> float:
+        """The reward of a rollout, from what really happened in its slot. A finite number."""
+
+    @abstractmethod
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Evaluate, every `steps_per_eval` steps of the trainer and for the command `evaluate`."""
+
+    def image(self, item: Item) -> str | None:
+        """The image that this item's sandboxes are made from; None is that of the profile."""
+        return None
+
+    def make_environment(self, runtime: Runtime) -> Environment:
+        """The environment as core's rollout takes it."""
+        return AdaptedEnvironment(self)
+
+    # ------------------------------------------------------------------ life
+
+    @asynccontextmanager
+    async def running(self, *, start: bool = True, groups: int | None = None) -> AsyncIterator[None]:
+        """Everything that rollouts need, from the dataset to the sandboxes; all of it is gone at the end.
+
+        Args:
+            start: whether to make the sandboxes now; else with the first rollout.
+            groups: at the same time; None is `max_num_workers`.
+
+        Raises:
+            UsageError: what was asked for can't be; before a sandbox is made.
+            ModelError: a model server does not give what is needed of it.
+            InfraError: the backend could not be started.
+        """
+        async with AsyncExitStack() as stack:
+            runtime = self.runtime
+            if runtime is None:
+                runtime = await stack.enter_async_context(Runtime())
+            self.trajectories = stack.enter_context(JsonLines(self.trajectories_path))
+            self._environment = environment = self.make_environment(runtime)
+            stack.push_async_callback(environment.aclose)
+            options = self.config.run_options(groups or self.max_num_workers)
+            backend_class = runtime.backend(options.backend).config_class
+            given = backend_class.from_dict("default", options.backend_config).model_dump(exclude_unset=True)
+            options = options.model_copy(update={"backend_config": {**given, "name": "default"}})
+            tools = Tools(runtime, environment, self.config.seed)
+            agent, servers = open_servers(
+                runtime,
+                self.server_configs,
+                self.config,
+                self.tokenizer,
+                max_length=self.config.max_token_length,
+                tools=bool(tools.names("")),
+            )
+            for server in servers:
+                stack.push_async_callback(server.aclose)
+            level = granted_isolation(options, environment, options.backend, agent.name)
+            hooks = hooks_for(runtime, environment, agent.name)
+            await self.setup()
+            await try_out(servers, self.tokenizer)
+            backend, room = new_backend(runtime, environment, options, level)
+            stack.push_async_callback(backend.aclose)
+            redact = redactor(runtime, agent.settings if hasattr(agent, "settings") else None)
+            context = new_context(runtime, environment, agent, backend, options, hooks=hooks, redact=redact)
+            self._live = _Live(context, tools, backend, asyncio.Semaphore(max(1, room)))
+            if start:
+                await backend.start()
+            self._open_groups()
+            try:
+                yield
+            finally:
+                self._live = None
+                self._close_groups()
+
+    async def start_sandboxes(self) -> None:
+        """Make the warm sandboxes, if they are not there yet."""
+        await self._running().backend.start()
+
+    def limit_length(self, tokens: int) -> None:
+        """Keep sequences shorter than the trainer's limit, so that it does not drop their whole group."""
+        agent = self._running().context.agent
+        if hasattr(agent, "max_length"):
+            agent.max_length = min(self.config.max_token_length, tokens - 1)
+
+    def _running(self) -> _Live:
+        if self._live is None:
+            raise UsageError("the environment is not running", hint="use `async with env.running():`")
+        return self._live
+
+    async def env_manager(self) -> None:
+        """Serve mode: groups for the trainer behind `rollout_server_url`, until it has had `total_steps` batches."""
+        await serving.serve(self)
+
+    async def process_manager(self) -> None:
+        """Process mode: `total_steps` groups into `data_path_to_save_groups`, and a page to look at beside it."""
+        await processing.process(self)
+
+    async def evaluate_manager(self) -> None:
+        """Evaluate mode: `evaluate` once."""
+        async with self.running(groups=self.config.max_eval_workers):
+            await self.evaluate()
+
+    @property
+    def trajectories_path(self) -> Path:
+        """Where every rollout's record goes."""
+        config = self.config
+        if config.trajectories_path is not None:
+            return Path(config.trajectories_path)
+        groups = Path(config.data_path_to_save_groups or f"data/{self.name}.jsonl")
+        return groups.with_name(f"{groups.stem}.trajectories.jsonl")
+
+    # ------------------------------------------------------------------ rollouts
+
+    async def collect_trajectories(self, item: Item) -> tuple[list[dict[str, Any]] | None, list[Item]]:
+        """A group of rollouts of one item, with the same tools: what is to be sent, or None if it stayed short."""
+        group = await self.roll_group(item)
+        self.metrics.add_group(group)
+        if group.whole:
+            return scored_groups(group), []
+        log.warning(
+            "group %s of item %s stays short: %d of %d rollouts can be used; not sent",
+            *(group.group_id, group.item_id, len(group.kept), group.size),
+        )
+        return None, []
+
+    async def collect_trajectory(self, item: Item) -> tuple[dict[str, Any] | None, list[Item]]:
+        """One rollout as a scored item; None for it if it can't be used."""
+        group = self._new_group(item, size=1)
+        rolled = await self._roll(item, group, 0)
+        if rolled.refused is not None:
+            return None, []
+        group.kept.append(rolled)
+        scored = scored_groups(group)[-1]
+        single = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
+        return {key: scored[key][0] for key in single if key in scored}, []
+
+    async def roll_group(self, item: Item, size: int | None = None) -> Group:
+        """`size` (the configured group size) rollouts of one item; those that failed are replaced, up to the limit.
+
+        Raises:
+            UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
+        """
+        group = self._new_group(item, size or self.config.group_size)
+        numbers = itertools.count()
+        refills = iter(range(self.config.group_refills))
+
+        async def until_used() -> None:
+            while True:
+                rolled = await self._roll(item, group, next(numbers))
+                if rolled.refused is None:
+                    group.kept.append(rolled)
+                    return
+                group.failed.append(rolled)
+                if next(refills, None) is None:
+                    return
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(group.size):
+                    tasks.create_task(until_used())
+        except BaseExceptionGroup as errors:
+            self.fatal = self.fatal or errors.exceptions[0]
+            raise errors.exceptions[0] from None
+        return group
+
+    def _new_group(self, item: Item, size: int) -> Group:
+        item_id = self._running().context.environment.item_id(item)
+        return Group(f"{item_id}#{next(self._numbers)}", item_id, size)
+
+    async def _roll(self, item: Item, group: Group, index: int) -> Rolled:
+        """One rollout, with its record written whatever becomes of it."""
+        live = self._running()
+        trajectory = Trajectory(
+            environment=live.context.environment.name,
+            item_id=group.item_id,
+            group=group.group_id,
+            rollout_index=index,
+            agent=live.context.agent.name,
+            backend=live.context.backend_name,
+        )
+        context = live.tools.offered(live.context, group.group_id)
+        observers = context.hooks.observers
+        async with live.room:
+            observers.trajectory_started(
+                trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=group.item_id
+            )
+            try:
+                await run_rollout(context, item, trajectory)
+            finally:
+                rolled = judged(trajectory.to_record(context.redact), exact=self.exact)
+                self._keep(rolled, trajectory.result)
+                observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=rolled.record)
+        return rolled
+
+    def _keep(self, rolled: Rolled, result: AgentResult) -> None:
+        self.metrics.add(rolled, result.tool_errors, result.turns_used)
+        if rolled.refused is not None:
+            log.warning("trajectory %s is not used: %s", rolled.record["trajectory_id"], rolled.refused)
+        if self.trajectories is not None:
+            self.trajectories.write({**rolled.record, "refused": rolled.refused})
+
+    # ------------------------------------------------------------------ what Atropos calls
+
+    async def handle_env(self, item_uuid: str) -> Any:
+        """As Atropos' own, and known to those who end the workers."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        try:
+            return await super().handle_env(item_uuid)
+        finally:
+            self.tasks.discard(task)
+
+    async def handle_send_to_api(
+        self,
+        scored_data: Any,
+        item: Item | None = None,
+        do_send_to_api: bool = True,
+        abort_on_any_max_length_exceeded: bool = True,
+    ) -> None:
+        """Write whole groups down, and send them; each until the API has acknowledged it."""
+        groups = [group for group in (scored_data if isinstance(scored_data, list) else [scored_data]) if group]
+        if not groups or not self._worth_sending(groups, abort_on_any_max_length_exceeded):
+            return
+        await self.add_rollouts_for_wandb(groups[0], item)
+        for group in groups:
+            self.completion_lengths += [sum(mask != -100 for mask in masks) for masks in group["masks"]]
+            if self.jsonl_writer is not None:
+                self.jsonl_writer.write(group)
+            if do_send_to_api:
+                self.items_sent_this_step += 1
+                await self._send_scored_data_to_api(group)
+
+    def _worth_sending(self, groups: Sequence[Mapping[str, Any]], check_length: bool) -> bool:
+        if self.config.ensure_scores_are_not_same and len(set(groups[0]["scores"])) == 1:
+            self.metrics.same_score()
+            return False
+        if check_length and 0 < self.max_token_len <= longest(groups):
+            self.metrics.too_long()
+            log.warning("a group has a sequence of %d tokens; the trainer takes less", longest(groups))
+            return False
+        return True
+
+    async def _send_scored_data_to_api(self, scored_data: Mapping[str, Any]) -> None:
+        if self.api is None:
+            raise UsageError("there is no API to send to", hint="this is for serve mode")
+        sent = scored_data if self.config.include_messages else {**scored_data, "messages": None}
+        await self.api.send(sent)
+
+    async def add_rollouts_for_wandb(self, scored_data: Any, item: Item | None = None) -> None:
+        """Keep some rollouts of a group for the table, in readable form."""
+        if not self.config.use_wandb:
+            return
+        most = self.config.num_rollouts_per_group_for_logging
+        pairs = list(zip(scored_data["messages"], scored_data["scores"], strict=True))
+        shown = pairs if most == -1 else pairs[:most]
+        self.rollouts_for_wandb.append([(trajectory_text(messages), score) for messages, score in shown])
+        del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Log what happened since the last time: as JSON beside the trajectories, and to wandb where that is on."""
+        told = self.metrics.take(self.api.counts if self.api else None)
+        plain = {key: value for key, value in {**told, **(wandb_metrics or {})}.items() if _is_plain(value)}
+        if self.trajectories is not None:
+            with JsonLines(self.trajectories.path.with_suffix(".metrics.jsonl")) as lines:
+                lines.write({"step": self.curr_step, **plain})
+        log.info("step %d: %s", self.curr_step, plain)
+        if self.config.use_wandb:
+            await super().wandb_log({**told, **(wandb_metrics or {})})
+        else:
+            self.completion_lengths, self.rollouts_for_wandb = [], []
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))

@@ -1,0 +1,143 @@
+"""Every environment plugin as an Atropos environment: a subclass of `HermesAgentBaseEnv`, made from its name."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar, NoReturn
+
+from pydantic import Field, create_model
+
+from hermes_core.agents.base import AgentResult
+from hermes_core.atropos.config import HermesAgentEnvConfig
+from hermes_core.atropos.env import HermesAgentBaseEnv
+from hermes_core.atropos.groups import Group
+from hermes_core.envs.base import Environment, EnvironmentConfig, Item
+from hermes_core.envs.summary import SOLVED
+from hermes_core.envs.tool_context import ToolContext
+from hermes_core.errors import InfraError, UsageError
+from hermes_core.runtime import Runtime
+
+
+class PluginEnvConfig(HermesAgentEnvConfig):
+    """The settings of an Atropos environment made from a plugin; the plugin's own are added to them."""
+
+    eval_items: int = Field(default=0, ge=0, description="Items of an evaluation, the first of the order; 0 is all")
+
+
+class PluginEnv(HermesAgentBaseEnv):
+    """Rolls out the items of a plugin's environment: once through in process mode, over and over in serve mode."""
+
+    env_config_cls = PluginEnvConfig
+    environment_name: ClassVar[str]
+    environment_class: ClassVar[type[Environment]]
+
+    def make_environment(self, runtime: Runtime) -> Environment:
+        """The plugin's environment, with what was set of its settings."""
+        fields = self.environment_class.config_class.model_fields
+        given = {
+            key: getattr(self.config, key)
+            for key in self.config.model_fields_set
+            if key in fields and getattr(self.config, key) is not None
+        }
+        self._plugin = runtime.environment(self.environment_name, {"seed": self.config.seed, **given})
+        return self._plugin
+
+    async def setup(self) -> None:
+        """Load the plugin's dataset."""
+        await self._plugin.setup()
+        self._order = self._rounds()
+
+    async def get_next_item(self) -> Item | None:
+        """The next item; None after the last, except in serve mode."""
+        return next(self._order, None)
+
+    def _rounds(self) -> Iterator[Item]:
+        items = list(self._plugin.selected_items())
+        yield from items
+        for number in itertools.count(1):
+            if not (self.endless and items):
+                return
+            if self._plugin.config.shuffle:
+                random.Random(f"{self._plugin.config.seed}:{number}").shuffle(items)
+            yield from items
+
+    def format_prompt(self, item: Item) -> str:
+        """As the plugin says."""
+        return self._plugin.format_prompt(item)
+
+    async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> NoReturn:
+        """Not used: the plugin has a hook for it."""
+        raise UsageError(f"environment {self.environment_name!r} is verified by its own hook")
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Roll out a group of each item, and report the mean reward and the share that was solved.
+
+        Raises:
+            InfraError: not one rollout has a score.
+        """
+        began = time.time()
+        items = list(itertools.islice(self._plugin.selected_items(), self.config.eval_items or None))
+        groups = await self._roll_all(items)
+        scored = [rolled for group in groups for rolled in group.kept]
+        rewards = [rolled.reward for rolled in scored if rolled.reward is not None]
+        if not rewards:
+            raise InfraError("no rollout of the evaluation has a score", hint="the trajectories say why")
+        metrics = {
+            "eval/mean_reward": sum(rewards) / len(rewards),
+            "eval/solved": sum(reward >= SOLVED for reward in rewards) / len(rewards),
+            "eval/items": len(items),
+            "eval/rollouts": len(rewards),
+            "eval/failed": sum(len(group.failed) for group in groups),
+        }
+        samples = [{"messages": rolled.record["messages"], "score": rolled.reward} for rolled in scored]
+        await self.evaluate_log(metrics, start_time=began, end_time=time.time(), samples=samples, verbose=False)
+        await self.wandb_log(metrics)
+
+    async def _roll_all(self, items: list[Item]) -> list[Group]:
+        room = asyncio.Semaphore(self.config.max_eval_workers)
+
+        async def roll(item: Item) -> Group:
+            async with room:
+                return await self.roll_group(item)
+
+        async with asyncio.TaskGroup() as tasks:
+            rolling = [tasks.create_task(roll(item)) for item in items]
+        return [task.result() for task in rolling]
+
+
+def load_environment(name: str, runtime: Runtime | None = None) -> type[PluginEnv]:
+    """The Atropos class of the environment of that name.
+
+    Args:
+        runtime: where its plugin is looked for; None looks at what is installed.
+
+    Raises:
+        UnknownNameError: no plugin provides it.
+        PluginError: two plugins claim it, or it cannot be imported.
+    """
+    environment = (runtime or Runtime()).environment_class(name)
+    config = _config_of(environment.config_class, name)
+    attributes = {
+        "name": name,
+        "__doc__": f"The environment `{name}` for Atropos.",
+        "__module__": __name__,
+        "env_config_cls": config,
+        "environment_name": name,
+        "environment_class": environment,
+    }
+    return type(f"{environment.__name__}ForAtropos", (PluginEnv,), attributes)
+
+
+def _config_of(kind: type[EnvironmentConfig], name: str) -> type[PluginEnvConfig]:
+    """Our settings and the plugin's, which are None until they are set: the plugin has defaults of its own."""
+    own: dict[str, Any] = {
+        key: (field.annotation | None, Field(default=None, description=f"{name}: {key}"))  # type: ignore[operator]
+        for key, field in kind.model_fields.items()
+        if key not in PluginEnvConfig.model_fields
+    }
+    made: type[PluginEnvConfig] = create_model(f"{kind.__name__}ForAtropos", __base__=PluginEnvConfig, **own)
+    return made

@@ -1,0 +1,118 @@
+"""From rollouts to what a trainer gets: groups of one size, every sequence once, each with its rollout's score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_core.agents.base import MASKED
+from hermes_core.envs.tokens import TokenSequence
+
+NOT_TRAINABLE = "an openai server gives no tokens: nothing here can be trained on"
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """One rollout that ended."""
+
+    record: Mapping[str, Any]
+    """As it is written."""
+    sequences: tuple[TokenSequence, ...] = ()
+    refused: str | None = None
+    """Why it has no place in a group: its failure, or what is wrong with its tokens."""
+
+    @property
+    def reward(self) -> float | None:
+        """The score; None if there is none."""
+        reward: float | None = self.record["reward"]
+        return reward
+
+
+@dataclass
+class Group:
+    """The rollouts of one item."""
+
+    group_id: str
+    item_id: str
+    size: int
+    kept: list[Rolled] = field(default_factory=list)
+    failed: list[Rolled] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has as many rollouts as it should."""
+        return len(self.kept) == self.size
+
+
+def judged(record: Mapping[str, Any], *, exact: bool) -> Rolled:
+    """The rollout of a record, and whether it can be part of a group.
+
+    Args:
+        exact: whether its tokens are needed.
+    """
+    if record["failure"] is not None:
+        return Rolled(record, refused=f"{record['failure']['kind']}: {record['failure']['message']}")
+    if not exact:
+        return Rolled(record)
+    if (reason := record["details"].get("tokens_refused")) is not None:
+        return Rolled(record, refused=f"tokens: {reason}")
+    if record.get("sequences") is not None:
+        return Rolled(record, tuple(TokenSequence(**sequence) for sequence in record["sequences"]))
+    if record["tokens"] is None:
+        return Rolled(record, refused="tokens: the server kept none")
+    return Rolled(record, (TokenSequence(record["tokens"], record["masks"], record["logprobs"]),))
+
+
+def scored_groups(group: Group) -> list[dict[str, Any]]:
+    """A whole group as Atropos' `ScoredDataGroup`s, each with one sequence of every rollout, so that all have one size.
+
+    run-api keeps a group of another size back until sizes sum up, and trainers compare the scores of a group with each
+    other. So the k-th sequences of all rollouts make a group; a rollout that has no k-th one is represented by the
+    beginning of its last, with nothing to train on, and `overrides` says so.
+    """
+    parts = max(len(rolled.sequences) for rolled in group.kept) or 1
+    return [_scored_group(group, part, parts) for part in range(parts)]
+
+
+def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
+    rows = [_row(rolled, part) for rolled in group.kept]
+    scored: dict[str, Any] = {
+        "tokens": [sequence.tokens for sequence, _ in rows],
+        "masks": [sequence.masks for sequence, _ in rows],
+        "scores": [rolled.reward for rolled in group.kept],
+        "advantages": None,
+        "ref_logprobs": None,
+        "messages": [rolled.record["messages"] for rolled in group.kept],
+        "overrides": [about for _, about in rows],
+        # Not None: Atropos looks into it.
+        "group_overrides": {"group_id": group.group_id, "item_id": group.item_id, "part": part, "parts": parts},
+        "images": None,
+    }
+    if group.kept[0].sequences:
+        scored["inference_logprobs"] = [sequence.logprobs for sequence, _ in rows]
+    return scored
+
+
+def _row(rolled: Rolled, part: int) -> tuple[TokenSequence, dict[str, Any]]:
+    about: dict[str, Any] = {
+        "trajectory_id": rolled.record["trajectory_id"],
+        "sequence": part,
+        "sequences": len(rolled.sequences),
+    }
+    if not rolled.sequences:
+        return TokenSequence([], [], []), {**about, "trainable": False, "reason": NOT_TRAINABLE}
+    if part < len(rolled.sequences):
+        return rolled.sequences[part], about
+    return _filler(rolled.sequences[-1]), {**about, "trainable": False, "set_advantage_to_zero": True}
+
+
+def _filler(sequence: TokenSequence) -> TokenSequence:
+    """Its first two tokens, none of them to train on: trainers shift by one, and can't take less."""
+    tokens = sequence.tokens[:2]
+    return TokenSequence(tokens, [MASKED] * len(tokens), [1.0] * len(tokens))
+
+
+def longest(groups: Sequence[Mapping[str, Any]]) -> int:
+    """Tokens of the longest sequence."""
+    return max((len(tokens) for group in groups for tokens in group["tokens"]), default=0)

@@ -1,0 +1,42 @@
+"""A file of JSON lines that loses nothing when the process dies: each record is one write of one whole line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_core.envs.trajectory import dump_record
+from hermes_core.errors import OutputError
+
+
+class JsonLines:
+    """Appends records; a context manager.
+
+    Raises:
+        OutputError: the file can't be opened or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise OutputError(f"can't write {path}: {error.strerror}", hint="name another place") from error
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write one record."""
+        line = dump_record(record)
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(28, "no space left")
+        except OSError as error:
+            raise OutputError(f"can't write {self.path}: {error.strerror}", hint="make room") from error

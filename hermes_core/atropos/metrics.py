@@ -1,0 +1,93 @@
+"""What a run has to say of itself between two logs: rewards, failures, tool errors, tokens, seconds by stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+from typing import Any
+
+from hermes_core.atropos.groups import Group, Rolled
+from hermes_core.envs.summary import SOLVED
+from hermes_core.envs.trajectory import STAGES
+
+MAX_ERRORS = 50
+"""Tool errors that are told one by one."""
+
+ARGUMENTS_SHOWN, ERROR_SHOWN = 80, 150
+
+
+class Metrics:
+    """Adds up until `take`. The names of the metrics are those of the original, under `train/`."""
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        """Counts since the start: `groups`, `groups_short`, `rollouts`, `refused`, `failures_infra`, …"""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._values: dict[str, list[float]] = {}
+        self._counts: Counter[str] = Counter()
+        self._errors: list[str] = []
+
+    def add_group(self, group: Group) -> None:
+        """A group that ended, whole or short."""
+        self._count("groups" if group.whole else "groups_short")
+        self._count("rollouts_replaced", len(group.failed) if group.whole else 0)
+
+    def same_score(self) -> None:
+        """A group whose scores are all the same, where that is not wanted."""
+        self._count("groups_same_score")
+
+    def too_long(self) -> None:
+        """A group with a sequence that is longer than the trainer takes."""
+        self._count("groups_too_long")
+
+    def add(self, rolled: Rolled, tool_errors: Iterable[Any], turns: int) -> None:
+        """A rollout that ended."""
+        record = rolled.record
+        self._count("rollouts")
+        if record["failure"] is not None:
+            self._count(f"failures_{record['failure']['kind']}")
+        elif rolled.refused is not None:
+            self._count("refused")
+        if record["reward"] is not None:
+            self._value("reward", record["reward"])
+            self._value("solved", float(record["reward"] >= SOLVED))
+            self._value("turns", turns)
+        for sequence in rolled.sequences:
+            self._value("tokens", len(sequence.tokens))
+            self._value("tokens_trained", sequence.trained)
+        if len(rolled.sequences) > 1:
+            self._count("conversations_split")
+        for stage in STAGES:
+            if (seconds := record["timings"].get(f"{stage}_s")) is not None:
+                self._value(f"seconds_{stage}", seconds)
+        for error in tool_errors:
+            self._count("tool_errors_count")
+            if len(self._errors) < MAX_ERRORS:
+                arguments, said = error.arguments[:ARGUMENTS_SHOWN], error.error[:ERROR_SHOWN]
+                self._errors.append(f"[turn {error.turn}] {error.tool_name}({arguments}) -> {said}")
+
+    def take(self, api: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """What there is to tell since the last time.
+
+        Args:
+            api: `TrainerApi.counts`, since the start.
+        """
+        told: dict[str, Any] = {f"train/{name}": fmean(values) for name, values in sorted(self._values.items())}
+        told |= {f"train/{name}": count for name, count in sorted(self._counts.items())}
+        told.setdefault("train/tool_errors_count", 0)
+        told.setdefault("train/failures_infra", 0)
+        if self._errors:
+            told["train/tool_error_details"] = "\n".join(self._errors)
+        told |= {f"train/api_{name}": count for name, count in sorted((api or {}).items())}
+        self._begin()
+        return told
+
+    def _count(self, name: str, by: int = 1) -> None:
+        self._counts[name] += by
+        self.totals[name] += by
+
+    def _value(self, name: str, value: float) -> None:
+        self._values.setdefault(name, []).append(float(value))

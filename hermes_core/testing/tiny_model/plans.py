@@ -1,0 +1,53 @@
+"""Plans for answers: words that a random model is made to say, with gaps that it fills by itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from hermes_core.testing.tiny_model.engine import Plan
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A place for tokens that the model draws itself."""
+
+    tokens: int
+    among: Collection[int] | None = None
+    """The tokens that it draws from; None is all of them, the end of turn as well."""
+
+
+def make_plan(tokenizer: Any, parts: Sequence[str | Gap], cuts: random.Random | None = None) -> Plan:
+    """The plan for an answer made of `parts`, followed by the end of turn.
+
+    Args:
+        cuts: cuts the text at random places before it is made into tokens, so that they are not those that the
+            tokenizer makes of the whole: as a model's own often aren't.
+    """
+    plan: list[Collection[int] | None] = []
+    for part in parts:
+        if isinstance(part, Gap):
+            plan += [part.among] * part.tokens
+        else:
+            pieces = [part] if cuts is None else _cut(part, cuts)
+            plan += [(token,) for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
+    return [*plan, (tokenizer.eos_token_id,)]
+
+
+def _cut(text: str, cuts: random.Random) -> list[str]:
+    places = sorted({0, len(text), *(cuts.randrange(len(text) + 1) for _ in range(len(text) // 8))})
+    return [text[begin:end] for begin, end in pairwise(places)]
+
+
+def ordinary(tokenizer: Any) -> frozenset[int]:
+    """All tokens but the special ones. A sequence of them need not be UTF-8."""
+    return frozenset(range(len(tokenizer))) - frozenset(tokenizer.all_special_ids)
+
+
+def letters(tokenizer: Any) -> frozenset[int]:
+    """The tokens that are lower-case ASCII letters: a sequence of them is a word that nothing has to quote."""
+    words = ((token, tokenizer.decode([token])) for token in range(len(tokenizer)))
+    return frozenset(token for token, text in words if text.isascii() and text.isalpha() and text.islower())

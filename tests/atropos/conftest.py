@@ -1,0 +1,275 @@
+"""What the adapter's tests need: the extra, a tokenizer in a folder, tasks, environments, and servers of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
+
+NEEDED = ("atroposlib", "transformers", "jsonlines")
+
+SANDBOX = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
+"""The weakest level that this user can have here."""
+
+
+@pytest.fixture(scope="session")
+def atropos_extra(require: Callable[[str, str | None], None]) -> None:
+    """Skips the test where the extra is not installed; imports it where it is, whatever it warns of."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    require("atropos", f"{', '.join(missing)} not installed; `make setup EXTRAS=atropos`" if missing else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import hermes_core.atropos.env  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def torch_extra(atropos_extra: None, require: Callable[[str, str | None], None]) -> None:
+    """Skips the test where there is no torch for the tiny model."""
+    there = importlib.util.find_spec("torch") is not None
+    require("torch", None if there else 'torch is not installed; `make setup EXTRAS="atropos torch"`')
+
+
+@pytest.fixture(scope="session")
+def tokenizers(atropos_extra: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """The tokenizer of a chat format; its folder is `name_or_path`."""
+    from transformers import AutoTokenizer
+
+    from hermes_core.testing.tiny_model.folder import make_tokenizer
+
+    made: dict[str, Any] = {}
+    tools = Runtime(Settings(), load_entry_points=False).tools
+    schemas = tools.schemas(("terminal", "process", "read_file", "write_file", "patch", "search_files"))
+    texts = [json.dumps(schemas), json.dumps(schemas, indent=4)]  # so that prompts are short, as in real models
+
+    def of(form: str) -> Any:
+        if form not in made:
+            folder = tmp_path_factory.mktemp(form)
+            make_tokenizer(folder, form, texts, vocabulary=3000)
+            made[form] = AutoTokenizer.from_pretrained(str(folder))
+        return made[form]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tokenizers: Callable[[str], Any]) -> str:
+    """A folder with a ChatML tokenizer."""
+    folder: str = tokenizers("chatml").name_or_path
+    return folder
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as one:
+        yield one
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> str:
+    """Six tasks: write a number into a file."""
+    path = tmp_path / "tasks.jsonl"
+    rows = [
+        {"id": f"task-{n}", "prompt": f"Write {n} into out.txt", "check": f"grep -qx {n} out.txt"} for n in range(6)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def obedient(prompt: str) -> Generator[Call, Any, str]:
+    """A model that does what the tasks ask for."""
+    number = re.search(r"Write (\d+)", prompt)
+    assert number is not None
+    yield call("terminal", command=f"echo {number[1]} > out.txt")
+    return "Done <b>&</b> dusted."
+
+
+@pytest.fixture
+async def obedient_server() -> AsyncIterator[ScriptedServer]:
+    async with ScriptedServer(ToolScript(obedient)) as server:
+        yield server
+
+
+MakeEnv = Callable[..., Any]
+
+
+@pytest.fixture
+def make_env(atropos_extra: None, runtime: Runtime, tasks: str, tokenizer_folder: str, tmp_path: Path) -> MakeEnv:
+    """`make_env(base_url, server_type="openai", kind=None, **settings)`: an environment, by default that of `tasks`."""
+    from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+
+    from hermes_core.atropos import load_environment
+
+    def make(base_url: str, server_type: str = "openai", kind: Any = None, **settings: Any) -> Any:
+        kind = kind or load_environment("tasks", runtime)
+        given = {
+            "tokenizer_name": tokenizer_folder,
+            "dataset_name": tasks,
+            "total_steps": 6,
+            "group_size": 2,
+            "data_path_to_save_groups": str(tmp_path / "data" / "groups.jsonl"),
+            "ensure_scores_are_not_same": False,
+            "include_messages": True,
+            "max_num_workers": 3,
+            "agent_temperature": 1.0,
+            **SANDBOX,
+            **settings,
+        }
+        server = APIServerConfig(
+            base_url=base_url, model_name="scripted", api_key="none", server_type=server_type, timeout=300
+        )
+        return kind(kind.env_config_cls(**given), [server], runtime=runtime)
+
+    return make
+
+
+class TokenServer:
+    """Speaks vLLM's `/generate`, and answers by a script: the text of the prompt in, the text of the answer out."""
+
+    def __init__(self, tokenizer: Any, script: Callable[[str], str]) -> None:
+        self.tokenizer, self.script = tokenizer, script
+        self.base_url = ""
+        self.requests = 0
+        self.logprobs = True
+
+    async def __aenter__(self) -> TokenServer:
+        from aiohttp import web
+
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/generate", self._generate)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _generate(self, request: Any) -> Any:
+        from aiohttp import web
+
+        self.requests += 1
+        body = await request.json()
+        text = self.script(self.tokenizer.decode(body["prompt"]["prompt_token_ids"]))
+        tokens = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
+        reason = "stop" if len(tokens) <= body["max_tokens"] else "length"
+        tokens = tokens[: body["max_tokens"]]
+        answer: dict[str, Any] = {"text": [text], "finish_reasons": [reason]}
+        if self.logprobs:
+            answer["logprobs"] = [[[{str(token): -0.25}] for token in tokens]]
+        return web.json_response(answer)
+
+
+def obedient_text(prompt: str) -> str:
+    """What `obedient` does, as text."""
+    if "<tool_response>" in prompt:
+        return "Done."
+    number = re.search(r"Write (\d+)", prompt)
+    command = f"echo {number[1] if number else 0} > out.txt"
+    return f"<tool_call>\n{json.dumps({'name': 'terminal', 'arguments': {'command': command}})}\n</tool_call>"
+
+
+@pytest.fixture
+async def token_server(tokenizers: Callable[[str], Any]) -> AsyncIterator[TokenServer]:
+    async with TokenServer(tokenizers("chatml"), obedient_text) as server:
+        yield server
+
+
+class RunApi:
+    """atroposlib's own `run-api` in a process of its own, on a port that stays the same when it is started again."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.port = found.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        command = [sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(self.port)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(120):
+            while True:
+                try:
+                    await client.get(self.url)
+                    return
+                except httpx.HTTPError:
+                    await asyncio.sleep(0.1)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+async def run_api(atropos_extra: None, tmp_path: Path) -> AsyncIterator[RunApi]:
+    if importlib.util.find_spec("fastapi") is None:
+        pytest.skip("run-api needs fastapi; `make setup EXTRAS=atropos`")
+    api = RunApi(tmp_path / "api.log")
+    await api.start()
+    try:
+        yield api
+    finally:
+        api.kill()
+
+
+class Trainer:
+    """Takes batches from the API until it has had enough; registers anew where the API has forgotten it."""
+
+    def __init__(self, url: str, *, batch_size: int = 4, max_token_len: int = 4096) -> None:
+        self.url, self.batch_size, self.max_token_len = url, batch_size, max_token_len
+        self.batches: list[list[dict[str, Any]]] = []
+
+    async def run(self, batches: int) -> None:
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=30) as client:
+            while len(self.batches) < batches:
+                try:
+                    answer = (await client.get("/batch")).json()
+                    if answer.get("status") == "error":
+                        await client.post("/register", json=self._registration())
+                    if answer.get("batch"):
+                        self.batches.append(answer["batch"])
+                        continue
+                except (httpx.HTTPError, ValueError):
+                    pass
+                await asyncio.sleep(0.05)
+
+    def _registration(self) -> dict[str, Any]:
+        about = {"wandb_group": "g", "wandb_project": "p", "checkpoint_dir": "", "save_checkpoint_interval": 0}
+        sizes = {"batch_size": self.batch_size, "max_token_len": self.max_token_len}
+        return {**about, **sizes, "starting_step": len(self.batches), "num_steps": 1000}
+
+    def sequences(self) -> list[tuple[str, int]]:
+        """What was trained on: trajectory id and number of the sequence."""
+        return [
+            (about["trajectory_id"], about["sequence"])
+            for batch in self.batches
+            for group in batch
+            for about in group["overrides"]
+            if about.get("trainable", True)
+        ]
+
+
+@pytest.fixture
+def make_trainer() -> type[Trainer]:
+    return Trainer

@@ -1,0 +1,87 @@
+"""Whatever is wrong with what was asked for is said at the start, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core.errors import ConfigError, DatasetError, ModelError, UnknownNameError, UsageError
+from hermes_core.testing.scripted_server import ScriptedServer
+
+NOWHERE = "http://127.0.0.1:9/v1"
+
+
+def test_a_tokenizer_that_is_not_there(make_env: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer .*nothing.* can't be loaded"):
+        make_env(NOWHERE, tokenizer_name=str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="ATROPOS_TOKENIZER_NAME"):
+        make_env(NOWHERE, tokenizer_name="")
+
+
+def test_a_server_that_can_not_be_used(make_env: Any) -> None:
+    with pytest.raises(ConfigError, match="gives no logprobs"):
+        make_env(NOWHERE, "trl")
+    with pytest.raises(ConfigError, match="extra_body is for servers of type openai"):
+        make_env(NOWHERE, "vllm", extra_body={"top_p": 0.9})
+
+
+async def test_a_parser_that_does_not_exist(make_env: Any) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'hermes'"):
+        await make_env(NOWHERE, "vllm", tool_call_parser="hermess").process_manager()
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("", "has no chat template"),
+        ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}", "ignores `tools`"),
+    ],
+)
+async def test_a_chat_template_that_can_not_be_used(
+    make_env: Any, tokenizers: Callable[[str], Any], tmp_path: Path, template: str, said: str
+) -> None:
+    import copy
+
+    tokenizer = copy.deepcopy(tokenizers("chatml"))
+    tokenizer.chat_template = template or None
+    tokenizer.save_pretrained(str(tmp_path / "tok"))
+    env = make_env(NOWHERE, "vllm", tokenizer_name=str(tmp_path / "tok"))
+    with pytest.raises(ConfigError, match=said):
+        await env.process_manager()
+
+
+async def test_a_server_that_gives_no_logprobs(make_env: Any, token_server: Any) -> None:
+    token_server.logprobs = False
+    env = make_env(token_server.base_url, "vllm")
+    with pytest.raises(ModelError, match="gave no token ids with logprobs as vllm does"):
+        await env.process_manager()
+
+
+async def test_an_openai_server_in_the_place_of_a_vllm_one(make_env: Any, obedient_server: ScriptedServer) -> None:
+    with pytest.raises(ModelError, match="404"):
+        await make_env(obedient_server.base_url, "vllm").process_manager()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_agent_turn": 3}, "max_agent_turn"),
+        ({"enabled_toolsets": ["terminal"], "distribution": "balanced"}, "exclude each other"),
+        ({"max_agent_turns": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_setting(make_env: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make_env(NOWHERE, **settings)
+
+
+async def test_a_wrong_setting_of_the_plugin_or_the_backend(make_env: Any) -> None:
+    with pytest.raises(DatasetError, match="can't read"):
+        await make_env(NOWHERE, dataset_name="/nothing/there").process_manager()
+    with pytest.raises(UsageError, match="did you mean 'slots_per_sandbox'"):
+        await make_env(NOWHERE, local_slot_per_sandbox=3).process_manager()
+    with pytest.raises(UsageError, match="max_sandboxes must be a whole number"):
+        await make_env(NOWHERE, local_max_sandboxes="many").process_manager()

@@ -1,0 +1,65 @@
+"""What a group looks like when it is sent: every sequence once, each with its rollout's score, all of one size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hermes_core.atropos.groups import Group, judged, scored_groups
+from hermes_core.envs.tokens import MASKED
+
+
+def record(name: str, reward: float | None = 1.0, sequences: int = 1, **changes: Any) -> dict[str, Any]:
+    made = [
+        {"tokens": [n, 1, 2, 3], "masks": [MASKED, MASKED, 2, 3], "logprobs": [1.0, 1.0, -0.5, -0.1]}
+        for n in range(sequences)
+    ]
+    one: dict[str, Any] = made[0] if sequences == 1 else {"tokens": None, "masks": None, "logprobs": None}
+    several = {"sequences": made} if sequences > 1 else {}
+    about = {"trajectory_id": name, "reward": reward, "failure": None, "details": {}, "messages": [{"role": "user"}]}
+    return {**about, **one, **several, **changes}
+
+
+def group(*records: dict[str, Any], exact: bool = True) -> Group:
+    rolled = [judged(each, exact=exact) for each in records]
+    assert all(each.refused is None for each in rolled)
+    return Group("g#0", "g", len(rolled), kept=rolled)
+
+
+def test_rollouts_of_one_sequence_make_one_group() -> None:
+    (scored,) = scored_groups(group(record("a", 1.0), record("b", 0.0)))
+    assert scored["scores"] == [1.0, 0.0]
+    assert scored["inference_logprobs"] == [[1.0, 1.0, -0.5, -0.1]] * 2
+    assert scored["group_overrides"]["parts"] == 1
+
+
+def test_every_sequence_of_a_split_conversation_is_sent_with_all_scores() -> None:
+    first, second, third = scored_groups(group(record("a", 1.0, 3), record("b", 0.0), record("c", 0.5, 2)))
+    for part in (first, second, third):
+        assert part["scores"] == [1.0, 0.0, 0.5]
+        assert {len(part[key]) for key in ("tokens", "masks", "messages", "overrides", "inference_logprobs")} == {3}
+    real = [
+        (about["trajectory_id"], tuple(tokens))
+        for part in (first, second, third)
+        for tokens, about in zip(part["tokens"], part["overrides"], strict=True)
+        if about.get("trainable", True)
+    ]
+    assert len(real) == len(set(real)) == 6
+    filler = third["overrides"].index(third["overrides"][1])
+    assert third["masks"][filler] == [MASKED, MASKED]
+    assert third["overrides"][1]["set_advantage_to_zero"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"failure": {"kind": "infra", "message": "gone"}, "reward": None}, "infra: gone"),
+        ({"details": {"tokens_refused": "mask 2 is 3"}, "tokens": None}, "tokens: mask 2 is 3"),
+        ({"tokens": None}, "the server kept none"),
+    ],
+)
+def test_what_can_not_be_trained_on_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    refused = judged(record("a", **changes), exact=True).refused
+    assert refused is not None
+    assert reason in refused

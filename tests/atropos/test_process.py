@@ -1,0 +1,155 @@
+"""Process mode with an openai server: groups, records, the page; failures that end nothing; no tokens made up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core.agents.base import StopReason
+from hermes_core.errors import UsageError
+from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
+
+
+def lines(path: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+async def test_every_group_is_written_and_scored_and_can_be_looked_at(
+    make_env: Any, obedient_server: ScriptedServer, tmp_path: Path
+) -> None:
+    env = make_env(obedient_server.base_url)
+    await env.process_manager()
+    groups = lines(tmp_path / "data/groups.jsonl")
+    assert len(groups) == 6
+    assert sorted(group["group_overrides"]["item_id"] for group in groups) == [f"task-{n}" for n in range(6)]
+    for group in groups:
+        assert group["scores"] == [1.0, 1.0]
+        assert [len(messages) for messages in group["messages"]] == [4, 4]
+        assert group["messages"][0][1]["tool_calls"][0]["function"]["name"] == "terminal"
+    records = lines(tmp_path / "data/groups.trajectories.jsonl")
+    assert len(records) == 12
+    assert {record["refused"] for record in records} == {None}
+    page = (tmp_path / "data/groups.html").read_text()
+    assert "echo 3 &gt; out.txt" in page
+    assert "exit_code" in page
+    assert "Done &lt;b&gt;" in page
+    assert "http" not in page
+
+
+async def test_without_tokens_nothing_is_made_up(
+    make_env: Any, obedient_server: ScriptedServer, tmp_path: Path
+) -> None:
+    await make_env(obedient_server.base_url, total_steps=1).process_manager()
+    (group,) = lines(tmp_path / "data/groups.jsonl")
+    assert group["tokens"] == group["masks"] == [[], []]
+    assert "inference_logprobs" not in group
+    assert [about["trainable"] for about in group["overrides"]] == [False, False]
+    assert lines(tmp_path / "data/groups.trajectories.jsonl")[0]["tokens"] is None
+
+
+async def test_a_plain_answer_is_verified_like_any_other(make_env: Any, tmp_path: Path) -> None:
+    async with ScriptedServer([Reply("I did nothing.")]) as server:
+        await make_env(server.base_url, total_steps=1).process_manager()
+    (group,) = lines(tmp_path / "data/groups.jsonl")
+    assert group["scores"] == [0.0, 0.0]
+
+
+async def test_a_dead_endpoint_is_a_model_failure_and_never_a_reward(make_env: Any, tmp_path: Path) -> None:
+    async with ScriptedServer(lambda request: Fault(401, "no")) as server:
+        env = make_env(server.base_url, total_steps=2, group_refills=1)
+        await env.process_manager()
+    assert (tmp_path / "data/groups.jsonl").read_text() == ""
+    records = lines(tmp_path / "data/groups.trajectories.jsonl")
+    assert {record["failure"]["kind"] for record in records} == {"model"}
+    assert {record["reward"] for record in records} == {None}
+    assert len(records) == 2 * (2 + 1), "each group: its size, and its refills"
+    assert env.metrics.totals["groups_short"] == 2
+
+
+async def test_failed_rollouts_are_replaced(make_env: Any, obedient_server: ScriptedServer, tmp_path: Path) -> None:
+    obedient_server.faults.extend([Fault(401), Fault(401)])
+    env = make_env(obedient_server.base_url, total_steps=3)
+    await env.process_manager()
+    assert [group["scores"] for group in lines(tmp_path / "data/groups.jsonl")] == [[1.0, 1.0]] * 3
+    assert env.metrics.totals["failures_model"] == 2
+
+
+async def test_a_hung_model_stops_nothing(make_env: Any, tmp_path: Path) -> None:
+    async with ScriptedServer(lambda request: Reply("late", delay_s=600)) as server:
+        env = make_env(server.base_url, total_steps=1, rollout_timeout=0.5)
+        async with asyncio.timeout(60):
+            await env.process_manager()
+    (group,) = lines(tmp_path / "data/groups.jsonl")
+    assert group["scores"] == [0.0, 0.0]
+    record = lines(tmp_path / "data/groups.trajectories.jsonl")[0]
+    assert record["stop_reason"] == StopReason.TIME_LIMIT
+
+
+async def test_groups_run_at_the_same_time(make_env: Any, tmp_path: Path) -> None:
+    under_way, most = 0, 0
+
+    async def answer(request: dict[str, Any]) -> Reply:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.3)
+        under_way -= 1
+        return Reply("no")
+
+    async with ScriptedServer(answer) as server:
+        await make_env(server.base_url, group_size=1, max_num_workers=3).process_manager()
+    assert most == 3
+
+
+async def test_each_group_is_on_the_disk_when_it_is_done(
+    make_env: Any, obedient_server: ScriptedServer, tmp_path: Path
+) -> None:
+    env = make_env(obedient_server.base_url, max_num_workers=1)
+    seen: list[int] = []
+    next_item = env.get_next_item
+
+    async def watched() -> Any:
+        seen.append(len(lines(tmp_path / "data/groups.jsonl")))
+        return await next_item()
+
+    env.get_next_item = watched
+    await env.process_manager()
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+async def test_metrics_are_written_as_json(make_env: Any, tmp_path: Path) -> None:
+    def clumsy(prompt: str) -> Any:
+        yield call("no_such_tool", a=1)
+        yield call("read_file", path="missing")
+        return "no"
+
+    async with ScriptedServer(ToolScript(clumsy)) as server:
+        await make_env(server.base_url, total_steps=1).process_manager()
+    (told,) = lines(tmp_path / "data/groups.trajectories.metrics.jsonl")
+    assert told["train/tool_errors_count"] == 4
+    assert "no_such_tool" in told["train/tool_error_details"]
+    assert told["train/reward"] == 0.0
+    assert told["train/turns"] == 3.0
+    assert told["train/failures_infra"] == 0
+    assert told["train/seconds_agent"] > 0
+
+
+async def test_wrong_use_is_said_at_once(make_env: Any, obedient_server: ScriptedServer) -> None:
+    with pytest.raises(UsageError, match="did you mean 'terminal'"):
+        await make_env(obedient_server.base_url, enabled_toolsets=["terminl"]).process_manager()
+    with pytest.raises(UsageError, match="unknown backend 'locale'"):
+        await make_env(obedient_server.base_url, terminal_backend="locale").process_manager()
+    with pytest.raises(UsageError, match="gives no tokens"):
+        await make_env(obedient_server.base_url).env_manager()
+    assert obedient_server.request_count == 0
+
+
+async def test_an_environment_has_its_own_backend(make_env: Any, obedient_server: ScriptedServer) -> None:
+    one = make_env(obedient_server.base_url, total_steps=1)
+    other = make_env(obedient_server.base_url, total_steps=1, local_slots_per_sandbox=3)
+    await asyncio.gather(one.process_manager(), other.process_manager())
+    assert one.config.backend_config() != other.config.backend_config()

@@ -1,0 +1,174 @@
+"""Serve mode against the real `run-api` and a trainer over HTTP: batches, failures, deaths, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core.atropos import serving
+from hermes_core.atropos.api import TrainerGone
+from hermes_core.errors import ConfigError, InfraError
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def checked(trainer: Any, group_size: int = 2) -> None:
+    """Every batch is whole, and every sequence is there once, with its logprobs."""
+    assert all(sum(len(group["tokens"]) for group in batch) == trainer.batch_size for batch in trainer.batches)
+    taken = trainer.sequences()
+    assert len(taken) == len(set(taken))
+    for group in (group for batch in trainer.batches for group in batch):
+        assert len(group["tokens"]) == group_size
+        for tokens, masks, logprobs in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
+            assert len(tokens) == len(masks) == len(logprobs)
+            assert {lp for lp, mask in zip(logprobs, masks, strict=True) if mask != -100} == {-0.25}
+            assert {lp for lp, mask in zip(logprobs, masks, strict=True) if mask == -100} == {1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("leak_check")
+async def test_fifty_batches_with_failures_and_a_dead_api(
+    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    env = make_env(
+        token_server.base_url,
+        "vllm",
+        rollout_server_url=run_api.url,
+        total_steps=50,
+        infra_retries=0,
+        max_num_workers=4,
+    )
+    plain_setup, count = env.make_environment, 0
+
+    def with_failures(runtime: Any) -> Any:
+        environment = plain_setup(runtime)
+
+        async def failing(item: Any, rollout: Any) -> dict[str, Any]:
+            nonlocal count
+            count += 1
+            if count % 7 == 0:
+                raise InfraError("the sandbox is gone")
+            return {}
+
+        environment.setup_trajectory_workspace = failing
+        return environment
+
+    env.make_environment = with_failures
+    trainer = make_trainer(run_api.url)
+    async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
+        serving_task = tasks.create_task(env.env_manager())
+        training = tasks.create_task(trainer.run(50))
+        while len(trainer.batches) < 20:
+            await asyncio.sleep(0.1)
+        run_api.kill()
+        await asyncio.sleep(1)
+        await run_api.start()
+        await training
+        await serving_task
+    checked(trainer)
+    records = {record["trajectory_id"]: record for record in lines(tmp_path / "data/groups.trajectories.jsonl")}
+    for trajectory_id, _ in trainer.sequences():
+        assert records[trajectory_id]["refused"] is None
+    assert env.metrics.totals["failures_infra"] > 10
+    assert all(record["reward"] is None for record in records.values() if record["failure"])
+    assert env.api.counts["registered"] == 2
+    assert env.tasks == set()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("leak_check")
+async def test_the_environment_is_killed_and_restarted_and_ends_with_a_signal(
+    token_server: Any, run_api: Any, make_trainer: Any, tasks: str, tokenizer_folder: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(run_api.url)
+    command = [
+        *(sys.executable, "-m", "hermes_core.cli", "-v", "atropos", "serve", "tasks"),
+        *("--env.dataset_name", tasks, "--env.tokenizer_name", tokenizer_folder, "--env.group_size=2"),
+        *(
+            "--env.rollout_server_url",
+            run_api.url,
+            "--env.max_num_workers",
+            "2",
+            "--env.ensure_scores_are_not_same=false",
+        ),
+        *("--openai.base_url", token_server.base_url, "--openai.server_type", "vllm"),
+        *([] if os.geteuid() == 0 else ["--env.isolation", "shared", "--env.allow_unisolated", "true"]),
+    ]
+    environment = {**os.environ, "HERMES_OWNER": "serve-test", "XDG_STATE_HOME": str(tmp_path / "state")}
+
+    async def start() -> asyncio.subprocess.Process:
+        with (tmp_path / "env.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(*command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+
+    process = await start()
+    try:
+        async with asyncio.timeout(240):
+            await trainer.run(5)
+            process.kill()
+            await process.wait()
+            process = await start()
+            await trainer.run(15)
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 130
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    checked(trainer)
+
+
+@pytest.mark.usefixtures("leak_check")
+async def test_a_trainer_that_goes_away_ends_it_and_nothing_is_left(
+    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any
+) -> None:
+    env = make_env(token_server.base_url, "vllm", rollout_server_url=run_api.url, trainer_timeout=3, total_steps=50)
+    trainer = make_trainer(run_api.url)
+    async with asyncio.timeout(90), asyncio.TaskGroup() as tasks:
+        serving_task = tasks.create_task(_raised(env.env_manager()))
+        await trainer.run(1)
+        error = await serving_task
+    assert isinstance(error, TrainerGone)
+    assert env.tasks == set()
+
+
+async def _raised(work: Any) -> BaseException | None:
+    try:
+        await work
+    except Exception as error:
+        return error
+    return None
+
+
+async def test_sizes_that_never_make_a_batch_are_refused(
+    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any
+) -> None:
+    trainer = make_trainer(run_api.url, batch_size=4)
+    env = make_env(token_server.base_url, "vllm", rollout_server_url=run_api.url, group_size=3)
+    training = asyncio.ensure_future(trainer.run(1))
+    try:
+        async with asyncio.timeout(60):
+            with pytest.raises(ConfigError, match="a batch of 4 can't be made of groups of 3"):
+                await env.env_manager()
+    finally:
+        training.cancel()
+        await asyncio.wait([training])
+
+
+def test_what_is_done_counts_what_waits() -> None:
+    class Config:
+        group_size, batch_size, total_steps = 2, 4, 10
+
+    class Env:
+        config = Config
+
+    assert not serving._done(Env, {"current_step": 8, "queue_size": 4})  # type: ignore[arg-type]
+    assert serving._done(Env, {"current_step": 8, "queue_size": 6})  # type: ignore[arg-type]
