@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,8 @@ from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
 
 if TYPE_CHECKING:
     from hermes_core.settings import Settings
+
+log = logging.getLogger(__name__)
 
 SNAPSHOT_LIMIT_S = 600
 """How long a snapshot may take."""
@@ -177,9 +180,12 @@ class ModalSandbox(Sandbox):
         block = int.from_bytes(hashlib.sha256(lease_id.encode()).digest()[:4], "big") % _BLOCKS
         self.uid_base = _FIRST_UID + block * _BLOCK
         self._sandbox, self._account = sandbox, account
+        self._ended = False
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
         """Start `argv` by an exec, its streams as bytes."""
+        if self._ended:
+            raise SandboxLost("the sandbox was ended", sandbox_id=self.id)
         try:
             process = await self._exec(argv, env)
         except (exception.Error, TimeoutError, OSError) as error:
@@ -201,6 +207,7 @@ class ModalSandbox(Sandbox):
             return await self._account.within(CALL_LIMIT_S, start)
         except exception.AuthError:  # a handle keeps its token until that expires, also one that is refused
             client = await self._account.client()
+            await self._sandbox.detach.aio()
             self._sandbox = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_id.aio(self.id, client=client))
             again = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)
             return await self._account.within(CALL_LIMIT_S, again)
@@ -216,6 +223,8 @@ class ModalSandbox(Sandbox):
 
     async def status(self) -> SandboxStatus:
         """What Modal says of it."""
+        if self._ended:
+            return SandboxStatus.ENDED
         try:
             code = await self._account.within(CALL_LIMIT_S, self._sandbox.poll.aio())
         except exception.NotFoundError:
@@ -226,12 +235,16 @@ class ModalSandbox(Sandbox):
 
     async def terminate(self) -> None:
         """End the sandbox; it has ended when this returns."""
+        if self._ended:
+            return
         try:
             await self._account.within(CALL_LIMIT_S, self._sandbox.terminate.aio(wait=True))
         except exception.NotFoundError:
-            return
+            log.debug("sandbox %s is not known to Modal any more", self.id)
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_reached(error, self.id) from error
+        self._ended = True
+        await self._sandbox.detach.aio()  # its connection would stay for half a minute
 
 
 async def _info(sandbox: Any) -> SandboxInfo | None:
