@@ -68,7 +68,7 @@ class ParsedText:
         """
         made: list[ToolCall] = []
         taken: set[str] = set()
-        items = sorted((*self.calls, *self.problems), key=lambda item: item.start)
+        items: list[ParsedCall | ParseProblem] = sorted((*self.calls, *self.problems), key=lambda item: item.start)
         for index, item in enumerate(items):
             given = item.id if isinstance(item, ParsedCall) else None
             identifier = given if given and given not in taken else made_up_id(turn, index)
