@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -99,10 +100,12 @@ def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]
             break
         repaired = repaired or encodings > 0
         try:
-            value = json.loads(value, parse_constant=_no_constant)
+            value = _STRICT.decode(value)
         except (ValueError, RecursionError) as strict:
             try:
-                value, repaired = json.loads(value, strict=False, parse_constant=_no_constant), True
+                if not _CONTROL.search(value):
+                    raise
+                value, repaired = _LENIENT.decode(value), True
             except (ValueError, RecursionError):
                 return None, f"the arguments are not valid JSON: {strict}", True
     if not isinstance(value, Mapping):
@@ -203,6 +206,12 @@ def _json_type(value: Any) -> str:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_constant)
+_LENIENT = json.JSONDecoder(parse_constant=_no_constant, strict=False)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+"""What the lenient one takes in a string, and the strict one does not."""
 
 
 def _refuse(completion: Any) -> NoReturn:

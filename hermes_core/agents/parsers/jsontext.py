@@ -90,7 +90,8 @@ def read_call(text: str, start: int, begin: int, end: int) -> Item:
     arguments, error, mended = decode_arguments(value[given] if given else None)
     if arguments is None:
         return ParseProblem(f"the call cannot be read: {error}", raw, start, name)
-    return ParsedCall(name.strip(), arguments, raw, start, _identifier(value), repaired or mended)
+    encoded = given is not None and isinstance(value[given], str)
+    return ParsedCall(name.strip(), arguments, raw, start, _identifier(value), repaired or mended or encoded)
 
 
 def call_object(value: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from hermes_core.agents.parsers.base import Call
 from hermes_core.agents.parsers.hermes import json_call, read_objects
-from hermes_core.agents.parsers.jsontext import Item, call_object, extent, name_in, skip_space
+from hermes_core.agents.parsers.jsontext import Item, call_object, extent, skip_space
 from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
 from hermes_core.agents.replies import decode_arguments
 
-_OBJECT = r'\{\s*+"(?:name|type|function|parameters|arguments|id)"'
+_OBJECT = r'\{\s*+"(?:name|type|function|parameters|arguments|id)"\s*+:'
 _BARE = rf"\[(?=\s*+{_OBJECT})|(?={_OBJECT})\{{"
 TAG_MARKS = Marks(r"<\|python_tag\|>|<\|python_start\|>", r"<\|python_end\|>")
+_NAMED = re.compile(r'\{\s*+"name"\s*+:\s*+"([^"\\]{1,256}+)"')
 _BEFORE_CALLS = tuple(THINKING.values())
 
 
@@ -52,8 +53,8 @@ def read_llama(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
         value, _, _ = decode_arguments(text[first : found.end])
         is_call = value is not None and _is_call(value, source, leading)
     else:
-        name = name_in(text[first : first + 300])
-        is_call = name in source.tools or (leading and bool(name))
+        named = _NAMED.match(text, first)
+        is_call = named is not None and (leading or named[1] in source.tools)
     return read_objects(source, here, here) if is_call else ([], found.end)
 
 
@@ -61,7 +62,7 @@ def _leads(text: str, position: int) -> bool:
     """Whether nothing stands before this, but for reasoning."""
     while position and text[position - 1].isspace():
         position -= 1
-    return position == 0 or text.endswith(_BEFORE_CALLS, max(0, position - 20), position)
+    return position == 0 or text.endswith(_BEFORE_CALLS, 0, position)
 
 
 def _is_call(value: Mapping[str, object], source: Source, leading: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hermes_core.agents.parsers.base import Call, ParsedCall
 from hermes_core.agents.parsers.jsontext import Item
-from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
+from hermes_core.agents.parsers.scan import THINKING, Marks, Reader, Source, TextParser
 from hermes_core.agents.parsers.typed import Schema, property_schema, typed
 
 
@@ -79,7 +79,7 @@ _GLM = Shape(
     closing=re.compile("</arg_value>"),
     proper_closing=re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</?tool_call>|\Z))"),
     end=re.compile(r"\s*+</tool_call>"),
-    last_end=re.compile(r"</tool_call>(?=\s*+(?:<tool_call>|\Z))"),
+    last_end=re.compile(r"</tool_call>(?=\s*+(?:<tool_call>\s*+[^\s<>{}]{1,256}+\s*+<(?:arg_key|/tool_call)>|\Z))"),
     lines=False,
 )
 
@@ -87,13 +87,19 @@ _QWEN = Shape(
     head=re.compile(r"([^>\s]{1,256}+)\s*+>"),
     key=re.compile(r"\s*+<parameter=([^>\n]{1,256}+)>"),
     inner_key=re.compile(r"(?<=\n)<parameter=([^>\n]{1,256}+)>"),
-    inner_head=re.compile(r"<function=[^>\s]{1,256}+>\s*+<parameter="),
+    inner_head=re.compile(r"(?<=\n)(?:<tool_call>\s*+)?<function=[^>\s]{1,256}+>\s*+<parameter="),
     closing=re.compile("</parameter>"),
     proper_closing=re.compile(r"</parameter>(?=\s*+(?:<parameter=|</?function\b|</?tool_call>|\Z))"),
     end=re.compile(r"\s*+</function>(?:\s*+</tool_call>)?|\s*+</tool_call>"),
-    last_end=re.compile(r"</function>(?=(?:\s*+</tool_call>)?\s*+(?:<tool_call>|<function=|\Z))"),
+    last_end=re.compile(
+        r"(?<=\n)</function>(?=(?:\s*+</tool_call>)?\s*+"
+        r"(?:(?:<tool_call>\s*+)?<function=[^>\s]{1,256}+>\s*+<(?:parameter=|/function>)|\Z))"
+    ),
     lines=True,
 )
+
+
+_UNTHINK = re.compile("|".join(map(re.escape, THINKING.values())))
 
 
 def _parser(name: str, marks: Marks, read: Reader, body: Callable[[Call], str]) -> TextParser:
@@ -162,11 +168,17 @@ class _Arguments:
         proper = self.source.search(shape.proper_closing, position)
         end = self._missing_end(position, first, proper)
         if end is not None:
+            thought = self.source.search(_UNTHINK, position)
+            if thought is not None and thought.start() < end:
+                return None  # a draft in the reasoning, which ended before it did
             self.repaired = True
             return _unframed(text, position, end, shape.lines), end
         closing = proper or first
         if closing is None:
             return None
+        if first is not None and closing is not first:
+            head = self.source.search(shape.inner_head, first.end())
+            closing = first if head is not None and head.start() < closing.start() else closing
         return _unframed(text, position, closing.start(), shape.lines), closing.end()
 
     def _missing_end(self, position: int, first: re.Match[str] | None, proper: re.Match[str] | None) -> int | None:

@@ -1,0 +1,468 @@
+"""What models write, well-formed and broken, and what each parser makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hermes_core.agents.parsers.base import ParsedText, Parser
+
+FAMILY = {
+    "json": ("hermes", "qwen", "longcat"),
+    "llama": ("llama3_json", "llama4_json"),
+    "glm": ("glm45", "glm47"),
+    "deepseek": ("deepseek_v3", "deepseek_v3_1"),
+}
+
+Parse = Callable[[str, str], ParsedText]
+
+
+@pytest.fixture(scope="module")
+def parse(parser_of: Callable[[str], Parser], tools: list[dict[str, Any]]) -> Parse:
+    """`parse(format, text)`."""
+    return lambda name, text: parser_of(name).parse(text, tools)
+
+
+def calls(parsed: ParsedText) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.name, call.arguments) for call in parsed.calls]
+
+
+LS = ("terminal", {"command": "ls"})
+LIST = ("list_tools", {})
+
+
+def one(name: str, command: str = "ls") -> str:
+    """`terminal` with this command, which JSON writes as it is."""
+    bodies = {
+        "hermes": '<tool_call>\n{"name": "terminal", "arguments": {"command": "%s"}}\n</tool_call>',
+        "longcat": '<longcat_tool_call>\n{"name": "terminal", "arguments": {"command": "%s"}}\n</longcat_tool_call>',
+        "llama3_json": '{"name": "terminal", "parameters": {"command": "%s"}}',
+        "mistral": '[TOOL_CALLS]terminal[ARGS]{"command": "%s"}',
+        "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>terminal\n```json\n"
+        '{"command": "%s"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "deepseek_v3_1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>terminal<｜tool▁sep｜>"
+        '{"command": "%s"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.terminal:0<|tool_call_argument_begin|>"
+        '{"command": "%s"}<|tool_call_end|><|tool_calls_section_end|>',
+        "glm45": "<tool_call>terminal\n<arg_key>command</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+        "glm47": "<tool_call>terminal<arg_key>command</arg_key><arg_value>%s</arg_value></tool_call>",
+        "qwen3_coder": "<tool_call>\n<function=terminal>\n<parameter=command>\n%s"
+        "\n</parameter>\n</function>\n</tool_call>",
+    }
+    bodies |= {"qwen": bodies["hermes"], "llama4_json": bodies["llama3_json"], "auto": bodies["hermes"]}
+    return bodies[name] % command
+
+
+# --- well-formed ------------------------------------------------------------------------------------------------------
+
+
+def test_the_calls_of_a_well_formed_text_are_all_there(parse: Parse, well_formed: Any) -> None:
+    name, text, content, expected = well_formed
+    parsed = parse(name, text)
+    assert (calls(parsed), parsed.content, parsed.problems, parsed.reasoning) == (expected, content, (), None)
+    assert not any(call.repaired or not call.ended for call in parsed.calls)
+    assert all(text[call.start :].startswith(call.raw) for call in parsed.calls)
+
+
+def test_auto_tells_every_format_by_its_marks(parse: Parse, well_formed: Any) -> None:
+    _, text, content, expected = well_formed
+    parsed = parse("auto", text)
+    assert (calls(parsed), parsed.content, parsed.problems) == (expected, content, ())
+
+
+@pytest.mark.parametrize("end", ["", "<|im_end|>", "<|eot_id|>\n", "</s>", "<|observation|>", "<｜end▁of▁sentence｜>"])
+def test_end_tokens_are_no_content(parse: Parse, format_name: str, end: str) -> None:
+    parsed = parse(format_name, f"Now.\n{one(format_name)}{end}")
+    assert (calls(parsed), parsed.content, parsed.problems) == ([LS], "Now.", ())
+    assert parse(format_name, f"It is done. {end}").content.strip() == "It is done."
+
+
+def test_a_plain_answer_is_left_as_it_is(parse: Parse, format_name: str) -> None:
+    text = '  Done: {"a": [1]}, 1 < 2 > 0, `[ARGS]`, {{x}}.\n\n'
+    assert parse(format_name, text) == ParsedText(text)
+
+
+def test_text_between_and_after_calls_is_content(parse: Parse, format_name: str) -> None:
+    call = one(format_name)
+    parsed = parse(format_name, f"First.\n{call}\nthen\n{call}\nand done.")
+    assert (calls(parsed), parsed.content, parsed.problems) == ([LS, LS], "First.\nthen\nand done.", ())
+
+
+def test_tags_of_every_format_may_stand_in_an_argument(parse: Parse, format_name: str) -> None:
+    tags = (
+        "</tool_call> <tool_call> </function> </longcat_tool_call> [TOOL_CALLS] <|tool_call_end|> <｜tool▁call▁end｜> "
+        "<think> </think> ``` } ] ; </arg_value>, </parameter>, {{"
+    )
+    parsed = parse(format_name, f"{one(format_name, tags)}\n{one(format_name)}")
+    assert (calls(parsed), parsed.problems) == ([("terminal", {"command": tags}), LS], ())
+
+
+@pytest.mark.parametrize("name", ["glm45", "glm47", "qwen3_coder"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "</function><function=f>",
+        "<parameter=timeout> is a tag, and </parameter> too",
+        "<arg_key>timeout</arg_key><arg_value>3</arg_value> is one argument",
+        "a</tool_call>\n<tool_call>b",
+        "if a < b and c > d: </function>",
+        "\n\nlines\n\n",
+    ],
+)
+def test_a_bare_value_may_hold_tags(parse: Parse, name: str, value: str) -> None:
+    parsed = parse(name, f"{one(name, value)}\n{one(name)}")
+    assert (calls(parsed), parsed.problems) == ([("terminal", {"command": value}), LS], ())
+
+
+def test_unicode_stays_what_it_is(parse: Parse, format_name: str) -> None:
+    word = "naïve 日本語 🜁 \u200b\u2028 \x85 ｜▁"
+    assert calls(parse(format_name, one(format_name, word))) == [("terminal", {"command": word})]
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v3_1", "kimi_k2"])
+def test_json_may_have_many_lines_and_be_nested(parse: Parse, name: str) -> None:
+    text = one(name).replace(
+        '{"command": "ls"}', '{\n\t"command":\n "ls",\r\n"env": {"a": {"b": [{}, [{"c": "}"}]]}}\n}'
+    )
+    parsed = parse(name, text)
+    assert calls(parsed) == [("terminal", {"command": "ls", "env": {"a": {"b": [{}, [{"c": "}"}]]}}})]
+    assert not parsed.calls[0].repaired
+
+
+# --- reasoning --------------------------------------------------------------------------------------------------------
+
+
+def test_no_call_in_reasoning_is_made(parse: Parse, format_name: str) -> None:
+    call, draft = one(format_name), one(format_name, "rm -rf /")
+    for text in (f"<think>\nMaybe {draft}?\n</think>\nSo:\n{call}", f"Maybe {draft}?\n</think>\nSo:\n{call}"):
+        parsed = parse(format_name, text)
+        assert (calls(parsed), parsed.content, parsed.problems) == ([LS], "So:", ())
+        assert parsed.reasoning is not None
+        assert "rm -rf /" in parsed.reasoning
+
+
+def test_no_call_in_reasoning_without_an_end_is_made(parse: Parse, format_name: str) -> None:
+    parsed = parse(format_name, f"<think>Maybe {one(format_name)} and {one(format_name)}")
+    assert (calls(parsed), parsed.content, parsed.problems) == ([], "", ())
+
+
+def test_no_broken_call_in_reasoning_is_a_problem(parse: Parse, format_name: str) -> None:
+    draft = one(format_name)[:-25]
+    for opening in ("", "<think>"):
+        parsed = parse(format_name, f"{opening}{draft} or so</think>{one(format_name)}")
+        assert (calls(parsed), parsed.problems) == ([LS], ())
+
+
+def test_reasoning_between_calls(parse: Parse, format_name: str) -> None:
+    call = one(format_name)
+    parsed = parse(format_name, f"<think>a</think>{call}<think>b{call}</think>{call}")
+    assert (calls(parsed), parsed.reasoning, parsed.problems) == ([LS, LS], "a\nb" + call, ())
+
+
+def test_empty_reasoning_is_none(parse: Parse, format_name: str) -> None:
+    parsed = parse(format_name, f"<think>\n\n</think>\n\n{one(format_name)}")
+    assert (parsed.reasoning, calls(parsed), parsed.content) == (None, [LS], "")
+
+
+def test_nested_reasoning_is_never_made_and_the_call_is_told(parse: Parse, format_name: str) -> None:
+    parsed = parse(format_name, f"<think>a<think>b</think>{one(format_name)}</think>done")
+    assert (calls(parsed), parsed.content) == ([], "done")
+    assert ["reasoning" in problem.message for problem in parsed.problems] == [True]
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[THINK]", "[/THINK]"), ("<longcat_think>", "</longcat_think>")])
+def test_other_marks_of_reasoning(parse: Parse, opening: str, closing: str) -> None:
+    for name in ("mistral", "longcat"):
+        parsed = parse(name, f"{opening}hm {one(name)}{closing}{one(name)}")
+        assert calls(parsed) == [LS]
+
+
+# --- broken -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["hermes", "longcat", "mistral", "deepseek_v3", "deepseek_v3_1", "kimi_k2"])
+@pytest.mark.parametrize(
+    "body",
+    ['{"command": "ls"', '{"command": ls}', '{"command": "ls}', "{'command': 'ls'}", '["ls"]', "ls", '{"command"'],
+)
+def test_a_broken_call_costs_only_itself(parse: Parse, name: str, body: str) -> None:
+    good = one(name)
+    broken = good.replace('{"command": "ls"}', body)
+    parsed = parse(name, f"{good}\n{broken}\n{good}")
+    assert calls(parsed) == [LS, LS]
+    (problem,) = parsed.problems
+    assert problem.name in ("terminal", "")
+    assert "JSON" in problem.message
+    assert [call.error is None for call in parsed.tool_calls(1)] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "llama4_json"])
+@pytest.mark.parametrize("body", ['{"command": "ls"', '{"command": ls}', '{"command": "ls}', "ls"])
+def test_a_broken_bare_object_costs_only_itself(parse: Parse, name: str, body: str) -> None:
+    good = one(name)
+    broken = good.replace('{"command": "ls"}', body)
+    parsed = parse(name, f"{good}; {broken}; {good}")
+    assert calls(parsed) == [LS, LS]
+    assert [problem.name for problem in parsed.problems] == ["terminal"]
+
+
+@pytest.mark.parametrize("name", ["hermes", "longcat", "deepseek_v3", "deepseek_v3_1", "kimi_k2", "glm45", "glm47"])
+def test_closing_marks_may_be_missing(parse: Parse, name: str) -> None:
+    text = one(name).replace("\n```<", "<")
+    for closing in (
+        "</tool_call>",
+        "</longcat_tool_call>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ):
+        text = text.replace(closing, "")
+    parsed = parse(name, f"{text}\n{text}")
+    assert (calls(parsed), parsed.problems) == ([LS, LS], ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\n<function=terminal>\n<parameter=command>\nls\n</parameter>\n</function>",
+        "<tool_call>\n<function=terminal>\n<parameter=command>\nls\n</parameter>\n</tool_call>",
+        "<tool_call>\n<function=terminal>\n<parameter=command>\nls\n</parameter>",
+        "<tool_call>\n<function=terminal>\n<parameter=command>\nls\n</function>\n</tool_call>",
+        "<tool_call>\n<function=terminal>\n<parameter=command>\nls\n</tool_call>",
+        "<function=terminal>\n<parameter=command>\nls\n</function>",
+        '<function="terminal"><parameter="command">ls</parameter></function>',
+    ],
+)
+def test_tags_may_be_missing_in_qwen3_coder(parse: Parse, text: str) -> None:
+    assert calls(parse("qwen3_coder", text)) == [LS]
+    parsed = parse("qwen3_coder", f"{text}\n{one('qwen3_coder')}")
+    assert (calls(parsed), parsed.problems) == ([LS, LS], ())
+
+
+def test_a_value_without_its_closing_tag_ends_at_the_next_argument(parse: Parse) -> None:
+    expected = [("write_file", {"path": "a", "content": "b <parameter=x>"}), LS]
+    qwen = (
+        "<function=write_file>\n<parameter=path>\na\n<parameter=content>\nb <parameter=x>\n</parameter>\n</function>\n"
+    )
+    parsed = parse("qwen3_coder", qwen + one("qwen3_coder"))
+    assert (calls(parsed), [call.repaired for call in parsed.calls]) == (expected, [True, False])
+    glm = (
+        "<tool_call>write_file\n<arg_key>path</arg_key><arg_value>a\n"
+        "<arg_key>content</arg_key><arg_value>b</arg_value></tool_call>"
+    )
+    assert calls(parse("glm45", glm)) == [("write_file", {"path": "a\n", "content": "b"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=terminal>\n<parameter=command>\nrm -rf /tm"),
+        ("qwen3_coder", "<tool_call>\n<function=termi"),
+        ("qwen3_coder", "<tool_call>\n"),
+        ("glm45", "<tool_call>terminal\n<arg_key>command</arg_key>\n<arg_value>rm -rf /tm"),
+        ("glm45", "<tool_call>termi"),
+        ("kimi_k2", "<|tool_call_begin|>functions.terminal:0<|tool_call_argument_begin|>"),
+        ("kimi_k2", "<|tool_call_begin|>functions.termi"),
+        ("deepseek_v3_1", "<｜tool▁call▁begin｜>terminal<｜tool▁sep｜>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>terminal\n```json\n"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("mistral", "[TOOL_CALLS]terminal[ARGS]"),
+        ("hermes", "<tool_call>"),
+        ("hermes", '<tool_call>{"name": "terminal", "arguments": {"command": "rm -rf /tm'),
+        ("llama3_json", '{"name": "terminal", "parameters": {"command": "rm -rf /tm'),
+    ],
+)
+def test_what_is_cut_off_in_the_middle_is_not_made(parse: Parse, name: str, text: str) -> None:
+    parsed = parse(name, f"{one(name)}; {text}")
+    assert calls(parsed) == [LS]
+    assert [problem.raw for problem in parsed.problems] == [text]
+
+
+def test_a_call_without_an_end_is_not_made_if_the_answer_was_cut(parse: Parse) -> None:
+    text = "<function=terminal>\n<parameter=command>\nls\n</parameter>\n"
+    parsed = parse("qwen3_coder", text)
+    (whole,), (cut,) = parsed.tool_calls(1), parsed.tool_calls(1, cut=True)
+    assert (whole.error, whole.arguments) == (None, {"command": "ls"})
+    assert cut.arguments is None
+    assert "cut off" in str(cut.error)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<tool_call>{}</tool_call>", 'no "name"'),
+        ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', 'no "name"'),
+        ('<tool_call>{"name": "terminal", "command": "ls"}</tool_call>', 'no "arguments"'),
+        ('<tool_call>{"name": "terminal", "arguments": [1]}</tool_call>', "must be a JSON object, not a list"),
+        ('<tool_call>{"name": "terminal", "arguments": {"timeout": NaN}}</tool_call>', "NaN is not JSON"),
+        ("<tool_call>terminal(command='ls')</tool_call>", "not a JSON object"),
+    ],
+)
+def test_what_is_wrong_is_said(parse: Parse, text: str, message: str) -> None:
+    parsed = parse("hermes", text)
+    assert [message in problem.message for problem in parsed.problems] == [True]
+    assert (parsed.calls, parsed.content, parsed.problems[0].raw) == ((), "", text)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected", "repaired"),
+    [
+        ('{"name": "terminal", "arguments": "{\\"command\\": \\"ls\\"}"}', [LS], True),
+        ('{"name": "terminal", "arguments": {"command": "a\nb"}}', [("terminal", {"command": "a\nb"})], True),
+        ('{"name": "terminal", "parameters": {"command": "ls"}}', [LS], False),
+        ('{"type": "function", "function": {"name": "terminal", "arguments": {"command": "ls"}}}', [LS], False),
+        ('{"name": "list_tools"}', [LIST], False),
+        ('{"name": "list_tools", "arguments": null}', [LIST], False),
+        ('{"name": "list_tools"}\n{"name": "terminal", "arguments": {"command": "ls"}}', [LIST, LS], False),
+        ('[{"name": "list_tools"}, {"name": "terminal", "arguments": {"command": "ls"}}]', [LIST, LS], False),
+    ],
+)
+def test_other_ways_to_write_an_object(parse: Parse, body: str, expected: Any, repaired: bool) -> None:
+    parsed = parse("hermes", f"<tool_call>{body}</tool_call>")
+    assert (calls(parsed), parsed.problems, parsed.content) == (expected, (), "")
+    assert any(call.repaired for call in parsed.calls) is repaired
+
+
+def test_a_broken_element_of_a_list_costs_only_itself(parse: Parse) -> None:
+    good = '{"name": "terminal", "arguments": {"command": "ls"}}'
+    parsed = parse("mistral", f'[TOOL_CALLS] [{good}, {{"name": "terminal", "arguments": {{bad}}}}, {good}')
+    assert calls(parsed) == [LS, LS]
+    assert [problem.name for problem in parsed.problems] == ["terminal"]
+
+
+def test_what_a_broken_call_was_to_write_is_not_made(parse: Parse) -> None:
+    inner = '<tool_call>{\\"name\\": \\"terminal\\", \\"arguments\\": {\\"command\\": \\"rm\\"}}</tool_call>'
+    parsed = parse(
+        "hermes", f'<tool_call>{{"name": "write_file", "arguments": {{"content": "{inner}", bad}}}}</tool_call>'
+    )
+    assert parsed.calls == ()
+    assert parsed.problems
+
+
+# --- what only some formats have --------------------------------------------------------------------------------------
+
+
+def test_ids_are_kept_where_the_format_has_them(parse: Parse) -> None:
+    assert [c.id for c in parse("kimi_k2", one("kimi_k2")).calls] == ["functions.terminal:0"]
+    for text in (
+        '[TOOL_CALLS]terminal[CALL_ID]abcDEF123[ARGS]{"command": "ls"}',
+        '[TOOL_CALLS][{"name": "terminal", "arguments": {"command": "ls"}, "id": "abcDEF123"}]',
+    ):
+        parsed = parse("mistral", text)
+        assert (calls(parsed), [c.id for c in parsed.tool_calls(3)]) == ([LS], ["abcDEF123"])
+
+
+def test_ids_that_are_made_up_are_nine_letters_and_digits_each_once(parse: Parse, format_name: str) -> None:
+    text = (one(format_name) + "\n") * 50
+    ids = [call.id for turn in (1, 400) for call in parse(format_name, text).tool_calls(turn)]
+    given = 2 if format_name == "kimi_k2" else 0
+    assert sum(len(i) == 9 and i.isalnum() for i in ids) == 100 - given
+    assert len(set(ids)) == 100 - given // 2
+
+
+@pytest.mark.parametrize("name", FAMILY["llama"])
+def test_an_example_in_prose_is_no_call(parse: Parse, name: str) -> None:
+    for text in (
+        'Like this: {"name": "bob", "parameters": {"age": 3}}.',
+        '{"name": "Bob", "age": 3}',
+        '{"id": 4, "items": [{"name": "terminal", "parameters": {}}]}',
+        'The schema is {"type": "object", "properties": {}}',
+    ):
+        assert parse(name, text) == ParsedText(text)
+
+
+@pytest.mark.parametrize("name", FAMILY["llama"])
+def test_llama_calls_around_text_and_tags(parse: Parse, name: str) -> None:
+    object_ = one(name)
+    assert calls(parse(name, f"I look.\n\n{object_}\n")) == [LS]
+    assert calls(parse(name, f"[{object_}, {object_}]")) == [LS, LS]
+    assert calls(parse(name, f"<|python_start|>{object_}<|python_end|>")) == [LS]
+    assert calls(parse(name, '{"name": "nonsense", "parameters": {}}')) == [("nonsense", {})]
+    assert calls(parse(name, '{"type": "function", "name": "list_tools", "parameters": {}}')) == [LIST]
+    (problem,) = parse(name, '<|python_tag|>brave_search.call(query="x")').problems
+    assert "not a JSON object" in problem.message
+
+
+def test_deepseek_reads_both_versions(parse: Parse) -> None:
+    for name in FAMILY["deepseek"]:
+        for other in FAMILY["deepseek"]:
+            assert calls(parse(name, one(other))) == [LS]
+
+
+def test_zero_arguments(parse: Parse) -> None:
+    for name, text in (
+        ("glm45", "<tool_call>list_tools\n</tool_call>"),
+        ("glm47", "<tool_call>list_tools</tool_call>"),
+        ("qwen3_coder", "<tool_call><function=list_tools></function></tool_call>"),
+        ("mistral", "[TOOL_CALLS]list_tools[ARGS]{}"),
+        ("kimi_k2", "<|tool_call_begin|>functions.list_tools:0<|tool_call_argument_begin|><|tool_call_end|>"),
+        ("deepseek_v3_1", "<｜tool▁call▁begin｜>list_tools<｜tool▁sep｜><｜tool▁call▁end｜>"),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>list_tools<｜tool▁call▁end｜>"),
+        ("llama3_json", '<|python_tag|>{"name": "list_tools"}'),
+    ):
+        parsed = parse(name, text)
+        assert (calls(parsed), parsed.problems) == ([LIST], ())
+
+
+@pytest.mark.parametrize("name", ["glm45", "glm47", "qwen3_coder"])
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "123", "123"),
+        ({"type": "string"}, "true", "true"),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        (None, "123", "123"),
+        ({}, "true", "true"),
+        ({"type": "integer"}, "123", 123),
+        ({"type": "integer"}, " -4 ", -4),
+        ({"type": "integer"}, "x", "x"),
+        ({"type": "integer"}, "9" * 5000, "9" * 5000),
+        ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "7", 7),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, '["a"]', ["a"]),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[a", "[a"),
+        ({"type": "array", "items": {"type": "string"}}, '["1", 2]', ["1", 2]),
+        ({"type": "object"}, '{"a": {"b": null}}', {"a": {"b": None}}),
+        ({"type": "object"}, "[" * 5000, "[" * 5000),
+        ({"enum": [1, 2, "3"]}, "2", 2),
+        ({"enum": [1, 2, "3"]}, "3", "3"),
+        ({"const": True}, "true", True),
+        ({"$ref": "#/$defs/N"}, "5", 5),
+        ({"$ref": "#/$defs/Loop"}, "5", "5"),
+        ({"items": {"type": "integer"}}, "[1]", [1]),
+    ],
+)
+def test_values_are_typed_by_the_schema(
+    parser_of: Callable[[str], Parser], name: str, schema: Any, text: str, value: Any
+) -> None:
+    properties = {} if schema is None else {"v": schema}
+    definitions = {"N": {"type": "integer"}, "Loop": {"$ref": "#/$defs/Loop"}}
+    parameters = {"type": "object", "properties": properties, "$defs": definitions}
+    tools = [{"type": "function", "function": {"name": "t", "parameters": parameters}}]
+    written = {
+        "glm45": f"<tool_call>t\n<arg_key>v</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
+        "glm47": f"<tool_call>t<arg_key>v</arg_key><arg_value>{text}</arg_value></tool_call>",
+        "qwen3_coder": f"<tool_call>\n<function=t>\n<parameter=v>\n{text}\n</parameter>\n</function>\n</tool_call>",
+    }
+    (call,) = parser_of(name).parse(written[name], tools).calls
+    assert call.arguments == {"v": value}
+    assert type(call.arguments["v"]) is type(value)
+
+
+def test_a_tool_list_that_is_wrong_is_no_reason_to_fail(parser_of: Callable[[str], Parser], format_name: str) -> None:
+    for tools in (
+        (),
+        [{}],
+        [{"function": None}],
+        [{"function": {"name": "terminal", "parameters": None}}],
+        [{"type": 1}],
+    ):
+        assert calls(parser_of(format_name).parse(one(format_name), tools)) == [LS]

@@ -1,0 +1,263 @@
+"""What holds for every text: calls come back from their rendering, nothing raises, and time is linear."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hermes_core.agents.parsers.base import ParsedCall, Parser
+from hermes_core.runtime import Runtime
+
+NAMES = sorted(Runtime(load_entry_points=False).parsers.names())
+PARSERS: dict[str, Any] = {name: Runtime(load_entry_points=False).parser(name) for name in NAMES}
+TAGGED = ("glm45", "glm47", "qwen3_coder")
+"""Formats that write values bare: a value that holds the tag that closes it can't be told from two."""
+
+_MARKERS = """
+    <tool_call> </tool_call> <longcat_tool_call> </longcat_tool_call> <think> </think> [THINK] [/THINK] <|python_tag|>
+    [TOOL_CALLS] [ARGS] [CALL_ID] <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜>
+    <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|> functions.f:0
+    <arg_key> </arg_key> <arg_value> </arg_value> <function= <function=f> </function> <parameter=s> </parameter> >
+    ``` ```json { } [ ] " \\ , : ; f s 1 -1.5 true null "name" "arguments" "parameters" <|im_end|> </s> é 日本
+    {"name":"f","arguments":{"s":"x"}} {"name": function<｜tool▁sep｜>f
+"""
+MARKERS = tuple(_MARKERS.split())
+SPACES = ("\n", " ", "\t", "\x00", "\ud800", "\u2028")
+
+fragments = st.lists(st.one_of(st.sampled_from(MARKERS + SPACES), st.text(max_size=4)), max_size=40).map("".join)
+anything = st.one_of(fragments, st.text(st.characters(codec=None), max_size=200))
+
+words = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+texts = st.one_of(words, st.lists(st.sampled_from(MARKERS), max_size=6).map(" ".join))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "s": {"type": "string"},
+                    "t": {"type": "string"},
+                    "n": {"type": "integer"},
+                    "x": {"type": "number"},
+                    "b": {"type": "boolean"},
+                    "o": {"type": "object"},
+                    "l": {"type": "array"},
+                    "z": {"type": "null"},
+                },
+            },
+        },
+    }
+    for name in ("f", "long_name-2", "名")
+]
+arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "s": texts,
+        "t": texts,
+        "n": st.integers(),
+        "x": st.floats(allow_nan=False, allow_infinity=False),
+        "b": st.booleans(),
+        "o": st.dictionaries(texts, values, max_size=3),
+        "l": st.lists(values, max_size=3),
+        "z": st.none(),
+    },
+)
+calls = st.builds(ParsedCall, st.sampled_from([str(tool["function"]["name"]) for tool in TOOLS]), arguments)
+free_calls = st.builds(
+    ParsedCall, st.from_regex(r"[a-zA-Z_][\w.-]{0,20}", fullmatch=True), st.dictionaries(words, values)
+)
+
+
+def pairs(found: Any) -> list[tuple[str, Any]]:
+    return [(call.name, call.arguments) for call in found]
+
+
+def free_of_tags(call: ParsedCall) -> ParsedCall:
+    """The call without the tags that end values, keys and calls in the formats that write values bare."""
+    text = re.sub(
+        r"</?(?:arg_|parameter|function|tool_call)\w*[=>]?", "", json.dumps(call.arguments, ensure_ascii=False)
+    )
+    return replace(call, arguments=json.loads(text))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_come_back_from_their_rendering(name: str) -> None:
+    parser = PARSERS[name]
+
+    @settings(max_examples=150, deadline=None)
+    @given(
+        st.lists(calls, min_size=1, max_size=4), st.sampled_from(["", "Well.\n", "<think>hm</think>\n", "hm</think>"])
+    )
+    def check(made: list[ParsedCall], before: str) -> None:
+        if name in TAGGED:
+            made = [free_of_tags(call) for call in made]
+        parsed = parser.parse(before + parser.render(made), TOOLS)
+        assert (pairs(parsed.calls), parsed.problems) == (pairs(made), ())
+        assert parsed.content == ("Well." if before == "Well.\n" else "")
+        assert not any(call.repaired or not call.ended for call in parsed.calls)
+
+    check()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TAGGED])
+def test_calls_of_unknown_tools_come_back_too(name: str) -> None:
+    parser = PARSERS[name]
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.lists(free_calls, min_size=1, max_size=4))
+    def check(made: list[ParsedCall]) -> None:
+        if name == "kimi_k2":
+            made = [replace(call, name=call.name.removeprefix("functions.") or "f") for call in made]
+        parsed = parser.parse(parser.render(made), ())
+        assert (pairs(parsed.calls), parsed.problems) == (pairs(made), ())
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_call_survives_any_text_before_and_after(name: str) -> None:
+    """Prose without marks, that is: whatever it is, the call is read and the rest is content."""
+    parser, call = PARSERS[name], ParsedCall("f", {"s": "x"})
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        st.text(st.characters(exclude_characters='<[{"`｜|', exclude_categories=("Cs",))),
+        words.map(lambda w: w.replace("<", "")),
+    )
+    def check(before: str, after: str) -> None:
+        parsed = parser.parse(
+            f"{before}\n{parser.render([call])}\n{after.translate(dict.fromkeys(map(ord, '[{`')))}", TOOLS
+        )
+        assert (pairs(parsed.calls), parsed.problems) == ([("f", {"s": "x"})], ())
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_raises_and_every_part_is_accounted_for(name: str) -> None:
+    parser = PARSERS[name]
+
+    @settings(max_examples=800, deadline=None)  # 13 parsers: 10,000 texts
+    @given(anything, st.sampled_from([TOOLS, ()]))
+    def check(text: str, tools: Any) -> None:
+        parsed = parser.parse(text, tools)
+        assert parsed == parser.parse(text, tools)
+        for item in (*parsed.calls, *parsed.problems):
+            assert item.raw
+            assert text[item.start : item.start + len(item.raw)] == item.raw
+        json.dumps([call.arguments for call in parsed.calls], allow_nan=False)
+        made = parsed.tool_calls(1, cut=True)
+        assert len(made) == len(parsed.calls) + len(parsed.problems) == len({call.id for call in made})
+        for call in made:
+            (call.name + call.text + (call.error or "")).encode()
+            assert (call.arguments is None) == (call.error is not None)
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_between_think_marks_is_made(name: str) -> None:
+    parser = PARSERS[name]
+
+    @settings(max_examples=150, deadline=None)
+    @given(fragments)
+    def check(text: str) -> None:
+        inside = text.replace("</think>", "")
+        assert parser.parse(f"<think>{inside}", TOOLS).calls == ()
+        assert pairs(parser.parse(f"<think>{inside}</think>ok", TOOLS).calls) == []
+
+    check()
+
+
+LONG = (
+    *(
+        "{",
+        "[",
+        '"',
+        "\\",
+        " ",
+        "\n",
+        "{}",
+        "[],",
+        '{"a":',
+        '{"name":',
+        '{"name": "f", ',
+        '{"name":"f","parameters":{}};',
+    ),
+    *(
+        "<think>",
+        "</think>",
+        "<think></think>",
+        "<tool_call>",
+        "<tool_call>{",
+        '<tool_call>{"',
+        '<tool_call>[{"name":"f"},{',
+    ),
+    *('<tool_call>{"name":"f"}</tool_call></think>', '<tool_call>{"name":"f","arguments":{"s":"\\"<tool_call>'),
+    *(
+        "<tool_call>f ",
+        "<tool_call>f<arg_key>s</arg_key><arg_value>",
+        "<arg_key>s</arg_key><arg_value>",
+        "</arg_value> ",
+    ),
+    *("<tool_call>f<arg_key>s</arg_key><arg_value>x</arg_value>y", "<function=f>", "<function=f>\n<parameter=s>"),
+    *(
+        "\n<parameter=s>",
+        "\n<parameter=s>\nx</parameter>z",
+        "</parameter>",
+        "</function>",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS]f{",
+    ),
+    *(
+        '[TOOL_CALLS]f[ARGS]{"s":"',
+        '[TOOL_CALLS][{"name":"f",',
+        "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
+        "<longcat_tool_call>{",
+    ),
+    *('<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"', "<|python_tag|>{", "<|im_end|>", "<|im_end|> "),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_time_is_linear_in_the_length(name: str) -> None:
+    """Sixteen times the text takes nowhere near 256 times as long, whatever is repeated."""
+    parser = PARSERS[name]
+
+    def seconds(text: str) -> float:
+        began = time.thread_time()
+        parser.parse(text, TOOLS)
+        return time.thread_time() - began
+
+    for beginning in ("", parser.render([ParsedCall("f", {"s": "x"})])[:-15]):
+        for piece in LONG:
+            short, long = (beginning + piece * (size // len(piece)) for size in (4_000, 64_000))
+            ratio = min(
+                min(seconds(long) for _ in range(2)) / max(1e-5, min(seconds(short) for _ in range(3)))
+                for _ in range(2)
+            )
+            assert ratio < 64, (piece, beginning)
+
+
+def test_every_format_is_registered(parser_of: Callable[[str], Parser]) -> None:
+    formats = (
+        "hermes qwen longcat llama3_json llama4_json mistral deepseek_v3 deepseek_v3_1 kimi_k2 glm45 glm47 qwen3_coder"
+    )
+    assert set(NAMES) == {*formats.split(), "auto"}
+    assert parser_of("deepseek_v31").name == "deepseek_v3_1"
+    assert all(parser_of(name).name == name for name in NAMES)
