@@ -128,7 +128,7 @@ class ExactSession:
                 hint="allow fewer turns or shorter tool results, or raise max_token_length",
             )
         wanted = min(max_tokens or room, room)
-        asked = [*node.tokens, *prompt.tokens]
+        asked = node.tokens + array("i", prompt.tokens)
         sampled = await self._server.sample(asked, max_tokens=wanted, temperature=temperature)
         async with self._chat.turnstile:
             await asyncio.sleep(0)

@@ -58,7 +58,7 @@ class GenerateServer:
         self._room = asyncio.Semaphore(at_once)
         key = settings.api_key.get_secret_value() if settings.api_key else ""
         self._client = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
             timeout=settings.request_timeout_s,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=at_once),
             # A proxy from the environment is never meant for a server on this host.
@@ -73,18 +73,19 @@ class GenerateServer:
             ContextLengthExceeded: the prompt does not fit the model's context.
         """
         sampling = {"max_tokens": max_tokens, **({} if temperature is None else {"temperature": temperature})}
-        body = self._write(list(prompt), sampling)
+        # Written out at once: the list would take ten times as much memory for as long as the server thinks.
+        body = json.dumps(self._write(list(prompt), sampling)).encode()
         return await persist(lambda: self._ask(body), self.settings, self._explain)
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
         await self._client.aclose()
 
-    async def _ask(self, body: Mapping[str, Any]) -> Sampled:
+    async def _ask(self, body: bytes) -> Sampled:
         async with (
             self._room,
             asyncio.timeout(self.settings.request_timeout_s),
-            self._client.stream("POST", self.url, json=body) as response,
+            self._client.stream("POST", self.url, content=body) as response,
         ):
             content = await _bounded(response, self.settings.max_response_bytes)
         if response.status_code >= 400:
