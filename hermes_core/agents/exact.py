@@ -121,15 +121,16 @@ class ExactSession:
         async with self._chat.turnstile:  # one a round of the event loop, however many rollouts are ready for one
             await asyncio.sleep(0)
             node, prompt = self._next(messages, offered)
-        room = self._max_length - len(node.tokens) - len(prompt.tokens)
+        asked = len(node.tokens) + len(prompt.tokens)
+        room = self._max_length - asked
         if room < 1:
             raise ContextLengthExceeded(
-                f"the conversation has {len(node.tokens) + len(prompt.tokens)} tokens, of {self._max_length} at most",
+                f"the conversation has {asked} tokens, of {self._max_length} at most",
                 hint="allow fewer turns or shorter tool results, or raise max_token_length",
             )
-        wanted = min(max_tokens or room, room)
-        asked = [*node.tokens, *prompt.tokens]
-        sampled = await self._server.sample(asked, max_tokens=wanted, temperature=temperature)
+        sampled = await self._server.sample(
+            node.tokens + array("i", prompt.tokens), max_tokens=min(max_tokens or room, room), temperature=temperature
+        )
         async with self._chat.turnstile:
             await asyncio.sleep(0)
         # Only now: a request that failed or was cancelled leaves no trace in the sequences.
@@ -138,7 +139,7 @@ class ExactSession:
         if node not in self.nodes:
             self.nodes.append(node)
         self._answers += 1
-        reply = self._read(sampled, offered, len(asked), thinking=prompt.thinking)
+        reply = self._read(sampled, offered, asked, thinking=prompt.thinking)
         node.heard = [_told(message) for message in (*messages, reply.as_message())]
         return reply
 
