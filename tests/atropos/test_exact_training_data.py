@@ -1,0 +1,113 @@
+"""What trainers are given is, token for token and logprob for logprob, what a real model sampled."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core.testing.tiny_model.engine import Engine, Plan
+from hermes_core.testing.tiny_model.exactness import Exactness, TrainedSequence, check_exactness
+from hermes_core.testing.tiny_model.folder import FORMATS, make_model
+from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan, ordinary
+from hermes_core.testing.tiny_model.server import TinyModelServer
+
+pytestmark = pytest.mark.slow
+
+PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "qwen3": "qwen"}
+RESULTS = {"chatml": "<tool_response>", "llama3": "ipython<|end_header_id|>", "qwen3": "<tool_response>"}
+GROUP_SIZE = 6
+TURNS = 5
+
+
+class Wild:
+    """Plans for answers as wild as models': thoughts of any bytes, odd tokens, several calls, broken and endless ones."""
+
+    def __init__(self, tokenizer: Any, form: str) -> None:
+        self.tokenizer, self.form = tokenizer, form
+        self.anything, self.words = ordinary(tokenizer), letters(tokenizer)
+
+    def __call__(self, prompt: Sequence[int], chance: random.Random) -> Plan:
+        """An answer to this prompt: calls until the last turn or so, then words."""
+        turn = self.tokenizer.decode(prompt).count(RESULTS[self.form])
+        said: list[str | Gap] = []
+        if FORMATS[self.form].thinks:
+            said += ["<think>\n", Gap(chance.randrange(20), self.anything), "\n</think>\n\n"]
+        elif self.form == "chatml":
+            said += [Gap(chance.randrange(12), self.anything), "\n"]
+        if turn < 1 + chance.randrange(TURNS):
+            for number in range(1 if self.form == "llama3" else chance.choice((1, 1, 2))):
+                said += ["\n"] * bool(number) + self._call(chance)
+        else:
+            said += ["Done ", Gap(chance.choice((1, 5, 300)), self.anything)]
+        return make_plan(self.tokenizer, said, chance if chance.random() < 0.7 else None)
+
+    def _call(self, chance: random.Random) -> list[str | Gap]:
+        command = json.dumps({"command": "echo WORD > out.txt # é 日本 \U0001f980"}, ensure_ascii=chance.random() < 0.5)
+        before, after = FORMATS[self.form].call.format(name='"terminal"', arguments=command).split("WORD")
+        if chance.random() < 0.1:
+            after = after.replace('"}', "")  # broken: the model is told, and goes on
+        return [before, Gap(1 + chance.randrange(4), self.words), after]
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+@pytest.mark.parametrize("form", sorted(FORMATS))
+async def test_every_trained_token_is_what_the_model_sampled(
+    form: str,
+    wire: str,
+    make_env: Callable[..., Any],
+    tokenizers: Callable[[str], Any],
+    torch_extra: None,
+    tmp_path: Path,
+) -> None:
+    tokenizer = tokenizers(form)
+    import torch
+
+    torch.set_num_threads(1)  # the machine has others to serve
+    model = make_model(tokenizer, context=8192)
+    groups = tmp_path / "groups.jsonl"
+    with Engine(model, plan=Wild(tokenizer, form)) as engine:
+        async with TinyModelServer(engine, tokenizer) as server:
+            env = make_env(
+                server.base_url,
+                wire,
+                tokenizer_name=tokenizer.name_or_path,
+                tool_call_parser=PARSERS[form],
+                group_size=GROUP_SIZE,
+                max_agent_turns=TURNS,
+                max_turn_tokens=250,
+                max_token_length=8192,
+                enabled_toolsets=["terminal"],
+                data_path_to_save_groups=str(groups),
+            )
+            await env.process_manager()
+    rows = [json.loads(line) for line in groups.read_text().splitlines()]
+    found = _check(model, rows, engine, tokenizer)
+    turns = [_answers(masks) for row in rows for masks in row["masks"]]
+    assert found.problems == []
+    assert found.sequences == len(rows) * GROUP_SIZE == 36
+    assert found.worst <= 1e-5
+    assert max(turns) > 3, "hardly a rollout had several turns"
+    assert 0.2 < found.drawn / found.trained < 0.9
+    print(
+        f"{form}, {wire}: {found.sequences} sequences, {found.tokens} tokens, {found.trained} trained, "
+        f"{found.drawn} drawn, {sum(turns)} answers, worst logprob {found.worst:.1e}"
+    )
+
+
+def _check(model: Any, rows: list[dict[str, Any]], engine: Engine, tokenizer: Any) -> Exactness:
+    sequences = [
+        TrainedSequence(*lists)
+        for row in rows
+        for lists in zip(row["tokens"], row["masks"], row["inference_logprobs"], strict=True)
+    ]
+    trial = tuple(tokenizer.encode("Hello", add_special_tokens=False))
+    return check_exactness(model, sequences, [each for each in engine.sampled if each.prompt != trial])
+
+
+def _answers(masks: list[int]) -> int:
+    return sum(before == -100 != here for before, here in zip(masks, masks[1:], strict=False))
