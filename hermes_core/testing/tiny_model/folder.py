@@ -114,6 +114,8 @@ def make_model(tokenizer: Any, *, width: int = 64, layers: int = 2, context: int
         num_hidden_layers=layers,
         num_attention_heads=width // 16,
         max_position_embeddings=context,
+        initializer_range=width**-0.5,  # the usual 0.02 is for widths of thousands: here attention would learn nothing
+        tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
