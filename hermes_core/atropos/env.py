@@ -33,6 +33,7 @@ from hermes_core.atropos.start import (
     default_server,
     open_servers,
     try_out,
+    with_key,
 )
 from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.options import granted_isolation
@@ -99,7 +100,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.exact = self.server_configs[0].server_type in EXACT
         """Whether the servers give tokens and logprobs (phase 2)."""
         try:
-            super().__init__(config, self.server_configs, slurm, testing)
+            super().__init__(config, with_key(self.server_configs), slurm, testing)
         except (OSError, ValueError) as error:  # what transformers raises for a tokenizer that is not there
             raise ConfigError(
                 f"the tokenizer {config.tokenizer_name!r} can't be loaded: {str(error).splitlines()[0]}",
@@ -118,13 +119,19 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self._live: _Live | None = None
         self._numbers = itertools.count()
         self._environment: Environment | None = None
-        self._flush_groups()
+        self._close_groups()
+        if config.data_path_to_save_groups is not None:
+            Path(config.data_path_to_save_groups).unlink()  # Atropos made it, and may not come to need it
 
-    def _flush_groups(self) -> None:
-        """Atropos' writer keeps groups in a buffer, and a killed run would lose them."""
+    def _open_groups(self) -> None:
+        """Atropos' own writer keeps groups in a buffer, and a killed run would lose them."""
+        if self.config.data_path_to_save_groups is not None:
+            self.jsonl_writer = jsonlines.open(self.config.data_path_to_save_groups, "w", flush=True)
+
+    def _close_groups(self) -> None:
         if self.jsonl_writer is not None:
             self.jsonl_writer.close()
-            self.jsonl_writer = jsonlines.open(self.config.data_path_to_save_groups, "w", flush=True)
+            self.jsonl_writer = None
 
     @classmethod
     def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
@@ -216,12 +223,12 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             self._live = _Live(context, tools, backend, asyncio.Semaphore(max(1, room)))
             if start:
                 await backend.start()
+            self._open_groups()
             try:
                 yield
             finally:
                 self._live = None
-                if self.jsonl_writer is not None:
-                    self.jsonl_writer.close()
+                self._close_groups()
 
     async def start_sandboxes(self) -> None:
         """Make the warm sandboxes, if they are not there yet."""

@@ -130,14 +130,17 @@ async def _follow(env: HermesAgentBaseEnv, api: TrainerApi, status: dict[str, An
     await env.env_step_checks()
     queued = status["queue_size"] * config.group_size
     full = 0 < config.max_batches_offpolicy * config.batch_size <= queued
+    if config.min_batch_allocation is not None:
+        share = config.min_batch_allocation * config.batch_size * config.max_batches_offpolicy
+        full = full and status["self_queue_size"] * config.group_size >= share
     if stepped or not full:
         api.progressed()
     if full:
-        # What is on its way would be too old when its turn comes.
-        env.backlog += [running["item"] for running in env.running_items.values()]
-        for worker in env.workers:
-            worker.cancel()
-        env.running_items, env.workers = {}, set()
+        # What is on its way would be too old when its turn comes. A group that is being sent is no item any more.
+        for running in env.running_items.values():
+            env.backlog.append(running["item"])
+            _give_up(env, running["worker"])
+        env.running_items = {}
         api.check_patience()
     elif len(env.workers) < env.max_num_workers:
         await env.add_train_workers()
@@ -149,9 +152,13 @@ def _end_overdue(env: HermesAgentBaseEnv) -> None:
     for key, running in list(env.running_items.items()):
         if 0 < limit < time.time() - running["start_time"]:
             log.warning("a group is not done after %g s, and is given up", limit)
-            running["worker"].cancel()
-            env.workers.discard(running["worker"])
+            _give_up(env, running["worker"])
             env.running_items.pop(key)
+
+
+def _give_up(env: HermesAgentBaseEnv, worker: asyncio.Task[Any]) -> None:
+    worker.cancel()
+    env.workers.discard(worker)
 
 
 async def _end_workers(env: HermesAgentBaseEnv) -> None:

@@ -101,6 +101,11 @@ def _with_tokenizer(server: APIServerConfig, tokenizer: str) -> APIServerConfig:
     return server.model_copy(update=changes)
 
 
+def with_key(servers: Sequence[APIServerConfig]) -> list[APIServerConfig]:
+    """The same for Atropos' own clients, which are made, and never used, and insist on a key."""
+    return [server.model_copy(update={"api_key": server.api_key or "none"}) for server in servers]
+
+
 def open_servers(
     runtime: Runtime,
     servers: Sequence[APIServerConfig],
@@ -118,8 +123,7 @@ def open_servers(
     """
     settings = config.agent_settings()
     if servers[0].server_type not in EXACT:
-        limit = config.max_turn_tokens or config.max_token_length
-        asked = [_settings(settings, server, max_tokens=limit) for server in servers]
+        asked = [_settings(settings, server) for server in servers]
         opened = [OpenAIServer(each) for each in asked]
         room = [server.num_max_requests_at_once for server in servers]
         return SharedAgent(list(zip(asked, opened, room, strict=True))), list(opened)
@@ -145,14 +149,14 @@ async def try_out(servers: Sequence[Any], tokenizer: Any) -> None:
             await server.sample(prompt, max_tokens=1, temperature=1.0)
 
 
-def _settings(settings: AgentSettings, server: APIServerConfig, **changes: Any) -> AgentSettings:
+def _settings(settings: AgentSettings, server: APIServerConfig) -> AgentSettings:
     where = {
         "model": server.model_name,
         "base_url": server.base_url or None,
         "api_key": SecretStr(server.api_key) if server.api_key else None,
         "request_timeout_s": float(server.timeout),
     }
-    return settings.model_copy(update={**where, **changes})
+    return settings.model_copy(update=where)
 
 
 def _parser(runtime: Runtime, name: str) -> Any:

@@ -29,7 +29,7 @@ def config_of(atropos_extra: None, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
         def __init__(self, config: Any, servers: Any, **_: Any) -> None:
             made.append((config, servers))
-            self.config, self.metrics, self.trajectories_path = config, env.Metrics(), Path()
+            self.config, self.metrics = config, env.Metrics()
 
         async def process_manager(self) -> None:
             pass
@@ -39,6 +39,8 @@ def config_of(atropos_extra: None, monkeypatch: pytest.MonkeyPatch) -> Callable[
     def run(*arguments: str, mode: str = "process") -> Any:
         group = cli._commands(lambda runtime, name: Recorded, takes_name=False)
         done = CliRunner().invoke(group, [mode, *arguments], obj=0)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
         if done.exit_code:
             return done.output
         return made[-1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.errors import ConfigError, ModelError, UnknownNameError, UsageError
+from hermes_core.errors import ConfigError, DatasetError, ModelError, UnknownNameError, UsageError
 from hermes_core.testing.scripted_server import ScriptedServer
 
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -79,7 +79,7 @@ def test_a_wrong_setting(make_env: Any, settings: dict[str, Any], said: str) -> 
 
 
 async def test_a_wrong_setting_of_the_plugin_or_the_backend(make_env: Any) -> None:
-    with pytest.raises(UsageError, match="can't read"):
+    with pytest.raises(DatasetError, match="can't read"):
         await make_env(NOWHERE, dataset_name="/nothing/there").process_manager()
     with pytest.raises(UsageError, match="did you mean 'slots_per_sandbox'"):
         await make_env(NOWHERE, local_slot_per_sandbox=3).process_manager()

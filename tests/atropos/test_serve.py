@@ -66,7 +66,7 @@ async def test_fifty_batches_with_failures_and_a_dead_api(
     trainer = make_trainer(run_api.url)
     async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
         serving_task = tasks.create_task(env.env_manager())
-        training = tasks.create_task(trainer.run(52))
+        training = tasks.create_task(trainer.run(50))
         while len(trainer.batches) < 20:
             await asyncio.sleep(0.1)
         run_api.kill()

@@ -203,12 +203,22 @@ def test_the_tokens_of_a_token_exact_server_are_kept_as_they_are():
     assert record["details"] == {}
 
 
+def test_every_sequence_of_a_conversation_that_was_split_is_kept():
+    trajectory = new()
+    nodes = [*node([5, 6], [-100, 6], [1.0, -0.5])["nodes"], *node([7, 8], [-100, 8], [1.0, -1.5])["nodes"]]
+    trajectory.result.managed_state = {"nodes": nodes}
+    record = trajectory.to_record()
+    assert record["tokens"] is record["masks"] is record["logprobs"] is None
+    assert [sequence["tokens"] for sequence in record["sequences"]] == [[5, 6], [7, 8]]
+    assert [sequence["logprobs"] for sequence in record["sequences"]] == [[1.0, -0.5], [1.0, -1.5]]
+
+
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        ({"nodes": []}, "0 sequences"),
-        ({}, "0 sequences"),
-        ({"nodes": node([1], [1], [-1.0])["nodes"] * 2}, "2 sequences"),
+        ({"nodes": []}, "kept no sequence"),
+        ({}, "kept no sequence"),
+        ({"nodes": [*node([1], [1], [-1.0])["nodes"], *node([1], [1], [2.0])["nodes"]]}, "sequence 1: the logprob"),
         (node([1, 2], [1], [-1.0, -1.0]), "not one sequence"),
         (node([1, 2], [-100, -100], [1.0, 1.0]), "no token is the model's"),
         (node([1, 2], [-100, 3], [1.0, -1.0]), "mask 1 is 3, and the token there is 2"),
