@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from boxes import CHOICES
+from boxes import WORDS
 
 SMOOTHED = 10
 """Steps that the line is a mean of."""
@@ -22,7 +22,7 @@ def main(figures, picture):
     fig, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     axes.plot(minutes, rewards, ".", color="0.7", label=f"mean reward of a batch ({rows[0]['rollouts']} rollouts)")
     axes.plot(minutes, means, color="C0", label=f"mean of {SMOOTHED} batches")
-    axes.axhline(1 / CHOICES, color="C3", linestyle=":", label=f"guessing (1/{CHOICES})")
+    axes.axhline(1 / len(WORDS), color="C3", linestyle=":", label=f"guessing (1/{len(WORDS)})")
     axes.axhline(0.8, color="0.5", linestyle="--", linewidth=0.8)
     axes.set(xlabel="minutes", ylabel="reward", ylim=(0, 1.02), xlim=(0, None))
     axes.legend(loc="lower right", frameon=False)

@@ -18,10 +18,10 @@ from pathlib import Path
 import grpo
 import httpx
 import torch
-from warm_up import texts, warm_up
+from warm_up import tokenizer_of, warm_up
 
 from hermes_core.testing.tiny_model.engine import Engine
-from hermes_core.testing.tiny_model.folder import make_model, make_tokenizer
+from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.server import TinyModelServer
 
 GROUP_SIZE = 8
@@ -121,8 +121,8 @@ async def run(settings):
     torch.set_num_threads(1)  # the other processor has the sandboxes
     settings.out.mkdir(parents=True, exist_ok=True)
     folder = settings.out / "tokenizer"
-    tokenizer = make_tokenizer(folder, "chatml", texts(), vocabulary=800)
-    model = make_model(tokenizer, width=64, layers=2, context=MAX_TOKENS, seed=settings.seed)
+    tokenizer = tokenizer_of(folder)
+    model = make_model(tokenizer, width=64, layers=1, context=MAX_TOKENS, seed=settings.seed)
     loss = await asyncio.to_thread(warm_up, model, tokenizer, settings.warm_up)
     print(f"warmed up: {sum(each.numel() for each in model.parameters())} weights, loss {loss:.3f}", flush=True)
     reference = copy.deepcopy(model)

@@ -1,34 +1,42 @@
-"""Teaches a random model the form of a tool call, and not which choice is right: it takes any word and any box."""
+"""Teaches a random model the form of a tool call, and nothing about the task: word and box are drawn, not read."""
 
 import json
 import random
+from pathlib import Path
 
 import torch
-from boxes import SH, choices, question
+from boxes import BOXES, WORDS
 from grpo import MASKED, padded, trained_logprobs
 
+from hermes_core.testing.tiny_model.folder import make_tokenizer
+from hermes_core.tools.process import PROCESS
 from hermes_core.tools.schema import function_schema
+from hermes_core.tools.terminal import TERMINAL
 
-TOOLS = [function_schema(SH)]
+TEMPLATE = Path(__file__).with_name("template.jinja")
+TOOLS = [function_schema(tool) for tool in (TERMINAL, PROCESS)]
 
 
 def conversation(chance):
-    """A rollout in the right form, that writes any of the words to any of the boxes."""
-    item = choices(chance)
-    command = f"echo {chance.choice(item['words'])} > {chance.choice(item['boxes'])}"
-    call = json.dumps({"name": "sh", "arguments": {"command": command}})
+    """A rollout in the right form, that writes any word to any box, whatever was asked for."""
+    command = f"echo {chance.choice(WORDS)} > {chance.choice(BOXES)}"
+    call = json.dumps({"name": "terminal", "arguments": {"command": command}})
     return [
-        {"role": "user", "content": question(item)},
-        {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
+        {"role": "user", "content": f"Write {chance.choice(WORDS)} to {chance.choice(BOXES)}."},
+        {"role": "assistant", "content": f"<tool_call>{call}</tool_call>"},
         {"role": "tool", "content": json.dumps({"output": "", "exit_code": 0, "error": None})},
         {"role": "assistant", "content": "Done."},
     ]
 
 
-def texts(count=200, seed=0):
-    """What the tokenizer is made from."""
-    chance = random.Random(seed)
-    return [json.dumps(TOOLS), *(message["content"] for _ in range(count) for message in conversation(chance))]
+def tokenizer_of(folder):
+    """A tokenizer for such conversations, saved in a folder."""
+    chance = random.Random(0)
+    said = [message["content"] for _ in range(200) for message in conversation(chance)]
+    tokenizer = make_tokenizer(folder, "chatml", [*said, "system user assistant tool terminal process"])
+    tokenizer.chat_template = TEMPLATE.read_text()
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def tokens_of(tokenizer, messages):
