@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,8 @@ class Chat:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self.turnstile = asyncio.Lock()
+        """Held by whoever works on a long text, so that the event loop gets its turn in between."""
         name = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
         self._name = str(name)
         if not getattr(tokenizer, "chat_template", None):
@@ -135,16 +138,20 @@ class Chat:
             {**call, "function": {**call["function"], "arguments": json.dumps({"at": mark})}}
             for call in messages[answered].get("tool_calls") or ()
         ]
-        # Templates of models that make one call at a time (Llama 3.1) refuse an answer with more.
-        for some in (calls, calls[:1]):
-            answer: Message = {"role": "assistant", "content": mark, **({"tool_calls": some} if some else {})}
-            marked = [*messages[:answered], answer, *messages[answered + 1 :]]
-            try:
-                return self._render(marked, tools)
-            except UsageError:
-                if len(calls) <= 1 or some is not calls:
-                    raise
-        raise AssertionError("unreachable")
+        first = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
+        refusal: UsageError | None = None
+        # What was said in between is not rendered: it changes nothing after the mark, and long conversations would take
+        # longer with each turn. A template that insists gets all of it; and templates of models that make one call at a
+        # time (Llama 3.1) get one.
+        for past in (messages[:first], messages[:answered]):
+            for some in (calls, calls[:1]):
+                answer: Message = {"role": "assistant", "content": mark, **({"tool_calls": some} if some else {})}
+                try:
+                    return self._render([*past, answer, *messages[answered + 1 :]], tools)
+                except UsageError as error:
+                    refusal = error
+        assert refusal is not None
+        raise refusal
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         try:

@@ -94,10 +94,13 @@ def _changed(node: Any, tokens: list[int], masks: list[int], state: Mapping[str,
         return None
     end_tokens: Collection[int] = state.get("end_tokens", ())
     expected = [MASKED] * len(tokens)
+    whole, checked, checksum = memoryview(array("i", tokens)), 0, 0
     for number, turn in enumerate(turns, 1):
+        checksum = zlib.crc32(whole[checked : turn.start], checksum)
+        checked = turn.start
         if tuple(tokens[turn.start : turn.stop]) != turn.sampled:
             return f"the tokens of answer {number} are not those that the server sampled"
-        if zlib.crc32(array("q", tokens[: turn.start]).tobytes()) != turn.prompt_checksum:
+        if checksum != turn.prompt_checksum:
             return f"the tokens before answer {number} are not those that the server was asked with"
         if turn.stop < len(tokens) and {tokens[turn.stop - 1], tokens[turn.stop]} <= set(end_tokens):
             return f"answer {number} ends with two end tokens"

@@ -53,11 +53,14 @@ def tokenizers(atropos_extra: None, tmp_path_factory: pytest.TempPathFactory) ->
     from hermes_core.testing.tiny_model.folder import make_tokenizer
 
     made: dict[str, Any] = {}
+    tools = Runtime(Settings(), load_entry_points=False).tools
+    schemas = tools.schemas(("terminal", "process", "read_file", "write_file", "patch", "search_files"))
+    texts = [json.dumps(schemas), json.dumps(schemas, indent=4)]  # so that prompts are short, as in real models
 
     def of(form: str) -> Any:
         if form not in made:
             folder = tmp_path_factory.mktemp(form)
-            make_tokenizer(folder, form)
+            make_tokenizer(folder, form, texts, vocabulary=3000)
             made[form] = AutoTokenizer.from_pretrained(str(folder))
         return made[form]
 
@@ -128,7 +131,7 @@ def make_env(atropos_extra: None, runtime: Runtime, tasks: str, tokenizer_folder
             **settings,
         }
         server = APIServerConfig(
-            base_url=base_url, model_name="scripted", api_key="none", server_type=server_type, timeout=30
+            base_url=base_url, model_name="scripted", api_key="none", server_type=server_type, timeout=300
         )
         return kind(kind.env_config_cls(**given), [server], runtime=runtime)
 

@@ -96,7 +96,7 @@ async def test_a_conversation_is_one_sequence_of_what_was_asked_and_sampled(star
     assert result.finished_naturally
     assert result.turns_used == 3
     (node,) = session.nodes
-    assert server.asked[2] + server.given[2] == node.tokens
+    assert server.asked[2] + server.given[2] == list(node.tokens)
     for before, given, after in zip(server.asked, server.given, server.asked[1:], strict=False):
         assert after[: len(before) + len(given)] == before + given
     trained = [token for token, mask in zip(node.tokens, node.masked_tokens, strict=True) if mask != MASKED]
