@@ -22,6 +22,9 @@ def torch_extra(require: Callable[[str, str | None], None]) -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     names = ", ".join(missing)
     require("torch", f'{names} not installed; `make setup EXTRAS="atropos torch"`' if missing else None)
+    import torch
+
+    torch.set_num_threads(1)  # the machine has others to serve
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ class Engine:
         """The thread: wait for a prompt, take all that wait with it, sample them."""
         import torch
 
+        torch.set_num_threads(1)  # of this thread: for so little work, two wait for each other most of the time
         draws = torch.Generator().manual_seed(self._seed)
         while (first := self._waiting.get()) is not None:
             rows = [first]

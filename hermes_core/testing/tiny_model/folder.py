@@ -100,7 +100,7 @@ def make_model(tokenizer: Any, *, width: int = 64, layers: int = 2, context: int
     """A Llama of random weights with as many tokens as `tokenizer`, in evaluation mode, in float32.
 
     Args:
-        width: of the residual stream; its heads are 16 wide.
+        width: of the residual stream; its heads are 8 wide.
         context: the longest sequence, in tokens.
         seed: the same seed gives the same weights. The global random state is left as it was.
     """
@@ -112,8 +112,10 @@ def make_model(tokenizer: Any, *, width: int = 64, layers: int = 2, context: int
         hidden_size=width,
         intermediate_size=width * 3,
         num_hidden_layers=layers,
-        num_attention_heads=width // 16,
+        num_attention_heads=width // 8,
         max_position_embeddings=context,
+        initializer_range=width**-0.5,  # the usual 0.02 is for widths of thousands: here attention would learn nothing
+        tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

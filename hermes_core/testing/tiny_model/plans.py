@@ -44,7 +44,7 @@ def _cut(text: str, cuts: random.Random) -> list[str]:
 
 def ordinary(tokenizer: Any) -> frozenset[int]:
     """All tokens but the special ones. A sequence of them need not be UTF-8."""
-    return frozenset(range(len(tokenizer))) - frozenset(tokenizer.all_special_ids)
+    return frozenset(range(len(tokenizer))) - frozenset(tokenizer.added_tokens_decoder)
 
 
 def letters(tokenizer: Any) -> frozenset[int]:

@@ -100,7 +100,7 @@ class TinyModelServer:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_post("/generate", self._generate)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
         async with contextlib.AsyncExitStack() as opening:
             opening.push_async_callback(runner.cleanup)
             await runner.setup()

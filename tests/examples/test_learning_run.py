@@ -1,0 +1,101 @@
+"""The learning run of docs/learning-run.md: a sound environment, a trainer that learns, parts that fit together."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core.envs.validate import validate
+from hermes_core.runtime import Runtime
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "learning_run"
+MODULES = ("boxes", "grpo", "warm_up")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a module of the example."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def with_torch(require: Callable[[str, str | None], None]) -> None:
+    missing = [name for name in ("torch", "atroposlib") if importlib.util.find_spec(name) is None]
+    require("torch", f'no {", ".join(missing)} here; `make setup EXTRAS="atropos torch"`' if missing else None)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+async def test_the_environment_is_sound(example: Callable[[str], Any]) -> None:
+    async with Runtime(plugins=[example("boxes")]) as runtime:
+        outcome = await validate(runtime, "boxes", env={"count": 3}, repeat=1)
+    assert outcome.sound, outcome.to_dict()
+
+
+def test_a_step_makes_what_was_better_than_its_group_likelier(example: Callable[[str], Any], with_torch: None) -> None:
+    import copy
+
+    import torch
+
+    from hermes_core.testing.tiny_model.exactness import recomputed_logprobs
+    from hermes_core.testing.tiny_model.folder import make_model
+
+    grpo = example("grpo")
+    model = make_model(
+        type("Words", (), {"__len__": lambda self: 20, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0})()
+    )
+    before = [recomputed_logprobs(model, [5, 6, last], 2) for last in (7, 8, 9)]
+    group = [
+        grpo.Rollout([5, 6, last], [-100, -100, last], [1.0, 1.0, *said], score)
+        for last, said, score in zip((7, 8, 9), before, (1.0, 0.0, 0.5), strict=True)
+    ]
+    changed = grpo.step(model, copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1), [group])
+    after = [recomputed_logprobs(model, [5, 6, last], 2) for last in (7, 8, 9)]
+    assert changed < 1e-5, "the logprobs are not those of the same tokens"
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+    assert grpo.advantages([0.5, 0.5]) == [0.0, 0.0]
+
+
+def test_the_warm_up_says_nothing_about_the_task(example: Callable[[str], Any], with_torch: None) -> None:
+    conversation, chance = example("warm_up").conversation, random.Random(0)
+    right = 0
+    for _ in range(4000):
+        asked, called, *_ = conversation(chance)
+        word, box = asked["content"].removeprefix("Write ").removesuffix(".").split(" to ")
+        right += f"echo {word} > {box}" in called["content"]
+    assert right / 4000 == pytest.approx(1 / 16, abs=0.02)
+
+
+@pytest.mark.slow
+def test_the_parts_fit_together(with_torch: None, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site]
+    subprocess.run([*pip, EXAMPLE], check=True, env={**os.environ, "PIP_NO_INDEX": "1"})
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    out = tmp_path / "run"
+    options = ["--out", out, "--steps", "6", "--warm-up", "5", "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(site), "HERMES_PLUGINS": "boxes"}
+    command = [sys.executable, EXAMPLE / "train.py", *options]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (out / "figures.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(6))
+    assert [row["rollouts"] for row in rows] == [64] * 6
+    assert ["moved" in row for row in rows] == [False] * 4 + [True] * 2
