@@ -33,7 +33,8 @@ async def test_statuses_of_commands(create: Create) -> None:
     sandbox = await create()
     assert (await run(sandbox, "exit 7"))[1] == 7
     assert (await run(sandbox, "kill -9 $$"))[1] == 137
-    assert await run(sandbox, "echo before; sleep 60", timeout=2) == (b"before\n", -1)
+    out, status = await run(sandbox, "echo before; sleep 60", timeout=2)
+    assert (out, status in (-1, 137)) == (b"before\n", True)
     with pytest.raises(modal.exception.Error):
         process = await sandbox.exec.aio("no-such-program-here", text=False)
         if await process.wait.aio() in (126, 127):

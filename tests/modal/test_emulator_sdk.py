@@ -51,7 +51,9 @@ async def test_commands(create: Callable[..., Any], version: str) -> None:
     assert sandbox.object_id.startswith("sb-01") == (version == "v2")
     assert await run(sandbox, "echo out; echo err >&2; exit 3") == ("out\n", "err\n", 3)
     assert (await run(sandbox, "kill -9 $$"))[2] == 137
-    assert (await run(sandbox, "echo before; sleep 60", timeout=1))[::2] == ("before\n", -1)
+    out, _, status = await run(sandbox, "echo before; sleep 60", timeout=1)
+    assert out == "before\n"
+    assert status in (-1, 137), "the SDK's own deadline and the kill are at the same time: either may be first"
     process = await sandbox.exec.aio("cat", text=False)
     process.stdin.write(b"one\n")
     await process.stdin.drain.aio()
