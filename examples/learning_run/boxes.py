@@ -40,11 +40,9 @@ class Boxes(Environment):
     @hookimpl
     async def verify_and_score_trajectory(self, item, exec_tool):
         """Looks at the files that are there, whichever way they came."""
-        boxes = await exec_tool("bash", {"command": "ls"})
-        words = await exec_tool("bash", {"command": "head -c 100 *"})
-        right_box = boxes.output.split() == [item["box"]]
-        right_word = words.output.split() == [item["word"]]
-        return (right_box + right_word) / 2, {"right_box": right_box, "right_word": right_word}
+        found = await exec_tool("bash", {"command": "grep -H . *"})
+        box, _, word = found.output.strip().partition(":")
+        return ((box == item["box"]) + (word == item["word"])) / 2, {"found": found.output[:100]}
 
     @hookimpl
     async def solve_trajectory(self, item, exec_tool):
