@@ -54,7 +54,7 @@ def json_reader(closing: str) -> Reader:
 
 
 _NEXT = re.compile(r'\s*+[,;]?\s*+(?=\{\s*+"(?:name|id|type|arguments|parameters)")')
-_ANEW = re.compile(r'[,;\n]\s*+(?=\{\s*+"name"\s*+:\s*+"([^"\\]{1,256}+)")')
+_ANEW = re.compile(r'(?:[,;]\s*+|\n[ \t]*+)(?=\{\s*+"name"\s*+:\s*+"([^"\\]{1,256}+)")')
 
 
 def read_objects(source: Source, start: int, position: int) -> tuple[list[Item], int]:

@@ -61,7 +61,9 @@ class Shape:
     proper_closing: re.Pattern[str]
     """What closes a value, and is followed by what may follow one."""
     end: re.Pattern[str]
-    """What ends a call."""
+    """What ends a call, from the end of its last argument on."""
+    any_end: re.Pattern[str]
+    """What ends a call, wherever it is."""
     last_end: re.Pattern[str]
     """The same, where only another call or nothing follows."""
     lines: bool
@@ -79,6 +81,7 @@ _GLM = Shape(
     closing=re.compile("</arg_value>"),
     proper_closing=re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</?tool_call>|\Z))"),
     end=re.compile(r"\s*+</tool_call>"),
+    any_end=re.compile("</tool_call>"),
     last_end=re.compile(r"</tool_call>(?=\s*+(?:<tool_call>\s*+[^\s<>{}]{1,256}+\s*+<(?:arg_key|/tool_call)>|\Z))"),
     lines=False,
 )
@@ -91,6 +94,7 @@ _QWEN = Shape(
     closing=re.compile("</parameter>"),
     proper_closing=re.compile(r"</parameter>(?=\s*+(?:<parameter=|</?function\b|</?tool_call>|\Z))"),
     end=re.compile(r"\s*+</function>(?:\s*+</tool_call>)?|\s*+</tool_call>"),
+    any_end=re.compile("</function>|</tool_call>"),
     last_end=re.compile(
         r"(?<=\n)</function>(?=(?:\s*+</tool_call>)?\s*+"
         r"(?:(?:<tool_call>\s*+)?<function=[^>\s]{1,256}+>\s*+<(?:parameter=|/function>)|\Z))"
@@ -200,7 +204,7 @@ class _Arguments:
                 limit, first = head.start(), None
         if first is not None:
             return None
-        end = self.source.search(shape.end, position)
+        end = self.source.search(shape.any_end, position)
         if end is not None and end.start() <= limit:
             return end.start()
         return limit if limit < length else None

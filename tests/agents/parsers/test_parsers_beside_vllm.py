@@ -89,17 +89,16 @@ def vllm(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """The class of vLLM's parser for a format, from the source that HERMES_VLLM_SOURCE names."""
     require = request.getfixturevalue("require")
     folder = Path(os.environ.get("HERMES_VLLM_SOURCE", "/nowhere"))
-    there = (folder / "vllm" / "tool_parsers").is_dir() and importlib.util.find_spec("regex") is not None
+    there = (folder / "vllm" / "tool_parsers").is_dir() and all(map(importlib.util.find_spec, ("regex", "ijson")))
     require(
         "vllm",
         None
         if there
-        else "pip install regex, and set HERMES_VLLM_SOURCE to the folder of an unpacked vllm 0.19.1 sdist",
+        else "pip install regex ijson, and set HERMES_VLLM_SOURCE to the folder of an unpacked vllm 0.19.1 sdist",
     )
     before = dict(sys.modules)
     names = [
         "transformers",
-        "ijson",
         "partial_json_parser",
         "partial_json_parser.core",
         "partial_json_parser.core.options",
