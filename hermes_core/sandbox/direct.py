@@ -94,6 +94,7 @@ class DirectClient:
             "SIGINT and SIGQUIT: sh starts commands that ignore both",
             "background processes that outlive the driver's connection, and the end of their input",
             "spooled output",
+            "terminals (pty)",
         ]
         if not self._can_kill:
             missing.append("killing what a slot left running (no /proc): its sandbox is replaced instead")

@@ -241,6 +241,10 @@ class LeasedCommands:
         """`SlotCommands.write`."""
         return await self._lease.call(self._commands.write, *args, **kwargs)
 
+    async def resize(self, *args: Any, **kwargs: Any) -> ProcessStatus:
+        """`SlotCommands.resize`."""
+        return await self._lease.call(self._commands.resize, *args, **kwargs)
+
     async def kill(self, *args: Any, **kwargs: Any) -> ProcessStatus:
         """`SlotCommands.kill`."""
         return await self._lease.call(self._commands.kill, *args, **kwargs)

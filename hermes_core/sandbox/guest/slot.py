@@ -242,7 +242,7 @@ class Slot:
 
     # --- what the parent says ---------------------------------------------------------------------------------------
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _heard(self, message: dict[str, Any], fds: list[int]) -> None:
         if "ready" in message:
             if self._state == STARTING:
                 self._became_ready()
@@ -254,15 +254,15 @@ class Slot:
             if self._round.refusals >= _REFUSALS:
                 self._break("the slot could not be confined: %s" % message["refused"])
         else:
-            self._heard_of_command(message)
+            self._heard_of_command(message, fds)
 
-    def _heard_of_command(self, message: dict[str, Any]) -> None:
+    def _heard_of_command(self, message: dict[str, Any], fds: list[int]) -> None:
         identity = message.get("started") or message.get("exit") or message.get("failed") or ""
         execution = self.executions.get(identity)
         if execution is None:
             return
         if "started" in message:
-            execution.started(message["pid"])
+            execution.started(message["pid"], fds)
         elif "exit" in message:
             execution.exited(message["status"])
         else:
@@ -327,6 +327,8 @@ class Slot:
         if self._state == NEW:
             self.open(lambda _error: None)
         message["id"] = execution.id
+        if execution.pty is not None:
+            message["pty"] = execution.pty
         if "env" in message:
             message["env"][processes.MARK] = self._mark(execution.id)
         own: list[int] = []
