@@ -180,7 +180,8 @@ class Requests:
         slot.open(self._settles(request, {"workspace": slot.workspace.path}))
 
     def _recycle(self, request: Request, header: Header, _body: bytes) -> None:
-        self.slot(header).recycle(bool(header["wipe"]), self._settles(request, {}))
+        wipe = bool(header["wipe"])
+        self.slot(header).recycle(wipe, self._settles(request, {}), forget=wipe or bool(header.get("forget")))
 
     def _settles(self, request: Request, result: Header) -> Callable[[Error | None], None]:
         def settle(error: Error | None) -> None:
