@@ -139,13 +139,13 @@ class GuestClient:
             workspace = f"{self.settings.workspace_base}/slot_{index}"
         return RemoteCommands(self, index, workspace)
 
-    async def kill_slot(self, index: int) -> None:
-        """Every process of the slot is dead when this returns; its files stay.
+    async def kill_slot(self, index: int, *, forget: bool = False) -> None:
+        """Every process of the slot is dead when this returns; its files stay, and unless `forget` its logs do.
 
         Raises:
             SlotLost: that could not be proved; the slot is quarantined.
         """
-        await self.call({"op": "recycle", "slot": index, "wipe": False})
+        await self.call({"op": "recycle", "slot": index, "wipe": False, "forget": forget})
 
     async def reset_slot(self, index: int) -> None:
         """Kill, prove, empty the directories, and have the slot ready for its next lease.

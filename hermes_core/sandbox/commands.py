@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
+from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes of each of stdout and stderr that a command's result keeps, head and tail together."""
@@ -37,6 +37,7 @@ class SlotCommands(Protocol):
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = False,
         spool: bool = False,
+        pty: WindowSize | None = None,
     ) -> CommandResult:
         """Run a command to its end: a string by the slot's shell, a sequence as it is.
 
@@ -48,6 +49,8 @@ class SlotCommands(Protocol):
             output_limit: bytes kept of each stream, half of them the head, half the tail.
             merge_stderr: both streams in one, in the order written.
             spool: keep the whole output in a file of the slot (`CommandResult.spool_path`).
+            pty: run it in a terminal of this size, which is its standard input, output and error: all output is in
+                `stdout`. Where none is to be had, `CommandError` with code `no_pty`.
         """
 
     async def start(
@@ -57,8 +60,18 @@ class SlotCommands(Protocol):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         buffer_bytes: int = 200_000,
+        spool: bool = False,
+        pty: WindowSize | None = None,
     ) -> ProcessStatus:
-        """Start a background process; its exit code and the end of its log outlive it."""
+        """Start a background process; its exit code and the end of its log outlive it, by half an hour.
+
+        A slot has 64 of them at most, ended ones included; those that ended first make room for new ones.
+
+        Args:
+            buffer_bytes: how much of the end of its output `log` can give.
+            spool: keep the whole output in a file of the slot (`ProcessStatus.spool_path`).
+            pty: as of `run`.
+        """
 
     async def processes(self) -> Sequence[ProcessStatus]:
         """The slot's background processes, running and ended, oldest first."""
@@ -66,14 +79,26 @@ class SlotCommands(Protocol):
     async def poll(self, process_id: str) -> ProcessStatus:
         """One background process. `CommandError` with code `unknown_process` if there is none of that id."""
 
-    async def log(self, process_id: str, *, offset: int = 0, limit: int = 200_000) -> LogChunk:
-        """Its output from a byte offset on; the first byte still held when that one has left the buffer."""
+    async def log(
+        self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
+    ) -> LogChunk:
+        """Its output from a byte offset on; the first byte still held when that one has left the buffer.
+
+        Args:
+            wait_s: where there is none from there on yet, wait for some, for the end of the process, or for so long.
+        """
 
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
         """Wait for its end, or until the time limit; the status says which."""
 
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
-        """Write to its standard input, and close it if `eof`; the number of bytes taken."""
+        """Write to its standard input, and close it if `eof`; the number of bytes taken.
+
+        A terminal is not closed: its end-of-file is the key Ctrl-D, after which it can be written to again.
+        """
+
+    async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
+        """Give its terminal another size. Without one, `CommandError` with code `no_pty`."""
 
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
         """TERM, then KILL after the grace period, to it and all that it started."""

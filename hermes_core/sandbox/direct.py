@@ -94,6 +94,7 @@ class DirectClient:
             "SIGINT and SIGQUIT: sh starts commands that ignore both",
             "background processes that outlive the driver's connection, and the end of their input",
             "spooled output",
+            "terminals (pty)",
         ]
         if not self._can_kill:
             missing.append("killing what a slot left running (no /proc): its sandbox is replaced instead")
@@ -163,8 +164,8 @@ class DirectClient:
         await self.script(_OPEN, *self._directories(index))
         return self._directories(index)[0]
 
-    async def kill_slot(self, index: int) -> None:
-        """Kill all that the slot started and that still carries its mark.
+    async def kill_slot(self, index: int, *, forget: bool = False) -> None:
+        """Kill all that the slot started and that still carries its mark; its background processes are forgotten.
 
         Raises:
             SlotLost: processes are left, or can't be looked for.

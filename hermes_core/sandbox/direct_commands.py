@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import secrets
 import tarfile
@@ -29,7 +30,7 @@ from hermes_core.sandbox.direct_files import (
     with_path,
 )
 from hermes_core.sandbox.guest.output import HeadTail, Rolling
-from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
+from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.direct import DirectClient
@@ -59,6 +60,8 @@ class _Process:
     started_at: float = field(default_factory=time.time)
     began: float = field(default_factory=time.monotonic)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set at its next output, and at its end."""
     exit_code: int | None = None
     signal: int | None = None
     lifetime: float = 0.0
@@ -67,6 +70,19 @@ class _Process:
         self.lifetime = time.monotonic() - self.began
         self.exit_code, self.signal = exit_or_signal(status)
         self.ended.set()
+        self.changed.set()
+
+    def feed(self, data: bytes) -> None:
+        if data:
+            self.output.feed(data)
+            self.changed.set()
+
+    async def more(self, limit_s: float) -> None:
+        """Wait for output, for its end, or until the time limit."""
+        self.changed.clear()
+        if not self.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), limit_s)
 
     def status(self) -> ProcessStatus:
         running = not self.ended.is_set()
@@ -82,6 +98,12 @@ class _Process:
             output_bytes=self.output.total,
             uptime_s=time.monotonic() - self.began if running else self.lifetime,
         )
+
+
+def _no_pty(pty: WindowSize | None) -> None:
+    if pty is not None:
+        message = "a sandbox without Python gives no terminal"
+        raise CommandError(message, code="no_pty", hint="do without pty, or take an image with python3")
 
 
 def exit_or_signal(status: int) -> tuple[int | None, int | None]:
@@ -123,8 +145,10 @@ class DirectCommands:
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = False,
         spool: bool = False,
+        pty: WindowSize | None = None,
     ) -> CommandResult:
         """Run a command to its end; there is no spooling here, so `spool_path` stays None."""
+        _no_pty(pty)
         run = _Run(self, await self._argv(command), self._path(cwd or "."), self._environment(env))
         return await run.result(stdin or b"", timeout_s, output_limit, merge_stderr)
 
@@ -169,8 +193,11 @@ class DirectCommands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         buffer_bytes: int = 200_000,
+        spool: bool = False,
+        pty: WindowSize | None = None,
     ) -> ProcessStatus:
-        """Start a background process on a channel of its own."""
+        """Start a background process on a channel of its own; there is no spooling here."""
+        _no_pty(pty)
         run = _Run(self, await self._argv(command), self._path(cwd or "."), self._environment(env))
         channel, token = await run.open_stdout("-", merge=True)
         process = _Process(
@@ -188,11 +215,11 @@ class DirectCommands:
     async def _follow(self, process: _Process, token: str) -> None:
         status = 128 + 9
         try:
-            outcome = await shell.until_token(process.channel, token, process.output.feed)
+            outcome = await shell.until_token(process.channel, token, process.feed)
             if outcome.word == "exit":
                 status = int(outcome.rest)
             else:  # it was never started
-                process.output.feed(f"{process.cwd}: {outcome.rest}\n".encode())
+                process.feed(f"{process.cwd}: {outcome.rest}\n".encode())
                 status = 127
         except (shell.Ended, ChannelLost):
             pass
@@ -214,11 +241,17 @@ class DirectCommands:
         """One background process."""
         return self._process(process_id).status()
 
-    async def log(self, process_id: str, *, offset: int = 0, limit: int = 200_000) -> LogChunk:
+    async def log(
+        self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
+    ) -> LogChunk:
         """Its output from a byte offset on."""
-        output = self._process(process_id).output
+        process = self._process(process_id)
+        output = process.output
+        if wait_s and output.total <= offset:
+            await process.more(wait_s)
         data, begin = output.read(offset, limit)
-        return LogChunk(data=data, offset=begin, total=output.total, dropped=max(0, begin - max(offset, 0)))
+        dropped = max(0, output.start - max(offset, 0))
+        return LogChunk(data, begin, output.total, dropped, not process.ended.is_set())
 
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
         """Wait for its end, or until the time limit."""
@@ -239,6 +272,11 @@ class DirectCommands:
             raise CommandError("the process has ended")
         await process.channel.write(data)
         return len(data)
+
+    async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
+        """There is no terminal here."""
+        self._process(process_id)
+        raise CommandError("the process has no terminal", code="no_pty")
 
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
         """TERM, then KILL after the grace period, to it and all that it started."""

@@ -276,7 +276,8 @@ class Pool:
         try:
             if member.lost is None and not self._closing:
                 async with asyncio.timeout(RESET_LIMIT_S):
-                    await (member.client.reset_slot(seat.index) if reset else member.client.kill_slot(seat.index))
+                    client = member.client
+                    await (client.reset_slot(seat.index) if reset else client.kill_slot(seat.index, forget=True))
                 seat.dirty = not reset
         except Exception as error:
             self._fleet.quarantine(member, error)

@@ -13,7 +13,7 @@ from hermes_core.errors import CommandError, HermesError, InfraError, PolicyErro
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
 from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
-from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus
+from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
 from hermes_core.sandbox.streaming import InputPump, OutputStream, background, fed, once
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ MAX_SCRIPT = 8 << 20
 MAX_BUFFER = 8 << 20
 MAX_PATH = 4096
 MAX_ARGUMENTS = 1536 << 10
+MAX_SIDE = 1000
+"""Rows or columns of a terminal at most."""
+LONGEST_WAIT_S = 3600.0
+"""How long a log is waited for at most, before an empty answer."""
 _LABEL = 2000
 """Characters of a background process's command that are listed."""
 _JOINED_AT_ONCE = 4 << 20
@@ -78,12 +82,13 @@ class RemoteCommands:
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = False,
         spool: bool = False,
+        pty: WindowSize | None = None,
     ) -> CommandResult:
         """Run a command to its end."""
         if output_limit <= 0:
             raise CommandError(f"output_limit must be above 0, not {output_limit}", code="invalid")
         header = {"op": "exec", "limit": output_limit, "merge": merge_stderr, "grace": GRACE_S, "spool": spool}
-        header |= _launch(command, cwd, env)
+        header |= _launch(command, cwd, env, pty)
         if timeout_s is not None:
             header["timeout"] = _seconds("timeout_s", timeout_s)
         script = _script(command)
@@ -134,6 +139,8 @@ class RemoteCommands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         buffer_bytes: int = 200_000,
+        spool: bool = False,
+        pty: WindowSize | None = None,
     ) -> ProcessStatus:
         """Start a background process."""
         if not 0 <= buffer_bytes <= MAX_BUFFER:
@@ -146,8 +153,9 @@ class RemoteCommands:
             "limit": buffer_bytes,
             "script": len(script),
             "label": label[:_LABEL],
+            "spool": spool,
         }
-        answer, _ = await self._client.call(header | _launch(command, cwd, env), script)
+        answer, _ = await self._client.call(header | _launch(command, cwd, env, pty), script)
         return _process_status(answer["process"])
 
     async def processes(self) -> Sequence[ProcessStatus]:
@@ -159,7 +167,9 @@ class RemoteCommands:
         """One background process."""
         return await self._about("poll", process_id)
 
-    async def log(self, process_id: str, *, offset: int = 0, limit: int = 200_000) -> LogChunk:
+    async def log(
+        self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
+    ) -> LogChunk:
         """Its output from a byte offset on."""
         header = {
             "op": "log",
@@ -167,9 +177,10 @@ class RemoteCommands:
             "process": process_id,
             "offset": max(0, offset),
             "limit": max(0, limit),
+            "wait": None if wait_s is None else _seconds("wait_s", min(wait_s, LONGEST_WAIT_S), least=0.0),
         }
         answer, data = await self._client.call(header)
-        return LogChunk(data=data, offset=answer["offset"], total=answer["total"], dropped=answer["dropped"])
+        return LogChunk(data, answer["offset"], answer["total"], answer["dropped"], answer["running"])
 
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
         """Wait for its end, or until the time limit."""
@@ -181,6 +192,10 @@ class RemoteCommands:
         header = {"op": "write", "slot": self._index, "process": process_id, "eof": eof}
         answer, _ = await self._client.call(header, data[:WINDOW])
         return int(answer["taken"])
+
+    async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
+        """Give its terminal another size."""
+        return await self._about("resize", process_id, pty=_size(size))
 
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
         """TERM, then KILL after the grace period, to it and all that it started."""
@@ -306,8 +321,17 @@ def _encoded(text: str) -> bytes:
         raise CommandError(f"there are no bytes for {text[:100]!r}: {error.reason}", code="invalid") from error
 
 
-def _launch(command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _size(size: WindowSize) -> list[int]:
+    if not (1 <= size.rows <= MAX_SIDE and 1 <= size.columns <= MAX_SIDE):
+        message = f"a terminal has 1 to {MAX_SIDE} rows and columns, not {size.rows} and {size.columns}"
+        raise CommandError(message, code="invalid")
+    return [size.rows, size.columns]
+
+
+def _launch(
+    command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None, pty: WindowSize | None
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {} if pty is None else {"pty": _size(pty)}
     if not isinstance(command, str):
         fields["argv"] = list(command)
         if not fields["argv"]:
@@ -356,4 +380,6 @@ def _process_status(process: Mapping[str, Any]) -> ProcessStatus:
         signal=process.get("signal"),
         output_bytes=process["bytes"],
         uptime_s=process["uptime"],
+        pty=None if process["pty"] is None else WindowSize(*process["pty"]),
+        spool_path=process["spool"],
     )

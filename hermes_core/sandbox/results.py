@@ -113,6 +113,14 @@ class ExecutionResult:
 
 
 @dataclass(frozen=True)
+class WindowSize:
+    """The size of a terminal in characters."""
+
+    rows: int = 30
+    columns: int = 120
+
+
+@dataclass(frozen=True)
 class ProcessStatus:
     """One background process of a slot, as `list` and `poll` give it."""
 
@@ -128,6 +136,10 @@ class ProcessStatus:
     output_bytes: int = 0
     """Bytes written so far, those that have left the buffer included."""
     uptime_s: float = 0.0
+    pty: WindowSize | None = None
+    """The size of its terminal, if it has one."""
+    spool_path: str | None = None
+    """Where in the slot its whole output is, when spooling was asked for."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +153,8 @@ class LogChunk:
     """Bytes written so far."""
     dropped: int
     """Bytes before `offset` that were asked for but have left the buffer."""
+    running: bool = False
+    """Whether there may be more to come."""
 
 
 @dataclass(frozen=True)

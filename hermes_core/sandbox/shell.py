@@ -97,10 +97,11 @@ async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None
     mark = token.encode()
     held = b""
     while (at := held.find(mark)) < 0:
-        surplus = len(held) - len(mark) + 1
-        if surplus > 0:
-            feed(held[:surplus])
-            held = held[surplus:]
+        # What may be the beginning of the token is held back, and nothing else: it can be a prompt.
+        begun = next((n for n in range(len(mark) - 1, 0, -1) if held.endswith(mark[:n])), 0)
+        if len(held) > begun:
+            feed(held[: len(held) - begun])
+            held = held[len(held) - begun :]
         data = await channel.read(READ_SIZE)
         if not data:
             feed(held)

@@ -49,8 +49,8 @@ class Client(Protocol):
     def commands(self, index: int) -> SlotCommands:
         """What can be done in the slot, or as the preparation user (index -1)."""
 
-    async def kill_slot(self, index: int) -> None:
-        """Every process of the slot is dead when it returns."""
+    async def kill_slot(self, index: int, *, forget: bool = False) -> None:
+        """Every process of the slot is dead when it returns; with `forget`, nobody will ask for those that were."""
 
     async def reset_slot(self, index: int) -> None:
         """Make the slot ready for its next lease. `SlotLost` if it can't be proved clean."""
@@ -242,6 +242,10 @@ class LeasedCommands:
     async def write(self, *args: Any, **kwargs: Any) -> int:
         """`SlotCommands.write`."""
         return await self._lease.call(self._commands.write, *args, **kwargs)
+
+    async def resize(self, *args: Any, **kwargs: Any) -> ProcessStatus:
+        """`SlotCommands.resize`."""
+        return await self._lease.call(self._commands.resize, *args, **kwargs)
 
     async def kill(self, *args: Any, **kwargs: Any) -> ProcessStatus:
         """`SlotCommands.kill`."""

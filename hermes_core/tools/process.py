@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import posixpath
-import uuid
+import signal
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -13,17 +14,18 @@ from pydantic import Field, model_validator
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.results import ProcessStatus
+from hermes_core.sandbox.results import ProcessStatus, WindowSize
 from hermes_core.tools.base import CallContext, Text, Tool, ToolParams
 from hermes_core.tools.limits import cut_output, time_limit
 
 DESCRIPTION = """\
 Manage the background processes that terminal(background=true) started. Actions: list (all of them), poll (state and \
 newest output), log (output by lines: offset counts from 0 at the first line still held, leave it out for the newest \
-lines), wait (until it ends or the timeout passes), kill, write (data to its standard input as it is), submit (data \
-and a newline)."""
+lines or, of a process with pty, for the screen as a person would see it), wait (until it ends or the timeout passes), \
+kill, write (data to its standard input as it is; \u0003 is Ctrl-C to a pty, and data that ends with \u0004, Ctrl-D, \
+ends the input), submit (data and the Enter key)."""
 
-_STATE = "hermes.processes"
+END_OF_FILE = "\x04"
 _CHUNK = 200_000
 _DEFAULT_LINES = 200
 _LIST_CHARS = 200
@@ -53,23 +55,18 @@ class ProcessParams(ToolParams):
 Answer = dict[str, Any]
 
 
-def _sessions(ctx: CallContext) -> dict[str, str]:
-    """The slot's process ids by session id. A trajectory knows only what it started: nobody else's can be driven."""
-    sessions: dict[str, str] = ctx.state.setdefault(_STATE, {})
-    return sessions
+async def start_session(ctx: CallContext, command: str, cwd: str | None, *, pty: bool) -> ProcessStatus:
+    """Start a background process of this trajectory; its id is the session id.
 
-
-async def start_session(ctx: CallContext, command: str, cwd: str | None) -> tuple[str, ProcessStatus]:
-    """Start a background process of this trajectory; its session id (`proc_` and 12 hexadecimal digits) and status.
+    The slot knows its processes, and is one trajectory's alone: nobody else's can be seen or driven.
 
     Raises:
         CommandError: it could not be started.
     """
     # Python keeps back what it writes to a pipe, which would leave the log of a server empty.
-    status = await ctx.require_commands().start(command, cwd=cwd, env={"PYTHONUNBUFFERED": "1"})
-    session_id = f"proc_{uuid.uuid4().hex[:12]}"
-    _sessions(ctx)[session_id] = status.process_id
-    return session_id, status
+    return await ctx.require_commands().start(
+        command, cwd=cwd, env={"PYTHONUNBUFFERED": "1"}, pty=WindowSize() if pty else None
+    )
 
 
 async def run_process(ctx: CallContext, params: ProcessParams) -> Answer:
@@ -77,33 +74,31 @@ async def run_process(ctx: CallContext, params: ProcessParams) -> Answer:
     if params.action == "list":
         return await _list(ctx)
     session_id = params.session_id or ""
-    process_id = _sessions(ctx).get(session_id)
-    if process_id is None:
-        return _not_found(ctx, session_id)
     try:
-        return {"session_id": session_id, **await _ACTIONS[params.action](ctx, process_id, params)}
+        return {"session_id": session_id, **await _ACTIONS[params.action](ctx, session_id, params)}
     except CommandError as error:
         if error.code == "unknown_process":
-            return _not_found(ctx, session_id)
+            return await _not_found(ctx, session_id)
         return {"session_id": session_id, "status": "error", "error": error.message}
 
 
-def _not_found(ctx: CallContext, session_id: str) -> Answer:
-    known = ", ".join(_sessions(ctx)) or "none"
+async def _not_found(ctx: CallContext, session_id: str) -> Answer:
+    known = ", ".join(status.process_id for status in await ctx.require_commands().processes()) or "none"
     return {"status": "not_found", "error": f"no background process {session_id!r} here; there are: {known}"}
 
 
 async def _list(ctx: CallContext) -> Answer:
     commands = ctx.require_commands()
-    by_id = {status.process_id: status for status in await commands.processes()}
     processes = []
-    for session_id, process_id in _sessions(ctx).items():
-        if process_id not in by_id:
-            continue
-        status = by_id[process_id]
+    for status in await commands.processes():
         started = datetime.fromtimestamp(status.started_at, UTC).isoformat(timespec="seconds")
         processes.append(
-            {"session_id": session_id, **_state(status), "cwd": posixpath.normpath(status.cwd), "started_at": started}
+            {
+                "session_id": status.process_id,
+                **_state(status),
+                "cwd": posixpath.normpath(status.cwd),
+                "started_at": started,
+            }
             | {"output_preview": await _newest(commands, status, _LIST_CHARS)}
         )
     return {"processes": processes}
@@ -116,12 +111,24 @@ def _state(status: ProcessStatus) -> Answer:
         "pid": status.pid,
         "uptime_seconds": round(status.uptime_s, 1),
     }
+    if status.pty is not None:
+        state["pty"] = True
     return state if status.running else {**state, **_ending(status)}
 
 
 def _ending(status: ProcessStatus) -> Answer:
-    """How it ended: its exit code, or minus the number of the signal that ended it."""
-    return {"exit_code": -status.signal if status.signal is not None else status.exit_code}
+    """How it ended: its exit code, or the signal that ended it, and minus its number."""
+    if status.signal is None:
+        return {"exit_code": status.exit_code}
+    return {"exit_code": -status.signal, "signal": signal_name(status.signal)}
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 99` for one that has no name here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 async def _poll(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
@@ -132,8 +139,11 @@ async def _poll(ctx: CallContext, process_id: str, params: ProcessParams) -> Ans
 
 async def _log(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
     commands = ctx.require_commands()
-    running = (await commands.poll(process_id)).running
+    status = await commands.poll(process_id)
+    running = status.running
     data, start = await _held(commands, process_id)
+    if status.pty is not None and params.offset is None:
+        return await _screen(data, start, status, status.pty)
     if start:  # the first line still held is the first one that is whole
         partial = data.find(b"\n") + 1
         data, start = data[partial:], start + partial
@@ -153,6 +163,20 @@ async def _log(ctx: CallContext, process_id: str, params: ProcessParams) -> Answ
     if start:
         answer["note"] = f"the first {start} bytes were dropped: line 0 is the first line still held"
     return answer
+
+
+async def _screen(data: bytes, start: int, status: ProcessStatus, size: WindowSize) -> Answer:
+    from hermes_core.tools.screens import render
+
+    screen = await asyncio.to_thread(render, data, size)
+    return {
+        "status": "running" if status.running else "exited",
+        "screen": screen.text,
+        "cursor": {"row": screen.row, "column": screen.column},
+        "size": {"rows": size.rows, "columns": size.columns},
+        "dropped_bytes": start,
+        "note": "this is the screen; give an offset (from 0) for the output as it was written, by lines",
+    }
 
 
 async def _wait(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
@@ -183,8 +207,13 @@ async def _write(ctx: CallContext, process_id: str, params: ProcessParams) -> An
     status = await commands.poll(process_id)
     if not status.running:
         return {"status": "already_exited", "error": "it has exited and reads nothing more", **_ending(status)}
-    data = (params.data or "").encode() + (b"\n" if params.action == "submit" else b"")
-    written = await commands.write(process_id, data)
+    text, eof = params.data or "", False
+    if params.action == "submit":
+        text += "\n" if status.pty is None else "\r"  # what the Enter key sends
+    elif status.pty is None and text.endswith(END_OF_FILE):
+        text, eof = text[:-1], True
+    data = text.encode()
+    written = await commands.write(process_id, data, eof=eof)
     if written < len(data):
         error = f"only {written} of {len(data)} bytes were taken: it does not read its standard input now"
         return {"status": "error", "error": error, "bytes_written": written}

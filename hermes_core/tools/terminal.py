@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 from pydantic import Field
 
 from hermes_core.errors import CommandError, ErrorKind
-from hermes_core.sandbox.results import CommandResult, ExecutionResult
+from hermes_core.sandbox.results import CommandResult, ExecutionResult, WindowSize
 from hermes_core.tools.base import CallContext, CommandText, Tool, ToolParams
 from hermes_core.tools.limits import OUTPUT_BYTES, cut_output, time_limit
-from hermes_core.tools.process import start_session
+from hermes_core.tools.process import signal_name, start_session
 from hermes_core.tools.slot_tools import command_error_kind, command_metadata
 
 NOT_RUN = -1
@@ -20,7 +19,8 @@ NOT_RUN = -1
 DESCRIPTION = """\
 Run a shell command in the workspace and get its output (stdout and stderr together) and exit code. Each command has a \
 fresh shell that starts in the workspace: `cd` and variables do not carry over, files do. Long output keeps its start \
-and end. For servers and long jobs set background=true and follow them with the process tool."""
+and end. For servers and long jobs set background=true and follow them with the process tool; for programs that want a \
+terminal (an editor, a debugger, a REPL) add pty=true, and type by process(action='write' or 'submit')."""
 
 
 class TerminalParams(ToolParams):
@@ -30,6 +30,7 @@ class TerminalParams(ToolParams):
     background: bool = Field(default=False, description="Start it and return at once with a session_id for `process`.")
     timeout: float | None = Field(default=None, gt=0, description="Seconds after which it is killed.")
     workdir: CommandText | None = Field(default=None, description="Directory to run in; the workspace if not given.")
+    pty: bool = Field(default=False, description="Give it a terminal of 30 rows and 120 columns.")
 
 
 async def run_terminal(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
@@ -46,7 +47,12 @@ async def run_terminal(ctx: CallContext, params: TerminalParams) -> ExecutionRes
 async def _foreground(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
     limit_s, note = time_limit(ctx, params.timeout)
     result = await ctx.require_commands().run(
-        params.command, cwd=params.workdir, timeout_s=limit_s, output_limit=OUTPUT_BYTES, merge_stderr=True
+        params.command,
+        cwd=params.workdir,
+        timeout_s=limit_s,
+        output_limit=OUTPUT_BYTES,
+        merge_stderr=True,
+        pty=WindowSize() if params.pty else None,
     )
     output, cut = cut_output(result.stdout, result.stdout_bytes)
     answer: dict[str, Any] = {"output": output, "exit_code": result.returncode, "error": _ending(result, limit_s)}
@@ -69,16 +75,9 @@ def _ending(result: CommandResult, limit_s: float) -> str | None:
     return None
 
 
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 99` for one that has no name here."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 async def _background(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
-    session_id, status = await start_session(ctx, params.command, params.workdir)
+    status = await start_session(ctx, params.command, params.workdir, pty=params.pty)
+    session_id = status.process_id
     answer: dict[str, Any] = {
         "output": "Background process started",
         "session_id": session_id,

@@ -19,6 +19,7 @@ from hermes_core.sandbox.channels import AsyncioStreamChannel
 from hermes_core.sandbox.client import GuestSettings
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.direct import DirectClient
+from hermes_core.sandbox.results import WindowSize
 
 pytestmark = pytest.mark.slow
 
@@ -205,6 +206,29 @@ async def test_background_processes(slot):
     assert caught.value.code == "unknown_process"
     with pytest.raises(CommandError):
         await slot.write(status.process_id, b"", eof=True)
+
+
+async def test_waiting_for_output(slot):
+    status = await slot.start("sleep 0.3; echo one; sleep 987.3")
+    chunk = await slot.log(status.process_id, wait_s=10)
+    assert (chunk.data, chunk.running) == (b"one\n", True)
+    assert (await slot.log(status.process_id, offset=4, wait_s=0.1)).data == b""
+    await slot.kill(status.process_id, grace_s=0.2)
+    assert not (await slot.log(status.process_id, offset=4, wait_s=10)).running
+
+
+async def test_there_is_no_terminal_and_it_says_so(slot, client):
+    assert any("pty" in sentence for sentence in client.missing)
+    status = await slot.start("sleep 987.2")
+    for attempt in (
+        slot.run("true", pty=WindowSize()),
+        slot.start("true", pty=WindowSize()),
+        slot.resize(status.process_id, WindowSize()),
+    ):
+        with pytest.raises(CommandError) as caught:
+            await attempt
+        assert caught.value.code == "no_pty"
+    await slot.kill(status.process_id, grace_s=0.2)
 
 
 async def test_killing_a_background_process_takes_its_children(slot):

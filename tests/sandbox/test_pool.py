@@ -134,7 +134,7 @@ class Idle:
     def commands(self, index: int) -> Any:
         raise NotImplementedError
 
-    async def kill_slot(self, index: int) -> None:
+    async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         await self._do("kill")
 
     async def reset_slot(self, index: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 pytest_plugins = ["hermes_core.testing.conformance.plugin"]
 pytestmark = pytest.mark.slow
 
-AGAIN = ("commands", "limits", "files")
+AGAIN = ("commands", "limits", "processes", "files")
 """What depends on the level without being about levels."""
 
 

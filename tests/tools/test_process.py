@@ -145,20 +145,78 @@ async def test_write_and_submit_feed_its_input(slot: Any) -> None:
     assert not late.success and late.to_tool_result()["status"] == "already_exited"
 
 
-async def test_another_trajectory_s_process_is_unknown(slot: Any) -> None:
+async def test_an_unknown_session_is_told_and_what_there_is(slot: Any) -> None:
     session = await start(slot, "sleep 60")
-    other = slot.as_other_trajectory()
-    assert await other("process", action="list") == {"processes": []}
     for action in ("poll", "log", "wait", "kill", "write", "submit"):
-        result = await other.result("process", action=action, session_id=session, data="x")
-        assert not result.success and result.to_tool_result()["status"] == "not_found"
-    assert (await slot("process", action="poll", session_id=session))["status"] == "running"
+        result = await slot.result("process", action=action, session_id="proc_0123456789ab", data="x")
+        answer = result.to_tool_result()
+        assert not result.success and answer["status"] == "not_found" and session in answer["error"]
 
 
-async def test_an_id_of_the_slot_s_own_is_no_way_to_a_process(slot: Any) -> None:
-    status = await slot.commands.start("sleep 60")
-    answer = await slot("process", action="kill", session_id=status.process_id)
-    assert answer["status"] == "not_found" and (await slot.commands.poll(status.process_id)).running
+async def test_end_of_file_is_typed_as_ctrl_d(slot: Any) -> None:
+    session = await start(slot, "cat; echo end")
+    answer = await slot("process", action="write", session_id=session, data="text\x04")
+    assert answer["status"] == "ok" and answer["bytes_written"] == 4
+    assert (await ended(slot, session))["output"] == "textend\n"
+
+
+async def test_a_kill_names_the_signal_that_it_took(slot: Any) -> None:
+    session = await start(slot, "trap '' TERM; echo go; while :; do sleep 0.1; done")
+    while not (await slot("process", action="poll", session_id=session))["output_preview"]:
+        await asyncio.sleep(0.02)
+    answer = await slot("process", action="kill", session_id=session)
+    assert answer == {"session_id": session, "status": "killed", "exit_code": -9, "signal": "SIGKILL"}
+
+
+# --- terminals ------------------------------------------------------------------------------------------------------
+
+
+async def screen(slot: Any, session: str, text: str) -> dict[str, Any]:
+    """The screen, once it shows the text."""
+    for _ in range(300):
+        answer = await slot("process", action="log", session_id=session)
+        if text in answer["screen"]:
+            return answer
+        await asyncio.sleep(0.05)
+    raise AssertionError(answer["screen"])
+
+
+async def test_a_program_in_a_terminal_is_seen_as_a_screen(slot: Any) -> None:
+    session = await start(slot, "stty size; python3 -qi", pty=True)
+    await screen(slot, session, ">>>")
+    await slot("process", action="submit", session_id=session, data="6 * 7; print('\\r\\x1b[31mred\\x1b[0m€')")
+    answer = await screen(slot, session, "42\nred€")
+    assert answer["screen"].startswith("30 120\n>>> 6 * 7")
+    assert answer["size"] == {"rows": 30, "columns": 120} and answer["cursor"]["column"] == 4
+    raw = await slot("process", action="log", session_id=session, offset=0)
+    assert "\x1b[31mred" in raw["output"] and "screen" not in raw
+    assert (await slot("process", action="list"))["processes"][-1]["pty"] is True
+    await slot("process", action="write", session_id=session, data="\x04")
+    assert (await ended(slot, session))["exit_code"] == 0
+
+
+async def test_ctrl_c_is_typed(slot: Any) -> None:
+    session = await start(slot, "sleep 1000", pty=True)
+    await slot("process", action="write", session_id=session, data="\x03")
+    answer = await ended(slot, session)
+    assert (answer["exit_code"], answer["signal"]) == (-2, "SIGINT")
+
+
+async def test_a_foreground_command_in_a_terminal(slot: Any) -> None:
+    answer = await slot("terminal", command="[ -t 1 ] && stty size; cat; exit 3", pty=True)
+    assert answer["output"] == "30 120\r\n" and answer["exit_code"] == 3
+
+
+async def test_the_end_of_a_slot_s_lease_ends_its_terminals(slot: Any, guest: Any) -> None:
+    session = await start(slot, "trap '' HUP TERM; cat", pty=True)
+    index = int(slot.path.name.rpartition("_")[2])
+    await guest.client.kill_slot(index)
+    assert (await slot("process", action="poll", session_id=session))["signal"] == "SIGKILL"
+    await guest.client.kill_slot(index, forget=True)
+    assert (await slot("process", action="list"))["processes"] == []
+
+
+# --- wrong use ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,6 +227,7 @@ async def test_an_id_of_the_slot_s_own_is_no_way_to_a_process(slot: Any) -> None
         ({"action": "stop"}, "'kill'"),
         ({}, "action: is required"),
         ({"action": "log", "session_id": "p", "offset": -1}, "greater than or equal to 0"),
+        ({"action": "wait", "session_id": "p", "timeout": 0}, "greater than 0"),
     ],
 )
 async def test_wrong_arguments_are_answers(slot: Any, args: dict[str, Any], says: str) -> None:

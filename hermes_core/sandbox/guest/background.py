@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from .output import Rolling
@@ -16,9 +17,14 @@ if TYPE_CHECKING:
     from .execution import Execution
     from .request import Header, Request
     from .requests import Requests
+    from .slot import Slot
 
-MAX_RUNNING = 64
-MAX_ENDED = 64
+    Answer = Callable[[], object]
+
+MOST = 64
+"""Processes of a slot that are known of, running or ended."""
+KEEP_S = 1800.0
+"""How long after its end a process is known of."""
 
 
 class Process:
@@ -26,24 +32,42 @@ class Process:
 
     def __init__(self, execution: Execution, command: str, cwd: str) -> None:
         self.execution = execution
-        self.waiters: list[Callable[[], object]] = []
+        self.id = "proc_" + os.urandom(6).hex()
+        self.at_end: list[Answer] = []
+        self.at_output: list[Answer] = []
+        self.ended = 0.0
         self._command = command
         self._cwd = cwd
         self._started = time.time()
+
+    @property
+    def log(self) -> Rolling:
+        """The end of its output."""
+        ring = self.execution.sinks[0]
+        assert isinstance(ring, Rolling)
+        return ring
+
+    def wake(self, waiting: list[Answer]) -> None:
+        """Answer those who have waited."""
+        answers, waiting[:] = list(waiting), []
+        for answer in answers:
+            answer()
 
     def describe(self) -> dict[str, Any]:
         """The fields of a ProcessStatus."""
         execution = self.execution
         fields = execution.outcome() if execution.ended else {}
         fields.update(
-            id=execution.id,
+            id=self.id,
             command=self._command,
             cwd=self._cwd,
             pid=execution.pid,
             started=self._started,
             running=not execution.ended,
-            bytes=execution.sinks[0].total,
+            bytes=self.log.total,
             uptime=execution.duration if execution.ended else time.monotonic() - execution.began,
+            pty=execution.pty,
+            spool=None if execution.spool is None else execution.spool.path,
         )
         return fields
 
@@ -57,51 +81,55 @@ class Background:
     def start(self, request: Request, header: Header, body: bytes) -> None:
         """Start one; answered once it has its pid."""
         slot = self._requests.slot(header)
-        ended = [identity for identity, process in slot.background.items() if process.execution.ended]
-        if len(slot.background) - len(ended) >= MAX_RUNNING:
-            raise Refusal("command", "too_many", "%d background processes run already" % MAX_RUNNING)
-        for identity in ended[: max(0, len(ended) - MAX_ENDED + 1)]:
-            del slot.background[identity]
+        _make_room(slot)
 
         def on_end(execution: Execution) -> None:
+            process.ended = time.monotonic()
             if execution.error is not None:
-                slot.background.pop(execution.id, None)
+                slot.background.pop(process.id, None)
                 self._requests.refuse(request, execution.error)
             else:
                 self._requests.reply(request, {"process": process.describe()})
-            waiters, process.waiters = process.waiters, []
-            for answer in waiters:
-                answer()
+            process.wake(process.at_output)
+            process.wake(process.at_end)
 
         execution = self._requests.prepare(request, header, "ring", True, on_end)
         process = Process(execution, header.get("label", ""), self._requests.directory(slot, header))
         execution.on_start = lambda: self._requests.reply(request, {"process": process.describe()})
-        slot.background[execution.id] = process
+        execution.on_output = lambda: process.wake(process.at_output)
+        slot.background[process.id] = process
         self._requests.launch(execution, dict(header, input=True), body)
 
     def processes(self, request: Request, header: Header, _body: bytes) -> None:
         """All of a slot, oldest first."""
-        processes = [process.describe() for process in self._requests.slot(header).background.values()]
-        self._requests.reply(request, {"processes": processes})
+        slot = self._requests.slot(header)
+        forget_old(slot)
+        self._requests.reply(request, {"processes": [process.describe() for process in slot.background.values()]})
 
     def poll(self, request: Request, header: Header, _body: bytes) -> None:
         """One of them."""
         self._requests.reply(request, {"process": self._process(header).describe()})
 
     def log(self, request: Request, header: Header, _body: bytes) -> None:
-        """Its output from an offset on."""
-        ring = self._process(header).execution.sinks[0]
-        assert isinstance(ring, Rolling)
-        data, start = ring.read(header["offset"], header["limit"])
-        dropped = max(0, start - header["offset"]) if header["offset"] < ring.start else 0
-        self._requests.reply(request, {"offset": start, "total": ring.total, "dropped": dropped}, data)
+        """Its output from an offset on; with `wait`, once there is some, it has ended, or so many seconds are over."""
+        process = self._process(header)
+        offset, limit, wait = header["offset"], header["limit"], header.get("wait")
+
+        def answer() -> None:
+            data, start = process.log.read(offset, limit)
+            dropped = max(0, process.log.start - offset)
+            running = not process.execution.ended
+            about = {"offset": start, "total": process.log.total, "dropped": dropped, "running": running}
+            self._requests.reply(request, about, data)
+
+        if wait and process.log.total <= offset and not process.execution.ended:
+            self._answer_later(request, process.at_output, answer, wait)
+        else:
+            answer()
 
     def wait(self, request: Request, header: Header, _body: bytes) -> None:
         """Answered at its end, or after `timeout` seconds."""
-        process = self._process(header)
-        self._answer_at_end(request, process)
-        if header.get("timeout") is not None and request.reply is None:
-            request.timer = self._requests.later(header["timeout"], lambda: self._answer(request, process))
+        self._answer_at_end(request, self._process(header), header.get("timeout"))
 
     def write(self, request: Request, header: Header, body: bytes) -> None:
         """Write to its standard input as much as there is room for."""
@@ -113,33 +141,69 @@ class Background:
         stdin.add(stdin.received, taken, bool(header.get("eof")) and len(taken) == len(body))
         self._requests.reply(request, {"taken": len(taken)})
 
+    def resize(self, request: Request, header: Header, _body: bytes) -> None:
+        """Give its terminal another size."""
+        process = self._process(header)
+        if process.execution.pty is None:
+            raise Refusal("command", "no_pty", "the process has no terminal")
+        if process.execution.ended:
+            raise Refusal("command", "ended", "the process has ended, and its terminal with it")
+        process.execution.resize(*header["pty"])
+        self._requests.reply(request, {"process": process.describe()})
+
     def kill(self, request: Request, header: Header, _body: bytes) -> None:
         """End it; answered at its end."""
         process = self._process(header)
-        self._answer_at_end(request, process)
+        self._answer_at_end(request, process, None)
         process.execution.stop(header["grace"])
 
     def _process(self, header: Header) -> Process:
-        process = self._requests.slot(header).background.get(header["process"])
+        slot = self._requests.slot(header)
+        forget_old(slot)
+        process = slot.background.get(header["process"])
         if process is None:
             raise Refusal("command", "unknown_process", "no process %r in this slot" % header["process"])
         return process
 
-    def _answer(self, request: Request, process: Process) -> None:
-        self._requests.reply(request, {"process": process.describe()})
-        if request.on_cancel is not None:
-            request.on_cancel()
-
-    def _answer_at_end(self, request: Request, process: Process) -> None:
+    def _answer_at_end(self, request: Request, process: Process, limit: float | None) -> None:
         def answer() -> None:
-            self._answer(request, process)
-
-        def give_up() -> None:
-            if answer in process.waiters:
-                process.waiters.remove(answer)
+            self._requests.reply(request, {"process": process.describe()})
 
         if process.execution.ended:
             answer()
         else:
-            process.waiters.append(answer)
-            request.on_cancel = give_up
+            self._answer_later(request, process.at_end, answer, limit)
+
+    def _answer_later(self, request: Request, waiting: list[Answer], answer: Answer, limit: float | None) -> None:
+        """When what is waited for comes, or the limit does."""
+
+        def give_up() -> None:
+            if answer in waiting:
+                waiting.remove(answer)
+
+        def too_late() -> None:
+            give_up()
+            answer()
+
+        waiting.append(answer)
+        request.on_cancel = give_up
+        if limit is not None:
+            request.timer = self._requests.later(limit, too_late)
+
+
+def forget_old(slot: Slot) -> None:
+    """Let go of what ended long ago."""
+    now = time.monotonic()
+    for process in list(slot.background.values()):
+        if process.execution.ended and now - process.ended > KEEP_S:
+            del slot.background[process.id]
+
+
+def _make_room(slot: Slot) -> None:
+    """For one more: those that ended first have to go. Raises Refusal if all that there may be run."""
+    forget_old(slot)
+    ended = [process for process in slot.background.values() if process.execution.ended]
+    for process in sorted(ended, key=lambda each: each.ended)[: max(0, len(slot.background) - MOST + 1)]:
+        del slot.background[process.id]
+    if len(slot.background) >= MOST:
+        raise Refusal("command", "too_many", "%d background processes run already" % MOST)

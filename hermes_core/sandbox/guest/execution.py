@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import time
 
+from . import terminal
 from .output import HeadTail, Rolling
 from .streams import Input, Spool, Stream
 from .wire import CAPTURE_LIMIT, CHUNK
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 DRAIN_LIMIT = 2 << 20
 """Bytes read after a command has ended: more than a pipe holds, so that what it wrote is all there."""
 LAST_RESORT_S = 3.0
+_HUNG_UP_S = 0.1
+"""How often a terminal is looked at that no program has open at the moment."""
 _DRY, _CLOSED, _FULL, _SPENT = "dry", "closed", "full", "spent"
 
 
@@ -34,13 +38,21 @@ class Execution:
         mode: where standard output goes: `capture` (head and tail, `limit` bytes), `ring` (the last `limit` bytes) or
             `stream` (to the driver, piece by piece).
         merge: standard error goes the same way, in the order written.
+        pty: rows and columns of the terminal that it gets in place of pipes; `merge` is of no matter then.
 
     Raises:
         OSError: there are no more descriptors.
     """
 
     def __init__(
-        self, slot: Slot, identity: str, mode: str, limit: int, merge: bool, on_end: Callable[[Execution], object]
+        self,
+        slot: Slot,
+        identity: str,
+        mode: str,
+        limit: int,
+        merge: bool,
+        on_end: Callable[[Execution], object],
+        pty: tuple[int, int] | None = None,
     ) -> None:
         self.slot = slot
         self.id = identity
@@ -49,6 +61,8 @@ class Execution:
         self.stdin: Input | None = None
         self.spool: Spool | None = None
         self.on_start: Callable[[], object] | None = None
+        self.on_output: Callable[[], object] | None = None
+        self.pty = pty
         self.cancel_grace = 0.0
         self.pid: int | None = None
         self.handed_over = False
@@ -65,6 +79,8 @@ class Execution:
         self._paused: set[int] = set()
         self._child_fds: list[int] = []
         self.sinks = [self._sink(mode, limit)]
+        if pty is not None:
+            return  # the slot's parent sends our end of the terminal when it has started the command
         if not merge:
             # A stream is of standard output only: the outcome of a file operation comes on standard error.
             self.sinks.append(self._sink("capture" if mode == "stream" else mode, limit))
@@ -91,7 +107,10 @@ class Execution:
         return self.sinks[0] if isinstance(self.sinks[0], Stream) else None
 
     def descriptors(self, wants_input: bool) -> list[int]:
-        """What the child gets as 0, 1 and 2; closed by `spawned`. Raises OSError."""
+        """What the child gets as 0, 1 and 2, if it gets no terminal; closed by `spawned`. Raises OSError."""
+        if self.pty is not None:
+            self.stdin = Input(self._loop, None, self.id, self.slot.daemon.send)
+            return []
         if wants_input:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(writer, False)
@@ -107,11 +126,23 @@ class Execution:
             os.close(fd)
         self._child_fds = []
 
-    def started(self, pid: int) -> None:
-        """The slot's parent has started it."""
+    def started(self, pid: int, fds: list[int]) -> None:
+        """The slot's parent has started it; what of `fds` is taken from the list is ours: its terminal."""
         self.pid = pid
+        if self.pty is not None and fds and self.stdin is not None:
+            master = fds.pop()
+            os.set_blocking(master, False)
+            self._open[master] = self.sinks[0]
+            self._watch(master)
+            self.stdin.connect(fcntl.fcntl(master, fcntl.F_DUPFD_CLOEXEC, 0))
         if self.on_start is not None:
             self.on_start()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Give its terminal another size. Raises OSError."""
+        for master in self._open:
+            terminal.resize(master, rows, columns)
+        self.pty = (rows, columns)
 
     # --- its end ----------------------------------------------------------------------------------------------------
 
@@ -259,6 +290,11 @@ class Execution:
                 data = os.read(fd, room)
             except BlockingIOError:
                 return _DRY
+            except OSError:  # a terminal that no program has open
+                if self.status is None and not self.ended:
+                    self._look_again(fd)
+                    return _DRY
+                data = b""
             if not data:
                 self._unwatch(fd)
                 del self._open[fd]
@@ -268,4 +304,11 @@ class Execution:
             if self.spool is not None:
                 self.spool.write(data)
             budget -= len(data)
+            if self.on_output is not None:
+                self.on_output()
         return _SPENT
+
+    def _look_again(self, fd: int) -> None:
+        """Its programs may open their terminal again; until it ends it is not ours to hang up."""
+        self._loop.remove(fd)
+        self._timers.append(self._loop.later(_HUNG_UP_S, lambda: self._watch(fd)))

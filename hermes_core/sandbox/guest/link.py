@@ -43,7 +43,9 @@ class Spawn:
 
 
 class Link:
-    """One life of a slot's parent. `on_message(message)`, then `on_death()` once, until `drop`.
+    """One life of a slot's parent. `on_message(message, fds)`, then `on_death()` once, until `drop`.
+
+    A descriptor that came with a message is whose who takes it from the list; the others are closed.
 
     At `namespace` the process that is forked makes the namespaces and leaves; the parent is its child, the init of the
     pid namespace, whose death is the death of all in it.
@@ -53,7 +55,11 @@ class Link:
     """
 
     def __init__(
-        self, loop: Loop, plan: Plan, on_message: Callable[[dict[str, Any]], object], on_death: Callable[[], object]
+        self,
+        loop: Loop,
+        plan: Plan,
+        on_message: Callable[[dict[str, Any], list[int]], object],
+        on_death: Callable[[], object],
     ) -> None:
         self._loop = loop
         self._on_message = on_message
@@ -143,20 +149,22 @@ class Link:
         while not self._dropped:
             try:
                 message, fds = parent.receive_message(self._sock)
-                for fd in fds:  # it has none to send
-                    os.close(fd)
             except (BlockingIOError, InterruptedError):
                 return
             except (OSError, ValueError):
-                message = None
-            if message is None:  # it is dying; or what it says makes no sense, and then it shall
-                self._loop.remove(self._sock.fileno())
-                self.kill()
-                return
-            if "init" in message:
-                self._meet_init(message["init"])
-            else:
-                self._on_message(message)
+                message, fds = None, []
+            try:
+                if message is None:  # it is dying; or what it says makes no sense, and then it shall
+                    self._loop.remove(self._sock.fileno())
+                    self.kill()
+                    return
+                if "init" in message:
+                    self._meet_init(message["init"])
+                else:
+                    self._on_message(message, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
 
     def _meet_init(self, pid: int) -> None:
         self._init = self.pid = pid

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 
-from . import descriptors, files, processes
+from . import descriptors, files, processes, terminal
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -125,20 +125,21 @@ class Parent:
         self._kill_everything()
         os._exit(0)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         try:
-            descriptors.send(self._sock, encode_message(message))
+            descriptors.send(self._sock, encode_message(message), fds or ())
         except OSError:
             self._leave()
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
+        ends: list[int] = []
         try:
-            pid = self._spawn(message, fds)
+            pid = self._spawn(message, fds, self._terminal(message, ends))
         except OSError as error:
             what = error.filename or message.get("builtin") or message["argv"][0]
-            code = files.CODES.get(error.errno or 0, "spawn")
+            code = "no_pty" if what == terminal.DEVICE else files.CODES.get(error.errno or 0, "spawn")
             self._tell({"failed": message["id"], "code": code, "message": "%s: %s" % (error.strerror or error, what)})
         except (ValueError, TypeError) as error:
             # A variable's name with "=" in it, say, or a word that has no bytes in this system's encoding.
@@ -146,29 +147,48 @@ class Parent:
         else:
             mark = message["env"][processes.MARK] if "env" in message else None
             self._running[pid] = _Command(message["id"], mark)
-            self._tell({"started": message["id"], "pid": pid})
+            self._tell({"started": message["id"], "pid": pid}, ends[:1])
+        finally:
+            for fd in ends:
+                os.close(fd)
 
-    def _spawn(self, message: dict[str, Any], fds: list[int]) -> int:
+    @staticmethod
+    def _terminal(message: dict[str, Any], ends: list[int]) -> str | None:
+        """The path of a new terminal, if the command is to have one; its two ends are put into the list."""
+        if "pty" not in message:
+            return None
+        try:
+            ours, theirs, path = terminal.open_pair(*message["pty"])
+        except OSError as error:
+            raise OSError(error.errno, "no terminal (%s)" % error.strerror, terminal.DEVICE) from error
+        ends += [ours, theirs]
+        return path
+
+    def _spawn(self, message: dict[str, Any], fds: list[int], tty: str | None) -> int:
         try:
             os.chdir(message["cwd"])
         except OSError as error:
             text = "cannot change to the working directory (%s)" % error.strerror
             raise OSError(error.errno, text, message["cwd"]) from error
         if "builtin" in message:
-            return self._fork(fds, lambda: files.run(message["builtin"], message["args"]))
+            return self._fork(fds, None, lambda: files.run(message["builtin"], message["args"]))
         argv, env = message["argv"], message["env"]
         path = _find(argv[0], env.get("PATH", os.defpath))
         if not hasattr(os, "posix_spawn"):
-            return self._fork_and_execute(path, argv, env, fds)
-        actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, (0, 1, 2, SCRIPT_FD))]
+            return self._fork_and_execute(path, argv, env, fds, tty)
+        actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, *pair) for pair in _places(fds, tty)]
+        if tty is not None:
+            # The first terminal that the leader of a new session opens is the session's.
+            own = (os.POSIX_SPAWN_OPEN, 0, tty, os.O_RDWR, 0)
+            actions += [own, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
         try:
             return os.posix_spawn(
                 path, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=processes.ALL_SIGNALS
             )
         except NotImplementedError:  # a C library whose posix_spawn makes no sessions
-            return self._fork_and_execute(path, argv, env, fds)
+            return self._fork_and_execute(path, argv, env, fds, tty)
 
-    def _fork(self, fds: list[int], body: Callable[[], int]) -> int:
+    def _fork(self, fds: list[int], tty: str | None, body: Callable[[], int]) -> int:
         pid = os.fork()
         if pid:
             return pid
@@ -179,16 +199,22 @@ class Parent:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             self._sock.close()
-            for fd, target in zip(fds, (0, 1, 2, SCRIPT_FD)):
+            for fd, target in _places(fds, tty):
                 os.dup2(fd, target)
                 os.close(fd)
+            if tty is not None:
+                fd = os.open(tty, os.O_RDWR)
+                for target in (0, 1, 2):
+                    os.dup2(fd, target)
             status = body()
         except BaseException as error:
             os.write(2, ("%s: %s" % (type(error).__name__, error)).encode("utf-8", "replace"))
         finally:
             os._exit(status)
 
-    def _fork_and_execute(self, path: str, argv: list[str], env: dict[str, str], fds: list[int]) -> int:
+    def _fork_and_execute(
+        self, path: str, argv: list[str], env: dict[str, str], fds: list[int], tty: str | None
+    ) -> int:
         """What posix_spawn does, for Python 3.7: an exec that fails is our own error, not the command's."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
 
@@ -202,7 +228,7 @@ class Parent:
             return 126
 
         try:
-            pid = self._fork(fds, execute)
+            pid = self._fork(fds, tty, execute)
         finally:
             os.close(writer)
         with os.fdopen(reader, "rb") as file:
@@ -300,6 +326,11 @@ class Parent:
     def _ended(self, pid: int, status: int) -> None:
         identity = self._running.pop(pid).identity
         self._tell({"exit": identity, "status": status})
+
+
+def _places(fds: list[int], tty: str | None) -> list[tuple[int, int]]:
+    """Where a command finds its descriptors; its input and output are not among them if it has a terminal."""
+    return list(zip(fds, (SCRIPT_FD,) if tty is not None else (0, 1, 2, SCRIPT_FD)))
 
 
 def _moved_up(sock: socket.socket) -> socket.socket:

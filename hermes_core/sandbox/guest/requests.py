@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from . import terminal
 from .background import Background
 from .execution import Execution
 from .output import HeadTail
@@ -46,6 +47,7 @@ class Requests:
             "log": background.log,
             "wait": background.wait,
             "write": background.write,
+            "resize": background.resize,
             "kill": background.kill,
         }
 
@@ -178,7 +180,8 @@ class Requests:
         slot.open(self._settles(request, {"workspace": slot.workspace.path}))
 
     def _recycle(self, request: Request, header: Header, _body: bytes) -> None:
-        self.slot(header).recycle(bool(header["wipe"]), self._settles(request, {}))
+        wipe = bool(header["wipe"])
+        self.slot(header).recycle(wipe, self._settles(request, {}), forget=wipe or bool(header.get("forget")))
 
     def _settles(self, request: Request, result: Header) -> Callable[[Error | None], None]:
         def settle(error: Error | None) -> None:
@@ -205,7 +208,9 @@ class Requests:
             del slot.executions[execution.id]
             on_end(execution)
 
-        execution = Execution(slot, request.identity, mode, header.get("limit", 1 << 20), merge, ended)
+        rows_and_columns = header.get("pty")
+        pty = None if rows_and_columns is None else (int(rows_and_columns[0]), int(rows_and_columns[1]))
+        execution = Execution(slot, request.identity, mode, header.get("limit", 1 << 20), merge, ended, pty)
         slot.executions[execution.id] = request.execution = execution
         return execution
 
@@ -224,8 +229,9 @@ class Requests:
         size = header.get("script", 0)
         message, as_file = self._message(slot, header, body[:size])
         slot.spawn(execution, message, bool(header.get("input")), as_file)
-        if execution.stdin is not None and (len(body) > size or header.get("eof")):
-            execution.stdin.add(0, body[size:], header.get("eof", False))
+        eof = bool(header.get("eof")) or not header.get("input")
+        if execution.stdin is not None and (len(body) > size or eof):
+            execution.stdin.add(0, body[size:], eof)
 
     @staticmethod
     def directory(slot: Slot, header: Header) -> str:
@@ -240,6 +246,8 @@ class Requests:
             message.update(builtin=header["builtin"], args=header["args"])
             return message, b""
         message["env"] = dict(slot.environment(), **(header.get("env") or {}))
+        if header.get("pty") is not None:
+            message["env"].setdefault("TERM", terminal.TYPE)
         if "argv" in header:
             message["argv"] = header["argv"]
             return message, b""

@@ -41,8 +41,9 @@ _USER_IN_NAMESPACE = 1000
 class _Round:
     """One way to a ready slot: what is wanted, and who waits for it."""
 
-    def __init__(self, wipe: bool, replies: list[Reply]) -> None:
+    def __init__(self, wipe: bool, replies: list[Reply], forget: bool = False) -> None:
         self.wipe = wipe
+        self.forget = forget
         self.replies = replies
         self.since = time.monotonic()
         self.refusals = 0
@@ -89,18 +90,22 @@ class Slot:
         else:
             self._round.replies.append(reply)
 
-    def recycle(self, wipe: bool, reply: Reply) -> None:
-        """Kill everything in the slot, prove it, empty its directories if `wipe`, and have a new parent ready."""
+    def recycle(self, wipe: bool, reply: Reply, forget: bool = False) -> None:
+        """Kill everything in the slot, prove it, empty its directories if `wipe`, and have a new parent ready.
+
+        With `forget`, nobody will ask for the background processes.
+        """
         if self._state == NEW:
             reply(None)
         elif self._state == BROKEN:
             reply(_UNCLEAN)
         elif self._state == READY:
-            self._empty(_Round(wipe, [reply]))
+            self._empty(_Round(wipe, [reply], forget))
         elif self._next is None:
-            self._next = _Round(wipe, [reply])
+            self._next = _Round(wipe, [reply], forget)
         else:
             self._next.wipe = self._next.wipe or wipe
+            self._next.forget = self._next.forget or forget
             self._next.replies.append(reply)
 
     def close(self) -> None:
@@ -117,7 +122,7 @@ class Slot:
     def _empty(self, wanted: _Round) -> None:
         self._state = EMPTYING
         self._round = wanted
-        self._abandon(forget=wanted.wipe)
+        self._abandon(forget=wanted.forget)
         self._kill()
         if self._link is None:
             self._start()
@@ -242,7 +247,7 @@ class Slot:
 
     # --- what the parent says ---------------------------------------------------------------------------------------
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _heard(self, message: dict[str, Any], fds: list[int]) -> None:
         if "ready" in message:
             if self._state == STARTING:
                 self._became_ready()
@@ -254,15 +259,15 @@ class Slot:
             if self._round.refusals >= _REFUSALS:
                 self._break("the slot could not be confined: %s" % message["refused"])
         else:
-            self._heard_of_command(message)
+            self._heard_of_command(message, fds)
 
-    def _heard_of_command(self, message: dict[str, Any]) -> None:
+    def _heard_of_command(self, message: dict[str, Any], fds: list[int]) -> None:
         identity = message.get("started") or message.get("exit") or message.get("failed") or ""
         execution = self.executions.get(identity)
         if execution is None:
             return
         if "started" in message:
-            execution.started(message["pid"])
+            execution.started(message["pid"], fds)
         elif "exit" in message:
             execution.exited(message["status"])
         else:
@@ -327,6 +332,8 @@ class Slot:
         if self._state == NEW:
             self.open(lambda _error: None)
         message["id"] = execution.id
+        if execution.pty is not None:
+            message["pty"] = execution.pty
         if "env" in message:
             message["env"][processes.MARK] = self._mark(execution.id)
         own: list[int] = []

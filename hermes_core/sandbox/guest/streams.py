@@ -6,6 +6,7 @@ import collections
 import os
 import select
 
+from . import terminal
 from .wire import CHUNK, WINDOW
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -68,11 +69,18 @@ class Stream:
 
 
 class Input:
-    """Feeds standard input from numbered pieces; says how much was taken, so that the writer never runs ahead."""
+    """Feeds standard input from numbered pieces; says how much was taken, so that the writer never runs ahead.
 
-    def __init__(self, loop: Loop, fd: int, identity: str, send: Send) -> None:
+    Args:
+        fd: the pipe; None for a terminal, which comes later, by `connect`.
+    """
+
+    def __init__(self, loop: Loop, fd: int | None, identity: str, send: Send) -> None:
         self._loop = loop
-        self._fd: int | None = fd
+        self._fd = fd
+        self._terminal = fd is None
+        self._closed = False
+        self._last = b"\n"
         self._identity = identity
         self._send = send
         self._pending: collections.deque[bytes] = collections.deque()
@@ -94,6 +102,14 @@ class Input:
             self._pending.append(fresh)
         self._push()
 
+    def connect(self, fd: int) -> None:
+        """The terminal that what was received is to be typed into."""
+        if self._closed:
+            os.close(fd)
+        else:
+            self._fd = fd
+            self._push()
+
     def pending(self) -> int:
         """Bytes taken from the driver that the process has not read yet."""
         return self.received - self._taken
@@ -101,10 +117,11 @@ class Input:
     @property
     def closed(self) -> bool:
         """Whether nothing can be written any more: ended by us, or not read by anyone."""
-        return self._fd is None or self._eof
+        return self._closed or (self._eof and not self._terminal)
 
     def close(self) -> None:
         """No more input; what was not read counts as taken, as nobody will."""
+        self._closed = True
         if self._fd is not None:
             if self._watching:
                 self._loop.remove(self._fd)
@@ -113,6 +130,8 @@ class Input:
         self._pending.clear()
 
     def _push(self, _events: int = 0) -> None:
+        if self._fd is None and not self._closed:
+            return
         before = self._taken
         while self._pending and self._fd is not None:
             try:
@@ -123,6 +142,7 @@ class Input:
                 self.close()
                 break
             self._taken += written
+            self._last = self._pending[0][written - 1 : written]
             rest = self._pending.popleft()[written:]
             if rest:
                 self._pending.appendleft(rest)
@@ -130,11 +150,28 @@ class Input:
             self._pending.clear()
             self._taken = self.received
         elif self._eof and not self._pending:
-            self.close()
+            self._end()
         else:
             self._watch(bool(self._pending))
         if self._taken != before:
             self._tell()
+
+    def _end(self) -> None:
+        """All was passed on. A terminal is not closed, which would hang it up: its end-of-file is a key."""
+        if not self._terminal or self._fd is None:
+            self.close()
+            return
+        key = terminal.end_of_file(self._fd)
+        try:
+            # In the middle of a line the first one ends what there is of it, and only the second the file.
+            os.write(self._fd, key if self._last in b"\r\n" else key + key)
+        except BlockingIOError:
+            self._watch(True)
+            return
+        except OSError:  # no program has it open any more
+            pass
+        self._eof, self._last = False, b"\n"
+        self._watch(False)
 
     def _tell(self) -> None:
         self._send({"ev": "taken", "id": self._identity, "off": self._taken}, b"")
@@ -226,6 +263,8 @@ class Drains:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
             return
+        except OSError:  # a terminal that nobody has open any more
+            data = b""
         if not data:
             self._drop(fd)
             return

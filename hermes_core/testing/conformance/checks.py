@@ -19,6 +19,7 @@ GROUPS = {
     "contract": ("contract",),
     "commands": ("commands", "inputs"),
     "limits": ("limits",),
+    "processes": ("processes", "terminals"),
     "files": ("files", "archives"),
     "slots": ("slots", "apart"),
     "pools": ("pools", "cancelling"),

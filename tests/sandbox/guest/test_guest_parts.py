@@ -7,10 +7,11 @@ import select
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from hermes_core.sandbox.guest import trees
+from hermes_core.sandbox.guest import background, trees
 from hermes_core.sandbox.guest.loop import Loop
 from hermes_core.sandbox.guest.streams import Drains, Input, Spool, Stream
 from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
@@ -294,3 +295,18 @@ def test_a_missing_tree_is_removed_already(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(OSError):
         trees.remove_tree(str(tmp_path / "link"))
+
+
+# --- background processes -------------------------------------------------------------------------------------------
+
+
+def test_what_has_ended_is_kept_from_its_end_on(monkeypatch):
+    def process(ended):
+        return SimpleNamespace(execution=SimpleNamespace(ended=ended is not None), ended=ended or 0.0)
+
+    now = time.monotonic()
+    slot = SimpleNamespace(background={"old": process(now - 1801), "new": process(now - 1790), "runs": process(None)})
+    for identity, each in slot.background.items():
+        each.id = identity
+    background.forget_old(slot)
+    assert list(slot.background) == ["new", "runs"]

@@ -196,7 +196,7 @@ async def test_sixty_four_run_at_once_and_no_more(rig):
     assert (await slot.start("sleep 1000")).running
     await rig.client.kill_slot(int(slot.workspace_dir.rpartition("_")[2]))
     listed = await slot.processes()
-    assert len(listed) == 65 and not any(process.running for process in listed)
+    assert len(listed) == 64 and not any(process.running for process in listed)
     assert {process.signal for process in listed} == {9}
 
 
@@ -228,3 +228,36 @@ async def test_limits_that_are_none(slot):
             await attempt
         assert caught.value.code == "invalid"
     await slot.kill(process.process_id, grace_s=0)
+
+
+async def test_waiting_for_output(slot):
+    process = await slot.start("sleep 0.3; printf one; sleep 0.3; printf two; sleep 1000")
+    first = await slot.log(process.process_id, wait_s=20)
+    second = await slot.log(process.process_id, offset=3, wait_s=20)
+    assert (first.data, second.data, second.running) == (b"one", b"two", True)
+    began = time.monotonic()
+    nothing = await slot.log(process.process_id, offset=6, wait_s=0.2)
+    assert (nothing.data, nothing.running) == (b"", True) and time.monotonic() - began >= 0.2
+    waiting = asyncio.ensure_future(slot.log(process.process_id, offset=6, wait_s=60))
+    await asyncio.sleep(0.05)
+    await slot.kill(process.process_id)
+    assert (await waiting).running is False
+
+
+async def test_the_whole_log_in_a_file_of_the_slot(slot):
+    process = await slot.start("seq 1 50000", buffer_bytes=100, spool=True)
+    ended = await slot.wait(process.process_id)
+    assert ended.spool_path == process.spool_path is not None
+    assert (await slot.run(f"md5sum <{ended.spool_path}")).stdout == (await slot.run("seq 1 50000 | md5sum")).stdout
+
+
+async def test_those_that_ended_first_make_room(slot):
+    first = await slot.start("true")
+    await slot.wait(first.process_id)
+    runs = await slot.start("sleep 1000")
+    others = [await slot.start("true") for _ in range(63)]
+    for process in others:
+        await slot.wait(process.process_id)
+    known = [process.process_id for process in await slot.processes()]
+    assert len(known) == 64 and first.process_id not in known and runs.process_id in known
+    await slot.kill(runs.process_id)

@@ -11,6 +11,7 @@ import pytest
 
 from hermes_core.errors import NoPythonError
 from hermes_core.sandbox.client import GuestClient
+from hermes_core.sandbox.results import WindowSize
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,8 @@ async def test_end_to_end(rigged, version, level):
         await slot.write(process.process_id, b"hello", eof=True)
         assert (await slot.wait(process.process_id)).exit_code == 4
         assert (await slot.log(process.process_id)).data == b"hello"
+        terminal = await slot.run("tty >/dev/null && stty size; exit 6", pty=WindowSize(20, 70))
+        assert (terminal.stdout, terminal.exit_code) == (b"20 70\r\n", 6)
         running = asyncio.ensure_future(slot.run("sleep 0.3; echo resumed", stdin=b"y" * 500_000))
         await asyncio.sleep(0.1)
         rig.sandbox.cut()

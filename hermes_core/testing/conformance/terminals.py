@@ -1,0 +1,332 @@
+"""Programs in terminals: size, keys, job control, and the screens that a person would see."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.results import ProcessStatus, WindowSize
+from hermes_core.testing.conformance.checks import check
+from hermes_core.testing.conformance.expect import CheckFailed, expect, refused, same, until, within
+from hermes_core.testing.conformance.kit import Kit
+from hermes_core.testing.conformance.limits import TICKER, stopped, ticks
+from hermes_core.tools.screens import Screen, render
+
+TERMINALS = "terminals (pty)"
+SIZE = WindowSize(24, 80)
+SHOWN_S = 30.0
+"""How long a program may take to show something, in seconds."""
+
+
+async def _seen(slot: SlotCommands, process: ProcessStatus, words: bytes) -> bytes:
+    """All output, once these words are in it."""
+    seen = b""
+    while words not in seen:
+        chunk = await within(SHOWN_S, slot.log(process.process_id, offset=len(seen), wait_s=SHOWN_S), "its output")
+        expect(chunk.data, f"{words!r} was not written, but {seen!r}")
+        seen += chunk.data
+    return seen
+
+
+async def _screen(slot: SlotCommands, process: ProcessStatus, words: str) -> Screen:
+    """The screen, once these words are on it."""
+    deadline = time.monotonic() + SHOWN_S
+    while True:
+        data = (await slot.log(process.process_id)).data
+        screen = render(data, SIZE)
+        if words in screen.text:
+            return screen
+        if time.monotonic() > deadline:
+            raise CheckFailed(f"{words!r} is not on the screen, but:\n{screen.text}")
+        await asyncio.sleep(0.1)
+
+
+async def _type(slot: SlotCommands, process: ProcessStatus, keys: str) -> None:
+    data = keys.encode()
+    same(await slot.write(process.process_id, data), len(data), f"bytes taken of {keys!r}")
+
+
+async def _program(kit: Kit, slot: SlotCommands, name: str) -> None:
+    if not (await slot.run(f"command -v {name}")).ok:
+        raise kit.not_applicable(f"the sandbox has no `{name}`")
+
+
+@check("processes")
+async def no_terminal_is_told(kit: Kit) -> None:
+    """A sandbox that can't give a terminal says so, in the foreground and in the background, and runs nothing."""
+    slot = await kit.slot()
+    if not kit.direct:
+        raise kit.not_applicable("the sandbox gives terminals")
+    await refused(slot.run("touch ran", pty=SIZE), "a command in a terminal", "no_pty")
+    await refused(slot.start("touch ran", pty=SIZE), "a process in a terminal", "no_pty")
+    same((await slot.run("ls")).text, "", "the workspace")
+
+
+@check("processes", needs=TERMINALS)
+async def a_terminal_on_all_three(kit: Kit) -> None:
+    """Standard input, output and error are one terminal, of the size asked for."""
+    slot = await kit.slot()
+    command = "for fd in 0 1 2; do [ -t $fd ] && echo $fd; done; stty size; exit 7"
+    result = await slot.run(command, pty=WindowSize(33, 101), timeout_s=30)
+    same((result.stdout, result.stderr, result.exit_code), (b"0\r\n1\r\n2\r\n33 101\r\n", b"", 7), "the command")
+
+
+@check("processes", needs=TERMINALS)
+async def it_is_the_session_s_own_terminal(kit: Kit) -> None:
+    """It is the controlling terminal: /dev/tty leads to it, and `tty` names it."""
+    result = await (await kit.slot()).run("echo by name >/dev/tty; tty", pty=SIZE, timeout_s=30)
+    lines = result.stdout.decode().split("\r\n")
+    same((lines[0], lines[1].startswith("/dev/")), ("by name", True), "what was written to /dev/tty, and its name")
+
+
+@check("processes", needs=TERMINALS)
+async def a_terminal_without_input(kit: Kit) -> None:
+    """A foreground command in a terminal that nobody types into finds the end of its input."""
+    result = await (await kit.slot()).run("cat; echo end", pty=SIZE, timeout_s=30)
+    same((result.stdout, result.timed_out), (b"end\r\n", False), "the command")
+
+
+@check("processes", needs=TERMINALS)
+async def a_terminal_is_resized(kit: Kit) -> None:
+    """A new size reaches the program, with SIGWINCH, and the status tells it."""
+    slot = await kit.slot()
+    process = await slot.start("trap 'stty size' WINCH; echo ready; while :; do sleep 0.1; done", pty=SIZE)
+    await _seen(slot, process, b"ready")
+    resized = await slot.resize(process.process_id, WindowSize(50, 132))
+    same(resized.pty, WindowSize(50, 132), "the size that is told")
+    await _seen(slot, process, b"50 132")
+
+
+@check("processes", needs=TERMINALS)
+async def resizing_what_has_no_terminal(kit: Kit) -> None:
+    """A size is refused for a process without a terminal, for one that has ended, and when it is none."""
+    slot = await kit.slot()
+    plain, ended = await slot.start("sleep 1000"), await slot.start("true", pty=SIZE)
+    await slot.wait(ended.process_id, timeout_s=20)
+    await refused(slot.resize(plain.process_id, SIZE), "resizing a pipe", "no_pty")
+    await refused(slot.resize(ended.process_id, SIZE), "resizing what has ended", "ended")
+    await refused(slot.start("true", pty=WindowSize(0, 80)), "a terminal of 0 rows", "invalid")
+
+
+@check("processes", needs=TERMINALS)
+async def programs_see_colours(kit: Kit) -> None:
+    """TERM names a terminal with colours: programs use them in a terminal, and not in a pipe."""
+    slot = await kit.slot()
+    await slot.run("mkdir folder")
+    if b"\x1b[" not in (await slot.run("TERM=xterm-256color ls --color=always")).stdout:
+        raise kit.not_applicable("the sandbox's `ls` knows no colours")
+    result = await slot.run("ls --color=auto; echo $TERM", pty=SIZE)
+    expect(b"\x1b[" in result.stdout and b"color" in result.stdout, f"no colours: {result.stdout!r}")
+    expect(b"\x1b[" not in (await slot.run("ls --color=auto")).stdout, "colours in a pipe")
+
+
+@check("processes", needs=TERMINALS)
+async def ctrl_c(kit: Kit) -> None:
+    """Ctrl-C interrupts the program in the foreground."""
+    slot = await kit.slot()
+    process = await slot.start("echo ready; sleep 1000", pty=SIZE)
+    await _seen(slot, process, b"ready")
+    await _type(slot, process, "\x03")
+    same((await slot.wait(process.process_id, timeout_s=20)).signal, 2, "the signal that ended it")
+
+
+@check("processes", needs=TERMINALS)
+async def ctrl_d(kit: Kit) -> None:
+    """Ctrl-D ends the input, as the end of input does; the terminal can be typed into again."""
+    slot = await kit.slot()
+    process = await slot.start("cat >one; echo first; cat >two", pty=SIZE)
+    await _type(slot, process, "typed\n\x04")
+    await _seen(slot, process, b"first")
+    await slot.write(process.process_id, b"half a line", eof=True)
+    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
+    same((await slot.run("cat one two")).text, "typed\nhalf a line", "what was read")
+
+
+@check("processes", needs=TERMINALS)
+async def job_control(kit: Kit) -> None:
+    """An interactive shell stops, lists, resumes and interrupts its jobs."""
+    slot = await kit.slot()
+    await _program(kit, slot, "bash")
+    process = await slot.start(["bash", "--norc", "-i"], pty=SIZE, env={"PS1": "ready> "})
+    await _screen(slot, process, "ready>")
+    await _type(slot, process, "sleep 1000; echo status $?\r")
+    await _screen(slot, process, "ready> sleep 1000")
+    await asyncio.sleep(0.5)
+    await _type(slot, process, "\x1a")
+    await _screen(slot, process, "Stopped")
+    await _type(slot, process, "fg\r")
+    await _screen(slot, process, "ready> fg")
+    await asyncio.sleep(0.5)
+    await _type(slot, process, "\x03")
+    await _type(slot, process, "echo interrupted: $?\r")
+    await _screen(slot, process, "interrupted: 130")
+    await _type(slot, process, "exit 5\r")
+    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 5, "the shell's exit code")
+
+
+@check("processes", needs=TERMINALS)
+async def last_words_in_a_terminal(kit: Kit) -> None:
+    """All that a program wrote before its end is there."""
+    slot = await kit.slot()
+    wanted = b"".join(b"%d\r\n" % number for number in range(1, 2001))
+    for _ in range(10):
+        same((await slot.run("seq 1 2000", pty=SIZE)).stdout, wanted, "its output")
+
+
+@check("processes", needs=TERMINALS)
+async def characters_in_a_terminal(kit: Kit) -> None:
+    """Characters that are typed and shown survive, however the bytes of one are cut."""
+    slot = await kit.slot()
+    process = await slot.start('stty -echo; echo ready; read -r x; echo "<$x>"', pty=SIZE)
+    await _seen(slot, process, b"ready")
+    for byte in "aä€𝄞\n".encode():
+        await slot.write(process.process_id, bytes([byte]))
+    seen = await _seen(slot, process, b">")
+    expect("<aä€𝄞>".encode() in seen, f"got {seen!r}")
+
+
+@check("processes", needs=TERMINALS)
+async def a_progress_bar_as_a_screen(kit: Kit) -> None:
+    """A line that is written over and over is one line on the screen."""
+    slot = await kit.slot()
+    bar = "i=0; while [ $i -lt 100 ]; do i=$((i + 1)); printf '\\rprogress %3d%%' $i; done; echo; echo done"
+    process = await slot.start(bar, pty=SIZE)
+    screen = await _screen(slot, process, "done")
+    same(screen.lines, ("progress 100%", "done"), "the screen")
+
+
+@check("processes", needs=TERMINALS)
+async def a_python_prompt(kit: Kit) -> None:
+    """`python3 -i` is driven by what is typed, and read as a screen."""
+    slot = await kit.slot()
+    await _program(kit, slot, "python3")
+    process = await slot.start("PYTHON_COLORS=0 python3 -qi", pty=SIZE)
+    await _screen(slot, process, ">>>")
+    await _type(slot, process, "6 * 7\r")
+    await _screen(slot, process, "42\n>>>")
+    await _type(slot, process, "import time; time.sleep(1000)\r")
+    await asyncio.sleep(0.5)
+    await _type(slot, process, "\x03")
+    await _screen(slot, process, "KeyboardInterrupt\n>>>")
+    await _type(slot, process, "\x04")
+    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
+
+
+@check("processes", needs=TERMINALS)
+async def an_editor(kit: Kit) -> None:
+    """`vi` is driven by its keys: it shows a file, changes it, and saves it."""
+    slot = await kit.slot()
+    await _program(kit, slot, "vi")
+    await slot.write_file("text", b"first line\nsecond line\n")
+    process = await slot.start("vi text", pty=SIZE)
+    screen = await _screen(slot, process, "second line\n~")
+    same(screen.lines[:2], ("first line", "second line"), "the lines of the file on the screen")
+    await _type(slot, process, "ggcwchanged")
+    await _screen(slot, process, "changed line")
+    await _type(slot, process, "\x1b")
+    await asyncio.sleep(1.2)  # an editor waits whether the escape key is the beginning of another one
+    await _type(slot, process, ":wq\r")
+    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
+    same((await slot.read_file("text")).data, b"changed line\nsecond line\n", "the file")
+
+
+@check("processes", needs=TERMINALS)
+async def a_pager(kit: Kit) -> None:
+    """`less` shows a file page by page, and finds in it."""
+    slot = await kit.slot()
+    await _program(kit, slot, "less")
+    process = await slot.start("seq 1001 1500 >numbers; less numbers", pty=SIZE)
+    screen = await _screen(slot, process, "1023")
+    same((screen.lines[0], "1024" in screen.text), ("1001", False), "its first page")
+    await _type(slot, process, " ")
+    screen = await _screen(slot, process, "1046")
+    same(screen.lines[0], "1024", "its second page")
+    await _type(slot, process, "/1400\r")
+    await _screen(slot, process, "1400")
+    await _type(slot, process, "q")
+    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
+
+
+@check("processes", needs=TERMINALS)
+async def a_program_that_redraws(kit: Kit) -> None:
+    """`top` is read as a screen, again and again, until a key ends it."""
+    slot = await kit.slot()
+    await _program(kit, slot, "top")
+    process = await slot.start("top -d 0.3", pty=SIZE)
+    await _screen(slot, process, "PID")
+    size = (await slot.poll(process.process_id)).output_bytes
+    await _seen(slot, process, b"top")
+    await slot.log(process.process_id, offset=size, wait_s=SHOWN_S)
+    screen = await _screen(slot, process, "PID")
+    same(screen.text.count("PID"), 1, "headings on the screen")
+    await _type(slot, process, "q")
+    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
+
+
+@check("processes", needs=TERMINALS)
+async def a_terminal_s_shell_is_killed(kit: Kit) -> None:
+    """`kill` ends an interactive shell, which ignores TERM, with its jobs, and reports it as KILLed."""
+    slot = await kit.slot()
+    process = await slot.start(["sh", "-i"], pty=SIZE, env={"PS1": "ready> "})
+    await _seen(slot, process, b"ready>")
+    await _type(slot, process, f"trap '' HUP TERM; ({TICKER}) &\n")
+    for _ in range(200):
+        if await ticks(slot) != "0":
+            break
+        await asyncio.sleep(0.05)
+    killed = await within(20, slot.kill(process.process_id, grace_s=0.5), "its end")
+    same((killed.running, killed.signal), (False, 9), "its end")
+    await stopped(slot)
+
+
+@check("processes", needs=TERMINALS)
+async def terminals_end_with_their_slot(kit: Kit) -> None:
+    """What ends a rollout ends its terminals, and what they ran, whatever that ignores."""
+    tools, slot = await kit.shared(), await kit.lease()
+    commands = tools.commands(slot)
+    process = await commands.start(f"trap '' HUP TERM INT; {TICKER}", pty=SIZE)
+    await tools.kill_everything(slot)
+    same((await commands.poll(process.process_id)).running, False, "that it runs")
+    await stopped(commands)
+    same((await commands.run("echo on", pty=SIZE)).stdout, b"on\r\n", "the next command in a terminal")
+
+
+@check("processes", needs=TERMINALS, least=Isolation.USER)
+async def a_neighbour_s_terminal_is_closed(kit: Kit) -> None:
+    """A slot can neither read its neighbour's terminal, nor write to it, nor type into it."""
+    slot, other = await kit.neighbours()
+    process = await slot.start("tty; cat", pty=SIZE)
+    path = (await _seen(slot, process, b"\r\n")).decode().strip()
+    attempt = f"[ -e {path} ] && {{ echo intruder >{path}; head -c 1 <{path}; }} 2>/dev/null; true"
+    await other.run(attempt, timeout_s=3)
+    await asyncio.sleep(0.3)
+    expect(b"intruder" not in (await slot.log(process.process_id)).data, "it was written to")
+
+
+@check("processes", needs=TERMINALS)
+async def the_tools_drive_a_terminal(kit: Kit) -> None:
+    """`terminal(background, pty)` and `process` do all of this for a model, and say what is wrong."""
+    tools, slot = await kit.shared(), await kit.lease()
+
+    async def call(name: str, **args: object) -> dict[str, object]:
+        tool = kit.rig.runtime.tools.get(name)
+        return (await tools.execute(slot, tool, args, timeout_s=30)).to_tool_result()
+
+    command = 'stty -echo; echo ready; while read -r x; do echo "<$x>"; done; exit 7'
+    session = (await call("terminal", command=command, background=True, pty=True))["session_id"]
+
+    async def shows(words: str) -> bool:
+        return words in str((await call("process", action="log", session_id=session))["screen"])
+
+    await until(lambda: shows("ready"), SHOWN_S, "it is not ready")
+    await call("process", action="submit", session_id=session, data="one")
+    await until(lambda: shows("<one>"), SHOWN_S, "it did not read a line")
+    await call("process", action="write", session_id=session, data="\x04")
+    ended = await call("process", action="wait", session_id=session, timeout=20)
+    same((ended["status"], ended["exit_code"]), ("exited", 7), "its end")
+    late = await call("process", action="submit", session_id=session, data="late")
+    same(late["status"], "already_exited", "writing to it then")
+    unknown = await call("process", action="poll", session_id="proc_0123456789ab")
+    same(unknown["status"], "not_found", "an unknown session")

@@ -1,0 +1,89 @@
+"""What a person would see: the screen of a terminal after everything that was written to it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_core.sandbox.results import WindowSize
+
+_OTHER_SCREEN = {47, 1047, 1049}
+"""Private modes (xterm's control sequences, DECSET) under which full-screen programs get a screen of their own."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The characters of a terminal; blanks at the ends of lines, and empty lines at the end, are left out."""
+
+    lines: tuple[str, ...]
+    row: int
+    """Where the cursor is, counted from 0."""
+    column: int
+
+    @property
+    def text(self) -> str:
+        """The lines as one text."""
+        return "\n".join(self.lines)
+
+
+def render(data: bytes, size: WindowSize) -> Screen:
+    """The screen of a terminal of this size after `data`: any bytes; what it does not know it ignores, as terminals do.
+
+    Takes about a second for a megabyte of output: not for the event loop.
+    """
+    import pyte
+
+    terminal = pyte.Screen(size.columns, size.rows)
+    pyte.ByteStream(_Lenient(terminal)).feed(data)
+    lines = [_line(terminal.buffer[row], terminal.columns) for row in range(terminal.lines)]
+    while lines and not lines[-1]:
+        lines.pop()
+    return Screen(tuple(lines), terminal.cursor.y, terminal.cursor.x)
+
+
+def _line(cells: Any, columns: int) -> str:
+    # The second cell of a wide character holds nothing.
+    return "".join(cells[column].data for column in range(columns)).rstrip()
+
+
+class _Lenient:
+    """A pyte screen that takes any sequence, and has a second screen for programs that fill it.
+
+    pyte fails on some that it does not know, each in its own way: on `CSI ? 4 m` of vim's, on `CSI 4 J`.
+    """
+
+    def __init__(self, screen: Any) -> None:
+        self._screen = screen
+        self._first: tuple[Any, Any] | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        method = getattr(self._screen, name)
+
+        def call(*args: Any, **options: Any) -> None:
+            with contextlib.suppress(Exception):
+                method(*args, **options)
+
+        return call
+
+    def set_mode(self, *modes: int, **options: Any) -> None:
+        """Switch modes on; some of them to the other screen, which begins empty."""
+        if options.get("private") and _OTHER_SCREEN.intersection(modes) and self._first is None:
+            screen = self._screen
+            self._first = (
+                {row: copy.copy(cells) for row, cells in screen.buffer.items()},
+                (screen.cursor.x, screen.cursor.y),
+            )
+            screen.erase_in_display(2)
+        self.__getattr__("set_mode")(*modes, **options)
+
+    def reset_mode(self, *modes: int, **options: Any) -> None:
+        """Switch modes off; some of them back to the first screen, as it was."""
+        if options.get("private") and _OTHER_SCREEN.intersection(modes) and self._first is not None:
+            (rows, (x, y)), self._first = self._first, None
+            self._screen.buffer.clear()
+            self._screen.buffer.update(rows)
+            self._screen.cursor.x, self._screen.cursor.y = x, y
+        self.__getattr__("reset_mode")(*modes, **options)
