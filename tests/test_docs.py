@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,19 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
         if not (document.parent / link).exists()
     ]
     assert not broken
+
+
+def test_the_parsers_page_shows_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    example, plugin = blocks("docs/parsers.md", "python")
+    exec(example, {})
+    assert capsys.readouterr().out == "I look. Hm.\n{'command': 'ls'}\n()\n"
+    module = types.ModuleType("lines_plugin")
+    exec(plugin, module.__dict__)
+    parsed = Runtime(load_entry_points=False, plugins=[module]).parser("lines").parse("a\nCALL ls\nb", ())
+    assert ([call.name for call in parsed.calls], parsed.content) == (["ls"], "a\nb")
+
+
+def test_the_parsers_page_names_every_parser() -> None:
+    rows = re.findall(r"^\| (`\S+`(?:, `\S+`)*) \|", (ROOT / "docs/parsers.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named == {*Runtime(load_entry_points=False).parsers.names(), "deepseek_v31"}

@@ -102,12 +102,13 @@ def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]
         try:
             value = _STRICT.decode(value)
         except (ValueError, RecursionError) as strict:
+            problem = f"the arguments are not valid JSON: {strict}"
+            if not _CONTROL.search(value):
+                return None, problem, True
             try:
-                if not _CONTROL.search(value):
-                    raise
                 value, repaired = _LENIENT.decode(value), True
             except (ValueError, RecursionError):
-                return None, f"the arguments are not valid JSON: {strict}", True
+                return None, problem, True
     if not isinstance(value, Mapping):
         return None, f"the arguments must be a JSON object, not {_json_type(value)}", True
     return {str(key): item for key, item in value.items()}, None, repaired

@@ -79,7 +79,8 @@ def read_call(text: str, start: int, begin: int, end: int) -> Item:
     raw = text[start:end]
     found, error, repaired = decode_arguments(text[begin:end])
     if found is None:
-        return ParseProblem(f"the call cannot be read: {_about_call(error)}", raw, start, name_in(raw))
+        what = str(error).replace("the arguments", "the call", 1).replace("are", "is", 1)
+        return ParseProblem(what, raw, start, name_in(raw))
     value = call_object(found)
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
@@ -89,7 +90,7 @@ def read_call(text: str, start: int, begin: int, end: int) -> Item:
         return ParseProblem('the call has no "arguments"', raw, start, name)
     arguments, error, mended = decode_arguments(value[given] if given else None)
     if arguments is None:
-        return ParseProblem(f"the call cannot be read: {error}", raw, start, name)
+        return ParseProblem(str(error), raw, start, name)
     encoded = given is not None and isinstance(value[given], str)
     return ParsedCall(name.strip(), arguments, raw, start, _identifier(value), repaired or mended or encoded)
 
@@ -109,7 +110,3 @@ def name_in(raw: str) -> str:
 def _identifier(value: Mapping[str, Any]) -> str | None:
     given = value.get("id")
     return given if isinstance(given, str) and given else None
-
-
-def _about_call(error: str | None) -> str:
-    return str(error).replace("the arguments are", "it is").replace("the arguments must be", "it must be")

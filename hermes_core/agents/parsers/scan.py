@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hermes_core.agents.parsers.base import Call, ParsedCall, ParsedText, ParseProblem, ToolSchemas
 from hermes_core.agents.parsers.jsontext import Item
@@ -166,11 +166,6 @@ class _Scan:
         problems = [*self.problems, *(item for item in self.items if isinstance(item, ParseProblem))]
         calls = [item for item in self.items if isinstance(item, ParsedCall)]
         return ParsedText(content, _joined(self.reasoning) or None, tuple(calls), tuple(problems))
-
-
-def ending(call: Item, end: int) -> Item:
-    """The call with its `ended` False."""
-    return replace(call, ended=False) if isinstance(call, ParsedCall) else call
 
 
 def _joined(pieces: Sequence[str]) -> str:
