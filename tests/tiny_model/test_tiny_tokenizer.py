@@ -54,9 +54,8 @@ def test_a_call_and_its_result_are_rendered_as_the_model_knows_them(each_tiny: A
     assert '"name": "terminal"' not in rendered(each_tiny.tokenizer, asked)
 
 
+@pytest.mark.parametrize("each_tiny", ["qwen3"], indirect=True)
 def test_qwen3_forgets_what_was_thought_before_the_last_question(each_tiny: Any) -> None:
-    if each_tiny.form != "qwen3":
-        pytest.skip("the other formats do not think")
     talk = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "<think>\nsecret\n</think>\n\nfirst"},
@@ -68,9 +67,8 @@ def test_qwen3_forgets_what_was_thought_before_the_last_question(each_tiny: Any)
     assert rendered(each_tiny.tokenizer, talk, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
 
 
+@pytest.mark.parametrize("each_tiny", ["llama3"], indirect=True)
 def test_llama_takes_one_call_an_answer(each_tiny: Any) -> None:
-    if each_tiny.form != "llama3":
-        pytest.skip("the other formats take several")
     talk = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}]
     with pytest.raises(Exception, match="single tool-calls"):
         rendered(each_tiny.tokenizer, talk)
