@@ -19,6 +19,18 @@ _NO_PYTHON = (TOO_OLD, 126, 127)
 
 
 @dataclass(frozen=True)
+class GuestLife:
+    """Which guest it is, so that none is taken for another: a process id alone names nobody for long."""
+
+    instance: str
+    """Random, of this one guest."""
+    boot_id: str
+    """Of the kernel that it runs on, by `/proc/sys/kernel/random/boot_id`."""
+    began: int
+    """When it started, in clock ticks since that kernel did."""
+
+
+@dataclass(frozen=True)
 class GuestSettings:
     """What the driver tells a guest once, when it starts."""
 
@@ -35,7 +47,8 @@ class GuestSettings:
     inherit: tuple[str, ...] = ()
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
-    take_over: bool = False
+    take_over: GuestLife | None = None
+    """The guest of a dead driver's sandbox that this one is to be; another one is refused."""
 
 
 class Line:
@@ -115,7 +128,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "visible_paths": list(settings.visible_paths),
     }
     hello = {"op": "hello", "driver": settings.driver_id, "session": session, "config": config}
-    return wire.encode(hello | {"take_over": settings.take_over})
+    return wire.encode(hello | {"take_over": "" if settings.take_over is None else settings.take_over.instance})
 
 
 async def _no_greeting(channel: Channel, sandbox_id: str) -> HermesError:

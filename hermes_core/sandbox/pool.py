@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes_core.errors import (
     AcquireTimeout,
@@ -28,6 +28,9 @@ from hermes_core.sandbox.provision import Provisioner, retryable, slots_per_sand
 from hermes_core.sandbox.results import SlotState
 from hermes_core.sandbox.slots import Lease, Member, Seat, new_lease
 from hermes_core.sandbox.waiting import Line, Waiter
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.checkpoint import SavedLease, SavedSandbox
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +133,7 @@ class Pool:
         if lease.release is None:
             lease.slot.state = SlotState.RELEASING
             lease.release = self._work.spawn(self._release(lease, reset), f"release {lease.slot.slot_id}")
+            self.record(lease)
         return lease.release
 
     def status(self) -> dict[str, Any]:
@@ -148,8 +152,43 @@ class Pool:
             "waiting": len(self._line),
         }
 
-    async def aclose(self) -> None:
-        """End all sandboxes, in parallel, and wait until nothing of the pool is left. Idempotent."""
+    async def take_over(self, saved: SavedSandbox) -> list[Lease]:
+        """The leases on a sandbox that a dead driver left, with the sandbox.
+
+        Raises:
+            SandboxLost, InfraError, PolicyError: it can't be had, or not now.
+        """
+        if self._closing:
+            raise closed()
+        member = await self._provisioner.take_over(saved, self.config)
+        try:
+            leases = [await self._resume(member, index, held) for index, held in saved.leases.items()]
+        except BaseException:
+            await self._provisioner.let_go(member)
+            raise
+        for seat in member.vacant:
+            seat.dirty = True  # it is not known how its last lease ended
+        self._begun = True
+        self._work.spawn(self._lead(member), f"sandbox of profile {self.profile}")
+        self._adopt(member)
+        return leases
+
+    async def _resume(self, member: Member, index: int, held: SavedLease) -> Lease:
+        seat = next((seat for seat in member.vacant if seat.index == index), None)
+        if seat is None:
+            raise SandboxLost(f"it has no slot {index}", sandbox_id=member.sandbox.id)
+        seat.workspace_dir = await member.client.open_slot(index)
+        lease = new_lease(self, seat, held.trajectory_id, verification=False)
+        lease.watches = held.watches
+        return lease
+
+    def record(self, lease: Lease) -> None:
+        """Something has changed about a lease that a driver after us has to know."""
+        if lease.member in self._members:
+            self._provisioner.record(lease.member, self.config)
+
+    async def aclose(self, *, keep: bool = False) -> None:
+        """End all sandboxes, in parallel, and wait until nothing of the pool is left; or `keep` them. Idempotent."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -160,6 +199,7 @@ class Pool:
         for creation in self._creations:
             creation.cancel()
         for member in [*self._members]:
+            member.kept = keep and member.client.life is not None
             self._retire(member)
         await self._work.join()
 
@@ -194,6 +234,7 @@ class Pool:
     def _grant(self, waiter: Waiter) -> None:
         seat = self._place(waiter.group)
         lease = new_lease(self, seat, waiter.trajectory_id, verification=waiter.verification)
+        self.record(lease)
         if waiter.group is not None:
             self._homes.pop(waiter.group, None)
             self._homes[waiter.group] = seat.member
@@ -268,6 +309,8 @@ class Pool:
 
     def _forget(self, member: Member) -> None:
         self._members.remove(member)
+        if not member.kept:
+            self._provisioner.forget(member)
         if member.expiry is not None:
             member.expiry.cancel()
         self._hopeless = False  # there is room again
@@ -308,6 +351,7 @@ class Pool:
         member = lease.member
         member.leases.discard(lease)
         member.vacant.append(lease.seat)
+        self.record(lease)
         if member.leases:
             return
         member.idle_since = asyncio.get_running_loop().time()
@@ -345,13 +389,17 @@ class Pool:
         finally:
             self._creations.discard(me)
         self._adopt(member)
+        await self._lead(member)
+
+    async def _lead(self, member: Member) -> None:
+        """A sandbox that is there, to its end."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(member))
                 await member.over.wait()
                 watch.cancel()
         finally:
-            await self._provisioner.end(member)
+            await (self._provisioner.let_go(member) if member.kept else self._provisioner.end(member))
         if member.lost is None:
             self._ending -= 1
         tell(
@@ -370,6 +418,7 @@ class Pool:
         self._error, self._failures, self._hopeless = None, 0, False
         member.idle_since = asyncio.get_running_loop().time()
         self._members.append(member)
+        self._provisioner.record(member, self.config)
         if (life := member.sandbox.lifetime_s) is not None:
             last = min(life * LAST_PART, LAST_PART_S)
             member.expiry = asyncio.get_running_loop().call_later(life - last, self._expire, member)

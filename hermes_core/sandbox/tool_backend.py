@@ -11,13 +11,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hermes_core.errors import (
     ConfigError,
     ErrorKind,
     HermesError,
     InfraError,
+    PolicyError,
+    SandboxLost,
     StaleSlotError,
     UnknownNameError,
     UsageError,
@@ -36,6 +38,9 @@ from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
 
+if TYPE_CHECKING:
+    from hermes_core.sandbox.checkpoint import Checkpoint, SavedSandbox
+
 log = logging.getLogger(__name__)
 
 OVERTIME_S = 15.0
@@ -52,6 +57,7 @@ class ToolBackend:
         owner: who the sandboxes belong to, for their labels.
         max_creating: sandboxes being made at the same time, over all profiles.
         start_client: gives the client of a new sandbox.
+        checkpoint: where it is written what a driver after us needs to take the sandboxes over; whose they are, too.
         prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut.
         on_closed: called with this tool backend once it is closed.
 
@@ -72,6 +78,7 @@ class ToolBackend:
         max_creating: int = 4,
         start_client: ClientFactory = start_guest,
         prepare_sandbox: PrepareSandbox | None = None,
+        checkpoint: Checkpoint | None = None,
         on_closed: Callable[[ToolBackend], object] | None = None,
     ) -> None:
         self.backend = backend
@@ -86,10 +93,11 @@ class ToolBackend:
         self._provisioner = Provisioner(
             backend,
             isolation=isolation,
-            owner=owner,
+            owner=owner if checkpoint is None else checkpoint.owner,
             max_creating=max_creating,
             start_client=start_client,
             prepare=prepare_sandbox,
+            checkpoint=checkpoint,
         )
         self._pools: dict[str, Pool] = {}
         for name, config in profiles.items():
@@ -129,17 +137,59 @@ class ToolBackend:
                 raise error.exceptions[0]  # noqa: B904 - the group adds nothing
             raise
 
-    async def aclose(self) -> None:
-        """End all sandboxes, in parallel; nothing is left when it returns. Idempotent, and completes if cancelled."""
+    async def take_over(self) -> list[Slot]:
+        """The slots that the driver before us held, by its checkpoint, with all that runs in them. To be called first.
+
+        What of its sandboxes is not in the checkpoint was being made or ended when it died, and is ended. What has
+        ended by itself is forgotten.
+
+        Raises:
+            UsageError: there is no checkpoint.
+            InfraError, PolicyError: a sandbox can't be had now. It stays in the checkpoint; the others are ours.
+        """
+        checkpoint = self._provisioner.checkpoint
+        if checkpoint is None:
+            raise UsageError("there is no checkpoint to take sandboxes over from", hint="give the tool backend one")
+        slots: list[Slot] = []
+        failure: HermesError | None = None
+        for saved in [*checkpoint.sandboxes.values()]:
+            if saved.backend != self.backend.name or saved.profile not in self._pools:
+                log.warning("sandbox %s of the checkpoint is of backend %s, profile %s: left alone", *_about(saved))
+                continue
+            try:
+                leases = await self._pools[saved.profile].take_over(saved)
+            except SandboxLost as error:
+                log.warning("sandbox %s of the checkpoint has ended: %s", saved.sandbox_id, error.message)
+                del checkpoint.sandboxes[saved.lease_id]
+                checkpoint.save()
+            except (InfraError, PolicyError) as error:
+                failure = failure or error
+            else:
+                self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
+                slots += [lease.slot for lease in leases]
+        for info in await self.backend.list(checkpoint.owner):
+            if info.lease_id not in checkpoint.sandboxes:
+                log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
+                await self.backend.terminate_id(info.sandbox_id)
+        if failure is not None:
+            raise failure
+        return slots
+
+    async def aclose(self, *, keep: bool = False) -> None:
+        """End all sandboxes, in parallel; nothing is left when it returns. Idempotent, and completes if cancelled.
+
+        Args:
+            keep: let those that can be taken over live, for a driver after us or until their `orphan_ttl_s` is over.
+        """
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close(), name="close the tool backend")
+            self._closing = asyncio.create_task(self._close(keep), name="close the tool backend")
         await asyncio.shield(self._closing)
 
-    async def _close(self) -> None:
+    async def _close(self, keep: bool) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work.aclose())
             for pool in self._pools.values():
-                group.create_task(pool.aclose())
+                group.create_task(pool.aclose(keep=keep))
         self._leases.clear()
         if self._on_closed is not None:
             self._on_closed(self)
@@ -442,6 +492,10 @@ class ToolBackend:
 
     def _commands(self, lease: Lease) -> SlotCommands:
         return LeasedCommands(lease, lease.member.client.commands(lease.seat.index))
+
+
+def _about(saved: SavedSandbox) -> tuple[str, str, str]:
+    return saved.sandbox_id, saved.backend, saved.profile
 
 
 def check_time_limit(timeout_s: float | None, default: float) -> float:
