@@ -33,6 +33,8 @@ class SavedWatch(_Model):
     """Bytes of its output that were delivered."""
     ended: bool = False
     """Whether its end was."""
+    delivered: float = 0.0
+    """When that was, in seconds since the epoch; 0 is never."""
 
 
 class SavedLease(_Model):

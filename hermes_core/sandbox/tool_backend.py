@@ -33,6 +33,7 @@ from hermes_core.sandbox.preparation import Build, check_key, prepare
 from hermes_core.sandbox.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.sandbox.slots import PREPARE, Lease, LeasedCommands, stale
+from hermes_core.sandbox.watching import Subscriber, Watchers
 from hermes_core.settings import validated
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
@@ -87,6 +88,7 @@ class ToolBackend:
         self.default_profile = default_profile
         self._tools = tools
         self._observers = observers or Unobserved()
+        self._watchers = Watchers(self._observers)
         self._work = Background()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
@@ -166,6 +168,9 @@ class ToolBackend:
                 failure = failure or error
             else:
                 self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
+                for lease in leases:
+                    for process_id in lease.watches:
+                        self._watchers.go_on(lease, self._commands(lease), process_id)
                 slots += [lease.slot for lease in leases]
         for info in await self.backend.list(checkpoint.owner):
             if info.lease_id not in checkpoint.sandboxes:
@@ -188,6 +193,7 @@ class ToolBackend:
     async def _close(self, keep: bool) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work.aclose())
+            group.create_task(self._watchers.aclose())
             for pool in self._pools.values():
                 group.create_task(pool.aclose(keep=keep))
         self._leases.clear()
@@ -329,6 +335,26 @@ class ToolBackend:
             lease.check()
             yield
 
+    # ------------------------------------------------------------------ background processes
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Have `subscriber(update)` awaited for every update of a watched process; the returned function ends that.
+
+        Updates of one process are at least 30 seconds apart, its end included, and none is delivered twice, nor again
+        by a driver that takes over.
+        """
+        self._watchers.subscribers.append(subscriber)
+        return lambda: self._watchers.subscribers.remove(subscriber)
+
+    def watch(self, slot: Slot, process_id: str, interval_s: float) -> float:
+        """Deliver what is new about a background process every so many seconds, and its end; the interval that holds.
+
+        Raises:
+            StaleSlotError: the slot was released.
+        """
+        lease = self._lease(slot)
+        return self._watchers.begin(lease, self._commands(lease), process_id, interval_s)
+
     # ------------------------------------------------------------------ tools
 
     async def execute(
@@ -384,6 +410,7 @@ class ToolBackend:
             commands=self._commands(lease),
             slot=lease.slot,
             state=lease.state,
+            watch=lambda process_id, interval_s: self.watch(lease.slot, process_id, interval_s),
         )
         try:
             async with asyncio.timeout(limit + lease.pool.config.orphan_ttl_s + OVERTIME_S):
