@@ -44,6 +44,7 @@ _PLAIN = {
     "TERMINAL_TIMEOUT": "timeout_s",
     "TERMINAL_LIFETIME_SECONDS": "lifetime_s",
     "TERMINAL_MODAL_DEFAULT_PROFILE": "default_profile",
+    "TERMINAL_STATE_DIR": "state_dir",
 }
 
 
@@ -58,6 +59,8 @@ class TerminalSettings(BaseModel):
     """A command's time limit in seconds."""
     lifetime_s: float = Field(default=300.0, gt=0)
     """Seconds after its last command, and with nothing left in the background, after which a task's sandbox ends."""
+    state_dir: Path | None = None
+    """Where the checkpoint is by which the next process goes on with the tasks when this one has died."""
     default_profile: str = "default"
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """In the backend's terms."""
