@@ -22,6 +22,7 @@ ELSEWHERE = {
     "rollout": ("hermes_core.envs.cli:rollout", "Let an agent work on an environment's items, and score it."),
     "validate": ("hermes_core.envs.cli:validate", "Check that oracle scores 1.0 and nop 0.0 on every item."),
     "rescore": ("hermes_core.envs.cli:rescore", "Verify the recorded patches of a run again."),
+    "shell": ("hermes_core.shell:shell", "Open a terminal in a sandbox."),
     "conformance": (
         "hermes_core.testing.conformance.cli:conformance",
         "Check that a backend keeps every promise that backends make.",

@@ -93,7 +93,7 @@ class Checkpoint:
             raise UsageError(f"can't use {folder} for the checkpoint: {error.strerror}", hint="name another") from error
         try:
             self._take_lock(folder)
-            saved = self._read()
+            saved = _read(self.path)
         except BaseException:
             os.close(self._lock)
             raise
@@ -138,15 +138,26 @@ class Checkpoint:
             message = f"another driver that lives uses {folder}"
             raise UsageError(message, hint="wait for its end, or name another directory") from error
 
-    def _read(self) -> _File | None:
-        try:
-            return _File.model_validate_json(self.path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValidationError) as error:
-            reason = error.strerror if isinstance(error, OSError) else f"{error.error_count()} things in it are wrong"
-            raise ConfigError(
-                f"{self.path} can't be used as a checkpoint: {reason}",
-                hint="if another version wrote it, let that one end what it holds; else remove the file, and"
-                " `hermes-rl ps` lists the sandboxes that it may have been about",
-            ) from error
+
+def saved_in(path: Path) -> list[SavedSandbox]:
+    """What a checkpoint says that may be another driver's: to be shown, not to be used.
+
+    Raises:
+        ConfigError: it is none that this version understands.
+    """
+    saved = _read(path)
+    return [] if saved is None else saved.sandboxes
+
+
+def _read(path: Path) -> _File | None:
+    try:
+        return _File.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{error.error_count()} things in it are wrong"
+        raise ConfigError(
+            f"{path} can't be used as a checkpoint: {reason}",
+            hint="if another version wrote it, let that one end what it holds; else remove the file, and"
+            " `hermes-rl ps` lists the sandboxes that it may have been about",
+        ) from error
