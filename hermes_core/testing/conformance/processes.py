@@ -8,7 +8,7 @@ import time
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.contract import Sandbox
+from hermes_core.sandbox.contract import Isolation, Sandbox
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, raises, refused, same, until, within
 from hermes_core.testing.conformance.kit import Kit, ran
@@ -311,8 +311,8 @@ async def a_gigabyte_is_held_to_its_buffer(kit: Kit) -> None:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     expect(grown < 64 << 10, f"the driver grew by {grown >> 10} MB")
     attach = getattr(kit.backend, "attach", None)
-    if attach is None:
-        return
+    if attach is None or kit.level is Isolation.SHARED:
+        return  # there it may be anyone's processes that a sandbox sees
     sandbox: Sandbox = await attach(slot.sandbox_id)
     peaks = await ran(await sandbox.open(["sh", "-c", "grep -h VmHWM /proc/[0-9]*/status 2>/dev/null || :"]))
     largest = max((int(line.split()[1]) for line in peaks.out.splitlines()), default=0)
