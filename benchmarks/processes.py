@@ -14,7 +14,7 @@ from hermes_core.sandbox.commands import SlotCommands
 
 SLOTS = 50
 EACH = 10
-TALK = "while :; do echo a line of some length, now and then; sleep 2; done"
+TALK = "while :; do echo a line of some length, now and then; sleep 5; done"
 POLL, MEMORY = Target(20.0), Target(200.0)
 
 

@@ -194,6 +194,18 @@ async def a_kill_finds_what_has_left_its_session(kit: Kit) -> None:
 
 
 @check("processes")
+async def a_kill_after_its_end(kit: Kit) -> None:
+    """`kill` of a process that has ended ends what it has left running, and keeps its exit code."""
+    slot = await kit.slot()
+    process = await slot.start(f"({TICKER}) >/dev/null 2>&1 & exit 3")
+    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 3, "its exit code")
+    await _ticking(slot)
+    killed = await slot.kill(process.process_id, grace_s=0.5)
+    same((killed.running, killed.exit_code, killed.signal), (False, 3, None), "its end, after the kill")
+    await stopped(slot)
+
+
+@check("processes")
 async def a_kill_spares_the_others(kit: Kit) -> None:
     """`kill` ends one process of a slot and leaves its neighbours in the slot alone."""
     slot = await kit.slot()
