@@ -160,6 +160,11 @@ class Memory:
         return total
 
 
+def rss(pid: int) -> int:
+    """The resident memory of a process now, in bytes."""
+    return _status(pid, "VmRSS")
+
+
 def _status(pid: int, field: str) -> int:
     with open(f"/proc/{pid}/status") as file:
         for line in file:

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "validate": ("hermes_core.envs.cli:validate", "Check that oracle scores 1.0 and nop 0.0 on every item."),
     "rescore": ("hermes_core.envs.cli:rescore", "Verify the recorded patches of a run again."),
     "atropos": ("hermes_core.atropos.cli:atropos", "Run an environment for the RL trainers of Atropos."),
+    "shell": ("hermes_core.shell:shell", "Open a terminal in a sandbox."),
     "conformance": (
         "hermes_core.testing.conformance.cli:conformance",
         "Check that a backend keeps every promise that backends make.",

@@ -18,6 +18,7 @@ from hermes_core.errors import PluginError, SetupFailed, UsageError, VerifierErr
 
 if TYPE_CHECKING:
     from hermes_core.plugins import PluginManager
+    from hermes_core.sandbox.watching import ProcessUpdate
 
 log = logging.getLogger(__name__)
 
@@ -370,6 +371,10 @@ class Observers:
     def sandbox_terminated(self, *, sandbox_id: str, backend: str, profile: str) -> None:
         """A sandbox was ended by us."""
         self._tell("hermes_sandbox_terminated", sandbox_id=sandbox_id, backend=backend, profile=profile)
+
+    def process_updated(self, *, update: ProcessUpdate) -> None:
+        """There is something new about a background process that is watched."""
+        self._tell("hermes_process_updated", trajectory_id=update.trajectory_id, update=update)
 
     def _tell(self, hook: str, **event: Any) -> None:
         for implementation in getattr(self._hook, hook).get_hookimpls():

@@ -131,3 +131,8 @@ def hermes_sandbox_lost(sandbox_id: str, backend: str, profile: str, reason: str
 @hookspec
 def hermes_sandbox_terminated(sandbox_id: str, backend: str, profile: str) -> None:
     """A sandbox was ended by us."""
+
+
+@hookspec
+def hermes_process_updated(trajectory_id: str, update: Any) -> None:
+    """There is something new about a background process that is watched; `update` is the `ProcessUpdate`."""

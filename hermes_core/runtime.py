@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hermes_core.agents.parsers.base import Parser
     from hermes_core.envs.base import Environment
     from hermes_core.hooks import Observers
+    from hermes_core.sandbox.checkpoint import Checkpoint
     from hermes_core.sandbox.provision import PrepareSandbox
     from hermes_core.sandbox.tool_backend import ToolBackend
     from hermes_core.tools.registry import ToolRegistry
@@ -110,6 +111,7 @@ class Runtime:
         isolation: str | Isolation = Isolation.USER,
         config: Mapping[str, Any] | None = None,
         prepare_sandbox: PrepareSandbox | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> ToolBackend:
         """A new tool backend on the backend of that name: an async context manager, closed with the runtime at last.
 
@@ -118,6 +120,7 @@ class Runtime:
             isolation: the least isolation between slots.
             config: keys set in every profile.
             prepare_sandbox: prepares each new sandbox of a profile whose network is `setup`.
+            checkpoint: where it is written what a driver after us needs to take the sandboxes over.
 
         Raises:
             UnknownNameError: the backend, the isolation level, the default profile or a key does not exist.
@@ -139,6 +142,7 @@ class Runtime:
                 observers=_SandboxEvents(self.plugin_manager.observers),
                 prepare_sandbox=prepare_sandbox,
                 take_over=self.settings.owner is not None,
+                checkpoint=checkpoint,
                 on_closed=self._forget,
             )
         )
@@ -329,6 +333,7 @@ class _SandboxEvents:
         self.sandbox_created = observers.sandbox_created
         self.sandbox_lost = observers.sandbox_lost
         self.sandbox_terminated = observers.sandbox_terminated
+        self.process_updated = observers.process_updated
 
     def tool_called(self, **call: Any) -> None:
         """Not passed on."""

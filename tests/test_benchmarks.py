@@ -41,6 +41,7 @@ def test_the_quick_mode_has_every_figure():
         "throughput": 3,
         "reset": 3,
         "output": 12,
+        "processes": 2,
         "startup": 2,
         "docker": 34,
         "ssh": 16,

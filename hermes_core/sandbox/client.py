@@ -17,7 +17,7 @@ from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraErro
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest import wire
-from hermes_core.sandbox.line import GuestSettings, Line, greet
+from hermes_core.sandbox.line import GuestLife, GuestSettings, Line, greet
 from hermes_core.sandbox.remote import RemoteCommands, error_from_guest
 from hermes_core.sandbox.streaming import InputPump, OutputStream
 
@@ -74,7 +74,8 @@ class GuestClient:
         self._runner: asyncio.Task[None] | None = None
         self._closing = False
         self._ending = False
-        self._instance: str | None = None
+        self.life = settings.take_over if isinstance(settings.take_over, GuestLife) else None
+        """Which guest it is, once it has said hello."""
         self._reason: HermesError | None = None
 
     @classmethod
@@ -235,7 +236,7 @@ class GuestClient:
             try:
                 return await self._open()
             except ChannelLost as error:
-                if self._instance is None and attempt == FIRST_ATTEMPTS:
+                if self.life is None and attempt == FIRST_ATTEMPTS:
                     raise
                 await self._check_alive(error)
                 logger.info("sandbox %s: not reached, trying again: %s", self.sandbox.id, error)
@@ -258,15 +259,22 @@ class GuestClient:
 
     async def _open(self) -> Line:
         silent = time.monotonic() - self._heard
-        limit = HELLO_TIMEOUT_S if self._instance is None else max(1.0, self.settings.orphan_ttl_s - silent)
+        limit = HELLO_TIMEOUT_S if self.life is None else max(1.0, self.settings.orphan_ttl_s - silent)
         line, greeting = await greet(
-            self.sandbox, self.settings, self._session_id, join=self._instance is not None, limit_s=limit
+            self.sandbox, self.settings, self._session_id, join=self.life is not None, limit_s=limit
         )
-        self._greeted(greeting)
+        try:
+            self._greeted(greeting)
+        except BaseException:
+            await line.channel.aclose()
+            raise
         return line
 
     def _greeted(self, header: dict[str, Any]) -> None:
-        self._instance = header["instance"]
+        life = GuestLife(str(header["instance"]), str(header["boot"]), int(header["began"]))
+        if self.life not in (None, life):
+            raise SandboxLost("there is another guest in the sandbox now", sandbox_id=self.sandbox.id)
+        self.life = life
         self.granted = Isolation(header["granted"])
         self.processors = int(header["processors"])
         self._heard = time.monotonic()

@@ -101,7 +101,10 @@ class SlotCommands(Protocol):
         """Give its terminal another size. Without one, `CommandError` with code `no_pty`."""
 
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
-        """TERM, then KILL after the grace period, to it and all that it started."""
+        """TERM, then KILL after the grace period, to it and all that it started.
+
+        If it has ended, to what it left running: `left_killed` says how many those were.
+        """
 
     async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
         """Up to `limit` bytes of a regular file from `offset`, opened with the slot's rights."""

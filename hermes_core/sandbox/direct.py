@@ -26,6 +26,7 @@ from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxSta
 if TYPE_CHECKING:
     from hermes_core.sandbox.client import GuestSettings
     from hermes_core.sandbox.direct_commands import DirectCommands
+    from hermes_core.sandbox.line import GuestLife
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class DirectClient:
         self.lost = asyncio.Event()
         self.shell = "bash" if "bash" in tools else "sh"
         self.session = "setsid" if "setsid" in tools else ""
+        self.life: GuestLife | None = None
         self.work = Background()
         self._can_kill = "proc" in tools
         self._secret = secrets.token_hex(8)

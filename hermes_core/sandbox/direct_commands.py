@@ -29,6 +29,7 @@ from hermes_core.sandbox.direct_files import (
     parse_list,
     with_path,
 )
+from hermes_core.sandbox.guest.background import KEEP_S, MOST
 from hermes_core.sandbox.guest.output import HeadTail, Rolling
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
 
@@ -126,6 +127,7 @@ class DirectCommands:
         self._workspace = workspace
         self._scratch = scratch
         self._processes: dict[str, _Process] = {}
+        self._starting = 0
 
     @property
     def workspace_dir(self) -> str:
@@ -198,8 +200,13 @@ class DirectCommands:
     ) -> ProcessStatus:
         """Start a background process on a channel of its own; there is no spooling here."""
         _no_pty(pty)
-        run = _Run(self, await self._argv(command), self._path(cwd or "."), self._environment(env))
-        channel, token = await run.open_stdout("-", merge=True)
+        self._make_room()
+        self._starting += 1
+        try:
+            run = _Run(self, await self._argv(command), self._path(cwd or "."), self._environment(env))
+            channel, token = await run.open_stdout("-", merge=True)
+        finally:
+            self._starting -= 1
         process = _Process(
             process_id=f"proc_{secrets.token_hex(6)}",
             command=command if isinstance(command, str) else " ".join(command),
@@ -226,6 +233,16 @@ class DirectCommands:
         finally:
             process.end(status)
             await process.channel.aclose()
+
+    def _make_room(self) -> None:
+        """As the guest does: those that ended long ago go, and then those that ended first."""
+        now = time.monotonic()
+        ended = [process for process in self._processes.values() if process.ended.is_set()]
+        for process in sorted(ended, key=lambda each: each.began + each.lifetime):
+            if len(self._processes) + self._starting >= MOST or now - process.began - process.lifetime > KEEP_S:
+                del self._processes[process.process_id]
+        if len(self._processes) + self._starting >= MOST:
+            raise CommandError(f"{MOST} background processes run already", code="too_many")
 
     def _process(self, process_id: str) -> _Process:
         try:

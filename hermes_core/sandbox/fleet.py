@@ -136,8 +136,21 @@ class Fleet:
         log.warning("sandbox %s is quarantined: %s", member.sandbox.id, error)
         self._tell_lost(member, f"quarantined: {error}")
 
-    def close(self) -> None:
-        """Begin the end of all of them. Who waits for the `Background` waits for that."""
+    def join(self, member: Member) -> None:
+        """One that was there before: it is one of the fleet from now on."""
+        self._work.spawn(self._lead(member), f"sandbox of profile {self._config.name}")
+        self._adopt(member)
+
+    def record(self, member: Member) -> None:
+        """Something has changed about it that a driver after us has to know."""
+        if member in self.members:
+            self._provisioner.record(member, self._config)
+
+    def close(self, *, keep: bool = False) -> None:
+        """Begin the end of all of them, or let them go where they are to be kept and can be taken over.
+
+        Who waits for the `Background` waits for that.
+        """
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -145,6 +158,7 @@ class Fleet:
         for creation in self.creations:
             creation.cancel()
         for member in [*self.members]:
+            member.kept = keep and member.client.life is not None
             self._retire(member)
 
     def seen_by_caller(self, error: Exception) -> HermesError:
@@ -171,17 +185,25 @@ class Fleet:
         finally:
             self.creations.discard(me)
         self._adopt(member)
+        await self._lead(member)
+
+    async def _lead(self, member: Member) -> None:
+        """One that is there, to its end."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(member))
                 await member.over.wait()
                 watch.cancel()
         finally:
-            await self._provisioner.end(member, self._meter)
+            await (self._let_go(member) if member.kept else self._provisioner.end(member, self._meter))
         if member.lost is None:
             self._ending -= 1
         self._tell(self._observers.sandbox_terminated, member)
         self._owner.pump()
+
+    async def _let_go(self, member: Member) -> None:
+        await self._provisioner.let_go(member)
+        self._meter.end(member.sandbox.id)
 
     def _try_again(self, error: Exception) -> bool:
         """Whether a creation that failed is still wanted, and may yet succeed."""
@@ -207,6 +229,8 @@ class Fleet:
         self.error, self._failures, self.hopeless = None, 0, False
         member.idle_since = asyncio.get_running_loop().time()
         self.members.append(member)
+        self._meter.begin(member.sandbox.id)
+        self.record(member)
         if (life := member.sandbox.lifetime_s) is not None:
             last = min(life * LAST_PART, LAST_PART_S)
             member.expiry = asyncio.get_running_loop().call_later(life - last, self._expire, member)
@@ -252,6 +276,8 @@ class Fleet:
 
     def _forget(self, member: Member) -> None:
         self.members.remove(member)
+        if not member.kept:
+            self._provisioner.forget(member)
         if member.expiry is not None:
             member.expiry.cancel()
         self.hopeless = False  # there is room again

@@ -19,6 +19,18 @@ _NO_PYTHON = (TOO_OLD, 126, 127)
 
 
 @dataclass(frozen=True)
+class GuestLife:
+    """Which guest it is, so that none is taken for another: a process id alone names nobody for long."""
+
+    instance: str
+    """Random, of this one guest."""
+    boot_id: str
+    """Of the kernel that it runs on, by `/proc/sys/kernel/random/boot_id`."""
+    began: int
+    """When it started, in clock ticks since that kernel did."""
+
+
+@dataclass(frozen=True)
 class GuestSettings:
     """What the driver tells a guest once, when it starts."""
 
@@ -35,8 +47,9 @@ class GuestSettings:
     inherit: tuple[str, ...] = ()
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
-    take_over: bool | Literal["silent"] = False
-    """Whether a lease that another driver holds is taken: never, `silent` once nothing is heard of it, or at once."""
+    take_over: GuestLife | Literal["silent"] | None = None
+    """Which guest of a dead driver's this one goes on with; `silent`: whichever there is, once nothing is heard of its driver.
+    None takes over nothing."""
     restored: bool = False
     """Whether the sandbox's files are a snapshot's."""
 
@@ -119,7 +132,8 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "restored": settings.restored,
     }
     hello = {"op": "hello", "driver": settings.driver_id, "session": session, "config": config}
-    return wire.encode(hello | {"take_over": settings.take_over})
+    whom = settings.take_over.instance if isinstance(settings.take_over, GuestLife) else settings.take_over
+    return wire.encode(hello | {"take_over": whom or ""})
 
 
 async def _no_greeting(channel: Channel, sandbox_id: str) -> HermesError:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.watching import ProcessUpdate
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,9 @@ class Observers(Protocol):
     def tool_called(self, *, trajectory_id: str, tool_name: str, arguments: Mapping[str, Any], result: Any) -> None:
         """A tool call in a slot came to its end; `result` is the `ExecutionResult`."""
 
+    def process_updated(self, *, update: ProcessUpdate) -> None:
+        """There is something new about a background process that is watched."""
+
 
 class Unobserved:
     """Nobody watches."""
@@ -38,6 +44,9 @@ class Unobserved:
         """Nothing."""
 
     def tool_called(self, *, trajectory_id: str, tool_name: str, arguments: Mapping[str, Any], result: Any) -> None:
+        """Nothing."""
+
+    def process_updated(self, *, update: ProcessUpdate) -> None:
         """Nothing."""
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hermes_core.errors import AcquireTimeout, HermesError
+from hermes_core.errors import AcquireTimeout, HermesError, SandboxLost
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.sandbox.cost import Meter
@@ -21,6 +21,9 @@ from hermes_core.sandbox.provision import Provisioner, slots_per_sandbox
 from hermes_core.sandbox.results import SlotState
 from hermes_core.sandbox.slots import Lease, Member, Seat, new_lease
 from hermes_core.sandbox.waiting import Line, Waiter
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.checkpoint import SavedLease, SavedSandbox
 
 OPEN_ATTEMPTS = 3
 """How many slots that can't be opened one waiter is offered."""
@@ -45,6 +48,7 @@ class Pool:
         self.config = config
         self.profile = config.name
         self.slots = slots_per_sandbox(config, provisioner.isolation)
+        self._provisioner = provisioner
         self._line = Line()
         self._homes: dict[str, Member] = {}
         self._work = Background()
@@ -104,6 +108,7 @@ class Pool:
         if lease.release is None:
             lease.slot.state = SlotState.RELEASING
             lease.release = self._work.spawn(self._release(lease, reset), f"release {lease.slot.slot_id}")
+            self.record(lease)
         return lease.release
 
     def status(self) -> dict[str, Any]:
@@ -124,14 +129,47 @@ class Pool:
             "cost": usage.cost,
         }
 
-    async def aclose(self) -> None:
-        """End all sandboxes, in parallel, and wait until nothing of the pool is left. Idempotent."""
+    async def take_over(self, saved: SavedSandbox) -> list[Lease]:
+        """The leases on a sandbox that a dead driver left, with the sandbox.
+
+        Raises:
+            SandboxLost, InfraError, PolicyError: it can't be had, or not now.
+        """
+        if self._closing:
+            raise closed()
+        member = await self._provisioner.take_over(saved, self.config)
+        try:
+            leases = [await self._resume(member, index, held) for index, held in saved.leases.items()]
+        except BaseException:
+            await self._provisioner.let_go(member)
+            raise
+        for seat in member.vacant:
+            seat.dirty = True  # it is not known how its last lease ended
+        self._begun = True
+        self._fleet.join(member)
+        return leases
+
+    async def _resume(self, member: Member, index: int, held: SavedLease) -> Lease:
+        seat = next((seat for seat in member.vacant if seat.index == index), None)
+        if seat is None:
+            raise SandboxLost(f"it has no slot {index}", sandbox_id=member.sandbox.id)
+        seat.workspace_dir = await member.client.open_slot(index)
+        lease = new_lease(self, seat, held.trajectory_id, verification=False)
+        lease.watches = held.watches
+        return lease
+
+    def record(self, lease: Lease) -> None:
+        """Something has changed about a lease that a driver after us has to know."""
+        self._fleet.record(lease.member)
+
+    async def aclose(self, *, keep: bool = False) -> None:
+        """End all sandboxes, in parallel, and wait until nothing of the pool is left; or `keep` them. Idempotent."""
         self._closing = True
         if self._budget is not None:
             self._budget.cancel()
         for waiter in [*self._line]:
             self._fail(waiter, closed())
-        self._fleet.close()
+        self._fleet.close(keep=keep)
         await self._work.join()
 
     # ------------------------------------------------------------------ decisions: no awaits from here on
@@ -175,6 +213,7 @@ class Pool:
     def _grant(self, waiter: Waiter) -> None:
         seat = self._place(waiter.group)
         lease = new_lease(self, seat, waiter.trajectory_id, verification=waiter.verification)
+        self.record(lease)
         if waiter.group is not None:
             self._homes.pop(waiter.group, None)
             self._homes[waiter.group] = seat.member
@@ -224,6 +263,7 @@ class Pool:
         member = lease.member
         member.leases.discard(lease)
         member.vacant.append(lease.seat)
+        self.record(lease)
         if member.leases:
             return
         member.idle_since = asyncio.get_running_loop().time()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -13,6 +14,7 @@ from hermes_core.errors import ConfigError, InfraError, NoPythonError, PolicyErr
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import (
     Backend,
+    CanAttach,
     CanSnapshot,
     Isolation,
     Network,
@@ -27,6 +29,7 @@ from hermes_core.sandbox.preparation import NewSandbox
 from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
 
 if TYPE_CHECKING:
+    from hermes_core.sandbox.checkpoint import Checkpoint, SavedSandbox
     from hermes_core.sandbox.client import GuestSettings
 
 log = logging.getLogger(__name__)
@@ -89,15 +92,18 @@ class Provisioner:
         start_client: ClientFactory = start_guest,
         prepare: PrepareSandbox | None = None,
         take_over: bool = False,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.backend = backend
+        self.checkpoint = checkpoint
         self.isolation = isolation
         self._owner = owner
         self._driver_id = uuid.uuid4().hex
         self._creating = asyncio.Semaphore(max_creating)
         self._start_client = start_client
         self._prepare = prepare
-        self._left_behind = LeftBehind(backend, owner if take_over and backend.capabilities.attach else None)
+        attaches = take_over and checkpoint is None and backend.capabilities.attach
+        self._left_behind = LeftBehind(backend, owner if attaches else None)
         self._snapshots: dict[str, str] = {}
         self._preparing: dict[str, asyncio.Lock] = {}
 
@@ -291,23 +297,40 @@ class Provisioner:
             labels={"profile": config.name},
         )
 
-    async def _connect(
-        self,
-        sandbox: Sandbox,
-        config: SandboxConfig,
-        lease_id: str,
-        *,
-        restored: bool,
-        take_over: Literal["silent", False] = False,
+    async def take_over(self, saved: SavedSandbox, config: SandboxConfig) -> Member:
+        """The sandbox of a driver that died, from where that one left it.
+
+        Raises:
+            SandboxLost: it has ended, or another one is in its place.
+            InfraError: it can't be reached.
+            PolicyError: the backend gives no handles on sandboxes that run already.
+        """
+        from hermes_core.sandbox.line import GuestLife
+
+        if not self.backend.capabilities.attach:
+            message = f"backend {self.backend.name!r} can't attach to a sandbox that runs already"
+            raise PolicyError(message, hint="`hermes-rl reap` ends what it has left")
+        sandbox = await cast(CanAttach, self.backend).attach(saved.sandbox_id)
+        life = GuestLife(saved.instance, saved.boot_id, saved.began)
+        settings = replace(self._settings(sandbox, config, saved.lease_id, restored=False), take_over=life)
+        return self._member(sandbox, await self._start_client(sandbox, settings), config, saved.lease_id)
+
+    def _member(
+        self, sandbox: Sandbox, client: Client, config: SandboxConfig, lease_id: str, *, restored: bool = False
     ) -> Member:
+        slots = slots_per_sandbox(config, self.isolation)
+        member = new_member(sandbox, client, slots, config.cpu, restored=restored)
+        member.lease_id = lease_id
+        return member
+
+    def _settings(self, sandbox: Sandbox, config: SandboxConfig, lease_id: str, *, restored: bool) -> GuestSettings:
         from hermes_core.sandbox.client import GuestSettings
 
-        slots = slots_per_sandbox(config, self.isolation)
-        settings = GuestSettings(
+        return GuestSettings(
             lease_id=lease_id,
             driver_id=self._driver_id,
             isolation=self.isolation,
-            slots=slots,
+            slots=slots_per_sandbox(config, self.isolation),
             workspace_base=sandbox.workspace_base,
             state_dir=sandbox.state_dir,
             orphan_ttl_s=config.orphan_ttl_s,
@@ -317,9 +340,19 @@ class Provisioner:
             inherit=config.slot_variables,
             visible_paths=config.visible_paths,
             network=Network.OPEN if config.network is Network.OPEN else Network.NONE,
-            take_over=take_over,
             restored=restored,
         )
+
+    async def _connect(
+        self,
+        sandbox: Sandbox,
+        config: SandboxConfig,
+        lease_id: str,
+        *,
+        restored: bool,
+        take_over: Literal["silent"] | None = None,
+    ) -> Member:
+        settings = replace(self._settings(sandbox, config, lease_id, restored=restored), take_over=take_over)
         try:
             client = await self._start_client(sandbox, settings)
         except NoPythonError:
@@ -333,7 +366,44 @@ class Provisioner:
         except BaseException:
             await client.aclose()
             raise
-        return new_member(sandbox, client, slots, config.cpu, restored=restored)
+        return self._member(sandbox, client, config, lease_id, restored=restored)
+
+    async def let_go(self, member: Member) -> None:
+        """Close the connection to a sandbox that lives on."""
+        try:
+            await member.client.aclose()
+        except Exception as error:
+            log.warning("the connection to sandbox %s was not closed cleanly: %r", member.sandbox.id, error)
+
+    def record(self, member: Member, config: SandboxConfig) -> None:
+        """Have the checkpoint, if there is one, say what is true now of a sandbox that can be taken over."""
+        if self.checkpoint is None or member.client.life is None:
+            return
+        from hermes_core.sandbox.checkpoint import SavedLease, SavedSandbox
+
+        life = member.client.life
+        self.checkpoint.sandboxes[member.lease_id] = SavedSandbox(
+            backend=self.backend.name,
+            sandbox_id=member.sandbox.id,
+            lease_id=member.lease_id,
+            profile=config.name,
+            config=config.model_dump(mode="json", exclude_unset=True),
+            isolation=self.isolation.label,
+            instance=life.instance,
+            boot_id=life.boot_id,
+            began=life.began,
+            leases={
+                lease.seat.index: SavedLease(trajectory_id=lease.slot.trajectory_id or "", watches=lease.watches)
+                for lease in member.leases
+                if lease.release is None
+            },
+        )
+        self.checkpoint.save()
+
+    def forget(self, member: Member) -> None:
+        """The sandbox is not ours any more."""
+        if self.checkpoint is not None and self.checkpoint.sandboxes.pop(member.lease_id, None) is not None:
+            self.checkpoint.save()
 
     async def end(self, member: Member, meter: Meter) -> None:
         """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""

@@ -380,6 +380,7 @@ def _process_status(process: Mapping[str, Any]) -> ProcessStatus:
         signal=process.get("signal"),
         output_bytes=process["bytes"],
         uptime_s=process["uptime"],
+        left_killed=process["left"],
         pty=None if process["pty"] is None else WindowSize(*process["pty"]),
         spool_path=process["spool"],
     )

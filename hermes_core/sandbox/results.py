@@ -136,6 +136,8 @@ class ProcessStatus:
     output_bytes: int = 0
     """Bytes written so far, those that have left the buffer included."""
     uptime_s: float = 0.0
+    left_killed: int = 0
+    """Processes that it had left running at its own end, and that `kill` ended since."""
     pty: WindowSize | None = None
     """The size of its terminal, if it has one."""
     spool_path: str | None = None

@@ -23,6 +23,8 @@ from hermes_core.sandbox.results import (
 )
 
 if TYPE_CHECKING:
+    from hermes_core.sandbox.checkpoint import SavedWatch
+    from hermes_core.sandbox.line import GuestLife
     from hermes_core.sandbox.pool import Pool
     from hermes_core.sandbox.preparation import Preparation
 
@@ -42,6 +44,8 @@ class Client(Protocol):
     lost: asyncio.Event
     missing: tuple[str, ...]
     """What can't be done in this sandbox, in words; empty with a guest."""
+    life: GuestLife | None
+    """Which guest it is; None where there is none."""
 
     async def open_slot(self, index: int) -> str:
         """Make the slot ready (idempotent); its workspace directory."""
@@ -69,6 +73,10 @@ class Member:
     """One turn for each processor that its profile and its host give it."""
     vacant: list[Seat] = field(default_factory=list)
     """Seats that a lease can have."""
+    lease_id: str = ""
+    """Under which it was made: whoever knows it can take the sandbox over from a dead driver."""
+    kept: bool = False
+    """Whether it is to live on without us."""
     leases: set[Lease] = field(default_factory=set)
     """The others, those being opened or reset included."""
     idle_since: float = 0.0
@@ -111,6 +119,8 @@ class Lease:
     verification: bool
     state: dict[str, Any] = field(default_factory=dict)
     """The tools' own memory of this trajectory."""
+    watches: dict[str, SavedWatch] = field(default_factory=dict)
+    """Subscriptions to its background processes."""
     executing: int = 0
     """Tool calls that run now."""
     release: asyncio.Task[None] | None = None

@@ -11,13 +11,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hermes_core.errors import (
     ConfigError,
     ErrorKind,
     HermesError,
     InfraError,
+    PolicyError,
+    SandboxLost,
     StaleSlotError,
     UnknownNameError,
     UsageError,
@@ -32,10 +34,14 @@ from hermes_core.sandbox.preparation import Build, check_key, prepare
 from hermes_core.sandbox.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.sandbox.slots import PREPARE, Lease, LeasedCommands, stale
+from hermes_core.sandbox.watching import Subscriber, Watchers
 from hermes_core.settings import validated
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.checkpoint import Checkpoint, SavedSandbox
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +62,8 @@ class ToolBackend:
         prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut; or with
             the one that the others are made from, where the backend can make snapshots and the profile asks for them.
         take_over: go on with the sandboxes that an earlier driver of this owner left, once nothing is heard of it.
+            They are emptied. Not with a checkpoint, by which everything in them goes on.
+        checkpoint: where it is written what a driver after us needs to take the sandboxes over; whose they are, too.
         on_closed: called with this tool backend once it is closed.
 
     Raises:
@@ -76,6 +84,7 @@ class ToolBackend:
         start_client: ClientFactory = start_guest,
         prepare_sandbox: PrepareSandbox | None = None,
         take_over: bool = False,
+        checkpoint: Checkpoint | None = None,
         on_closed: Callable[[ToolBackend], object] | None = None,
     ) -> None:
         self.backend = backend
@@ -84,17 +93,19 @@ class ToolBackend:
         self.default_profile = default_profile
         self._tools = tools
         self._observers = observers or Unobserved()
+        self._watchers = Watchers(self._observers)
         self._work = Background()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
         self._provisioner = Provisioner(
             backend,
             isolation=isolation,
-            owner=owner,
+            owner=owner if checkpoint is None else checkpoint.owner,
             max_creating=max_creating,
             start_client=start_client,
             prepare=prepare_sandbox,
             take_over=take_over,
+            checkpoint=checkpoint,
         )
         self._pools: dict[str, Pool] = {}
         for name, config in profiles.items():
@@ -134,17 +145,63 @@ class ToolBackend:
                 raise error.exceptions[0]  # noqa: B904 - the group adds nothing
             raise
 
-    async def aclose(self) -> None:
-        """End all sandboxes, in parallel; nothing is left when it returns. Idempotent, and completes if cancelled."""
+    async def take_over(self) -> list[Slot]:
+        """The slots that the driver before us held, by its checkpoint, with all that runs in them. To be called first.
+
+        What of its sandboxes is not in the checkpoint was being made or ended when it died, and is ended. What has
+        ended by itself is forgotten.
+
+        Raises:
+            UsageError: there is no checkpoint.
+            InfraError, PolicyError: a sandbox can't be had now. It stays in the checkpoint; the others are ours.
+        """
+        checkpoint = self._provisioner.checkpoint
+        if checkpoint is None:
+            raise UsageError("there is no checkpoint to take sandboxes over from", hint="give the tool backend one")
+        slots: list[Slot] = []
+        failure: HermesError | None = None
+        for saved in [*checkpoint.sandboxes.values()]:
+            if saved.backend != self.backend.name or saved.profile not in self._pools:
+                log.warning("sandbox %s of the checkpoint is of backend %s, profile %s: left alone", *_about(saved))
+                continue
+            try:
+                leases = await self._pools[saved.profile].take_over(saved)
+            except SandboxLost as error:
+                log.warning("sandbox %s of the checkpoint has ended: %s", saved.sandbox_id, error.message)
+                del checkpoint.sandboxes[saved.lease_id]
+                checkpoint.save()
+            except (InfraError, PolicyError) as error:
+                failure = failure or error
+            else:
+                self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
+                for lease in leases:
+                    for process_id in lease.watches:
+                        self._watchers.go_on(lease, self._commands(lease), process_id)
+                slots += [lease.slot for lease in leases]
+        for info in await self.backend.list(checkpoint.owner):
+            if info.lease_id not in checkpoint.sandboxes:
+                log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
+                await self.backend.terminate_id(info.sandbox_id)
+        if failure is not None:
+            raise failure
+        return slots
+
+    async def aclose(self, *, keep: bool = False) -> None:
+        """End all sandboxes, in parallel; nothing is left when it returns. Idempotent, and completes if cancelled.
+
+        Args:
+            keep: let those that can be taken over live, for a driver after us or until their `orphan_ttl_s` is over.
+        """
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close(), name="close the tool backend")
+            self._closing = asyncio.create_task(self._close(keep), name="close the tool backend")
         await asyncio.shield(self._closing)
 
-    async def _close(self) -> None:
+    async def _close(self, keep: bool) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work.aclose())
+            group.create_task(self._watchers.aclose())
             for pool in self._pools.values():
-                group.create_task(pool.aclose())
+                group.create_task(pool.aclose(keep=keep))
         self._leases.clear()
         if self._on_closed is not None:
             self._on_closed(self)
@@ -285,6 +342,26 @@ class ToolBackend:
             lease.check()
             yield
 
+    # ------------------------------------------------------------------ background processes
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Have `subscriber(update)` awaited for every update of a watched process; the returned function ends that.
+
+        Updates of one process are at least 30 seconds apart, its end included, and none is delivered twice, nor again
+        by a driver that takes over.
+        """
+        self._watchers.subscribers.append(subscriber)
+        return lambda: self._watchers.subscribers.remove(subscriber)
+
+    def watch(self, slot: Slot, process_id: str, interval_s: float) -> float:
+        """Deliver what is new about a background process every so many seconds, and its end; the interval that holds.
+
+        Raises:
+            StaleSlotError: the slot was released.
+        """
+        lease = self._lease(slot)
+        return self._watchers.begin(lease, self._commands(lease), process_id, interval_s)
+
     # ------------------------------------------------------------------ tools
 
     async def execute(
@@ -340,6 +417,7 @@ class ToolBackend:
             commands=self._commands(lease),
             slot=lease.slot,
             state=lease.state,
+            watch=lambda process_id, interval_s: self.watch(lease.slot, process_id, interval_s),
         )
         try:
             async with asyncio.timeout(limit + lease.pool.config.orphan_ttl_s + OVERTIME_S):
@@ -453,6 +531,10 @@ class ToolBackend:
 
     def _commands(self, lease: Lease) -> SlotCommands:
         return LeasedCommands(lease, lease.member.client.commands(lease.seat.index))
+
+
+def _about(saved: SavedSandbox) -> tuple[str, str, str]:
+    return saved.sandbox_id, saved.backend, saved.profile
 
 
 def check_time_limit(timeout_s: float | None, default: float) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 
+from hermes_core.sandbox.watching import Subscriber
 from hermes_core.terminal.tasks import DEFAULT_TASK, Request, TaskTerminals
 
-__all__ = ["cleanup_all", "cleanup_vm", "terminal_tool", "terminal_tool_async"]
+__all__ = ["cleanup_all", "cleanup_vm", "process_tool", "subscribe", "terminal_tool", "terminal_tool_async"]
 
 _lock = threading.Lock()
 _terminals: TaskTerminals | None = None
@@ -21,6 +22,8 @@ def terminal_tool(
     task_id: str | None = None,
     workdir: str | None = None,
     profile: str | None = None,
+    pty: bool = False,
+    check_interval: float | None = None,
 ) -> str:
     """Run a command in the task's sandbox, which is made on first use. Blocks; safe inside a running event loop.
 
@@ -33,12 +36,14 @@ def terminal_tool(
         task_id: whose sandbox; None is the task `default`.
         workdir: where this one command runs; None is where the last one ended.
         profile: which kind of sandbox, when the task's first command makes it.
+        pty: give it a terminal.
+        check_interval: of a background process: seconds between updates to subscribers, 30 at least.
 
     Returns:
         JSON: `{"output", "exit_code", "error"}`, with exit code 124 for a time-out; and -1 with `"status": "error"`
         where the command could not be run at all, and `error` says why and what to do. Never raises for that.
     """
-    request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile)
+    request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
     return json.dumps(_tasks().call(request))
 
 
@@ -50,15 +55,49 @@ async def terminal_tool_async(
     task_id: str | None = None,
     workdir: str | None = None,
     profile: str | None = None,
+    pty: bool = False,
+    check_interval: float | None = None,
 ) -> str:
     """`terminal_tool`, without blocking the event loop; cancelled with its caller."""
-    request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile)
+    request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
     return json.dumps(await _tasks().run(request))
 
 
-def cleanup_vm(task_id: str | None = None) -> bool:
-    """End the task's sandbox, with all that runs in it; whether there was one."""
-    return _terminals is not None and _terminals.cleanup(task_id)
+def process_tool(
+    action: str,
+    session_id: str | None = None,
+    *,
+    data: str | None = None,
+    timeout: float | None = None,
+    offset: int | None = None,
+    limit: int | None = None,
+    task_id: str | None = None,
+) -> str:
+    """Follow, feed and end what `terminal_tool` left in the background: the tool `process`, for one task. Blocks.
+
+    Returns:
+        JSON: the tool's answer; and `"status": "error"` where the task can't be reached, or has no sandbox.
+    """
+    given = {"session_id": session_id, "data": data, "timeout": timeout, "offset": offset, "limit": limit}
+    args = {"action": action, **{key: value for key, value in given.items() if value is not None}}
+    return json.dumps(_tasks().process(task_id or DEFAULT_TASK, args))
+
+
+def subscribe(subscriber: Subscriber) -> None:
+    """Have `subscriber(update)` awaited for what is new of processes started with `check_interval`, and their ends.
+
+    It runs in an event loop of the tasks' own, in another thread. `cleanup_all` ends it.
+    """
+    _tasks().subscribe(subscriber)
+
+
+def cleanup_vm(task_id: str | None = None, force: bool = False) -> bool:
+    """End the task's sandbox, with all that runs in it; whether there was one.
+
+    Raises:
+        UsageError: it has background processes that live, and `force` is not given.
+    """
+    return _terminals is not None and _terminals.cleanup(task_id, force=force)
 
 
 def cleanup_all() -> None:

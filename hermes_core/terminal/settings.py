@@ -57,6 +57,7 @@ _PLAIN = {
     "TERMINAL_LIFETIME_SECONDS": "lifetime_s",
     "TERMINAL_CWD": "cwd",
     "TERMINAL_MODAL_DEFAULT_PROFILE": "default_profile",
+    "TERMINAL_STATE_DIR": "state_dir",
 }
 _OF_ONE_PROFILE = re.compile(
     "TERMINAL_MODAL_PROFILE_(.+)_(IMAGE|GPU|CPU|MEMORY|MIN_POOL|MAX_POOL|IDLE_TIMEOUT|MAX_LIFETIME|SCALE_DOWN_IDLE|"
@@ -92,6 +93,8 @@ class TerminalSettings(BaseModel):
     """Seconds after its last command, and with nothing left in the background, after which a task's sandbox ends."""
     cwd: str | None = None
     """Where a task's first command runs; None is the slot's workspace."""
+    state_dir: Path | None = None
+    """Where the checkpoint is by which the next process goes on with the tasks when this one has died."""
     default_profile: str = "default"
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """In the backend's terms."""

@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_core.errors import HermesError, PolicyError
+from hermes_core.errors import HermesError, PolicyError, UsageError
 from hermes_core.loop_thread import LoopThread
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.checkpoint import Checkpoint
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.results import Slot
 from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.sandbox.watching import ProcessUpdate, Subscriber
 from hermes_core.settings import Settings, validated
 from hermes_core.terminal.settings import TerminalSettings
+from hermes_core.tools.process import PROCESS
 from hermes_core.tools.terminal import NOT_RUN, TERMINAL
 
 log = logging.getLogger(__name__)
 
 DEFAULT_TASK = "default"
 _LONGEST_LOOK_S = 60.0
+ORPHAN_TTL_S = 24 * 3600.0
+"""How long a task's sandbox waits for the next process, where there is one to take it over."""
 
 # The directory is left on the way out, in a file of the slot's own. A command's own EXIT trap takes its place.
 _REMEMBER = (
@@ -45,6 +51,8 @@ class Request:
     workdir: str | None = None
     """None is where the task's last command ended."""
     profile: str | None = None
+    pty: bool = False
+    check_interval_s: float | None = None
 
 
 @dataclass
@@ -69,6 +77,9 @@ class TaskTerminals:
         self._settings = TerminalSettings()
         self._runtime: Runtime | None = None
         self._tools: ToolBackend | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._taking_over: asyncio.Task[None] | None = None
+        self._subscribers: list[Subscriber] = []
         self._tasks: dict[str, _Task] = {}
         self._work = Background()
         self._thread = LoopThread("terminal tasks", self._end)
@@ -86,9 +97,21 @@ class TaskTerminals:
         """Run a command, from another event loop; the tool's answer."""
         return await self._thread.run(self._answer(request))
 
-    def cleanup(self, task_id: str | None) -> bool:
-        """End a task's sandbox, blocking; whether there was one."""
-        return self._thread.call(self._cleanup(task_id or DEFAULT_TASK))
+    def process(self, task_id: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Call the tool `process` for a task, blocking; the tool's answer."""
+        return self._thread.call(self._told(self._process(task_id, args)))
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Have `subscriber(update)` awaited, in the tasks' own event loop, for what is new of watched processes."""
+        self._subscribers.append(subscriber)
+
+    def cleanup(self, task_id: str | None, *, force: bool = False) -> bool:
+        """End a task's sandbox, blocking; whether there was one.
+
+        Raises:
+            UsageError: it has background processes that live, and it is not to be done by `force`.
+        """
+        return self._thread.call(self._cleanup(task_id or DEFAULT_TASK, force))
 
     def close(self) -> None:
         """End everything, blocking."""
@@ -97,21 +120,27 @@ class TaskTerminals:
     # --- in the event loop
 
     async def _answer(self, request: Request) -> dict[str, Any]:
+        return await self._told(self._run(request))
+
+    async def _told(self, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """The answer, or why there is none; without the secrets that we know."""
         try:
-            answer = await self._run(request)
+            answer = await work
         except HermesError as error:
             answer = {"output": "", "exit_code": NOT_RUN, "error": str(error), "status": "error"}
         redact = self._runtime.redact if self._runtime is not None else str
         return {key: redact(value) if isinstance(value, str) else value for key, value in answer.items()}
 
     async def _run(self, request: Request) -> dict[str, Any]:
-        tools, task_id = self._open(), request.task_id
+        tools, task_id = await self._opened(), request.task_id
         task = self._task(tools, task_id, request.profile)
         task.running += 1
         try:
             slot = await asyncio.shield(task.slot)
             limit = self._settings.timeout_s if request.timeout_s is None else request.timeout_s
-            args: dict[str, Any] = {"command": request.command, "background": request.background}
+            args: dict[str, Any] = {"command": request.command, "background": request.background, "pty": request.pty}
+            if request.check_interval_s is not None:
+                args["check_interval"] = request.check_interval_s
             if request.workdir is not None:
                 args["workdir"] = request.workdir
             elif request.command.strip():
@@ -137,6 +166,34 @@ class TaskTerminals:
             self._tasks[task_id] = _Task(acquiring, asyncio.get_running_loop().time(), profile)
         return self._tasks[task_id]
 
+    async def _process(self, task_id: str, args: dict[str, Any]) -> dict[str, Any]:
+        tools = await self._opened()
+        task = self._tasks.get(task_id)
+        if task is None:
+            raise UsageError(f"task {task_id!r} has no sandbox", hint="its first command makes one")
+        task.running += 1
+        try:
+            slot = await asyncio.shield(task.slot)
+            return (await tools.execute(slot, PROCESS, args, timeout_s=self._settings.timeout_s)).to_tool_result()
+        finally:
+            task.running -= 1
+            task.used = asyncio.get_running_loop().time()
+
+    async def _opened(self) -> ToolBackend:
+        """The tool backend, with what the process before us has left, if there is a checkpoint."""
+        tools = self._open()
+        if self._checkpoint is not None:
+            if self._taking_over is None or (self._taking_over.done() and self._taking_over.exception() is not None):
+                self._taking_over = self._work.spawn(self._take_over(tools), "take over")
+            await asyncio.shield(self._taking_over)
+        return tools
+
+    async def _take_over(self, tools: ToolBackend) -> None:
+        now = asyncio.get_running_loop().time()
+        for slot in await tools.take_over():
+            ready: asyncio.Task[Slot] = self._work.spawn(_already(slot), f"slot of task {slot.trajectory_id}")
+            self._tasks[slot.trajectory_id or DEFAULT_TASK] = _Task(ready, now, slot.profile)
+
     def _open(self) -> ToolBackend:
         if self._tools is None:
             given, runtime_settings = self._given
@@ -144,15 +201,22 @@ class TaskTerminals:
             self._runtime = self._runtime or Runtime(runtime_settings)
             backend = self._runtime.backend(self._settings.backend)
             level = strongest(backend)
+            if (folder := self._settings.state_dir) is not None and self._checkpoint is None:
+                self._checkpoint = Checkpoint(folder, self._runtime.owner)
             self._tools = ToolBackend(
                 backend,
-                profiles={name: _profile(backend, name, own) for name, own in self._settings.profiles.items()},
+                profiles={
+                    name: _profile(backend, name, own, recovered=self._checkpoint is not None)
+                    for name, own in self._settings.profiles.items()
+                },
                 tools=self._runtime.tools,
                 isolation=level,
                 owner=self._runtime.owner,
                 default_profile=self._settings.default_profile,
                 take_over=self._runtime.settings.owner is not None,
+                checkpoint=self._checkpoint,
             )
+            self._tools.subscribe(self._tell)
             self._work.spawn(self._watch(self._tools), "idle tasks")
         return self._tools
 
@@ -163,24 +227,40 @@ class TaskTerminals:
             await asyncio.sleep(min(_LONGEST_LOOK_S, lifetime / 4))
             for task_id, task in [*self._tasks.items()]:
                 idle = asyncio.get_running_loop().time() - task.used
-                if task.running == 0 and idle >= lifetime and not await self._busy(tools, task):
+                if task.running or idle < lifetime:
+                    continue
+                if living := await self._busy(tools, task):
+                    log.info("task %s is idle and kept: %s of it live", task_id, ", ".join(living))
+                else:
                     log.info("task %s was idle for %g s, and its sandbox is ended", task_id, idle)
                     self._forget(tools, task_id, task)
 
-    async def _busy(self, tools: ToolBackend, task: _Task) -> bool:
-        """Whether it left something running on purpose."""
+    async def _tell(self, update: ProcessUpdate) -> None:
+        for subscriber in [*self._subscribers]:
+            try:
+                await subscriber(update)
+            except Exception:
+                log.exception("a subscriber to background processes failed")
+
+    async def _busy(self, tools: ToolBackend, task: _Task) -> list[str]:
+        """What it left running on purpose."""
         if not task.slot.done() or task.slot.cancelled() or task.slot.exception() is not None:
-            return False
+            return []
         try:
             processes = await tools.commands(task.slot.result()).processes()
         except HermesError:
-            return False
-        return any(process.running for process in processes)
+            return []
+        return [process.process_id for process in processes if process.running]
 
-    async def _cleanup(self, task_id: str) -> bool:
+    async def _cleanup(self, task_id: str, force: bool) -> bool:
         task = self._tasks.get(task_id)
         if task is None or self._tools is None:
             return False
+        if not force and (living := await self._busy(self._tools, task)):
+            raise UsageError(
+                f"task {task_id!r} is not ended: {len(living)} background processes of it live ({', '.join(living)})",
+                hint="end them by process(action='kill'), or take force=True",
+            )
         await asyncio.shield(self._forget(self._tools, task_id, task))
         return True
 
@@ -195,8 +275,14 @@ class TaskTerminals:
             if self._tools is not None:
                 await self._tools.aclose()
         finally:
+            if self._checkpoint is not None:
+                self._checkpoint.close()
             if self._runtime is not None:
                 await self._runtime.aclose()
+
+
+async def _already(slot: Slot) -> Slot:
+    return slot
 
 
 async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:
@@ -221,11 +307,13 @@ def strongest(backend: Backend) -> Isolation:
     return level
 
 
-def _profile(backend: Backend, name: str, given: dict[str, Any]) -> SandboxConfig:
+def _profile(backend: Backend, name: str, given: dict[str, Any], *, recovered: bool) -> SandboxConfig:
     """The profile, with one slot in a sandbox and none of them kept for verification."""
     kind = backend.config_class
     config = kind.from_dict(name, given)
-    own = {"slots_per_sandbox": 1, "reserve_slots": 0}
+    own: dict[str, Any] = {"slots_per_sandbox": 1, "reserve_slots": 0}
+    if recovered and "orphan_ttl_s" not in config.model_fields_set:
+        own["orphan_ttl_s"] = ORPHAN_TTL_S
     if "min_sandboxes" not in config.model_fields_set:
         own["min_sandboxes"] = 0
     return validated(kind, {**config.model_dump(exclude_unset=True), **own}, f"profile {name!r}")

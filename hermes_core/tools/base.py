@@ -57,6 +57,9 @@ class CallContext:
     commands: SlotCommands | None = None
     """What can be done in the slot; None for tools that run in the driver."""
     slot: Slot | None = None
+    watch: Callable[[str, float], float] | None = None
+    """`watch(process_id, interval_s)` has updates of a background process delivered to whoever subscribed; the interval
+    in seconds that holds. None where nobody can."""
     state: dict[str, Any] = field(default_factory=dict)
     """The tools' own memory of this trajectory: kept from call to call, as long as the lease lives."""
 

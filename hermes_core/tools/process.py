@@ -193,10 +193,12 @@ async def _wait(ctx: CallContext, process_id: str, params: ProcessParams) -> Ans
 
 async def _kill(ctx: CallContext, process_id: str, params: ProcessParams) -> Answer:
     commands = ctx.require_commands()
-    status = await commands.poll(process_id)
-    if not status.running:
-        return {"status": "already_exited", **_ending(status)}
+    before = await commands.poll(process_id)
     status = await commands.kill(process_id)
+    if not before.running:
+        left = status.left_killed - before.left_killed
+        note = {"note": f"{left} processes that it had left running were killed"} if left else {}
+        return {"status": "already_exited", **_ending(status), **note}
     if status.running:
         return {"status": "error", "error": f"it is still running (pid {status.pid}) after SIGTERM and SIGKILL"}
     return {"status": "killed", **_ending(status)}

@@ -31,6 +31,9 @@ class TerminalParams(ToolParams):
     timeout: float | None = Field(default=None, gt=0, description="Seconds after which it is killed.")
     workdir: CommandText | None = Field(default=None, description="Directory to run in; the workspace if not given.")
     pty: bool = Field(default=False, description="Give it a terminal of 30 rows and 120 columns.")
+    check_interval: float | None = Field(
+        default=None, gt=0, description="With background: seconds between updates to the user, 30 at least."
+    )
 
 
 async def run_terminal(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
@@ -88,8 +91,18 @@ async def _background(ctx: CallContext, params: TerminalParams) -> ExecutionResu
     }
     if params.timeout is not None:
         answer["timeout_note"] = "timeout does not apply to background processes: end it with process(action='kill')"
+    if params.check_interval is not None:
+        answer["check_interval_note"] = _watched(ctx, session_id, params.check_interval)
     metadata = {"exit_code": 0, "session_id": session_id, "pid": status.pid}
     return ExecutionResult(True, answer["output"], metadata=metadata, answer=answer)
+
+
+def _watched(ctx: CallContext, session_id: str, wanted_s: float) -> str:
+    if ctx.watch is None:
+        return "nobody can be told here: poll it"
+    interval_s = ctx.watch(session_id, wanted_s)
+    raised = f" (raised from {wanted_s:g} s)" if interval_s > wanted_s else ""
+    return f"what is new is told every {interval_s:g} s{raised}, and its end"
 
 
 TERMINAL = Tool("terminal", TerminalParams, run_terminal, DESCRIPTION, toolsets=("terminal",))

@@ -37,6 +37,11 @@ def test_the_contract(emulator: ModalEmulator, version: str, tmp_path: Path) -> 
     assert failures(tmp_path, "--group", "contract") == []
 
 
+@pytest.mark.slow
+def test_background_processes_and_terminals(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
+    assert failures(tmp_path, "--group", "processes") == []
+
+
 @pytest.mark.stress
 def test_the_whole_kit(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
     assert failures(tmp_path) == []

@@ -270,7 +270,7 @@ def test_an_environment_observes_its_own_rollouts() -> None:
 def test_every_observer_hook_can_be_told() -> None:
     told: list[str] = []
     names = ("trajectory_started", "trajectory_finished", "tool_called")
-    names += ("sandbox_created", "sandbox_lost", "sandbox_terminated")
+    names += ("sandbox_created", "sandbox_lost", "sandbox_terminated", "process_updated")
 
     def recorder(name: str) -> Any:
         return lambda: told.append(name)
@@ -283,4 +283,5 @@ def test_every_observer_hook_can_be_told() -> None:
     observers.sandbox_created(sandbox_id="s", backend="b", profile="p")
     observers.sandbox_lost(sandbox_id="s", backend="b", profile="p", reason="r")
     observers.sandbox_terminated(sandbox_id="s", backend="b", profile="p")
+    observers.process_updated(update=SimpleNamespace(trajectory_id="t"))  # type: ignore[arg-type]
     assert told == list(names)

@@ -20,6 +20,9 @@ from hermes_core.sandbox.client import GuestSettings
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.direct import DirectClient
 from hermes_core.sandbox.results import WindowSize
+from hermes_core.tools.base import CallContext
+from hermes_core.tools.registry import ToolRegistry
+from hermes_core.tools.terminal import TERMINAL
 
 pytestmark = pytest.mark.slow
 
@@ -395,3 +398,13 @@ async def test_a_sandbox_that_ends_is_lost_for_commands_and_for_its_pool(client,
         await client.lost.wait()
     with pytest.raises(SandboxLost):
         await slot.run("true")
+
+
+async def test_a_model_is_told_that_there_is_no_terminal(slot):
+    tools = ToolRegistry()
+    context = CallContext(timeout_s=20, commands=slot)
+    for background in (False, True):
+        args = {"command": "touch ran", "pty": True, "background": background}
+        answer = (await tools.call(TERMINAL, context, args)).to_tool_result()
+        assert answer["exit_code"] == -1 and "no terminal" in answer["error"] and "without pty" in answer["error"]
+    assert (await slot.run("ls")).text == ""

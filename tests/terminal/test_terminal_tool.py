@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from hermes_core import cleanup_vm, terminal, terminal_tool
-from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 from hermes_core.terminal.settings import TerminalSettings
 
 pytestmark = pytest.mark.slow
@@ -59,7 +61,43 @@ def test_limits_and_what_went_wrong() -> None:
 def test_in_the_background() -> None:
     answer = said("sleep 60", background=True)
     assert answer["exit_code"] == 0 and answer["session_id"].startswith("proc_")
-    assert cleanup_vm()
+    with pytest.raises(UsageError, match=answer["session_id"]):
+        cleanup_vm()
+    poll = json.loads(terminal.process_tool("poll", answer["session_id"]))
+    assert poll["status"] == "running"
+    assert cleanup_vm(force=True)
+    assert "no sandbox" in json.loads(terminal.process_tool("list"))["error"]
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_the_next_process_goes_on_with_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
+    monkeypatch.setenv("TERMINAL_STATE_DIR", str(tmp_path / "state"))
+    script = """
+import json, os, sys
+from hermes_core import terminal_tool
+from hermes_core.terminal import process_tool
+if sys.argv[1] == "first":
+    terminal_tool("mkdir sub; cd sub; echo kept >file", task_id="mine")
+    started = json.loads(terminal_tool("cat; exit 6", background=True, pty=True, task_id="mine"))
+    print(started["session_id"], flush=True)
+else:
+    print(json.loads(process_tool("list", task_id="mine"))["processes"][0]["session_id"], flush=True)
+os.kill(os.getpid(), 9)
+"""
+    for death in range(deaths):
+        turn = "first" if death == 0 else "next"
+        done = subprocess.run([sys.executable, "-c", script, turn], stdout=subprocess.PIPE, text=True, check=False)
+        session = done.stdout.strip()
+        assert done.returncode == -9 and session.startswith("proc_")
+    said_then = json.loads(terminal.process_tool("submit", session, data="typed", task_id="mine"))
+    assert said_then["status"] == "ok"
+    assert json.loads(terminal.process_tool("write", session, data="\x04", task_id="mine"))["status"] == "ok"
+    ended = json.loads(terminal.process_tool("wait", session, timeout=20, task_id="mine"))
+    assert (ended["status"], ended["exit_code"]) == ("exited", 6) and "typed" in ended["output"]
+    assert said("cat file", task_id="mine")["output"] == "kept\n"
+    assert cleanup_vm("mine")
+    terminal.cleanup_all()
+    assert not (tmp_path / "state" / "processes.json").exists()
 
 
 async def test_inside_a_running_event_loop() -> None:

@@ -36,6 +36,7 @@ class Process:
         self.at_end: list[Answer] = []
         self.at_output: list[Answer] = []
         self.ended = 0.0
+        self.left = 0
         self._command = command
         self._cwd = cwd
         self._started = time.time()
@@ -66,6 +67,7 @@ class Process:
             running=not execution.ended,
             bytes=self.log.total,
             uptime=execution.duration if execution.ended else time.monotonic() - execution.began,
+            left=self.left,
             pty=execution.pty,
             spool=None if execution.spool is None else execution.spool.path,
         )
@@ -152,10 +154,20 @@ class Background:
         self._requests.reply(request, {"process": process.describe()})
 
     def kill(self, request: Request, header: Header, _body: bytes) -> None:
-        """End it; answered at its end."""
+        """End it, and what it has left running if it has ended itself; answered at its end, or theirs."""
         process = self._process(header)
-        self._answer_at_end(request, process, None)
-        process.execution.stop(header["grace"])
+        if process.execution.ended:
+            self._sweep(request, process, header["grace"])
+        else:
+            self._answer_at_end(request, process, None)
+            process.execution.stop(header["grace"])
+
+    def _sweep(self, request: Request, process: Process, grace: float) -> None:
+        def done(count: int) -> None:
+            process.left += count
+            self._requests.reply(request, {"process": process.describe()})
+
+        process.execution.slot.sweep(process.execution.id, grace, done)
 
     def _process(self, header: Header) -> Process:
         slot = self._requests.slot(header)

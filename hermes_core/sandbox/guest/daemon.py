@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 
-from . import trees, wire, workspace
+from . import processes, trees, wire, workspace
 from .connection import Connection
 from .housekeeping import Heartbeat, Search, Trash, complain
 from .probe import what_works
@@ -127,7 +127,7 @@ class Daemon:
                 return {"kind": "infra", "code": "workspace", "message": message}
         elif config["lease_id"] != self.config["lease_id"]:
             return {"kind": "policy", "code": "lease", "message": "this sandbox is leased to another driver"}
-        elif driver != self._driver and not header.get("take_over"):
+        elif driver != self._driver and header.get("take_over") not in ("silent", self.instance):
             return _HELD
         elif driver != self._driver and header["take_over"] == "silent" and self._silence_left() > 0:
             self._refuse_claim()
@@ -179,6 +179,8 @@ class Daemon:
             "shell": self.shell,
             "pid": os.getpid(),
             "instance": self.instance,
+            "boot": _boot_id(),
+            "began": processes.start_of(os.getpid()),
             "known": self._requests.known(),
         }
 
@@ -298,6 +300,15 @@ class Daemon:
         if self._trash is not None:
             self._trash.close()
             workspace.remove_base(self.base)
+
+
+def _boot_id() -> str:
+    """The kernel's name for the time since its last start; empty where it has none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _choose(config: Mapping[str, Any]) -> tuple[str, bool]:

@@ -32,6 +32,8 @@ _OWN_FDS = 100
 """Our own descriptors are moved up to here, out of the way of those that commands get."""
 _LOOK_AGAIN_S = 0.02
 _KILLING_S = 1.0
+_NEVER = 1 << 62
+"""A start in clock ticks that no process has."""
 
 
 def receive_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -48,7 +50,7 @@ def encode_message(message: dict[str, Any]) -> bytes:
 class _Command:
     """One running command: its id, its mark, and, once it is to end, by when."""
 
-    __slots__ = ("deadline", "identity", "mark", "start", "status")
+    __slots__ = ("deadline", "identity", "left", "mark", "start", "status")
 
     def __init__(self, identity: str, mark: str | None) -> None:
         self.identity = identity
@@ -56,6 +58,8 @@ class _Command:
         self.deadline: float | None = None
         self.start = 0
         self.status: int | None = None
+        self.left: set[int] | None = None
+        """Of one that has ended: what it had left running, and we have signalled."""
 
 
 class Parent:
@@ -69,6 +73,7 @@ class Parent:
         self._sock = _moved_up(sock)
         self._owns_all = owns_all
         self._running: dict[int, _Command] = {}
+        self._ghosts = 0
         # The place of the script's descriptor stays taken: none that is received may be there already.
         os.dup2(0, SCRIPT_FD, inheritable=False)
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -113,7 +118,7 @@ class Parent:
                 with os.fdopen(fds.pop(), "rb") as spill:
                     message = json.loads(spill.read().decode("ascii"))
             if "end" in message:
-                self._end(message["end"], message["grace"])
+                self._end(message["end"], message["grace"], message.get("mark"))
             else:
                 self._start(message, fds)
         finally:
@@ -240,19 +245,32 @@ class Parent:
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
-    def _end(self, identity: str, grace: float) -> None:
-        """TERM to a command and all that it started; `_advance` sees to the rest."""
+    def _end(self, identity: str, grace: float, mark: str | None) -> None:
+        """TERM to a command and all that it started; `_advance` sees to the rest.
+
+        With `mark` the command may have ended: then to what it has left running.
+        """
         pid = next((pid for pid, command in self._running.items() if command.identity == identity), None)
+        if pid is None and mark is not None:
+            pid = self._ghost(identity, mark)
         if pid is None:
             return
         command = self._running[pid]
         deadline = time.monotonic() + grace
         command.deadline = deadline if command.deadline is None else min(command.deadline, deadline)
-        command.start = processes.start_of(pid)
+        if command.left is None:
+            command.start = processes.start_of(pid)
         if grace > 0:
             for target in self._family(pid):
                 processes.send_signal(target, signal.SIGTERM)
                 processes.send_signal(target, signal.SIGCONT)
+
+    def _ghost(self, identity: str, mark: str) -> int:
+        """A place among the running ones for a command that has ended; no process has a negative id."""
+        self._ghosts -= 1
+        command = self._running[self._ghosts] = _Command(identity, mark)
+        command.start, command.status, command.left = _NEVER, 0, set()
+        return self._ghosts
 
     def _advance(self, pid: int) -> None:
         """See whether all that a command started has ended by itself; KILL when its grace period is over."""
@@ -278,7 +296,10 @@ class Parent:
             # Without a mark it is a guess, made only when nothing else runs that could have started it.
             return not others and process.start >= command.start
 
-        return processes.family(leader, command.start, adopted)
+        found = processes.family(leader, command.start, adopted)
+        if command.left is not None:
+            command.left.update(found)
+        return found
 
     def _kill_family(self, pid: int) -> None:
         until = time.monotonic() + _KILLING_S
@@ -324,8 +345,11 @@ class Parent:
                 self._ended(pid, status)
 
     def _ended(self, pid: int, status: int) -> None:
-        identity = self._running.pop(pid).identity
-        self._tell({"exit": identity, "status": status})
+        command = self._running.pop(pid)
+        if command.left is None:
+            self._tell({"exit": command.identity, "status": status})
+        else:
+            self._tell({"swept": command.identity, "count": len(command.left)})
 
 
 def _places(fds: list[int], tty: str | None) -> list[tuple[int, int]]:

@@ -64,6 +64,7 @@ class Slot:
         self.drains = Drains(daemon.loop)
         self.executions: dict[str, Execution] = {}
         self.background: dict[str, Process] = {}
+        self._sweeps: dict[str, list[Callable[[int], object]]] = {}
         self._state = NEW
         self._link: Link | None = None
         self._waiting: list[Spawn] = []
@@ -141,6 +142,7 @@ class Slot:
         for spawn in self._waiting:
             spawn.release()
         self._waiting = []
+        self._swept(list(self._sweeps), 0)
         self.drains.close()
         if forget:
             self.background.clear()
@@ -263,6 +265,8 @@ class Slot:
 
     def _heard_of_command(self, message: dict[str, Any], fds: list[int]) -> None:
         identity = message.get("started") or message.get("exit") or message.get("failed") or ""
+        if "swept" in message:
+            self._swept([message["swept"]], message["count"])
         execution = self.executions.get(identity)
         if execution is None:
             return
@@ -278,6 +282,7 @@ class Slot:
         if link is None:
             return
         self._link = None
+        self._swept(list(self._sweeps), 0)
         self._waiting = link.drop() + self._waiting
         if self._closing or self._state == BROKEN:
             return
@@ -365,6 +370,20 @@ class Slot:
         if self._link is not None and self._state == READY:
             self._link.wake()
             self._link.send(encode_message({"end": execution.id, "grace": grace}))
+
+    def sweep(self, identity: str, grace: float, done: Callable[[int], object]) -> None:
+        """The same to what a command that has ended left running; `done` is called with how many those were."""
+        if self._link is None or self._state != READY:
+            done(0)  # nothing of it can have lived through that
+            return
+        self._sweeps.setdefault(identity, []).append(done)
+        self._link.wake()
+        self._link.send(encode_message({"end": identity, "grace": grace, "mark": self._mark(identity)}))
+
+    def _swept(self, identities: list[str], count: int) -> None:
+        for identity in identities:
+            for done in self._sweeps.pop(identity, []):
+                done(count)
 
     def last_resort(self, execution: Execution) -> None:
         """Even KILL brought no exit: the parent does not answer (stopped by the slot, say). Empty the slot."""

@@ -198,7 +198,7 @@ async def test_taking_over(rigged, level):
         with pytest.raises(PolicyError, match="another driver holds"):
             await GuestClient.start(rig.sandbox, settings)
         assert (await first.run("echo undisturbed")).text == "undisturbed\n"
-        client = await GuestClient.start(rig.sandbox, replace(settings, take_over=True))
+        client = await GuestClient.start(rig.sandbox, replace(settings, take_over=rig.client.life))
         try:
             assert await client.open_slot(index) == first.workspace_dir
             slot = client.commands(index)
@@ -215,7 +215,7 @@ async def test_taking_over(rigged, level):
 
 async def test_a_lease_of_somebody_else(rigged):
     async with rigged("shared") as rig:
-        for take_over in (False, True):
+        for take_over in (None, rig.client.life):
             settings = replace(rig.client.settings, lease_id="other", driver_id="other", take_over=take_over)
             with pytest.raises(PolicyError, match="leased to another"):
                 await GuestClient.start(rig.sandbox, settings)
@@ -241,8 +241,8 @@ async def test_two_starts_at_once_make_one_guest(host_sandbox):
         clients = await asyncio.gather(
             *(GuestClient.start(sandbox, settings) for _ in range(3)), return_exceptions=True
         )
-        assert {client._instance for client in clients if isinstance(client, GuestClient)} != {None}
-        assert len({client._instance for client in clients if isinstance(client, GuestClient)}) == 1
+        assert {client.life for client in clients if isinstance(client, GuestClient)} != {None}
+        assert len({client.life for client in clients if isinstance(client, GuestClient)}) == 1
         for client in clients[:-1]:
             if isinstance(client, GuestClient):
                 await client.aclose()

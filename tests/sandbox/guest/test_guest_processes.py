@@ -261,3 +261,18 @@ async def test_those_that_ended_first_make_room(slot):
     known = [process.process_id for process in await slot.processes()]
     assert len(known) == 64 and first.process_id not in known and runs.process_id in known
     await slot.kill(runs.process_id)
+
+
+@pytest.mark.parametrize("left", ["sleep 1000", "trap '' TERM; while :; do sleep 0.1; done"])
+async def test_a_kill_ends_what_one_that_has_ended_left_running(slot, left):
+    spared = await slot.start("sleep 1000")
+    process = await slot.start(f"( {left} ) & ( {left} ) & echo $! >pid; exit 3")
+    ended = await slot.wait(process.process_id)
+    assert (ended.exit_code, ended.left_killed) == (3, 0)
+    assert (await slot.run("kill -0 $(cat pid)")).ok
+    killed = await slot.kill(process.process_id, grace_s=0.3)
+    assert (killed.exit_code, killed.signal, killed.left_killed >= 2) == (3, None, True)
+    assert not (await slot.run("kill -0 $(cat pid)")).ok
+    assert await slot.kill(process.process_id) == killed
+    assert (await slot.poll(spared.process_id)).running
+    await slot.kill(spared.process_id)
