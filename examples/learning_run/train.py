@@ -162,7 +162,8 @@ def main():
     options.add_argument("--rate", type=float, default=1e-3, help="of the optimizer")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--port", type=int, default=8000, help="of the API, on the loopback interface")
-    asyncio.run(run(options.parse_args()))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run(options.parse_args()))
 
 
 if __name__ == "__main__":
