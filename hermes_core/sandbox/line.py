@@ -48,8 +48,8 @@ class GuestSettings:
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
     take_over: GuestLife | Literal["silent"] | None = None
-    """Which guest of a dead driver's this one goes on with, or `silent`: whichever there is, once its driver is silent. None
-    takes over nothing."""
+    """Which guest of a dead driver's this one goes on with. `silent` is whichever there is, once its driver is silent;
+    None takes over nothing."""
     restored: bool = False
     """Whether the sandbox's files are a snapshot's."""
 
