@@ -87,6 +87,17 @@ async def test_the_next_trajectory_of_a_slot_starts_with_none(rollouts: Rollouts
             assert (await rollouts.call(again, "process", action="poll", session_id=session))["status"] == "not_found"
 
 
+async def test_a_release_without_a_reset_forgets_them_too(rollouts: Rollouts) -> None:
+    slot = await rollouts.backend.acquire()
+    session = (await rollouts.call(slot, "terminal", command="sleep 60", background=True))["session_id"]
+    await rollouts.backend.release(slot)
+    for _ in range(12):
+        again = await rollouts.backend.acquire()
+        assert (await rollouts.call(again, "process", action="list"))["processes"] == []
+        assert (await rollouts.call(again, "process", action="poll", session_id=session))["status"] == "not_found"
+        await rollouts.backend.release(again)
+
+
 async def test_calls_of_many_slots_run_at_the_same_time(rollouts: Rollouts) -> None:
     async with rollouts.backend.lease() as one, rollouts.backend.lease() as other:
         calls = [(slot, "terminal", {"command": "sleep 0.5; echo done"}) for slot in (one, other) for _ in range(4)]
