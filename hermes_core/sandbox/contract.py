@@ -112,14 +112,14 @@ class SandboxConfig(BaseModel):
     is made, from all of it on no rollout gets a slot. Those that run are finished and verified."""
 
     @property
-    def gpus(self) -> int:
-        """How many GPUs a sandbox has."""
+    def gpu_count(self) -> int | None:
+        """How many GPUs a sandbox has; None if that is not known."""
         return 0
 
     @property
     def price_per_hour(self) -> float | None:
         """What a sandbox costs by the hour; None if that is not known."""
-        return None if self.prices is None else self.prices.per_hour(self.cpu, self.memory, self.gpus)
+        return None if self.prices is None else self.prices.per_hour(self.cpu, self.memory, self.gpu_count)
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:

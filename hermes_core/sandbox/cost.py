@@ -33,16 +33,16 @@ class Prices(BaseModel):
     gpu: float = Field(default=0.0, ge=0)
     """Each GPU."""
 
-    def per_hour(self, cpu: float | None, memory: int | None, gpus: int) -> float:
+    def per_hour(self, cpu: float | None, memory: int | None, gpus: int | None) -> float:
         """The price of one sandbox.
 
         Raises:
             ValueError: something has a price, and how much of it a sandbox has is not said.
         """
-        for key, price, amount in (("cpu", self.cpu, cpu), ("memory", self.memory, memory)):
+        for key, price, amount in (("cpu", self.cpu, cpu), ("memory", self.memory, memory), ("gpu", self.gpu, gpus)):
             if price and amount is None:
                 raise ValueError(f"prices.{key} is set, and {key} is not: set it, or use prices.sandbox")
-        return self.sandbox + self.cpu * (cpu or 0) + self.memory * (memory or 0) / 1024 + self.gpu * gpus
+        return self.sandbox + self.cpu * (cpu or 0) + self.memory * (memory or 0) / 1024 + self.gpu * (gpus or 0)
 
 
 @dataclass(frozen=True)

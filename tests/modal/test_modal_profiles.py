@@ -154,7 +154,7 @@ def test_the_price_counts_gpus() -> None:
     prices = {"cpu": 0.1, "memory": 0.02, "gpu": 0.5}
     assert ModalSandboxConfig(prices=prices).price_per_hour == pytest.approx(0.1 + 2 * 0.02)
     assert ModalSandboxConfig(gpu="A100:2", prices=prices).price_per_hour == pytest.approx(0.1 + 2 * 0.02 + 1.0)
-    assert ModalSandboxConfig(gpu="T4", prices=prices).gpus == 1
+    assert ModalSandboxConfig(gpu="T4", prices=prices).gpu_count == 1
 
 
 def test_the_example_file() -> None:

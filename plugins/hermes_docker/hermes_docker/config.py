@@ -43,6 +43,11 @@ class DockerConfig(SandboxConfig):
     security_opt: tuple[str, ...] = ()
     """Further security options, such as `apparmor=unconfined` where AppArmor forbids mounts to level `namespace`."""
 
+    @property
+    def gpu_count(self) -> int | None:
+        """How many GPUs a container has; None for all that there are."""
+        return None if self.gpus == -1 else self.gpus or 0
+
     @field_validator("network", mode="before")
     @classmethod
     def _bridge_is_open(cls, value: Any) -> Any:

@@ -101,7 +101,7 @@ class ModalSandboxConfig(SandboxConfig):
         return self
 
     @property
-    def gpus(self) -> int:
+    def gpu_count(self) -> int:
         """How many GPUs a sandbox has: `A100:2` is two."""
         if self.gpu is None:
             return 0
