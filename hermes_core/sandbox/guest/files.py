@@ -59,7 +59,8 @@ def run(name: str, args: Mapping[str, Any]) -> int:
 
 
 def _interrupted(_number: int, _frame: object) -> NoReturn:
-    """A cancelled operation still takes its temporary file away."""
+    """A cancelled operation still takes its temporary file away, which being told again must not cut short."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)
 
 
