@@ -16,6 +16,7 @@ from docker import APIClient
 
 from hermes_core.errors import InfraError
 
+ASK_THE_DOCTOR = "`hermes-rl doctor docker` says what to do"
 CALL_S = 60
 """Seconds that the daemon may keep silent in one call."""
 
@@ -110,7 +111,7 @@ def translated(error: Exception) -> Exception:
         return DaemonError(f"the Docker daemon says: {said}", status=error.status_code)
     if isinstance(error, docker.errors.DockerException | requests.RequestException | OSError):
         return DaemonError(
-            f"the Docker daemon can't be reached: {reason(error)}", hint="`hermes-rl doctor docker` says what to do"
+            f"the Docker daemon can't be reached: {reason(error)}", hint=ASK_THE_DOCTOR
         )
     return error
 

@@ -9,7 +9,7 @@ from typing import Any
 from hermes_core.errors import PolicyError, ProvisionError
 from hermes_core.sandbox.contract import Diagnosis, Isolation, SandboxSpec
 from hermes_docker.config import SYS_ADMIN, DockerConfig
-from hermes_docker.daemon import Daemon, DaemonError
+from hermes_docker.daemon import ASK_THE_DOCTOR, Daemon, DaemonError
 
 _LIMITS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids_limit": "PidsLimit"}
 """A profile's limits, and what `docker info` calls the daemon's ability to enforce them."""
@@ -82,7 +82,7 @@ async def diagnose(daemon: Daemon) -> Diagnosis:
         version = await daemon.call(lambda api: api.version())
     except DaemonError as error:
         return Diagnosis(
-            False, f"no Docker daemon answers at {where}: {error.message}", advice=_unreachable(error.message)
+            False, f"no Docker daemon answers at {where}: {error.message}", advice=_unreachable(error)
         )
     podman = any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
     rootless = any("name=rootless" in option for option in info["SecurityOptions"] or ())
@@ -103,8 +103,10 @@ async def diagnose(daemon: Daemon) -> Diagnosis:
     return Diagnosis(True, f"{name} {version['Version']}", tuple(details), tuple(advice))
 
 
-def _unreachable(said: str) -> tuple[str, ...]:
-    if "Permission denied" in said:
+def _unreachable(error: DaemonError) -> tuple[str, ...]:
+    if error.hint not in (None, ASK_THE_DOCTOR):
+        return (str(error.hint),)
+    if "Permission denied" in error.message:
         return (
             "add yourself to the group of its socket (`usermod -aG docker $USER`, then log in anew), or run rootless",
         )
