@@ -13,7 +13,7 @@ import termios
 import tty
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -99,8 +99,7 @@ async def _visit(runtime: Runtime, checkpoint: Checkpoint, sandbox: str | None, 
     tools = runtime.tool_backend(wish.backend, isolation=wish.isolation, config=config, checkpoint=checkpoint)
     try:
         slot, process = await (_new(tools, wish.profile) if sandbox is None else _left(tools, sandbox))
-        say(f"in sandbox {slot.sandbox_id}; Ctrl-] leaves it", err=True)
-        ended = await _attached(tools.commands(slot), process)
+        ended = await _attached(tools.commands(slot), process, f"in sandbox {slot.sandbox_id}; Ctrl-] leaves it")
     except BaseException:
         await tools.aclose()  # while the checkpoint is open, so that it is not in it any more
         raise
@@ -131,28 +130,30 @@ def _size() -> WindowSize:
     return WindowSize(min(max(rows, 1), _MOST_SIDE), min(max(columns, 1), _MOST_SIDE))
 
 
-async def _attached(commands: SlotCommands, process: ProcessStatus) -> ProcessStatus | None:
+async def _attached(commands: SlotCommands, process: ProcessStatus, greeting: str) -> ProcessStatus | None:
     """Connect our terminal with the process's: how that ended, or None when the person has left it."""
     loop = asyncio.get_running_loop()
     resized, left = asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGWINCH, resized.set)
     loop.add_signal_handler(signal.SIGHUP, left.set)
     resized.set()
-    works = {
-        asyncio.create_task(_shown(commands, process)),
-        asyncio.create_task(_typed(commands, process.process_id)),
-        asyncio.create_task(_sized(commands, process.process_id, resized)),
-        asyncio.create_task(left.wait()),
-    }
+    works: set[asyncio.Task[Any]] = set()
     try:
         with _raw():
+            say(greeting + "\r", err=True)  # not before: what is typed upon it is the slot's
+            works |= {
+                asyncio.create_task(_shown(commands, process)),
+                asyncio.create_task(_typed(commands, process.process_id)),
+                asyncio.create_task(_sized(commands, process.process_id, resized)),
+                asyncio.create_task(left.wait()),
+            }
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
             for work in done:
                 work.result()
     finally:
         for work in works:
             work.cancel()
-        await asyncio.wait(works)
+        await asyncio.gather(*works, return_exceptions=True)
         loop.remove_signal_handler(signal.SIGWINCH)
         loop.remove_signal_handler(signal.SIGHUP)
     status = await commands.poll(process.process_id)
@@ -161,10 +162,10 @@ async def _attached(commands: SlotCommands, process: ProcessStatus) -> ProcessSt
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Every key is the slot's."""
+    """Every key is the slot's, those that were typed too early included."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    tty.setraw(fd)
+    tty.setraw(fd, termios.TCSADRAIN)
     try:
         yield
     finally:
