@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import stat
-import sys
 
 from . import archives
 from .archives import BLOCK, Refused, write_all
@@ -54,14 +53,30 @@ def run(name: str, args: Mapping[str, Any]) -> int:
         result = {"code": CODES.get(error.errno or 0, "failed"), "message": text}
     except (ValueError, OverflowError, RecursionError) as error:
         result = {"code": "invalid", "message": str(error)}
+    if result.get("ok"):
+        _begun.clear()
+    else:
+        _take_back()
     write_all(2, json.dumps(result).encode("ascii"))
     return 0 if result.get("ok") else 1
 
 
+_begun: list[Callable[[], object]] = []
+"""What takes back what an operation has done so far; each can be called again, and too late."""
+
+
+def _take_back() -> None:
+    for step in _begun:
+        try:
+            step()
+        except OSError:  # done already
+            pass
+
+
 def _interrupted(_number: int, _frame: object) -> NoReturn:
-    """A cancelled operation still takes its temporary file away, which being told again must not cut short."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(128 + signal.SIGTERM)
+    """End a cancelled operation; wherever that finds it, even in the middle of this."""
+    _take_back()
+    os._exit(128 + signal.SIGTERM)
 
 
 def _read(path: str, offset: int, limit: int) -> Outcome:
@@ -107,30 +122,21 @@ def _write(path: str, size: int, mode: int | None, append: bool) -> Outcome:
 def _append(target: str, size: int, mode: int | None) -> None:
     fd = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     before = os.fstat(fd).st_size
-    try:
-        _copy_in(fd, size)
-        if mode is not None:
-            os.fchmod(fd, mode)
-    except BaseException:
-        os.ftruncate(fd, before)
-        raise
+    _begun.append(lambda: os.ftruncate(fd, before))
+    _copy_in(fd, size)
+    if mode is not None:
+        os.fchmod(fd, mode)
 
 
 def _replace(target: str, size: int, mode: int | None) -> None:
     """All of it or nothing: a full disk or a cut stream leaves the old file as it was."""
     temporary = os.path.join(os.path.dirname(target), ".hermes-%d-%s" % (os.getpid(), os.urandom(4).hex()))
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        _copy_in(fd, size)
-        if mode is not None:
-            os.fchmod(fd, mode)
-        os.rename(temporary, target)
-    except BaseException:  # the exit of a cancelled operation is one too
-        try:
-            os.unlink(temporary)
-        except FileNotFoundError:
-            pass
-        raise
+    _begun.append(lambda: os.unlink(temporary))
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    _copy_in(fd, size)
+    if mode is not None:
+        os.fchmod(fd, mode)
+    os.rename(temporary, target)
 
 
 def _copy_in(fd: int, size: int) -> None:

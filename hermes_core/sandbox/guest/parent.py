@@ -194,7 +194,14 @@ class Parent:
             return self._fork_and_execute(path, argv, env, fds, tty)
 
     def _fork(self, fds: list[int], tty: str | None, body: Callable[[], int]) -> int:
-        pid = os.fork()
+        # A TERM that comes early waits: as long as signals are ignored, it would be lost.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, processes.ALL_SIGNALS)
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if pid:
             return pid
         status = 126
@@ -211,6 +218,7 @@ class Parent:
                 fd = os.open(tty, os.O_RDWR)
                 for target in (0, 1, 2):
                     os.dup2(fd, target)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             status = body()
         except BaseException as error:
             os.write(2, ("%s: %s" % (type(error).__name__, error)).encode("utf-8", "replace"))
