@@ -119,13 +119,18 @@ def _base36(number: int) -> str:
 
 
 def _tool_call(item: ParsedCall | ParseProblem, identifier: str, *, cut: bool) -> ToolCall:
-    if isinstance(item, ParsedCall) and (item.ended or not cut):
-        text = encodable(json.dumps(item.arguments, ensure_ascii=False))
-        return ToolCall(identifier, encodable(item.name), text, item.arguments, repaired=item.repaired)
-    problem = item.message if isinstance(item, ParseProblem) else ""
-    error = (
-        "the call was cut off at the limit on the length of one answer: make it shorter"
-        if cut
-        else f"{problem}. Make the call again, whole and in the right form"
-    )
-    return ToolCall(identifier, encodable(item.name), encodable(item.raw), None, encodable(f"{error}."), repaired=True)
+    name = encodable(item.name)
+    if isinstance(item, ParseProblem):
+        problem = item.message
+    elif cut and not item.ended:
+        problem = "the call has no end"
+    else:
+        try:
+            text = encodable(json.dumps(item.arguments, ensure_ascii=False))
+            return ToolCall(identifier, name, text, item.arguments, repaired=item.repaired)
+        except RecursionError:  # read from a shallower place
+            problem = "the arguments are nested too deep"
+    if cut:
+        problem = f"the call was cut off at the limit on the length of one answer ({problem}): make it shorter"
+    error = encodable(f"{problem}. Make the call again, whole and in the right form.")
+    return ToolCall(identifier, name, encodable(item.raw), None, error, repaired=True)

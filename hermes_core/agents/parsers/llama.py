@@ -67,5 +67,8 @@ def _leads(text: str, position: int) -> bool:
 
 def _is_call(value: Mapping[str, object], source: Source, leading: bool) -> bool:
     call = call_object(value)
-    known, has_arguments = call.get("name") in source.tools, "arguments" in call or "parameters" in call
-    return isinstance(call.get("name"), str) and ((has_arguments and (known or leading)) or (known and leading))
+    name, has_arguments = call.get("name"), "arguments" in call or "parameters" in call
+    if not isinstance(name, str):
+        return False
+    known = name in source.tools
+    return (known and leading) or (has_arguments and (known or leading))

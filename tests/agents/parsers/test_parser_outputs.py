@@ -386,6 +386,21 @@ def test_llama_calls_around_text_and_tags(parse: Parse, name: str) -> None:
     assert "not a JSON object" in problem.message
 
 
+@pytest.mark.parametrize("name", FAMILY["llama"])
+@pytest.mark.parametrize("named", ["[1]", "{}", "3", "null", '""'])
+def test_an_object_whose_name_is_none_is_no_call(parse: Parse, name: str, named: str) -> None:
+    assert parse(name, f'{{"name": {named}, "parameters": {{}}}}').calls == ()
+
+
+@pytest.mark.parametrize("depth", [500, 900, 990, 100_000])
+def test_nesting_that_is_too_deep_is_a_problem_at_worst(parse: Parse, format_name: str, depth: int) -> None:
+    deep = one(format_name).replace('"ls"', "[" * depth + "]" * depth)
+    parsed = parse(format_name, f"{deep}\n{one(format_name)}")
+    made = parsed.tool_calls(1)
+    assert made[-1].arguments == {"command": "ls"}
+    assert all((call.arguments is None) == (call.error is not None) for call in made)
+
+
 def test_deepseek_reads_both_versions(parse: Parse) -> None:
     for name in FAMILY["deepseek"]:
         for other in FAMILY["deepseek"]:

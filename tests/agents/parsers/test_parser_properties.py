@@ -170,6 +170,24 @@ def test_no_text_raises_and_every_part_is_accounted_for(name: str) -> None:
     check()
 
 
+KEYS = st.sampled_from(["name", "arguments", "parameters", "function", "id", "type", "x"])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TAGGED])
+def test_no_object_raises_whatever_its_fields_are(name: str) -> None:
+    parser = PARSERS[name]
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.dictionaries(KEYS, values), values)
+    def check(fields: dict[str, Any], made: Any) -> None:
+        for body in (json.dumps(fields), json.dumps([fields, fields]), json.dumps(made)):
+            marked = parser.render([ParsedCall("f", {"s": "x"})])
+            for text in (body, f"[TOOL_CALLS]{body}", f"<|python_tag|>{body}", marked.replace('{"s": "x"}', body)):
+                parser.parse(text, TOOLS).tool_calls(1)
+
+    check()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_between_think_marks_is_made(name: str) -> None:
     parser = PARSERS[name]
