@@ -99,8 +99,11 @@ class SandboxConfig(BaseModel):
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Plain environment variables of every command."""
     slot_variables: tuple[str, ...] = ()
-    """Variables of the sandbox itself (its image's, the provider's secrets) that commands are to see; of others they
-    see PATH alone. Whoever can run commands in a slot can read these."""
+    """Variables of the sandbox itself, of its image for instance, that commands are to see; of others they see PATH
+    alone."""
+    slot_secrets: tuple[str, ...] = ()
+    """The same, where the value is secret: `*` takes its place in what commands write (not in files that are read).
+    Whoever can run commands in a slot can use the value all the same."""
     max_processes: int = Field(default=512, ge=16)
     """Processes of one slot at most."""
     visible_paths: tuple[str, ...] = ()

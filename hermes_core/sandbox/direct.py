@@ -91,6 +91,7 @@ class DirectClient:
         missing = [
             "isolation between slots above shared, unless each sandbox has one slot",
             "a preparation user apart from the slots",
+            "hiding the sandbox's own environment variables from commands",
             "proof that a killed slot is dead: a process that clears its environment is not found",
             "telling exit status 128 + n from signal n",
             "SIGINT and SIGQUIT: sh starts commands that ignore both",
@@ -128,6 +129,12 @@ class DirectClient:
             raise PolicyError(
                 f"without Python a sandbox of {settings.slots} slots can't grant {settings.isolation.label!r}",
                 hint="use an image with python3 (3.7 or later), slots_per_sandbox: 1, or level shared",
+                sandbox_id=sandbox.id,
+            )
+        if settings.secrets:
+            raise PolicyError(
+                "without Python nothing masks a secret in what commands write",
+                hint="use an image with python3 (3.7 or later), or leave slot_secrets out",
                 sandbox_id=sandbox.id,
             )
         client.work.spawn(client._heartbeat(), f"heartbeat of {sandbox.id}")

@@ -45,6 +45,8 @@ class GuestSettings:
     max_processes: int = 512
     env: Mapping[str, str] = field(default_factory=dict)
     inherit: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    """Those of the inherited variables whose values are masked in output."""
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
     take_over: GuestLife | Literal["silent"] | None = None
@@ -128,6 +130,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "max_processes": settings.max_processes,
         "env": dict(settings.env),
         "inherit": list(settings.inherit),
+        "secrets": list(settings.secrets),
         "visible_paths": list(settings.visible_paths),
         "restored": settings.restored,
     }

@@ -270,12 +270,12 @@ async def test_a_refused_token_of_a_handle_is_replaced(
 async def test_commands_see_the_secrets_that_the_profile_names_for_them(
     backend: ModalBackend, owner: str, emulator: ModalEmulator
 ) -> None:
-    emulator.add_secret("two-keys", {"API_KEY": "sk-seen", "OTHER_KEY": "sk-hidden"})
-    profile = {"secrets": ["two-keys"], "slot_variables": ["API_KEY", "NOT_THERE"], "env_vars": {"DEBUG": "1"}}
+    emulator.add_secret("two-keys", {"API_KEY": "sk-seen-by-commands", "OTHER_KEY": "sk-hidden"})
+    profile = {"secrets": ["two-keys"], "slot_secrets": ["API_KEY", "NOT_THERE"], "env_vars": {"DEBUG": "1"}}
     async with tool_backend(backend, owner, **profile) as tools, tools.lease() as slot:
-        script = "echo $API_KEY $DEBUG $OTHER_KEY; cat /proc/*/environ 2>/dev/null | grep -c sk-hidden"
+        script = "echo $API_KEY $DEBUG $OTHER_KEY ${#API_KEY}; cat /proc/*/environ 2>/dev/null | grep -c sk-hidden"
         result = await tools.execute(slot, "bash", {"command": script})
-        assert result.output == "sk-seen 1\n0\n"
+        assert result.output == "******************* 1 19\n0\n"
 
 
 async def test_each_tasks_own_image(emulator: ModalEmulator, tmp_path: Path) -> None:

@@ -163,4 +163,4 @@ def test_the_example_file() -> None:
     example = Path(hermes_modal.__file__).parents[1] / "modal_profiles.example.yaml"
     profiles = load_profiles(example)
     assert set(profiles) == {"default", "pytorch-gpu", "node"}
-    assert profiles["node"].slot_variables == ("API_KEY",)
+    assert profiles["node"].slot_secrets == ("API_KEY",)

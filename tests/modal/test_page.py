@@ -159,7 +159,7 @@ def test_credentials(own_emulator: ModalEmulator, tmp_path: Path) -> None:
         asyncio.run(main())
 
         # Commands see what the profile names for them
-        config = ModalSandboxConfig(secrets=["my-api-key"], slot_variables=["API_KEY"], env_vars={"DEBUG": "1"})
+        config = ModalSandboxConfig(secrets=["my-api-key"], slot_secrets=["API_KEY"], env_vars={"DEBUG": "1"})
         asyncio.run(main())
         """,
         tmp_path,

@@ -69,7 +69,8 @@ class HostSandbox(Sandbox):
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
         if not self.reachable:
             raise ChannelLost("unplugged")
-        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", processes.MARKER: self.id, **(env or {})}
+        own = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TOKEN": "token-of-the-sandbox"}
+        environment = {**own, processes.MARKER: self.id, **(env or {})}
         channel = await AsyncioStreamChannel.spawn([self.python, *argv[1:]], env=environment)
         self.channels.append(channel)
         return channel

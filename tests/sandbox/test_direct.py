@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,13 @@ def settings_for(sandbox: Sandbox, slots: int = 2, isolation: Isolation = Isolat
         orphan_ttl_s=2.0,
         env={"FROM_PROFILE": "yes"},
     )
+
+
+async def test_secrets_that_nothing_could_mask_are_refused(tmp_path):
+    sandbox = DirectorySandbox(tmp_path / "sandbox", SHELLS[0])
+    with pytest.raises(PolicyError, match="masks"):
+        await DirectClient.start(sandbox, replace(settings_for(sandbox), secrets=("TOKEN",)))
+    await sandbox.terminate()
 
 
 @pytest.fixture(params=SHELLS, ids=lambda argv: argv[0])

@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 
-from . import processes, trees, wire, workspace
+from . import masking, processes, trees, wire, workspace
 from .connection import Connection
 from .housekeeping import Heartbeat, Search, Trash, complain
 from .probe import what_works
@@ -52,6 +52,8 @@ class Daemon:
         self.soft_files = _raise_file_limit()
         self.instance = os.urandom(8).hex()
         self.config: dict[str, Any] = {}
+        self.masked: tuple[bytes, ...] = ()
+        """What commands' output must not show."""
         self.base = ""
         self.mechanism = "shared"
         self.single_user = False
@@ -208,6 +210,7 @@ class Daemon:
     def _configure(self, config: dict[str, Any]) -> None:
         self.mechanism, self.single_user = _choose(config)
         self.config = config
+        self.masked = masking.values_of(config.get("secrets", ()), os.environb)
         self.base = config["workspace_base"]
         if config.get("restored"):
             workspace.adopt(self.base, self.uid_of(PREPARE))

@@ -9,6 +9,7 @@ import signal
 import time
 
 from . import terminal
+from .masking import Mask
 from .output import HeadTail, Rolling
 from .streams import Input, Spool, Stream
 from .wire import CAPTURE_LIMIT, CHUNK
@@ -28,6 +29,8 @@ DRAIN_LIMIT = 2 << 20
 LAST_RESORT_S = 3.0
 _HUNG_UP_S = 0.1
 """How often a terminal is looked at that no program has open at the moment."""
+_HELD_S = 0.05
+"""How long what may be the beginning of a secret waits for the rest of it, where somebody may be looking on."""
 _DRY, _CLOSED, _FULL, _SPENT = "dry", "closed", "full", "spent"
 
 
@@ -39,6 +42,7 @@ class Execution:
             `stream` (to the driver, piece by piece).
         merge: standard error goes the same way, in the order written.
         pty: rows and columns of the terminal that it gets in place of pipes; `merge` is of no matter then.
+        masked: values that are not to be seen in its output.
 
     Raises:
         OSError: there are no more descriptors.
@@ -53,6 +57,7 @@ class Execution:
         merge: bool,
         on_end: Callable[[Execution], object],
         pty: tuple[int, int] | None = None,
+        masked: tuple[bytes, ...] = (),
     ) -> None:
         self.slot = slot
         self.id = identity
@@ -76,6 +81,8 @@ class Execution:
         self._still_drained = DRAIN_LIMIT
         self._timers: list[Timer] = []
         self._open: dict[int, Sink] = {}
+        self._masked = masked
+        self._masks: dict[int, Mask] = {}
         self._paused: set[int] = set()
         self._child_fds: list[int] = []
         self.sinks = [self._sink(mode, limit)]
@@ -88,12 +95,17 @@ class Execution:
             for sink in self.sinks:
                 reader, writer = os.pipe2(os.O_CLOEXEC)
                 self._child_fds.append(writer)
-                self._open[reader] = sink
-                os.set_blocking(reader, False)
-                self._watch(reader)
+                self._connect(reader, sink)
         except OSError:
             self._close_all()
             raise
+
+    def _connect(self, fd: int, sink: Sink) -> None:
+        self._open[fd] = sink
+        if self._masked:
+            self._masks[fd] = Mask(self._masked)
+        os.set_blocking(fd, False)
+        self._watch(fd)
 
     def _sink(self, mode: str, limit: int) -> Sink:
         daemon = self.slot.daemon
@@ -131,9 +143,7 @@ class Execution:
         self.pid = pid
         if self.pty is not None and fds and self.stdin is not None:
             master = fds.pop()
-            os.set_blocking(master, False)
-            self._open[master] = self.sinks[0]
-            self._watch(master)
+            self._connect(master, self.sinks[0])
             self.stdin.connect(fcntl.fcntl(master, fcntl.F_DUPFD_CLOEXEC, 0))
         if self.on_start is not None:
             self.on_start()
@@ -228,6 +238,7 @@ class Execution:
         if self.spool is not None:
             self.spool.close()
         for fd in list(self._open):
+            self._keep_held(fd)
             self._unwatch(fd)
             del self._open[fd]
             # A child that the command left behind may hold the pipe: closing our end would kill it with SIGPIPE.
@@ -289,6 +300,8 @@ class Execution:
             try:
                 data = os.read(fd, room)
             except BlockingIOError:
+                if isinstance(sink, Rolling) and fd in self._masks and self._masks[fd].holds:
+                    self._loop.later(_HELD_S, lambda: self._keep_held(fd))
                 return _DRY
             except OSError:  # a terminal that no program has open
                 if self.status is None and not self.ended:
@@ -296,17 +309,27 @@ class Execution:
                     return _DRY
                 data = b""
             if not data:
+                self._keep_held(fd)
                 self._unwatch(fd)
                 del self._open[fd]
                 os.close(fd)
                 return _CLOSED
+            self._keep(sink, self._masks[fd].feed(data) if fd in self._masks else data)
+            budget -= len(data)
+        return _SPENT
+
+    def _keep(self, sink: Sink, data: bytes) -> None:
+        if data:
             sink.feed(data)
             if self.spool is not None:
                 self.spool.write(data)
-            budget -= len(data)
             if self.on_output is not None:
                 self.on_output()
-        return _SPENT
+
+    def _keep_held(self, fd: int) -> None:
+        """What may have been the beginning of a secret was none, as far as can be told."""
+        if fd in self._masks and fd in self._open:
+            self._keep(self._open[fd], self._masks[fd].rest())
 
     def _look_again(self, fd: int) -> None:
         """Its programs may open their terminal again; until it ends it is not ours to hang up."""

@@ -210,7 +210,9 @@ class Requests:
 
         rows_and_columns = header.get("pty")
         pty = None if rows_and_columns is None else (int(rows_and_columns[0]), int(rows_and_columns[1]))
-        execution = Execution(slot, request.identity, mode, header.get("limit", 1 << 20), merge, ended, pty)
+        limit = header.get("limit", 1 << 20)
+        masked = () if "builtin" in header else self._daemon.masked  # a file's content is data, to be written back
+        execution = Execution(slot, request.identity, mode, limit, merge, ended, pty, masked)
         slot.executions[execution.id] = request.execution = execution
         return execution
 

@@ -41,7 +41,7 @@ class ModalSandboxConfig(SandboxConfig):
     """Seconds without use after which Modal itself ends the sandbox, whoever lives; None is `idle_timeout`, but a
     minute at least."""
     secrets: tuple[str, ...] = ()
-    """Modal secrets by name; their variables are set in the sandbox. Commands see those that `slot_variables` names."""
+    """Modal secrets by name; their variables are set in the sandbox. Commands see those that `slot_secrets` names."""
     workspace_base: str = "/data"
     """Where slots' workspaces are in the sandbox."""
     volumes: dict[str, str] = Field(default_factory=dict)
