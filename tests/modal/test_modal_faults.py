@@ -25,11 +25,17 @@ from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
 
-CREATE = "SandboxCreateV2"
+
+@pytest.fixture(params=["v2", pytest.param("v1", marks=pytest.mark.stress)])
+def create(request: pytest.FixtureRequest, own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The call that makes a sandbox, of each of Modal's two kinds; the tests of the older one take minutes more."""
+    if request.param == "v1":
+        monkeypatch.setenv("MODAL_SANDBOX_V2", "0")
+    return {"v2": "SandboxCreateV2", "v1": "SandboxCreate"}[request.param]
 
 
 @pytest.fixture
-async def backend(own_emulator: ModalEmulator) -> AsyncIterator[ModalBackend]:
+async def backend(own_emulator: ModalEmulator, create: str) -> AsyncIterator[ModalBackend]:
     made = ModalBackend()
     yield made
     await made.aclose()
@@ -73,15 +79,17 @@ async def test_a_sandbox_dies_idle_and_in_a_command(backend: ModalBackend, own_e
         await full_strength(tools)
 
 
-async def test_creation_fails_three_times_then_works(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
-    own_emulator.fault(CREATE, "RESOURCE_EXHAUSTED", times=2)
+async def test_creation_fails_three_times_then_works(
+    backend: ModalBackend, own_emulator: ModalEmulator, create: str
+) -> None:
+    own_emulator.fault(create, "RESOURCE_EXHAUSTED", times=2)
     async with tool_backend(backend, min_sandboxes=0) as tools:
-        own_emulator.fault(CREATE, "INTERNAL")
+        own_emulator.fault(create, "INTERNAL")
         await full_strength(tools)
 
 
-async def test_creation_fails_always(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
-    own_emulator.fault(CREATE, "RESOURCE_EXHAUSTED", times=-1)
+async def test_creation_fails_always(backend: ModalBackend, own_emulator: ModalEmulator, create: str) -> None:
+    own_emulator.fault(create, "RESOURCE_EXHAUSTED", times=-1)
     async with tool_backend(backend, min_sandboxes=0, acquire_timeout_s=3) as tools:
         with pytest.raises(AcquireTimeout, match="the last sandbox could not be made"):
             await tools.acquire("a")
@@ -94,19 +102,19 @@ async def test_creation_fails_always(backend: ModalBackend, own_emulator: ModalE
 
 
 async def test_creation_hangs(
-    backend: ModalBackend, own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch
+    backend: ModalBackend, own_emulator: ModalEmulator, create: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_modal.backend.CREATE_LIMIT_S", 2.0)
-    own_emulator.fault(CREATE)
+    own_emulator.fault(create)
     async with tool_backend(backend, min_sandboxes=0) as tools:
         await full_strength(tools)
 
 
 async def test_creation_succeeds_and_its_answer_is_lost(
-    backend: ModalBackend, own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch
+    backend: ModalBackend, own_emulator: ModalEmulator, create: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_modal.backend.CREATE_LIMIT_S", 2.0)
-    own_emulator.fault(CREATE, lose_answer=True)
+    own_emulator.fault(create, lose_answer=True)
     async with tool_backend(backend, min_sandboxes=0, max_sandboxes=1) as tools:
         assert await works(tools, await tools.acquire("a"))
         assert len(own_emulator.sandboxes(running=False)) == 1, "the one that was made is the one in use"
@@ -164,20 +172,23 @@ async def test_a_sandbox_dies_in_set_up(backend: ModalBackend, own_emulator: Mod
         await full_strength(tools, 4)
 
 
-async def test_a_token_expires(backend: ModalBackend, own_emulator: ModalEmulator) -> None:
+async def test_a_token_expires(backend: ModalBackend, own_emulator: ModalEmulator, create: str) -> None:
+    renews = "SandboxGetCommandRouterAccess" if create.endswith("V2") else "TaskGetCommandRouterAccess"
     own_emulator.set(router_ttl_s=1.0)
     async with tool_backend(backend, min_sandboxes=0, max_sandboxes=1) as tools:
         slot = await tools.acquire("a")
         own_emulator.set(router_ttl_s=600.0)
         await asyncio.sleep(1.2)
-        before = len(own_emulator.requests("SandboxGetCommandRouterAccess"))
+        before = len(own_emulator.requests(renews))
         await asyncio.to_thread(own_emulator.outage, 0.2)
         assert await works(tools, slot)
-        assert len(own_emulator.requests("SandboxGetCommandRouterAccess")) > before
+        assert len(own_emulator.requests(renews)) > before
 
 
-async def test_the_emulator_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("v2", ["1", pytest.param("0", marks=pytest.mark.stress)])
+async def test_the_emulator_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch, v2: str) -> None:
     """All sandboxes are gone, and nothing of what Modal knew is known any more."""
+    monkeypatch.setenv("MODAL_SANDBOX_V2", v2)
     with ModalEmulator() as first:
         for name, value in first.environment.items():
             monkeypatch.setenv(name, value)

@@ -41,7 +41,11 @@ def in_order(tools: ToolBackend) -> list[str]:
     return wrong
 
 
-async def test_a_thousand_leases_while_a_sandbox_dies_every_second(own_emulator: ModalEmulator) -> None:
+@pytest.mark.parametrize("v2", ["1", pytest.param("0", marks=pytest.mark.stress)])
+async def test_a_thousand_leases_while_a_sandbox_dies_every_second(
+    own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch, v2: str
+) -> None:
+    monkeypatch.setenv("MODAL_SANDBOX_V2", v2)
     backend = ModalBackend()
     config = ModalSandboxConfig(
         slots_per_sandbox=SLOTS, max_sandboxes=SANDBOXES, reserve_slots=0, acquire_timeout_s=DEADLINE_S
