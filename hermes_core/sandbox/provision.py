@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.direct import DirectClient
 from hermes_core.sandbox.left_behind import LeftBehind, new_lease
 from hermes_core.sandbox.preparation import NewSandbox
+from hermes_core.sandbox.single_flight import SingleFlight
 from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
 
 if TYPE_CHECKING:
@@ -103,9 +105,11 @@ class Provisioner:
         self._start_client = start_client
         self._prepare = prepare
         attaches = take_over and checkpoint is None and backend.capabilities.attach
-        self._left_behind = LeftBehind(backend, owner if attaches else None)
+        self._work = Background()
+        self._left_behind = LeftBehind(backend, owner if attaches else None, self._work)
         self._snapshots: dict[str, str] = {}
-        self._preparing: dict[str, asyncio.Lock] = {}
+        self._making: SingleFlight[str] = SingleFlight("the snapshot")
+        self._trying: defaultdict[str, list[KeepTrying]] = defaultdict(list)
 
     def check(self, config: SandboxConfig) -> None:
         """Refuse what the backend does not declare.
@@ -184,7 +188,8 @@ class Provisioner:
         try:
             return await self._new(config, meter, keep_trying, snapshot_id=snapshot_id)
         except ProvisionError:
-            self._snapshots.pop(config.name, None)  # it may be gone: the next one is made from another
+            if self._snapshots.get(config.name) == snapshot_id:
+                del self._snapshots[config.name]  # it may be gone: the next one is made from another
             raise
 
     async def _new(
@@ -252,13 +257,32 @@ class Provisioner:
         return member
 
     async def _snapshot(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> str:
-        """The snapshot of a prepared sandbox. Made once, while all who want it wait; that sandbox ends."""
-        async with self._preparing.setdefault(config.name, asyncio.Lock()):
-            if config.name not in self._snapshots:
-                opened = config.model_copy(update={"network": Network.OPEN})
-                member = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
-                await self.end(member, meter)
-            return self._snapshots[config.name]
+        """The snapshot of a prepared sandbox: made once, while all who want it wait.
+
+        A profile has one pool, and so all who wait have one meter. It is tried for as long as one of them keeps trying.
+        """
+        if (made := self._snapshots.get(config.name)) is not None:
+            return made
+        trying = self._trying[config.name]
+        trying.append(keep_trying)
+        try:
+            return await self._making.get(self._work, partial(self._make_snapshot, config, meter), config.name)
+        finally:
+            trying.remove(keep_trying)
+
+    async def _make_snapshot(self, config: SandboxConfig, meter: Meter) -> str:
+        """Prepare a sandbox, keep its files, and end it."""
+
+        def keep_trying(error: Exception) -> bool:
+            # A pool counts what it is asked: it is asked once, however many of its creations wait.
+            answers = [each(error) for each in dict.fromkeys(self._trying[config.name])]
+            return any(answers)
+
+        opened = config.model_copy(update={"network": Network.OPEN})
+        member = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
+        made = self._snapshots[config.name]
+        await self.end(member, meter)
+        return made
 
     async def _set_up(self, member: Member, set_up: SetUp) -> None:
         try:
@@ -367,6 +391,10 @@ class Provisioner:
             await client.aclose()
             raise
         return self._member(sandbox, client, config, lease_id, restored=restored)
+
+    async def aclose(self) -> None:
+        """Break off what is under way for several pools or creations. The sandboxes are whose they are."""
+        await self._work.aclose()
 
     async def let_go(self, member: Member) -> None:
         """Close the connection to a sandbox that lives on."""

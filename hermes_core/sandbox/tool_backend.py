@@ -202,6 +202,7 @@ class ToolBackend:
             group.create_task(self._watchers.aclose())
             for pool in self._pools.values():
                 group.create_task(pool.aclose(keep=keep))
+        await self._provisioner.aclose()
         self._leases.clear()
         if self._on_closed is not None:
             self._on_closed(self)
