@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
-from hermes_core.errors import ConfigError, InfraError, NoPythonError, PolicyError, ProvisionError
+from hermes_core.errors import InfraError, NoPythonError, PolicyError, ProvisionError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import (
     Backend,
@@ -27,6 +27,7 @@ from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.direct import DirectClient
 from hermes_core.sandbox.left_behind import LeftBehind, new_lease
 from hermes_core.sandbox.preparation import NewSandbox
+from hermes_core.sandbox.profile_check import check_profile, slots_per_sandbox
 from hermes_core.sandbox.single_flight import SingleFlight
 from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
 
@@ -68,11 +69,6 @@ async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
 def retryable(error: Exception) -> bool:
     """Whether trying again may help."""
     return isinstance(error, InfraError) and getattr(error, "retryable", True)
-
-
-def slots_per_sandbox(config: SandboxConfig, isolation: Isolation) -> int:
-    """Slots in one sandbox: one at level `dedicated`, else as configured."""
-    return 1 if isolation is Isolation.DEDICATED else config.slots_per_sandbox
 
 
 class Provisioner:
@@ -118,49 +114,7 @@ class Provisioner:
             PolicyError: it can't grant the isolation or the network policy.
             ConfigError: the profile's settings are of another backend, or contradict each other.
         """
-        can = self.backend.capabilities
-        if not any(level >= self.isolation for level in can.isolation):
-            levels = ", ".join(level.label for level in sorted(can.isolation)) or "none"
-            raise PolicyError(
-                f"backend {self.backend.name!r} can't grant isolation {self.isolation.label!r} here",
-                hint=f"it grants: {levels}; `hermes-rl doctor` says what keeps it from more",
-            )
-        if config.network not in can.network:
-            policies = ", ".join(sorted(can.network))
-            raise PolicyError(
-                f"backend {self.backend.name!r} can't give profile {config.name!r} network {config.network.value!r}",
-                hint=f"it offers: {policies}",
-            )
-        if config.snapshot and not can.snapshot:
-            raise PolicyError(
-                f"backend {self.backend.name!r} can't make snapshots, which profile {config.name!r} asks for",
-                hint="leave `snapshot` out, or use a backend that can",
-            )
-        if (config.network is Network.SETUP or config.snapshot) and self._prepare is None:
-            asks = f"the network {config.network.value!r}" if config.network is Network.SETUP else "snapshot: true"
-            raise ConfigError(
-                f"profile {config.name!r} has {asks}, and nothing prepares its sandboxes",
-                hint="take an environment that has `prepare_sandbox`, or network: none or open and no snapshot",
-            )
-        if not isinstance(config, self.backend.config_class):
-            wanted = self.backend.config_class.__name__
-            raise ConfigError(
-                f"profile {config.name!r} is a {type(config).__name__}, backend {self.backend.name!r} takes {wanted}",
-                hint=f"build it with {wanted}(name={config.name!r}, ...)",
-            )
-        if config.min_sandboxes > config.max_sandboxes:
-            raise ConfigError(
-                f"profile {config.name!r}: min_sandboxes {config.min_sandboxes} is above "
-                f"max_sandboxes {config.max_sandboxes}",
-                hint="raise max_sandboxes or lower min_sandboxes",
-            )
-        most = slots_per_sandbox(config, self.isolation) * config.max_sandboxes
-        if most <= config.reserve_slots:
-            raise ConfigError(
-                f"profile {config.name!r} has {most} slots at most and reserves {config.reserve_slots} of them "
-                "for verification: none is left for rollouts",
-                hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
-            )
+        check_profile(self.backend, self.isolation, config, prepares=self._prepare is not None)
         self.backend.note_profile(config)
 
     async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> Member:
@@ -405,28 +359,8 @@ class Provisioner:
 
     def record(self, member: Member, config: SandboxConfig) -> None:
         """Have the checkpoint, if there is one, say what is true now of a sandbox that can be taken over."""
-        if self.checkpoint is None or member.client.life is None:
-            return
-        from hermes_core.sandbox.checkpoint import SavedLease, SavedSandbox
-
-        life = member.client.life
-        self.checkpoint.sandboxes[member.lease_id] = SavedSandbox(
-            backend=self.backend.name,
-            sandbox_id=member.sandbox.id,
-            lease_id=member.lease_id,
-            profile=config.name,
-            config=config.model_dump(mode="json", exclude_unset=True),
-            isolation=self.isolation.label,
-            instance=life.instance,
-            boot_id=life.boot_id,
-            began=life.began,
-            leases={
-                lease.seat.index: SavedLease(trajectory_id=lease.slot.trajectory_id or "", watches=lease.watches)
-                for lease in member.leases
-                if lease.release is None
-            },
-        )
-        self.checkpoint.save()
+        if self.checkpoint is not None:
+            self.checkpoint.record(self.backend.name, self.isolation, member, config)
 
     def forget(self, member: Member) -> None:
         """The sandbox is not ours any more."""
