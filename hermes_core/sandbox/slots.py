@@ -131,6 +131,11 @@ class Lease:
         """The sandbox that it is on."""
         return self.seat.member
 
+    @property
+    def commands(self) -> SlotCommands:
+        """What can be done in the slot, until the lease ends."""
+        return LeasedCommands(self, self.member.client.commands(self.seat.index))
+
     def check(self) -> None:
         """Raise if the lease can't be used (any more).
 
