@@ -778,6 +778,32 @@ async def test_a_verification_gets_its_slot_whatever_was_spent(world):
     await until(lambda: world.provider.living == {})
 
 
+# --- what was left ----------------------------------------------------------------------------------------------------
+
+
+async def test_what_an_earlier_driver_left_is_looked_up_once_also_when_the_one_who_began_is_cancelled(world):
+    class Listing(Provider):
+        capabilities = Capabilities(isolation=frozenset({Isolation.USER}), attach=True)
+        looked = 0
+
+        async def list(self, owner: str | None = None) -> list[SandboxInfo]:
+            self.looked += 1
+            await asyncio.sleep(0.02)
+            return await super().list(owner)
+
+    world.provider = Listing()
+    provisioner = Provisioner(
+        world.provider, isolation=Isolation.USER, owner="me", start_client=world.client, take_over=True
+    )
+    config, meter = SandboxConfig(), Meter("default", None, None)
+    first, *others = (asyncio.create_task(provisioner.make(config, meter, lambda error: False)) for _ in range(3))
+    await until(lambda: world.provider.looked == 1)
+    first.cancel()
+    for member in await asyncio.gather(*others):
+        await provisioner.end(member, meter)
+    assert first.cancelled() and world.provider.looked == 1
+
+
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 
