@@ -20,6 +20,8 @@ import httpx
 
 from hermes_core.agents.retries import is_loopback
 from hermes_core.errors import ConfigError, InfraError
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +61,15 @@ class TrainerApi:
         """`sent`, `sent_again` (the answer to the first time was lost), `refused`, `buffered`, `registered`."""
         self._patience_s = patience_s
         self._heard = time.monotonic()
-        self._registering = asyncio.Lock()
+        self._work = Background()
+        self._registering: SingleFlight[None] = SingleFlight("the registration with the trainer")
         self._client = httpx.AsyncClient(timeout=REQUEST_S, trust_env=not is_loopback(url))
 
     async def __aenter__(self) -> TrainerApi:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._work.aclose()
         await self.disconnect()
         await self._client.aclose()
 
@@ -76,18 +80,21 @@ class TrainerApi:
             TrainerGone: there was none.
             ConfigError: the API refuses the registration.
         """
-        async with self._registering:
-            while self.env_id is None:
-                answer = await self._ask("POST", "/register-env", self.registration)
-                if answer is not None and answer.get("status") == "success":
-                    self.env_id, self.answer = int(answer["env_id"]), answer
-                    self.counts["registered"] += 1
-                    self.progressed()
-                    break
-                self.check_patience()
-                log.info("waiting for a trainer at %s", self.url)
-                await asyncio.sleep(POLL_S)
-            return self.answer
+        if self.env_id is None:
+            await self._registering.get(self._work, self._register)
+        return self.answer
+
+    async def _register(self) -> None:
+        while True:
+            answer = await self._ask("POST", "/register-env", self.registration)
+            if answer is not None and answer.get("status") == "success":
+                self.env_id, self.answer = int(answer["env_id"]), answer
+                self.counts["registered"] += 1
+                self.progressed()
+                return
+            self.check_patience()
+            log.info("waiting for a trainer at %s", self.url)
+            await asyncio.sleep(POLL_S)
 
     async def info(self) -> dict[str, Any]:
         """The trainer's `batch_size` and `max_token_len`, -1 where it has not said."""

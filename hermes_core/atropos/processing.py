@@ -31,6 +31,8 @@ async def process(env: HermesAgentBaseEnv) -> None:
     at_a_time = max(1, min(env.max_num_workers, config.total_steps))
     async with env.running(groups=at_a_time):
         left = iter(range(config.total_steps))
+        # Held over what may be a network call, and no single-flight: each worker wants an item of its own. A task that
+        # asks ahead for all of them would take items that nobody rolls out.
         asking = asyncio.Lock()
 
         async def worker() -> None:

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.channels import BUFFER_BYTES, WRITES_AHEAD, Inbox, Tail
+from hermes_core.sandbox.buffers import BUFFER_BYTES, Inbox, Tail
+from hermes_core.sandbox.channels import WRITES_AHEAD
 from hermes_core.sandbox.contract import Channel
 
 PATIENCE_S = 0.5

@@ -21,6 +21,8 @@ class Background:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.closing = False
+        """Whether it is being closed, or was: what begins now is to clean up, and nothing else."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -39,6 +41,7 @@ class Background:
 
     async def aclose(self) -> None:
         """Cancel what runs and wait until all of it has ended, whatever those tasks begin meanwhile."""
+        self.closing = True
         for task in self._tasks:
             task.cancel()
         await self.join()

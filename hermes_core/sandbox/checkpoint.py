@@ -9,11 +9,15 @@ import fcntl
 import logging
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hermes_core.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.contract import Isolation, SandboxConfig
+    from hermes_core.sandbox.slots import Member
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +134,29 @@ class Checkpoint:
             new.replace(self.path)
         except OSError as error:
             log.error("%s was not written, and after a crash now sandboxes could not be found: %s", self.path, error)
+
+    def record(self, backend: str, isolation: Isolation, member: Member, config: SandboxConfig) -> None:
+        """Write what is true now of a sandbox, if it can be taken over."""
+        life = member.client.life
+        if life is None:
+            return
+        self.sandboxes[member.lease_id] = SavedSandbox(
+            backend=backend,
+            sandbox_id=member.sandbox.id,
+            lease_id=member.lease_id,
+            profile=config.name,
+            config=config.model_dump(mode="json", exclude_unset=True),
+            isolation=isolation.label,
+            instance=life.instance,
+            boot_id=life.boot_id,
+            began=life.began,
+            leases={
+                lease.seat.index: SavedLease(trajectory_id=lease.slot.trajectory_id or "", watches=lease.watches)
+                for lease in member.leases
+                if lease.release is None
+            },
+        )
+        self.save()
 
     def _take_lock(self, folder: Path) -> None:
         try:

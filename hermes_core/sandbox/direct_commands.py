@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import secrets
-import tarfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hermes_core.errors import ChannelLost, CommandError, InfraError
+from hermes_core.errors import ChannelLost, CommandError
 from hermes_core.sandbox import shell
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
 from hermes_core.sandbox.contract import Channel
@@ -25,27 +22,22 @@ from hermes_core.sandbox.direct_files import (
     TAR_IN,
     TAR_OUT,
     WRITE,
+    check_archive,
     file_stat,
+    gathered,
     parse_list,
     with_path,
 )
+from hermes_core.sandbox.direct_run import GRACE_S, Run, exit_or_signal
 from hermes_core.sandbox.guest.background import KEEP_S, MOST
-from hermes_core.sandbox.guest.output import HeadTail, Rolling
+from hermes_core.sandbox.guest.output import Rolling
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.direct import DirectClient
 
-GRACE_S = 2.0
-LOOKS = 20
-"""How often within the grace period it is found out whether anything is left."""
-"""Seconds between TERM and KILL at a time limit."""
-
 MAX_WORD = 100_000
 """Bytes of a command line that still fit into one parameter of a program; longer ones go through a file."""
-
-MAX_TAR_IN = 1 << 30
-"""The most that `tar_in` takes, as its length must be known before it is sent."""
 
 
 @dataclass(eq=False)
@@ -107,11 +99,6 @@ def _no_pty(pty: WindowSize | None) -> None:
         raise CommandError(message, code="no_pty", hint="do without pty, or take an image with python3")
 
 
-def exit_or_signal(status: int) -> tuple[int | None, int | None]:
-    """A shell's status as exit code or signal; sh does not tell 128 + n from signal n, and signals are likelier."""
-    return (None, status - 128) if 128 < status <= 192 else (status, None)
-
-
 class DirectCommands:
     """The commands of one slot.
 
@@ -151,8 +138,12 @@ class DirectCommands:
     ) -> CommandResult:
         """Run a command to its end; there is no spooling here, so `spool_path` stays None."""
         _no_pty(pty)
-        run = _Run(self, await self._argv(command), self._path(cwd or "."), self._environment(env))
+        run = await self._prepared(command, cwd, env)
         return await run.result(stdin or b"", timeout_s, output_limit, merge_stderr)
+
+    async def _prepared(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Run:
+        argv, path, environment = await self._argv(command), self._path(cwd or "."), self._environment(env)
+        return Run(self._client, argv, path, environment, mark=self.mark, scratch=self._scratch)
 
     async def _argv(self, command: str | Sequence[str]) -> list[str]:
         self.used = True
@@ -203,7 +194,7 @@ class DirectCommands:
         self._make_room()
         self._starting += 1
         try:
-            run = _Run(self, await self._argv(command), self._path(cwd or "."), self._environment(env))
+            run = await self._prepared(command, cwd, env)
             channel, token = await run.open_stdout("-", merge=True)
         finally:
             self._starting -= 1
@@ -352,7 +343,7 @@ class DirectCommands:
 
     async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
         """Unpack a tar stream below a directory."""
-        archive = data if isinstance(data, bytes) else await _gather(data)
+        archive = data if isinstance(data, bytes) else await gathered(data)
         await asyncio.to_thread(check_archive, archive)
         options = "-xzof" if archive.startswith(b"\x1f\x8b") else "-xof"
         await self._file(TAR_IN, path, str(len(archive)), options, stdin=archive)
@@ -360,152 +351,3 @@ class DirectCommands:
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """A plain tar of a directory's contents."""
         return await self._file(TAR_OUT, path, limit=max_bytes)
-
-
-async def _check_begun(channel: Channel) -> None:
-    """Raise if the command never began, so that nobody will ever write to what is read as its standard error."""
-    try:
-        status = await channel.wait()
-    except ChannelLost:  # a signal ended it, as it does when the sandbox ends: that is found out by who asks for it
-        return
-    if 0 < status < 128:
-        reason = channel.stderr_tail.strip()[-500:] or f"status {status}"
-        raise CommandError(f"the command could not be started: {reason}", code="not_started")
-
-
-class _Run:
-    """One command on its way: two channels, as sh gives no other way to keep its streams apart."""
-
-    def __init__(self, commands: DirectCommands, argv: list[str], cwd: str, env: dict[str, str]) -> None:
-        self._client: DirectClient = commands._client
-        number = self._client.next_number()
-        self.mark = f"{commands.mark}{number};"
-        self.cwd = cwd
-        self._argv = argv
-        self._env = {**env, "HERMES_DIRECT_HELPER": self.mark}
-        self._fifo = f"{commands._scratch}/run/{number}"
-        self._token = shell.new_token()
-        self._timed_out = False
-
-    async def result(self, stdin: bytes, timeout_s: float | None, limit: int, merge: bool) -> CommandResult:
-        began = time.monotonic()
-        out, err = HeadTail(limit), HeadTail(limit)
-        try:
-            outcome = await self._streams(stdin, timeout_s, out, None if merge else err)
-        except BaseException:
-            self._client.work.spawn(self._kill_all(), "kill a command that was given up")
-            raise
-        if outcome.word == "refused":
-            if not merge:
-                self._client.work.spawn(self._kill_all(), "end the reader of stderr")
-            raise shell.failure(f"{outcome.rest}: {self.cwd}")
-        exit_code, signal = exit_or_signal(int(outcome.rest))
-        if signal in (9, 15) and not self._timed_out:
-            await self._client.confirm_alive()
-        return CommandResult(
-            exit_code=exit_code,
-            signal=signal,
-            timed_out=self._timed_out,
-            stdout=out.value(),
-            stderr=err.value(),
-            stdout_bytes=out.total,
-            stderr_bytes=err.total,
-            truncated=out.truncated or err.truncated,
-            duration_s=time.monotonic() - began,
-        )
-
-    async def _streams(
-        self, stdin: bytes, timeout_s: float | None, out: HeadTail, err: HeadTail | None
-    ) -> shell.Outcome:
-        try:
-            async with asyncio.TaskGroup() as group:
-                reading = None if err is None else group.create_task(self._stderr(err))
-                clock = None if timeout_s is None else group.create_task(self._clock(timeout_s))
-                outcome = await group.create_task(self._stdout(stdin, out, err is None))
-                if reading is not None and outcome.word == "refused":
-                    reading.cancel()
-                if reading is not None:
-                    await asyncio.wait([reading])
-                if clock is not None and not self._timed_out:
-                    clock.cancel()
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return outcome
-
-    async def open_stdout(self, stdin_size: str, *, merge: bool) -> tuple[Channel, str]:
-        args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._client.session, *self._argv]
-        channel = await self._client.open(shell.COMMAND, args, self._env)
-        await shell.send(channel, f"{self._token}\n".encode())
-        return channel, self._token
-
-    async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> shell.Outcome:
-        channel, token = await self.open_stdout(str(len(stdin)), merge=merge)
-        try:
-            await shell.send(channel, stdin)
-            return await shell.until_token(channel, token, out.feed)
-        except shell.Ended:
-            await _check_begun(channel)
-        except ChannelLost as error:
-            await self._client.check_alive(error)
-            raise
-        finally:
-            await channel.aclose()
-        return shell.Outcome("exit", str(128 + 9))  # it killed its own shell: its doing, not ours
-
-    async def _stderr(self, err: HeadTail) -> None:
-        channel = await self._client.open(shell.STDERR, [self._fifo], self._env)
-        try:
-            await shell.until_token(channel, self._token, err.feed)
-        except shell.Ended:
-            pass
-        finally:
-            await channel.aclose()
-
-    async def _clock(self, timeout_s: float) -> None:
-        await asyncio.sleep(timeout_s)
-        self._timed_out = True
-        mark = f"HERMES_DIRECT={self.mark}"
-        await self._client.kill(mark, "TERM", rounds=1)
-        for _ in range(LOOKS):
-            if not await self._client.is_there(mark):
-                return
-            await asyncio.sleep(GRACE_S / LOOKS)
-        await self._client.kill(mark, "KILL")
-
-    async def _kill_all(self) -> None:
-        try:
-            await self._client.kill(f"={self.mark}", "KILL")
-        except InfraError:
-            return  # the release of the slot will find out
-
-
-async def _gather(stream: AsyncIterator[bytes]) -> bytes:
-    data = bytearray()
-    async for piece in stream:
-        data += piece
-        if len(data) > MAX_TAR_IN:
-            raise CommandError(f"more than {MAX_TAR_IN} bytes of tar", code="too_large")
-    return bytes(data)
-
-
-def check_archive(data: bytes) -> None:
-    """Refuse a tar whose members could end up outside the directory that it is unpacked in.
-
-    Raises:
-        CommandError: it is no tar, or a member is absolute, climbs, or lies behind a link; with code `invalid`.
-    """
-    links: set[PurePosixPath] = set()
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for member in archive:
-                path = PurePosixPath(member.name)
-                if path.is_absolute() or ".." in path.parts or links & {path, *path.parents}:
-                    raise CommandError(f"the member {member.name!r} leaves the archive's directory", code="invalid")
-                if member.issym():
-                    links.add(path)
-                if member.islnk() and (
-                    PurePosixPath(member.linkname).is_absolute() or ".." in PurePosixPath(member.linkname).parts
-                ):
-                    raise CommandError(f"the link {member.name!r} leaves the archive's directory", code="invalid")
-    except tarfile.TarError as error:
-        raise CommandError(f"not a tar archive: {error}", code="invalid") from error

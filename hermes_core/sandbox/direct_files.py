@@ -1,12 +1,19 @@
-"""The direct mode's file operations: what sh runs, with the path as $1, and how its answers are read."""
+"""The file operations of the direct mode: what sh runs, with the path as $1; what it answers; what a tar may hold."""
 
 from __future__ import annotations
 
+import io
 import re
 import stat
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import PurePosixPath
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.results import FileStat
+
+MAX_TAR_IN = 1 << 30
+"""The most that `tar_in` takes, as its length must be known before it is sent."""
 
 # $2 the first byte, counted from 1; $3 how many. First a line with the size, then the bytes.
 READ = """
@@ -128,3 +135,40 @@ def parse_list(answer: bytes) -> list[FileStat]:
         if not lines:
             raise CommandError("the directory changed while it was listed")
     return sorted(entries, key=lambda entry: entry.path)
+
+
+async def gathered(stream: AsyncIterator[bytes]) -> bytes:
+    """The whole of a tar stream.
+
+    Raises:
+        CommandError: it is too long, with code `too_large`.
+    """
+    data = bytearray()
+    async for piece in stream:
+        data += piece
+        if len(data) > MAX_TAR_IN:
+            raise CommandError(f"more than {MAX_TAR_IN} bytes of tar", code="too_large")
+    return bytes(data)
+
+
+def check_archive(data: bytes) -> None:
+    """Refuse a tar whose members could end up outside the directory that it is unpacked in.
+
+    Raises:
+        CommandError: it is no tar, or a member is absolute, climbs, or lies behind a link; with code `invalid`.
+    """
+    links: set[PurePosixPath] = set()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            for member in archive:
+                path = PurePosixPath(member.name)
+                if path.is_absolute() or ".." in path.parts or links & {path, *path.parents}:
+                    raise CommandError(f"the member {member.name!r} leaves the archive's directory", code="invalid")
+                if member.issym():
+                    links.add(path)
+                if member.islnk() and (
+                    PurePosixPath(member.linkname).is_absolute() or ".." in PurePosixPath(member.linkname).parts
+                ):
+                    raise CommandError(f"the link {member.name!r} leaves the archive's directory", code="invalid")
+    except tarfile.TarError as error:
+        raise CommandError(f"not a tar archive: {error}", code="invalid") from error

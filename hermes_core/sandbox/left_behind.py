@@ -10,7 +10,9 @@ import secrets
 
 from hermes_core import __version__
 from hermes_core.errors import HermesError
+from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SandboxStatus
+from hermes_core.sandbox.single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 
@@ -41,23 +43,24 @@ class LeftBehind:
 
     Args:
         owner: None looks for none.
+        work: owns the look.
     """
 
-    def __init__(self, backend: Backend, owner: str | None) -> None:
+    def __init__(self, backend: Backend, owner: str | None, work: Background) -> None:
         self._backend = backend
         self._owner = owner
-        self._leases: list[str] | None = None if owner is not None else []
-        self._looking = asyncio.Lock()
+        self._work = work
+        self._found: SingleFlight[list[str]] = SingleFlight("the look for what an earlier driver left", keep=True)
 
     async def take(self, config: SandboxConfig, isolation: Isolation) -> str | None:
         """A lease whose sandbox is as this profile wants it; each is given once."""
-        async with self._looking:
-            if self._leases is None:
-                self._leases = await self._look()
+        if self._owner is None:
+            return None
+        leases = await self._found.get(self._work, self._look)
         mark = _mark(config, isolation)
-        found = next((lease for lease in self._leases if lease.startswith(mark)), None)
+        found = next((lease for lease in leases if lease.startswith(mark)), None)
         if found is not None:
-            self._leases.remove(found)
+            leases.remove(found)
         return found
 
     async def _look(self) -> list[str]:

@@ -17,7 +17,8 @@ from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.fleet import Fleet, closed
 from hermes_core.sandbox.observers import Observers
-from hermes_core.sandbox.provision import Provisioner, slots_per_sandbox
+from hermes_core.sandbox.profile_check import slots_per_sandbox
+from hermes_core.sandbox.provision import Provisioner
 from hermes_core.sandbox.results import SlotState
 from hermes_core.sandbox.slots import Lease, Member, Seat, new_lease
 from hermes_core.sandbox.waiting import Line, Waiter

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SetupFailed, SlotLost, UsageError
+from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SetupFailed, UsageError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
@@ -23,19 +22,6 @@ Build = Callable[[SlotCommands, str], Awaitable[None]]
 COMMAND_TIMEOUT_S = 1800.0
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-class Preparation:
-    """One attempt to prepare something, and how many wait for it."""
-
-    def __init__(self, task: asyncio.Task[str]) -> None:
-        self.task = task
-        self.waiters = 0
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether it is being undone: nobody waits for it any more, or its owner was closed."""
-        return self.task.cancelling() > 0 or self.task.cancelled()
 
 
 def check_key(key: str) -> str:
@@ -88,8 +74,8 @@ async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str)
 async def prepare(work: Background, member: Member, key: str, build: Build, *, private: bool) -> str:
     """The directory that `build` filled, once per sandbox and key.
 
-    All who ask while it is being built wait for that attempt and get its error; after a failure the directory is gone
-    and the next call tries again. The attempt is given up when the last of those waiting is cancelled.
+    All who ask while it is being built wait for that attempt and get its error; after a failure, or when the last of
+    those waiting is cancelled, the directory is gone, and the next call tries again.
     """
     if private and isinstance(member.client, DirectClient) and member.client.granted is not Isolation.SHARED:
         raise PolicyError(
@@ -97,54 +83,29 @@ async def prepare(work: Background, member: Member, key: str, build: Build, *, p
             hint="use an image with python3 (3.7 or later)",
             sandbox_id=member.sandbox.id,
         )
-    name = (check_key(key), private)
-    while (attempt := member.preparations.get(name)) is not None and attempt.abandoned:
-        await asyncio.wait([attempt.task])
-    if attempt is None:
-        attempt = Preparation(work.spawn(_attempt(member, name, build), f"prepare {key} in {member.sandbox.id}"))
-        member.preparations[name] = attempt
-    attempt.waiters += 1
-    try:
-        return await asyncio.shield(attempt.task)
-    except asyncio.CancelledError:
-        if attempt.task.cancelled() and not _cancelled_myself():
-            raise SlotLost("the tool backend was closed during a preparation", sandbox_id=member.sandbox.id) from None
-        if attempt.waiters == 1:
-            attempt.task.cancel()
-        raise
-    finally:
-        attempt.waiters -= 1
+    attempt = partial(_attempt, member, check_key(key), build, private=private)
+    return await member.preparations.get(work, attempt, (key, private))
 
 
-def _cancelled_myself() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-async def _attempt(member: Member, name: tuple[str, bool], build: Build) -> str:
-    key, private = name
+async def _attempt(member: Member, key: str, build: Build, *, private: bool) -> str:
     kind = "private" if private else "shared"
     directory = f"{member.sandbox.workspace_base}/prepared/{kind}/{key}"
     mark = f"{member.sandbox.workspace_base}/prepared/{kind}/.done.{key}"
+    commands = member.client.commands(PREPARE)
+    if member.restored and await _is_there(commands, mark):
+        return directory
+    for path in (mark, directory):
+        await _remove(commands, path)  # what an attempt of an earlier driver left
+    made = await commands.run(["mkdir", "-p", "--", directory])
+    if not made.ok:
+        raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=member.sandbox.id)
     try:
-        commands = member.client.commands(PREPARE)
-        if member.restored and await _is_there(commands, mark):
-            return directory
-        for path in (mark, directory):
-            await _remove(commands, path)  # what an attempt of an earlier driver left
-        made = await commands.run(["mkdir", "-p", "--", directory])
-        if not made.ok:
-            raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=member.sandbox.id)
-        try:
-            await build(commands, directory)
-            if not private:
-                await _protect(commands, directory)
-            await commands.write_file(mark, b"")
-        except BaseException:
-            await _undo(commands, directory)
-            raise
+        await build(commands, directory)
+        if not private:
+            await _protect(commands, directory)
+        await commands.write_file(mark, b"")
     except BaseException:
-        del member.preparations[name]
+        await _undo(commands, directory)
         raise
     return directory
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
-from hermes_core.errors import ConfigError, InfraError, NoPythonError, PolicyError, ProvisionError
+from hermes_core.errors import InfraError, NoPythonError, PolicyError, ProvisionError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import (
     Backend,
@@ -26,6 +27,8 @@ from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.direct import DirectClient
 from hermes_core.sandbox.left_behind import LeftBehind, new_lease
 from hermes_core.sandbox.preparation import NewSandbox
+from hermes_core.sandbox.profile_check import check_profile, slots_per_sandbox
+from hermes_core.sandbox.single_flight import SingleFlight
 from hermes_core.sandbox.slots import PREPARE, Client, Member, new_member
 
 if TYPE_CHECKING:
@@ -68,11 +71,6 @@ def retryable(error: Exception) -> bool:
     return isinstance(error, InfraError) and getattr(error, "retryable", True)
 
 
-def slots_per_sandbox(config: SandboxConfig, isolation: Isolation) -> int:
-    """Slots in one sandbox: one at level `dedicated`, else as configured."""
-    return 1 if isolation is Isolation.DEDICATED else config.slots_per_sandbox
-
-
 class Provisioner:
     """Makes the sandboxes of one tool backend, at most `max_creating` of them at a time.
 
@@ -103,9 +101,11 @@ class Provisioner:
         self._start_client = start_client
         self._prepare = prepare
         attaches = take_over and checkpoint is None and backend.capabilities.attach
-        self._left_behind = LeftBehind(backend, owner if attaches else None)
+        self._work = Background()
+        self._left_behind = LeftBehind(backend, owner if attaches else None, self._work)
         self._snapshots: dict[str, str] = {}
-        self._preparing: dict[str, asyncio.Lock] = {}
+        self._making: SingleFlight[str] = SingleFlight("the snapshot")
+        self._trying: defaultdict[str, list[KeepTrying]] = defaultdict(list)
 
     def check(self, config: SandboxConfig) -> None:
         """Refuse what the backend does not declare.
@@ -114,49 +114,7 @@ class Provisioner:
             PolicyError: it can't grant the isolation or the network policy.
             ConfigError: the profile's settings are of another backend, or contradict each other.
         """
-        can = self.backend.capabilities
-        if not any(level >= self.isolation for level in can.isolation):
-            levels = ", ".join(level.label for level in sorted(can.isolation)) or "none"
-            raise PolicyError(
-                f"backend {self.backend.name!r} can't grant isolation {self.isolation.label!r} here",
-                hint=f"it grants: {levels}; `hermes-rl doctor` says what keeps it from more",
-            )
-        if config.network not in can.network:
-            policies = ", ".join(sorted(can.network))
-            raise PolicyError(
-                f"backend {self.backend.name!r} can't give profile {config.name!r} network {config.network.value!r}",
-                hint=f"it offers: {policies}",
-            )
-        if config.snapshot and not can.snapshot:
-            raise PolicyError(
-                f"backend {self.backend.name!r} can't make snapshots, which profile {config.name!r} asks for",
-                hint="leave `snapshot` out, or use a backend that can",
-            )
-        if (config.network is Network.SETUP or config.snapshot) and self._prepare is None:
-            asks = f"the network {config.network.value!r}" if config.network is Network.SETUP else "snapshot: true"
-            raise ConfigError(
-                f"profile {config.name!r} has {asks}, and nothing prepares its sandboxes",
-                hint="take an environment that has `prepare_sandbox`, or network: none or open and no snapshot",
-            )
-        if not isinstance(config, self.backend.config_class):
-            wanted = self.backend.config_class.__name__
-            raise ConfigError(
-                f"profile {config.name!r} is a {type(config).__name__}, backend {self.backend.name!r} takes {wanted}",
-                hint=f"build it with {wanted}(name={config.name!r}, ...)",
-            )
-        if config.min_sandboxes > config.max_sandboxes:
-            raise ConfigError(
-                f"profile {config.name!r}: min_sandboxes {config.min_sandboxes} is above "
-                f"max_sandboxes {config.max_sandboxes}",
-                hint="raise max_sandboxes or lower min_sandboxes",
-            )
-        most = slots_per_sandbox(config, self.isolation) * config.max_sandboxes
-        if most <= config.reserve_slots:
-            raise ConfigError(
-                f"profile {config.name!r} has {most} slots at most and reserves {config.reserve_slots} of them "
-                "for verification: none is left for rollouts",
-                hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
-            )
+        check_profile(self.backend, self.isolation, config, prepares=self._prepare is not None)
         self.backend.note_profile(config)
 
     async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> Member:
@@ -184,7 +142,8 @@ class Provisioner:
         try:
             return await self._new(config, meter, keep_trying, snapshot_id=snapshot_id)
         except ProvisionError:
-            self._snapshots.pop(config.name, None)  # it may be gone: the next one is made from another
+            if self._snapshots.get(config.name) == snapshot_id:
+                del self._snapshots[config.name]  # it may be gone: the next one is made from another
             raise
 
     async def _new(
@@ -252,13 +211,32 @@ class Provisioner:
         return member
 
     async def _snapshot(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> str:
-        """The snapshot of a prepared sandbox. Made once, while all who want it wait; that sandbox ends."""
-        async with self._preparing.setdefault(config.name, asyncio.Lock()):
-            if config.name not in self._snapshots:
-                opened = config.model_copy(update={"network": Network.OPEN})
-                member = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
-                await self.end(member, meter)
-            return self._snapshots[config.name]
+        """The snapshot of a prepared sandbox: made once, while all who want it wait.
+
+        A profile has one pool, and so all who wait have one meter. It is tried for as long as one of them keeps trying.
+        """
+        if (made := self._snapshots.get(config.name)) is not None:
+            return made
+        trying = self._trying[config.name]
+        trying.append(keep_trying)
+        try:
+            return await self._making.get(self._work, partial(self._make_snapshot, config, meter), config.name)
+        finally:
+            trying.remove(keep_trying)
+
+    async def _make_snapshot(self, config: SandboxConfig, meter: Meter) -> str:
+        """Prepare a sandbox, keep its files, and end it."""
+
+        def keep_trying(error: Exception) -> bool:
+            # A pool counts what it is asked: it is asked once, however many of its creations wait.
+            answers = [each(error) for each in dict.fromkeys(self._trying[config.name])]
+            return any(answers)
+
+        opened = config.model_copy(update={"network": Network.OPEN})
+        member = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
+        made = self._snapshots[config.name]
+        await self.end(member, meter)
+        return made
 
     async def _set_up(self, member: Member, set_up: SetUp) -> None:
         try:
@@ -369,6 +347,10 @@ class Provisioner:
             raise
         return self._member(sandbox, client, config, lease_id, restored=restored)
 
+    async def aclose(self) -> None:
+        """Break off what is under way for several pools or creations. The sandboxes are whose they are."""
+        await self._work.aclose()
+
     async def let_go(self, member: Member) -> None:
         """Close the connection to a sandbox that lives on."""
         try:
@@ -378,28 +360,8 @@ class Provisioner:
 
     def record(self, member: Member, config: SandboxConfig) -> None:
         """Have the checkpoint, if there is one, say what is true now of a sandbox that can be taken over."""
-        if self.checkpoint is None or member.client.life is None:
-            return
-        from hermes_core.sandbox.checkpoint import SavedLease, SavedSandbox
-
-        life = member.client.life
-        self.checkpoint.sandboxes[member.lease_id] = SavedSandbox(
-            backend=self.backend.name,
-            sandbox_id=member.sandbox.id,
-            lease_id=member.lease_id,
-            profile=config.name,
-            config=config.model_dump(mode="json", exclude_unset=True),
-            isolation=self.isolation.label,
-            instance=life.instance,
-            boot_id=life.boot_id,
-            began=life.began,
-            leases={
-                lease.seat.index: SavedLease(trajectory_id=lease.slot.trajectory_id or "", watches=lease.watches)
-                for lease in member.leases
-                if lease.release is None
-            },
-        )
-        self.checkpoint.save()
+        if self.checkpoint is not None:
+            self.checkpoint.record(self.backend.name, self.isolation, member, config)
 
     def forget(self, member: Member) -> None:
         """The sandbox is not ours any more."""

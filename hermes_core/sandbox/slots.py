@@ -21,12 +21,12 @@ from hermes_core.sandbox.results import (
     ProcessStatus,
     Slot,
 )
+from hermes_core.sandbox.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.checkpoint import SavedWatch
     from hermes_core.sandbox.line import GuestLife
     from hermes_core.sandbox.pool import Pool
-    from hermes_core.sandbox.preparation import Preparation
 
 PREPARE = -1
 """The index of the preparation user, whose commands no slot can meddle with."""
@@ -91,8 +91,8 @@ class Member:
     """Set when its pool is done with it, or has lost it."""
     restored: bool = False
     """Made from a snapshot, or taken over: what it holds of preparations may be complete already."""
-    preparations: dict[tuple[str, bool], Preparation] = field(default_factory=dict)
-    """What was, or is being, prepared in it: by key and whether it is private."""
+    preparations: SingleFlight[str] = field(default_factory=lambda: SingleFlight("the preparation", keep=True))
+    """The directories that were, or are being, prepared in it: by key and whether it is private."""
 
 
 @dataclass(eq=False)
@@ -130,6 +130,11 @@ class Lease:
     def member(self) -> Member:
         """The sandbox that it is on."""
         return self.seat.member
+
+    @property
+    def commands(self) -> SlotCommands:
+        """What can be done in the slot, until the lease ends."""
+        return LeasedCommands(self, self.member.client.commands(self.seat.index))
 
     def check(self) -> None:
         """Raise if the lease can't be used (any more).

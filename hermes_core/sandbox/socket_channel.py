@@ -8,7 +8,8 @@ import ssl
 from collections.abc import Callable
 
 from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.channels import BUFFER_BYTES, CHUNK_BYTES, Inbox, Tail, channel_gone, in_thread
+from hermes_core.sandbox.buffers import BUFFER_BYTES, CHUNK_BYTES, Inbox, Tail
+from hermes_core.sandbox.channels import channel_gone, in_thread
 from hermes_core.sandbox.contract import Channel
 
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)

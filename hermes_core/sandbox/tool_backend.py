@@ -4,49 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hermes_core.errors import (
-    ConfigError,
-    ErrorKind,
     HermesError,
     InfraError,
     PolicyError,
     SandboxLost,
-    StaleSlotError,
-    UnknownNameError,
     UsageError,
 )
 from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.calls import ToolCalls, check_time_limit
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
-from hermes_core.sandbox.cost import Meter, Usage
-from hermes_core.sandbox.observers import Observers, Unobserved, tell
+from hermes_core.sandbox.cost import Usage
+from hermes_core.sandbox.observers import Observers, Unobserved
 from hermes_core.sandbox.pool import Pool
+from hermes_core.sandbox.pools import Pools
 from hermes_core.sandbox.preparation import Build, check_key, prepare
 from hermes_core.sandbox.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
-from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
+from hermes_core.sandbox.results import ExecutionResult, Slot
 from hermes_core.sandbox.slots import PREPARE, Lease, LeasedCommands, stale
 from hermes_core.sandbox.watching import Subscriber, Watchers
-from hermes_core.settings import validated
-from hermes_core.tools.base import CallContext, Tool
+from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
-from hermes_core.tools.slot_tools import SLOT_TOOLS
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.checkpoint import Checkpoint, SavedSandbox
 
 log = logging.getLogger(__name__)
-
-OVERTIME_S = 15.0
-"""How long after its time limit, and the time in which a lost channel may come back, a tool is cut off, in seconds."""
 
 
 class ToolBackend:
@@ -91,7 +81,6 @@ class ToolBackend:
         self._on_closed = on_closed
         self.isolation = isolation
         self.default_profile = default_profile
-        self._tools = tools
         self._observers = observers or Unobserved()
         self._watchers = Watchers(self._observers)
         self._work = Background()
@@ -107,14 +96,9 @@ class ToolBackend:
             take_over=take_over,
             checkpoint=checkpoint,
         )
-        self._pools: dict[str, Pool] = {}
-        for name, config in profiles.items():
-            if config.name != name:
-                raise ConfigError(
-                    f"profile {name!r} has the name {config.name!r} in its settings", hint=f"set name: {name}"
-                )
-            self._pools[name] = self._new_pool(config)
-        self.default_timeout_s = self._pool(default_profile).config.execution_timeout_s
+        self._pools = Pools(profiles, lambda config, meter: Pool(config, self._provisioner, self._observers, meter))
+        self._calls = ToolCalls(tools, self._observers, self._lease, self.watch)
+        self.default_timeout_s = self._pools[default_profile].config.execution_timeout_s
 
     # ------------------------------------------------------------------ life
 
@@ -134,7 +118,7 @@ class ToolBackend:
             ProvisionError, PolicyError: they can't be made; nothing of them is left.
             UnknownNameError: there is no such profile.
         """
-        pools = [self._pool(name) for name in (profiles if profiles is not None else [self.default_profile])]
+        pools = [self._pools[name] for name in (profiles if profiles is not None else [self.default_profile])]
         try:
             async with asyncio.TaskGroup() as group:
                 for pool in pools:
@@ -176,7 +160,7 @@ class ToolBackend:
                 self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
                 for lease in leases:
                     for process_id in lease.watches:
-                        self._watchers.go_on(lease, self._commands(lease), process_id)
+                        self._watchers.go_on(lease, process_id)
                 slots += [lease.slot for lease in leases]
         for info in await self.backend.list(checkpoint.owner):
             if info.lease_id not in checkpoint.sandboxes:
@@ -202,6 +186,7 @@ class ToolBackend:
             group.create_task(self._watchers.aclose())
             for pool in self._pools.values():
                 group.create_task(pool.aclose(keep=keep))
+        await self._provisioner.aclose()
         self._leases.clear()
         if self._on_closed is not None:
             self._on_closed(self)
@@ -235,9 +220,8 @@ class ToolBackend:
             UnknownNameError: there is no such profile.
             ConfigError: the profile can't be had with another image.
         """
-        pool = self._pool(profile or self.default_profile)
-        if image is not None:
-            pool = self._pool_of(image, pool)
+        name = profile or self.default_profile
+        pool = self._pools[name] if image is None else self._pools.of_image(name, image)
         limit = check_time_limit(timeout_s, pool.config.acquire_timeout_s)
         lease = await pool.acquire(
             trajectory_id or uuid.uuid4().hex, group=group, verification=verification, timeout_s=limit
@@ -282,7 +266,7 @@ class ToolBackend:
         Raises:
             StaleSlotError: it was released.
         """
-        return self._commands(self._lease(slot))
+        return self._lease(slot).commands
 
     def preparation(self, slot: Slot) -> SlotCommands:
         """The commands of the preparation user on the slot's sandbox, until the slot is released.
@@ -359,8 +343,7 @@ class ToolBackend:
         Raises:
             StaleSlotError: the slot was released.
         """
-        lease = self._lease(slot)
-        return self._watchers.begin(lease, self._commands(lease), process_id, interval_s)
+        return self._watchers.begin(self._lease(slot), process_id, interval_s)
 
     # ------------------------------------------------------------------ tools
 
@@ -378,65 +361,7 @@ class ToolBackend:
             StaleSlotError: the slot was released.
             UsageError: the time limit is not a positive number.
         """
-        lease = self._lease(slot)
-        limit = check_time_limit(timeout_s, lease.pool.config.execution_timeout_s)
-        began = time.monotonic()
-        lease.executing += 1
-        slot.state = SlotState.EXECUTING
-        try:
-            result = await lease.call(self._call, lease, tool, args, limit)
-        finally:
-            lease.executing -= 1
-            if lease.executing == 0 and slot.state is SlotState.EXECUTING:
-                slot.state = SlotState.ACQUIRED
-        result = replace(
-            result,
-            slot_id=slot.slot_id,
-            execution_id=result.execution_id or uuid.uuid4().hex,
-            metadata={"duration_s": time.monotonic() - began, **result.metadata},
-        )
-        tell(
-            self._observers.tool_called,
-            trajectory_id=slot.trajectory_id or "",
-            tool_name=tool.name if isinstance(tool, Tool) else tool,
-            arguments=args,
-            result=result,
-        )
-        return result
-
-    async def _call(self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], limit: float) -> ExecutionResult:
-        try:
-            tool = self._tool(wanted) if isinstance(wanted, str) else wanted
-            if tool.where != "sandbox":
-                raise UnknownNameError("tool of the slot", tool.name, self._names())
-        except UnknownNameError as error:
-            return ExecutionResult(False, error=str(error), error_kind=ErrorKind.COMMAND)
-        context = CallContext(
-            trajectory_id=lease.slot.trajectory_id,
-            timeout_s=limit,
-            commands=self._commands(lease),
-            slot=lease.slot,
-            state=lease.state,
-            watch=lambda process_id, interval_s: self.watch(lease.slot, process_id, interval_s),
-        )
-        try:
-            async with asyncio.timeout(limit + lease.pool.config.orphan_ttl_s + OVERTIME_S):
-                return await self._tools.call(tool, context, args)
-        except TimeoutError:
-            log.error("tool %s did not keep its time limit of %g s and was cut off", tool.name, limit)
-            error_text = f"{tool.name} was cut off: it did not keep its time limit of {limit:g} s"
-            return ExecutionResult(False, error=error_text, error_kind=ErrorKind.TIMEOUT, metadata={"timed_out": True})
-
-    def _tool(self, name: str) -> Tool:
-        if (tool := SLOT_TOOLS.get(name)) is not None:
-            return tool
-        if name in self._names():
-            return self._tools.get(name)
-        raise UnknownNameError("tool of the slot", name, self._names())
-
-    def _names(self) -> set[str]:
-        """The tools that can be called by name."""
-        return {*SLOT_TOOLS, *(each for each in self._tools.names() if self._tools.get(each).where == "sandbox")}
+        return await self._calls.execute(slot, tool, args, timeout_s)
 
     async def execute_batch(
         self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
@@ -449,78 +374,21 @@ class ToolBackend:
         Raises:
             UsageError: the time limit is not a positive number.
         """
-        if timeout_s is not None:
-            check_time_limit(timeout_s, timeout_s)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._execute_one(*request, timeout_s)) for request in requests]
-        return [task.result() for task in tasks]
-
-    async def _execute_one(
-        self, slot: Slot, tool_name: str, args: Mapping[str, Any], timeout_s: float | None
-    ) -> ExecutionResult:
-        try:
-            return await self.execute(slot, tool_name, args, timeout_s=timeout_s)
-        except StaleSlotError as error:
-            return _failed(slot, error, ErrorKind.POLICY)
-        except InfraError as error:
-            return _failed(slot, error, ErrorKind.INFRA)
-        except Exception as error:
-            log.exception("a request of a batch failed in slot %s", slot.slot_id)
-            return _failed(slot, error, ErrorKind.INFRA)
+        return await self._calls.execute_batch(requests, timeout_s)
 
     # ------------------------------------------------------------------ what there is
 
     def get_status(self) -> dict[str, Any]:
         """Counts of sandboxes, slots and waiters: over all profiles, and per profile under `pools`."""
-        pools = {name: pool.status() for name, pool in self._pools.items()}
-        summed = ("sandboxes", "healthy_sandboxes", "max_sandboxes", "total_slots", "available_slots", "waiting")
-        return {
-            **{key: sum(status[key] for status in pools.values()) for key in summed},
-            "slots_per_sandbox": pools[self.default_profile]["slots_per_sandbox"],
-            "default_profile": self.default_profile,
-            "profiles": list(pools),
-            "active_pools": [name for name, pool in self._pools.items() if pool.begun],
-            "pools": pools,
-        }
+        return self._pools.status(self.default_profile)
 
     def usage(self) -> dict[str, Usage]:
         """What the sandboxes of each profile that was used have cost so far, those of tasks' own images included."""
-        return {pool.meter.profile: pool.meter.usage() for pool in self._pools.values() if pool.begun}
+        return self._pools.usage()
 
     def list_profiles(self) -> dict[str, dict[str, Any]]:
         """The profiles' settings, and whether each has been started."""
-        return {
-            name: {
-                "image": pool.config.image,
-                "gpu": getattr(pool.config, "gpu", None),
-                "cpu": pool.config.cpu,
-                "memory": pool.config.memory,
-                "slots_per_sandbox": pool.slots,
-                "min_sandboxes": pool.config.min_sandboxes,
-                "max_sandboxes": pool.config.max_sandboxes,
-                "active": pool.begun,
-            }
-            for name, pool in self._pools.items()
-        }
-
-    def _pool(self, name: str) -> Pool:
-        try:
-            return self._pools[name]
-        except KeyError:
-            raise UnknownNameError("profile", name, self._pools) from None
-
-    def _pool_of(self, image: str, pool: Pool) -> Pool:
-        """The pool of a profile with another image."""
-        name = f"{pool.profile}@{image}"
-        if name not in self._pools:
-            changes = {"name": name, "image": image, "min_sandboxes": 0}
-            settings = {**pool.config.model_dump(exclude_unset=True), **changes}
-            config = validated(type(pool.config), settings, f"profile {name!r}")
-            self._pools[name] = self._new_pool(config, pool.meter)
-        return self._pools[name]
-
-    def _new_pool(self, config: SandboxConfig, meter: Meter | None = None) -> Pool:
-        return Pool(config, self._provisioner, self._observers, meter)
+        return self._pools.settings()
 
     def _lease(self, slot: Slot) -> Lease:
         lease = self._leases.get((slot.slot_id, slot.generation))
@@ -529,27 +397,6 @@ class ToolBackend:
         lease.check()
         return lease
 
-    def _commands(self, lease: Lease) -> SlotCommands:
-        return LeasedCommands(lease, lease.member.client.commands(lease.seat.index))
-
 
 def _about(saved: SavedSandbox) -> tuple[str, str, str]:
     return saved.sandbox_id, saved.backend, saved.profile
-
-
-def check_time_limit(timeout_s: float | None, default: float) -> float:
-    """The time limit in seconds, or the default if None; fractions stay.
-
-    Raises:
-        UsageError: it is not a positive, finite number.
-    """
-    if timeout_s is None:
-        return default
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
-        raise UsageError(f"a time limit is a positive number of seconds, not {timeout_s!r}", hint="leave it out")
-    return timeout_s
-
-
-def _failed(slot: Slot, error: Exception, kind: ErrorKind) -> ExecutionResult:
-    text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
-    return ExecutionResult(False, error=text, slot_id=slot.slot_id, execution_id=uuid.uuid4().hex, error_kind=kind)

@@ -56,25 +56,25 @@ class Watchers:
         self._observers = observers
         self._work = Background()
 
-    def begin(self, lease: Lease, commands: SlotCommands, process_id: str, interval_s: float) -> float:
+    def begin(self, lease: Lease, process_id: str, interval_s: float) -> float:
         """Watch a process of the lease until its end, or the lease's; every so many seconds, which are returned."""
         interval_s = max(interval_s, self.least_interval_s)
         lease.watches[process_id] = SavedWatch(interval_s=interval_s)
         lease.pool.record(lease)
-        self.go_on(lease, commands, process_id)
+        self.go_on(lease, process_id)
         return interval_s
 
-    def go_on(self, lease: Lease, commands: SlotCommands, process_id: str) -> None:
+    def go_on(self, lease: Lease, process_id: str) -> None:
         """Watch what a driver before us did, from where that one was."""
         if not lease.watches[process_id].ended:
-            self._work.spawn(self._watch(lease, commands, process_id), f"watch of {process_id}")
+            self._work.spawn(self._watch(lease, process_id), f"watch of {process_id}")
 
     async def aclose(self) -> None:
         """Deliver nothing more."""
         await self._work.aclose()
 
-    async def _watch(self, lease: Lease, commands: SlotCommands, process_id: str) -> None:
-        watch = lease.watches[process_id]
+    async def _watch(self, lease: Lease, process_id: str) -> None:
+        watch, commands = lease.watches[process_id], lease.commands
         try:
             while not watch.ended:
                 due = (

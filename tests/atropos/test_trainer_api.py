@@ -13,6 +13,7 @@ import pytest
 from hermes_core.atropos import api as module
 from hermes_core.atropos.api import TrainerApi, TrainerGone
 from hermes_core.errors import ConfigError
+from hermes_core.sandbox.single_flight import BrokenOff
 
 GROUP = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1.0], "messages": None, "unknown": 1}
 
@@ -128,6 +129,35 @@ async def test_a_refused_group_is_not_tried_for_ever() -> None:
     async with FlakyApi(answer) as server, client(server) as api:
         assert not await api.send(GROUP)
         assert api.counts["refused"] == 1
+
+
+async def test_all_who_register_share_one_registration_whoever_of_them_is_cancelled() -> None:
+    there = asyncio.Event()
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any] | None:
+        return steady(method, path, body) if there.is_set() else (200, {"status": "wait for trainer to start"})
+
+    async with FlakyApi(answer) as server, client(server) as api:
+        first, *others = (asyncio.create_task(api.register()) for _ in range(5))
+        async with asyncio.timeout(20):
+            while len(server.received) < 3:
+                await asyncio.sleep(0.01)
+        first.cancel()
+        there.set()
+        assert await asyncio.gather(*others) == [REGISTERED] * 4
+        assert first.cancelled()
+        assert api.counts["registered"] == 1
+
+
+async def test_who_waits_for_a_trainer_hears_that_the_api_was_closed() -> None:
+    async with FlakyApi(lambda *_: (200, {"status": "wait for trainer to start"})) as server:
+        async with client(server) as api:
+            waiting = asyncio.create_task(api.register())
+            async with asyncio.timeout(20):
+                while not server.received:
+                    await asyncio.sleep(0.01)
+        with pytest.raises(BrokenOff, match="registration"):
+            await waiting
 
 
 async def test_a_trainer_that_is_gone_ends_the_waiting() -> None:

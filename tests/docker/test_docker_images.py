@@ -62,6 +62,8 @@ class Registry:
             }
         ).encode()
         self.asked: list[str] = []
+        self.serves = threading.Event()
+        self.serves.set()
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -101,6 +103,7 @@ class Registry:
         if path.startswith("/v2/there/manifests/"):
             return 200, MANIFEST, self.manifest
         if path.startswith("/v2/there/blobs/"):
+            self.serves.wait(30)
             return 200, "application/octet-stream", self.blobs[path.rpartition("/")[2]]
         return 404, "application/json", b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
 
@@ -109,6 +112,7 @@ class Registry:
 def registry() -> Iterator[Registry]:
     made = Registry()
     yield made
+    made.serves.set()
     made.server.shutdown()
     made.server.server_close()
 
@@ -122,6 +126,32 @@ async def test_many_who_want_one_image_pull_it_once(backend: DockerBackend, regi
         asked = len(registry.asked)
         await backend._images.ensure(config)
         assert len(registry.asked) == asked, "it is there: nobody is asked"
+    finally:
+        api.remove_image(config.image, force=True)
+
+
+async def asking_for_a_layer(registry: Registry) -> None:
+    async with asyncio.timeout(20):
+        while not any("/blobs/" in line for line in registry.asked):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pull_goes_on_without_those_who_asked_for_it(
+    backend: DockerBackend, registry: Registry, api: APIClient
+) -> None:
+    config = DockerConfig(image=f"{registry.host}/there:1")
+    registry.serves.clear()
+    tasks = [asyncio.create_task(backend._images.ensure(config)) for _ in range(2)]
+    await asking_for_a_layer(registry)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+    again = asyncio.create_task(backend._images.ensure(config))
+    registry.serves.set()
+    try:
+        assert await again == config.image
+        assert sum(line.startswith("GET") and "/blobs/" in line for line in registry.asked) == 2
     finally:
         api.remove_image(config.image, force=True)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.sandbox.guest import namespaces, probe
+from hermes_core.sandbox.guest import mounts, namespaces, probe
 
 SOURCE = Path(namespaces.__file__)
 ROOT = os.geteuid() == 0
@@ -22,9 +22,9 @@ ROOT = os.geteuid() == 0
 
 def in_child(program: str, *arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run a program in which everything of the module is a global, in a process without threads."""
-    text = f"import sys\nsys.path.insert(0, {str(SOURCE.parents[1])!r})\nfrom guest import namespaces\n"
-    text += "from guest.namespaces import *\nfrom guest.probe import what_works\n"
-    text += "from guest.namespaces import _libc\nimport os, json, errno\n" + textwrap.dedent(program)
+    text = f"import sys\nsys.path.insert(0, {str(SOURCE.parents[1])!r})\nfrom guest import mounts, namespaces\n"
+    text += "from guest.mounts import *\nfrom guest.namespaces import *\nfrom guest.probe import what_works\n"
+    text += "import os, json, errno\n" + textwrap.dedent(program)
     return subprocess.run([python, "-I", "-S", "-c", text, *arguments], capture_output=True, text=True, timeout=60)
 
 
@@ -201,7 +201,7 @@ mount("tmpfs", place + "/sub", "tmpfs", MS_NOEXEC)
 os.mkdir(place + "/sub/deeper")
 mount("tmpfs", place + "/sub/deeper", "tmpfs", 0)
 mount(place, place, None, 0x5000)
-getattr(namespaces, way)(place, MS_RDONLY | MS_NOSUID)
+getattr(mounts, way)(place, MS_RDONLY | MS_NOSUID)
 for path in ("", "/sub", "/sub/deeper"):
     try:
         open(place + path + "/x", "w"); print("wrote", path)
@@ -216,7 +216,7 @@ for path in ("", "/sub", "/sub/deeper"):
 def test_a_kernel_without_mount_setattr_will_do(place: Path) -> None:
     (place / "a").mkdir()
     program = (
-        "namespaces._SYS_MOUNT_SETATTR = 100000\n"
+        "mounts._SYS_MOUNT_SETATTR = 100000\n"
         + ENTER
         + """
 build_root(sys.argv[1] + "/new", binds=[(sys.argv[1] + "/a", "/a", False), (sys.argv[1] + "/a", "/b", True)])
@@ -249,23 +249,23 @@ except OSError as error:
 
 def test_what_is_bound_can_not_be_masked(place: Path) -> None:
     with pytest.raises(ValueError, match="both bound and masked: /usr"):
-        namespaces._mount_all("/nowhere", [("/usr", "/usr", False)], [], ["/usr"])
+        mounts._mount_all("/nowhere", [("/usr", "/usr", False)], [], ["/usr"])
 
 
 def test_the_systems_directories_come_with_their_links() -> None:
-    binds, symlinks = namespaces.system_binds()
+    binds, symlinks = mounts.system_binds()
     targets = [target for _, target, _ in binds]
     assert "/usr" in targets and "/etc" in targets and len(set(targets)) == len(targets)
     assert not any(writable for _, _, writable in binds)
     for text, path in symlinks:
         assert os.readlink(path) == text and path not in targets
-    for path in namespaces.SYSTEM_DIRECTORIES:
+    for path in mounts.SYSTEM_DIRECTORIES:
         assert not os.path.isdir(path) or path in targets or path in [link for _, link in symlinks]
 
 
 def extra_targets(extra: list[str], masks: list[str] | None = None) -> list[str]:
-    plain = {target for _, target, _ in namespaces.system_binds()[0]}
-    return [target for _, target, _ in namespaces.system_binds(extra, masks or [])[0] if target not in plain]
+    plain = {target for _, target, _ in mounts.system_binds()[0]}
+    return [target for _, target, _ in mounts.system_binds(extra, masks or [])[0] if target not in plain]
 
 
 def test_extra_paths_are_bound_once_and_not_inside_one_another(place: Path) -> None:
@@ -289,7 +289,7 @@ def test_extra_paths_are_bound_once_and_not_inside_one_another(place: Path) -> N
     assert extra_targets(["/usr/bin"], ["/usr/bin"]) == ["/usr/bin"]
     assert extra_targets([f"{top}/a", f"{top}/a/b/c"], [f"{top}/a/b"]) == [f"{top}/a", f"{top}/a/b/c"]
     with pytest.raises(ValueError, match="as a whole"):
-        namespaces.system_binds(["/usr/.."])
+        mounts.system_binds(["/usr/.."])
 
 
 @pytest.mark.root
@@ -301,7 +301,7 @@ def test_becoming_someone_leaves_nothing_behind() -> None:
     death_signal(15)
     become(12345, 12346)
     pdeath = ctypes.c_int()
-    _libc.prctl(2, ctypes.byref(pdeath))
+    libc.prctl(2, ctypes.byref(pdeath))
     status = open("/proc/self/status").read()
     fields = dict(line.split(":\\t") for line in status.splitlines() if ":\\t" in line)
     print(os.getresuid(), os.getresgid(), os.getgroups(), pdeath.value, fields["NoNewPrivs"])
@@ -325,7 +325,7 @@ def test_sysv_objects_are_off_only_where_asked() -> None:
         + """
 make_private()
 mount("proc", "/proc", "proc", 0)
-print(_libc.shmget(0, 4096, 0o1600) >= 0, no_sysv_ipc(), _libc.shmget(0, 4096, 0o1600), _libc.semget(0, 1, 0o1600))
+print(libc.shmget(0, 4096, 0o1600) >= 0, no_sysv_ipc(), libc.shmget(0, 4096, 0o1600), libc.semget(0, 1, 0o1600))
 """
     )
     assert printed(program) == "True True -1 -1"
@@ -335,7 +335,7 @@ print(_libc.shmget(0, 4096, 0o1600) >= 0, no_sysv_ipc(), _libc.shmget(0, 4096, 0
     ("/a/b", ["/a"], True), ("/a", ["/a"], True), ("/ab", ["/a"], False), ("/a", ["/"], True), ("/a", [], False),
 ])  # fmt: skip
 def test_below_is_by_whole_names(path: str, tops: list[str], below: bool) -> None:
-    assert namespaces.is_below(path, tops) is below
+    assert mounts.is_below(path, tops) is below
 
 
 def test_errors_of_a_child_are_told() -> None:

@@ -34,7 +34,7 @@ from hermes_core.sandbox.contract import (
     SandboxInfo,
     SandboxStatus,
 )
-from hermes_core.sandbox.cost import CostLimitReached
+from hermes_core.sandbox.cost import CostLimitReached, Meter
 from hermes_core.sandbox.observers import Unobserved
 from hermes_core.sandbox.pool import Pool
 from hermes_core.sandbox.provision import Provisioner
@@ -132,7 +132,7 @@ class Idle:
         return f"/data/slot_{index}"
 
     def commands(self, index: int) -> Any:
-        raise NotImplementedError
+        return None
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         await self._do("kill")
@@ -776,3 +776,136 @@ async def test_a_verification_gets_its_slot_whatever_was_spent(world):
     assert counts(pool)[0] == 1, "the agent still works there"
     await pool.release(agent, reset=True)
     await until(lambda: world.provider.living == {})
+
+
+# --- what was left ----------------------------------------------------------------------------------------------------
+
+
+async def test_what_an_earlier_driver_left_is_looked_up_once_also_when_the_one_who_began_is_cancelled(world):
+    class Listing(Provider):
+        capabilities = Capabilities(isolation=frozenset({Isolation.USER}), attach=True)
+        looked = 0
+
+        async def list(self, owner: str | None = None) -> list[SandboxInfo]:
+            self.looked += 1
+            await asyncio.sleep(0.02)
+            return await super().list(owner)
+
+    world.provider = Listing()
+    provisioner = Provisioner(
+        world.provider, isolation=Isolation.USER, owner="me", start_client=world.client, take_over=True
+    )
+    config, meter = SandboxConfig(), Meter("default", None, None)
+    first, *others = (asyncio.create_task(provisioner.make(config, meter, lambda error: False)) for _ in range(3))
+    await until(lambda: world.provider.looked == 1)
+    first.cancel()
+    for member in await asyncio.gather(*others):
+        await provisioner.end(member, meter)
+    assert first.cancelled() and world.provider.looked == 1
+
+
+# --- snapshots --------------------------------------------------------------------------------------------------------
+
+
+class Keeping(Provider):
+    """One that can make snapshots."""
+
+    capabilities = Capabilities(isolation=frozenset({Isolation.USER}), snapshot=True)
+
+    async def snapshot(self, sandbox: Sandbox) -> str:
+        return f"of {sandbox.id}"
+
+    async def restore(self, spec: Any, snapshot_id: str) -> Sandbox:
+        return await self.create(spec)
+
+
+class Preparing:
+    """Prepares sandboxes once a test lets it, after the failures that are left."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = [*failures]
+        self.times = 0
+        self.go = asyncio.Event()
+
+    async def __call__(self, sandbox: Any) -> None:
+        self.times += 1
+        await self.go.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+@pytest.fixture
+def keeping(world):
+    """A world whose provider makes snapshots."""
+    world.provider = Keeping()
+    return world
+
+
+def maker(world: World, prepare: Preparing) -> Callable[..., asyncio.Task[Any]]:
+    """Begins the creation of a sandbox of a profile with a snapshot."""
+    provisioner = Provisioner(
+        world.provider, isolation=Isolation.USER, owner="me", start_client=world.client, prepare=prepare
+    )
+    config = SandboxConfig(name="kept", snapshot=True)
+    meter = Meter("kept", None, None)
+
+    async def make(keep_trying: Callable[[Exception], bool]) -> None:
+        await provisioner.end(await provisioner.make(config, meter, keep_trying), meter)
+
+    return lambda keep_trying=lambda error: False: asyncio.create_task(make(keep_trying))
+
+
+async def test_a_snapshot_is_made_for_all_who_want_it_also_when_the_one_who_began_is_cancelled(keeping):
+    prepare = Preparing()
+    make = maker(keeping, prepare)
+    first, second, third = (make() for _ in range(3))
+    await until(lambda: prepare.times == 1)
+    first.cancel()
+    await asyncio.sleep(0.01)
+    prepare.go.set()
+    await asyncio.gather(second, third)
+    await make()
+    assert first.cancelled() and prepare.times == 1 and keeping.provider.made == 4
+
+
+async def test_a_snapshot_that_nobody_wants_any_more_leaves_no_sandbox(keeping):
+    prepare = Preparing()
+    make = maker(keeping, prepare)
+    tasks = [make(), make()]
+    await until(lambda: prepare.times == 1)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert keeping.provider.living == {} and keeping.clients[0].closed
+
+
+async def test_a_snapshot_is_tried_for_as_long_as_one_of_those_who_wait_keeps_trying(keeping):
+    prepare = Preparing(ProvisionError("no"), ProvisionError("no"))
+    make = maker(keeping, prepare)
+    tasks = [make(lambda error: False), make(lambda error: True)]
+    await until(lambda: prepare.times == 1)
+    prepare.go.set()
+    await asyncio.gather(*tasks)
+    assert prepare.times == 3
+    keen = Preparing(*(ProvisionError("no") for _ in range(9)))
+    make = maker(keeping, keen)
+    left, tried = make(lambda error: True), []
+    tasks = [make(lambda error: bool(tried.append(error)))]
+    await until(lambda: keen.times == 1)
+    left.cancel()
+    keen.go.set()
+    with pytest.raises(ProvisionError):
+        await tasks[0]
+    assert len(tried) == 1 and keen.times == 1, "the one who has left has no say"
+
+
+async def test_a_failed_snapshot_counts_once_however_many_sandboxes_wait_for_it(keeping):
+    prepare = Preparing(ProvisionError("no"), ProvisionError("no"))
+    prepare.go.set()
+    provisioner = Provisioner(
+        keeping.provider, isolation=Isolation.USER, owner="me", start_client=keeping.client, prepare=prepare
+    )
+    config = SandboxConfig(snapshot=True, min_sandboxes=3, max_sandboxes=3, slots_per_sandbox=1, reserve_slots=0)
+    keeping.pools.append(Pool(config, provisioner, Unobserved()))
+    await keeping.pools[0].start()
+    assert prepare.times == 3 and counts(keeping.pools[0]) == (3, 3, 0)

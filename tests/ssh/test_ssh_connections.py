@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import time
 from collections.abc import Callable
@@ -35,6 +36,30 @@ async def test_an_account_that_is_not_root_is_let_in(server: Any, leak_check: No
     found = await probe(server)
     assert found["root"] is False
     assert found["python"].startswith("3.")
+
+
+async def test_one_connection_is_made_for_all_also_when_the_one_who_began_is_cancelled(server: Any) -> None:
+    config = SshConfig(**server.config())
+    host = Host(config.access(config.all_hosts[0]), no_secret)
+    first, *others = (asyncio.create_task(host.ask({"op": "probe"})) for _ in range(3))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    try:
+        assert [found["root"] for found in await asyncio.gather(*others)] == [False, False]
+    finally:
+        await host.aclose()
+    assert first.cancelled() and server.log().count("Accepted publickey") == 1
+
+
+async def test_who_waits_for_a_connection_hears_that_it_was_closed(server: Any) -> None:
+    config = SshConfig(**server.config())
+    host = Host(config.access(config.all_hosts[0]), no_secret)
+    waiting = [asyncio.create_task(host.ask({"op": "probe"})) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    await host.aclose()
+    for task in waiting:
+        with pytest.raises(Unreachable, match="was closed"):
+            await task
 
 
 async def test_an_unknown_host_key_and_the_line_that_accepts_it(server: Any) -> None:

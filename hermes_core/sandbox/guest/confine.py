@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from . import descriptors, namespaces, syscalls, trees
+from . import descriptors, mounts, namespaces, syscalls, trees
 from .parent import Parent, close_all_but, encode_message
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -197,8 +197,8 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
         os._exit(0)
     if plan.net_namespace:
         namespaces.loopback_up()
-    binds, symlinks = namespaces.system_binds(plan.visible)
-    namespaces.build_root(
+    binds, symlinks = mounts.system_binds(plan.visible)
+    mounts.build_root(
         plan.scratch,
         binds=binds + plan.workspace.binds(),
         tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],

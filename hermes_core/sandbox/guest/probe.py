@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from . import namespaces
+from . import mounts, namespaces
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ def _try_namespaces(user: bool, net: bool) -> str:
             raise OSError(0, failure)
 
     def second() -> None:
-        namespaces.make_private()
+        mounts.make_private()
         if net:
             namespaces.loopback_up()
-        namespaces.mount("proc", "/proc", "proc", namespaces.MS_NOSUID | namespaces.MS_NODEV | namespaces.MS_NOEXEC)
-        namespaces.mount("tmpfs", "/proc", "tmpfs", namespaces.MS_NOSUID | namespaces.MS_NODEV)
+        mounts.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
+        mounts.mount("tmpfs", "/proc", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
 
     return _in_child(first)
 

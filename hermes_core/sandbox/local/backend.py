@@ -6,13 +6,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from hermes_core.errors import PolicyError, ProvisionError, SandboxLost
+from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -29,6 +30,7 @@ from hermes_core.sandbox.local.launch import start_keeper
 from hermes_core.sandbox.local.probe import Probe, probe_host
 from hermes_core.sandbox.local.records import Record
 from hermes_core.sandbox.local.sandbox import LocalSandbox, end
+from hermes_core.sandbox.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from hermes_core.settings import Settings
@@ -68,8 +70,8 @@ class LocalBackend(Backend):
 
     def __init__(self, settings: Settings | None = None, *, state_dir: str | None = None) -> None:
         self._state_dir = state_dir
-        self._roots: dict[str | None, Path] = {}
-        self._opening = asyncio.Lock()
+        self._work = Background()
+        self._roots: SingleFlight[Path] = SingleFlight("the sweep of the state directory", keep=True)
 
     @cached_property
     def _probe(self) -> Probe:
@@ -114,7 +116,7 @@ class LocalBackend(Backend):
         """Every sandbox that this user has on this host, living or dead, whoever's driver made it."""
         root = await self._root(self._state_dir)
         found = []
-        for place in {root, *self._roots.values()}:
+        for place in {root, *self._roots.kept.values()}:
             found += [records.info_of(place, record) for record in records.all_records(place)]
         return [info for info in found if owner is None or info.owner == owner]
 
@@ -140,16 +142,13 @@ class LocalBackend(Backend):
         probe = await asyncio.to_thread(lambda: self._probe)
         return await diagnosis.diagnose(self, probe)
 
+    async def aclose(self) -> None:
+        """Break off what is under way. Sandboxes stay."""
+        await self._work.aclose()
+
     async def _root(self, wanted: str | None) -> Path:
         """The state directory, swept of dead sandboxes when first used."""
-        async with self._opening:
-            if wanted not in self._roots:
-                root = records.open_state_root(wanted)
-                removed = await asyncio.to_thread(records.sweep, root)
-                if removed:
-                    log.info("removed what %d dead sandboxes had left in %s", removed, root)
-                self._roots[wanted] = root
-            return self._roots[wanted]
+        return await self._roots.get(self._work, partial(_opened, wanted), wanted)
 
     def _check_spec(self, spec: SandboxSpec, config: LocalConfig) -> None:
         for key in ("image", "cpu", "memory"):
@@ -221,11 +220,19 @@ class LocalBackend(Backend):
         root = await self._root(self._state_dir)
         if not sandbox_id.startswith(directories.PREFIX) or "/" in sandbox_id:
             return None
-        for place in {root, *self._roots.values()}:
+        for place in {root, *self._roots.kept.values()}:
             record = records.read(place / sandbox_id)
             if record is not None:
                 return record, place / sandbox_id
         return None
+
+
+async def _opened(wanted: str | None) -> Path:
+    root = records.open_state_root(wanted)
+    removed = await asyncio.to_thread(records.sweep, root)
+    if removed:
+        log.info("removed what %d dead sandboxes had left in %s", removed, root)
+    return root
 
 
 def _place(word: str, directory: Path) -> str:

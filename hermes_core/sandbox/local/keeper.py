@@ -16,7 +16,7 @@ import os
 import sys
 
 from hermes_core.sandbox import uids
-from hermes_core.sandbox.guest import namespaces
+from hermes_core.sandbox.guest import mounts, namespaces
 from hermes_core.sandbox.guest.probe import what_works
 from hermes_core.sandbox.local import directories, processes
 
@@ -186,14 +186,14 @@ def _build(request: dict[str, Any], directory: str) -> None:
     place = directory
     if request["tmpfs_bytes"] is not None:
         place = os.path.join(directory, directories.DISK)
-        namespaces.make_private()
-        flags = namespaces.MS_NOSUID | namespaces.MS_NODEV
+        mounts.make_private()
+        flags = mounts.MS_NOSUID | mounts.MS_NODEV
         size = request["tmpfs_bytes"]
         files = size // _BYTES_PER_FILE  # empty ones take memory too, which `size` does not count
-        namespaces.mount("tmpfs", place, "tmpfs", flags, f"mode=755,size={size},nr_inodes={files}")
+        mounts.mount("tmpfs", place, "tmpfs", flags, f"mode=755,size={size},nr_inodes={files}")
         directories.furnish(place)
     own = ((directories.DATA, "/data"), (directories.TMP, "/tmp"), (directories.VAR_TMP, "/var/tmp"))
-    namespaces.build_root(
+    mounts.build_root(
         os.path.join(directory, directories.ROOT),
         binds=[*request["binds"], *((os.path.join(place, name), path, True) for name, path in own)],
         tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],

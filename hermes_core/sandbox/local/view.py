@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_core.errors import ConfigError, PolicyError
-from hermes_core.sandbox.guest import namespaces
-from hermes_core.sandbox.guest.namespaces import is_below
+from hermes_core.sandbox.guest import mounts
+from hermes_core.sandbox.guest.mounts import is_below
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -22,7 +22,7 @@ _NEEDED = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include"
 
 @dataclass(frozen=True)
 class View:
-    """The allow-list of a sandbox's root, as `namespaces.build_root` takes it."""
+    """The allow-list of a sandbox's root, as `mounts.build_root` takes it."""
 
     binds: tuple[tuple[str, str, bool], ...]
     symlinks: tuple[tuple[str, str], ...]
@@ -43,7 +43,7 @@ def interpreter_prefixes() -> tuple[str, ...]:
     found = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter()).parent.parent)}
     prefixes = tuple(sorted(map(os.path.normpath, found)))
     for home in homes():
-        if is_below(home, prefixes) and not is_below(home, namespaces.SYSTEM_DIRECTORIES):
+        if is_below(home, prefixes) and not is_below(home, mounts.SYSTEM_DIRECTORIES):
             raise PolicyError(
                 f"the interpreter {interpreter()} is installed in {', '.join(prefixes)}, around the home {home}: "
                 "a sandbox that can run it could read the home",
@@ -68,12 +68,12 @@ def view(visible: Iterable[str], hidden: Iterable[str], own: Iterable[str] | Non
         path for path in sorted({*(_driver_directories() if own is None else own), *unseen}) if _can_mask(path, shown)
     ]
     for path in unseen:
-        if path not in masks and Path(path).exists() and is_below(path, [*namespaces.SYSTEM_DIRECTORIES, *shown]):
+        if path not in masks and Path(path).exists() and is_below(path, [*mounts.SYSTEM_DIRECTORIES, *shown]):
             raise ConfigError(
                 f"hidden_paths: {path} can't be hidden: it is no directory, or programs need it",
                 hint="name a directory that nothing in the sandbox needs",
             )
-    binds, symlinks = namespaces.system_binds(shown, masks)
+    binds, symlinks = mounts.system_binds(shown, masks)
     return View(tuple(binds), tuple(symlinks), tuple(masks))
 
 
@@ -121,7 +121,7 @@ def _driver_directories() -> set[str]:
 
 def _can_mask(path: str, shown: list[str]) -> bool:
     """Whether a path needs to be masked, and can be without taking away what programs and our interpreter need."""
-    system = {os.path.realpath(top) for top in namespaces.SYSTEM_DIRECTORIES}
+    system = {os.path.realpath(top) for top in mounts.SYSTEM_DIRECTORIES}
     if not Path(path).is_dir() or not is_below(path, system) or path in system or path in shown:
         return False
     if any(is_below(f"{top}/{name}", [path]) for top in ("/usr", "/usr/local") for name in _NEEDED):

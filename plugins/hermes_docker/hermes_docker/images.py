@@ -19,6 +19,7 @@ from docker.utils.build import exclude_paths
 
 from hermes_core.errors import ConfigError, ProvisionError
 from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.single_flight import SingleFlight
 from hermes_docker.config import DockerConfig
 from hermes_docker.daemon import Daemon
 
@@ -70,8 +71,8 @@ class Images:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._places = asyncio.Semaphore(AT_A_TIME)
-        self._under_way: dict[tuple[str, str | None], asyncio.Task[None]] = {}
         self._work = Background()
+        self._under_way: SingleFlight[None] = SingleFlight("the pull or build of an image", go_on=True)
         self._closing = threading.Event()
 
     async def ensure(self, config: DockerConfig) -> str:
@@ -95,11 +96,7 @@ class Images:
             raise ConfigError(f"profile {config.name!r} names no image", hint="set image, or dockerfile")
         if await self._daemon.call(lambda api: _has(api, tag)):
             return tag
-        key = (tag, config.platform)
-        if key not in self._under_way:
-            task = self._under_way[key] = self._work.spawn(self._fetch(fetch), f"image {tag}")
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        await asyncio.shield(self._under_way[key])
+        await self._under_way.get(self._work, partial(self._fetch, fetch), (tag, config.platform))
         return tag
 
     async def aclose(self) -> None:

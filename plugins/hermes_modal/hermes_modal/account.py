@@ -15,6 +15,8 @@ from modal import exception
 from modal.config import config as modal_config
 
 from hermes_core.errors import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +81,8 @@ class Account:
     """The client of one backend; connects when it is first used."""
 
     def __init__(self) -> None:
-        self._client: Any = None
-        self._connecting = asyncio.Lock()
+        self._work = Background()
+        self._client: SingleFlight[Any] = SingleFlight("the connection to Modal", keep=True)
         self._apps: dict[str, Any] = {}
 
     async def client(self) -> Any:
@@ -90,13 +92,13 @@ class Account:
             ConfigError: there is no token.
             exception.Error, TimeoutError: Modal refuses it, or can't be reached.
         """
-        async with self._connecting:
-            if self._client is None:
-                token = modal_config.get("token_id"), modal_config.get("token_secret")
-                if not all(token):
-                    raise ConfigError("there is no Modal token", hint=_TOKEN)
-                self._client = await self.within(CALL_LIMIT_S, modal.Client.from_credentials.aio(*token))
-            return self._client
+        return await self._client.get(self._work, self._connect)
+
+    async def _connect(self) -> Any:
+        token = modal_config.get("token_id"), modal_config.get("token_secret")
+        if not all(token):
+            raise ConfigError("there is no Modal token", hint=_TOKEN)
+        return await self.within(CALL_LIMIT_S, modal.Client.from_credentials.aio(*token))
 
     async def within(self, limit_s: float, call: Awaitable[T]) -> T:
         """The outcome of a call; `TimeoutError` if it takes too long."""
@@ -115,7 +117,8 @@ class Account:
 
     async def aclose(self) -> None:
         """Close the connection. Sandboxes stay."""
-        client, self._client = self._client, None
+        await self._work.aclose()
+        client = self._client.kept.pop(None, None)
         self._apps.clear()
         if client is not None:
             await self.within(CALL_LIMIT_S, client.close.aio())

@@ -20,9 +20,11 @@ from hermes_core.errors import (
     ProvisionError,
     SandboxLost,
 )
+from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.channels import BlockingStreamChannel
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.local.keeper import NOT_THERE
+from hermes_core.sandbox.single_flight import BrokenOff, SingleFlight
 from hermes_ssh import remote
 from hermes_ssh.config import Access, SshConfig
 from hermes_ssh.connect import Connection, Secret, Session, SessionRefused, Unreachable, connect
@@ -49,8 +51,8 @@ class Host:
         self._failures = 0
         self._secret = secret
         self._connections: list[Connection] = []
-        self._dialling: asyncio.Future[None] | None = None
-        self._closed = False
+        self._work = Background()
+        self._dialling: SingleFlight[None] = SingleFlight("the connection to the host")
 
     def set_aside(self, seconds: float) -> None:
         """It has failed: others first for a while, for longer each time."""
@@ -136,7 +138,7 @@ class Host:
 
     async def aclose(self) -> None:
         """Close the connections. What runs on the host runs on."""
-        self._closed = True
+        await self._work.aclose()
         connections, self._connections = self._connections, []
         for connection in connections:
             await in_thread(connection.close, lambda _: None)
@@ -186,27 +188,15 @@ class Host:
                 if connection.sessions < connection.room:
                     connection.sessions += 1
                     return connection
-            if self._closed:
-                raise Unreachable(f"the connection to host {self.name!r} was closed")
-            await self._dial()
+            try:
+                await self._dialling.get(self._work, self._dial)
+            except BrokenOff as error:
+                raise Unreachable(f"the connection to host {self.name!r} was closed") from error
 
     async def _dial(self) -> None:
-        """Make another connection, or wait for the one that is being made."""
-        if self._dialling is not None:
-            await asyncio.shield(self._dialling)
-            return
-        dialling = self._dialling = asyncio.get_running_loop().create_future()
-        try:
-            connection = await in_thread(functools.partial(connect, self.access, self._secret), Connection.close)
-            self._connections.append(connection)
-        except Exception as error:
-            dialling.set_exception(error)
-            dialling.exception()  # it is not a problem if nobody else waited
-            raise
-        finally:
-            self._dialling = None
-            if not dialling.done():
-                dialling.set_result(None)
+        """Make another connection."""
+        connection = await in_thread(functools.partial(connect, self.access, self._secret), Connection.close)
+        self._connections.append(connection)
 
     def _ended(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         """A session is over. Called in a thread of its own."""

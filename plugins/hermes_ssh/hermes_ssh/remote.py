@@ -15,6 +15,7 @@ import hermes_core
 
 _CORE = (
     "errors",
+    "sandbox.guest.mounts",
     "sandbox.guest.namespaces",
     "sandbox.guest.probe",
     *(f"sandbox.local.{name}" for name in ("directories", "keeper", "processes", "trees", "view")),

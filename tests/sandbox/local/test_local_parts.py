@@ -130,13 +130,13 @@ def test_trees_are_removed_without_following_links(tmp_path: Path) -> None:
 def test_a_mount_inside_a_tree_is_left_alone(tmp_path: Path) -> None:
     script = """if 1:
         import sys; sys.path[:0] = sys.argv[2:]
-        from hermes_core.sandbox.guest import namespaces
+        from hermes_core.sandbox.guest import mounts, namespaces
         from hermes_core.sandbox.local import trees
         from pathlib import Path
-        namespaces.unshare(mount=True); namespaces.make_private()
+        namespaces.unshare(mount=True); mounts.make_private()
         tree = Path(sys.argv[1], "tree"); (tree / "a" / "mount").mkdir(parents=True); (tree / "top").mkdir()
         for place in (tree / "a" / "mount", tree / "top"):
-            namespaces.mount("tmpfs", str(place), "tmpfs", 0); (place / "file").write_text("x")
+            mounts.mount("tmpfs", str(place), "tmpfs", 0); (place / "file").write_text("x")
         assert not trees.remove_tree(str(tree))
         print(sorted(p.read_text() for p in tree.rglob("file")))"""
     done = subprocess.run(

@@ -330,9 +330,14 @@ def test_files_in_memory_are_bounded(host, tools) -> None:
 
 def test_a_slots_namespace_can_be_built_inside(host, tools) -> None:
     """What the guest does for a slot of level `namespace`, in the sandbox of root and of an ordinary user."""
-    namespaces = (Path(hermes_core.__file__).parent / "sandbox" / "guest" / "namespaces.py").read_text()
+    guest = Path(hermes_core.__file__).parent / "sandbox" / "guest"
+    mounts = (guest / "mounts.py").read_text()
+    for line in ("from __future__ import annotations\n", "from .namespaces import check, libc\n"):
+        assert line in mounts
+        mounts = mounts.replace(line, "")
     program = (
-        namespaces
+        (guest / "namespaces.py").read_text()
+        + mounts
         + """
 import sys, traceback
 uid = int(sys.argv[1])
@@ -349,7 +354,7 @@ if child == 0:
         death_signal(9)
         become(uid, uid)
         pdeath = ctypes.c_int()
-        _libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(pdeath))
+        libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(pdeath))
         assert pdeath.value == 9
         assert os.getpid() == 1 and os.listdir("/data") == ["slot_0"]
         open("/data/slot_0/mine", "w").close()

@@ -1,0 +1,67 @@
+"""Whether a backend can serve a profile: what it does not declare is refused before anything is made."""
+
+from __future__ import annotations
+
+from hermes_core.errors import ConfigError, PolicyError
+from hermes_core.sandbox.contract import Backend, Isolation, Network, SandboxConfig
+
+
+def slots_per_sandbox(config: SandboxConfig, isolation: Isolation) -> int:
+    """Slots in one sandbox: one at level `dedicated`, else as configured."""
+    return 1 if isolation is Isolation.DEDICATED else config.slots_per_sandbox
+
+
+def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig, *, prepares: bool) -> None:
+    """Refuse what the backend does not declare, and what can't be meant.
+
+    Args:
+        isolation: the least that every slot is to get.
+        prepares: whether there is something that prepares sandboxes.
+
+    Raises:
+        PolicyError: the backend can't grant the isolation or the network policy, or makes no snapshots.
+        ConfigError: the profile's settings are of another backend, or contradict each other.
+    """
+    can = backend.capabilities
+    if not any(level >= isolation for level in can.isolation):
+        levels = ", ".join(level.label for level in sorted(can.isolation)) or "none"
+        raise PolicyError(
+            f"backend {backend.name!r} can't grant isolation {isolation.label!r} here",
+            hint=f"it grants: {levels}; `hermes-rl doctor` says what keeps it from more",
+        )
+    if config.network not in can.network:
+        policies = ", ".join(sorted(can.network))
+        raise PolicyError(
+            f"backend {backend.name!r} can't give profile {config.name!r} network {config.network.value!r}",
+            hint=f"it offers: {policies}",
+        )
+    if config.snapshot and not can.snapshot:
+        raise PolicyError(
+            f"backend {backend.name!r} can't make snapshots, which profile {config.name!r} asks for",
+            hint="leave `snapshot` out, or use a backend that can",
+        )
+    if (config.network is Network.SETUP or config.snapshot) and not prepares:
+        asks = f"the network {config.network.value!r}" if config.network is Network.SETUP else "snapshot: true"
+        raise ConfigError(
+            f"profile {config.name!r} has {asks}, and nothing prepares its sandboxes",
+            hint="take an environment that has `prepare_sandbox`, or network: none or open and no snapshot",
+        )
+    if not isinstance(config, backend.config_class):
+        wanted = backend.config_class.__name__
+        raise ConfigError(
+            f"profile {config.name!r} is a {type(config).__name__}, backend {backend.name!r} takes {wanted}",
+            hint=f"build it with {wanted}(name={config.name!r}, ...)",
+        )
+    if config.min_sandboxes > config.max_sandboxes:
+        raise ConfigError(
+            f"profile {config.name!r}: min_sandboxes {config.min_sandboxes} is above "
+            f"max_sandboxes {config.max_sandboxes}",
+            hint="raise max_sandboxes or lower min_sandboxes",
+        )
+    most = slots_per_sandbox(config, isolation) * config.max_sandboxes
+    if most <= config.reserve_slots:
+        raise ConfigError(
+            f"profile {config.name!r} has {most} slots at most and reserves {config.reserve_slots} of them "
+            "for verification: none is left for rollouts",
+            hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
+        )

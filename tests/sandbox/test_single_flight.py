@@ -1,0 +1,263 @@
+"""Single-flight: one attempt for all who want its outcome, whoever of them is cancelled and whoever is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from hermes_core.errors import InfraError
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.single_flight import BrokenOff, SingleFlight
+
+
+class Attempts:
+    """Attempts that end when a test says so, and how many there were at a time."""
+
+    def __init__(self) -> None:
+        self.begun = self.now = self.most = self.undone = 0
+        self.go = asyncio.Event()
+        self.error: Exception | None = None
+        self.undoing = asyncio.Event()
+        self.undoing.set()
+
+    async def __call__(self) -> int:
+        self.begun += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        number = self.begun
+        try:
+            await self.go.wait()
+            if self.error is not None:
+                raise self.error
+            return number
+        except asyncio.CancelledError:
+            await self.undoing.wait()
+            self.undone += 1
+            raise
+        finally:
+            self.now -= 1
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def work():
+    work = Background()
+    yield work
+    await work.aclose()
+    assert len(work) == 0
+
+
+@pytest.fixture
+def attempts() -> Attempts:
+    return Attempts()
+
+
+Asking = Callable[[int], list["asyncio.Task[int]"]]
+
+
+@pytest.fixture
+async def flight() -> SingleFlight[int]:
+    return SingleFlight("the test")
+
+
+@pytest.fixture
+async def ask(flight: SingleFlight[int], work: Background, attempts: Attempts) -> Asking:
+    return lambda count: [asyncio.create_task(flight.get(work, attempts)) for _ in range(count)]
+
+
+async def test_all_who_ask_meanwhile_share_one_attempt_and_the_next_begins_another(attempts, ask):
+    tasks = ask(10)
+    await turns()
+    tasks += ask(10)
+    await turns()
+    attempts.go.set()
+    assert await asyncio.gather(*tasks) == [1] * 20
+    assert await asyncio.gather(*ask(2)) == [2, 2]
+    assert attempts.most == 1
+
+
+async def test_an_outcome_that_is_kept_is_given_to_all_who_ask_later(work, attempts):
+    flight = SingleFlight("the test", keep=True)
+    attempts.go.set()
+    assert [await flight.get(work, attempts) for _ in range(3)] == [1, 1, 1]
+    assert flight.kept == {None: 1} and attempts.begun == 1
+    del flight.kept[None]
+    assert await flight.get(work, attempts) == 2
+
+
+async def test_keys_are_apart(flight, work, attempts):
+    tasks = [asyncio.create_task(flight.get(work, attempts, key)) for key in "aabb"]
+    await turns()
+    attempts.go.set()
+    assert await asyncio.gather(*tasks) == [1, 1, 2, 2] and attempts.most == 2
+
+
+async def test_the_others_are_served_when_the_one_who_began_is_cancelled(attempts, ask):
+    first, *others = ask(4)
+    await turns()
+    first.cancel()
+    await turns()
+    attempts.go.set()
+    assert await asyncio.gather(*others) == [1, 1, 1]
+    assert first.cancelled() and attempts.begun == 1 and attempts.undone == 0
+
+
+async def test_the_last_one_takes_the_attempt_with_it_and_waits_until_it_is_undone(attempts, ask):
+    attempts.undoing.clear()
+    first, last = ask(2)
+    await turns()
+    first.cancel()
+    last.cancel()
+    await turns()
+    assert first.cancelled() and not last.done() and attempts.now == 1
+    (again,) = ask(1)
+    await turns()
+    assert attempts.begun == 1, "not before the first one is undone"
+    attempts.undoing.set()
+    attempts.go.set()
+    assert await again == 2
+    assert last.cancelled() and (attempts.undone, attempts.most) == (1, 1)
+
+
+async def test_a_second_cancellation_does_not_cut_short_what_is_undone(attempts, ask, work):
+    attempts.undoing.clear()
+    (only,) = ask(1)
+    await turns()
+    for _ in range(2):
+        only.cancel()
+        await turns()
+    assert only.cancelled() and attempts.now == 1 and len(work) == 1
+    attempts.undoing.set()
+    async with asyncio.timeout(5):
+        await work.join()
+    assert attempts.undone == 1
+
+
+async def test_what_is_to_go_on_does_so_when_nobody_waits(work, attempts):
+    flight = SingleFlight("the test", go_on=True)
+    task = asyncio.create_task(flight.get(work, attempts))
+    await turns()
+    task.cancel()
+    await turns()
+    assert task.cancelled() and attempts.now == 1
+    later = asyncio.create_task(flight.get(work, attempts))
+    await turns()
+    attempts.go.set()
+    assert await later == 1 and attempts.undone == 0
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_failure_is_shared_and_the_next_one_tries_again(work, attempts, keep):
+    flight = SingleFlight("the test", keep=keep)
+    attempts.error = ValueError("broken")
+    tasks = [asyncio.create_task(flight.get(work, attempts)) for _ in range(5)]
+    await turns()
+    attempts.go.set()
+    assert set(await asyncio.gather(*tasks, return_exceptions=True)) == {attempts.error} and attempts.begun == 1
+    attempts.error = None
+    assert await flight.get(work, attempts) == 2
+
+
+async def test_who_is_told_of_a_failure_may_try_again_at_once(flight, work, attempts):
+    attempts.error = ValueError("broken")
+    attempts.go.set()
+
+    async def twice() -> int:
+        try:
+            return await flight.get(work, attempts)
+        except ValueError:
+            attempts.error = None
+            return await flight.get(work, attempts)
+
+    assert await asyncio.gather(twice(), twice()) == [2, 2]
+
+
+async def test_those_who_wait_hear_of_an_owner_that_is_closed(flight, attempts, ask, work):
+    attempts.undoing.clear()
+    *tasks, cancelled = ask(4)
+    await turns()
+    closing = asyncio.create_task(work.aclose())
+    await turns()
+    cancelled.cancel()
+    late = ask(1)
+    await turns()
+    assert not closing.done() and attempts.now == 1
+    attempts.undoing.set()
+    async with asyncio.timeout(5):
+        await closing
+    for task in tasks + late:
+        with pytest.raises(BrokenOff, match="the test was broken off") as caught:
+            await task
+        assert isinstance(caught.value, InfraError) and not caught.value.retryable and caught.value.hint
+    assert (await asyncio.gather(cancelled, return_exceptions=True)) and cancelled.cancelled(), "that one was cancelled"
+    with pytest.raises(BrokenOff):
+        await flight.get(work, attempts)
+    assert (attempts.begun, attempts.undone) == (1, 1)
+
+
+async def test_nobody_begins_anew_while_the_owner_is_being_closed(attempts, ask, work):
+    attempts.undoing.clear()
+    (alone,) = ask(1)
+    await turns()
+    alone.cancel()
+    await turns()
+    (waiting,) = ask(1)
+    await turns()
+    closing = asyncio.create_task(work.aclose())
+    await turns()
+    attempts.undoing.set()
+    async with asyncio.timeout(5):
+        await closing
+    with pytest.raises(BrokenOff):
+        await waiting
+    assert attempts.begun == 1
+
+
+async def test_an_owner_that_is_closed_before_the_attempt_has_made_a_step(flight, attempts, ask, work):
+    (task,) = ask(1)
+    await asyncio.sleep(0)  # it has asked, and the attempt is not running yet
+    await work.aclose()
+    with pytest.raises(BrokenOff):
+        await task
+    attempts.go.set()
+    assert await flight.get(other := Background(), attempts) == 1, "nothing of it is left"
+    assert len(other) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_at_random_moments(flight, work, seed):
+    chance = random.Random(seed)
+    now, most, served = 0, 0, []
+
+    async def attempt() -> int:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        try:
+            await turns(chance.randrange(6))
+            if chance.random() < 0.3:
+                raise ValueError("broken")
+            return 1
+        finally:
+            try:
+                await turns(chance.randrange(3))
+            finally:
+                now -= 1
+
+    tasks = []
+    for _ in range(60):
+        tasks.append(asyncio.create_task(flight.get(work, attempt)))
+        if chance.random() < 0.5:
+            chance.choice(tasks).cancel()
+        await turns(chance.randrange(3))
+    async with asyncio.timeout(10):
+        served = await asyncio.gather(*tasks, return_exceptions=True)
+    assert most == 1 and now == 0 and len(work) == 0
+    assert {type(each) for each in served} == {int, ValueError, asyncio.CancelledError}
