@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import math
 import re
@@ -162,8 +163,7 @@ class Lease:
             # Work that the release itself cut off is not a failure of the sandbox.
             if self.release is not None:
                 raise stale(self.slot) from error
-            located(error, self.slot)
-            raise
+            raise located(error, self.slot).with_traceback(error.__traceback__) from error.__cause__
         if self.release is not None:
             raise stale(self.slot)
         return outcome
@@ -200,11 +200,12 @@ def new_lease(pool: Pool, seat: Seat, trajectory_id: str | None, *, verification
 
 
 def located(error: InfraError, slot: Slot) -> InfraError:
-    """The error, with the slot's ids where it has none."""
-    error.sandbox_id = error.sandbox_id or slot.sandbox_id
-    error.slot_id = error.slot_id or slot.slot_id
-    error.trajectory_id = error.trajectory_id or slot.trajectory_id
-    return error
+    """The error, with the slot's ids where it has none. A copy: all who waited for one attempt have the same error."""
+    own = copy.copy(error)
+    own.sandbox_id = error.sandbox_id or slot.sandbox_id
+    own.slot_id = error.slot_id or slot.slot_id
+    own.trajectory_id = error.trajectory_id or slot.trajectory_id
+    return own
 
 
 def stale(slot: Slot) -> StaleSlotError:

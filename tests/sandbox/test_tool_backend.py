@@ -20,6 +20,7 @@ from hermes_core.errors import (
     ConfigError,
     ErrorKind,
     InfraError,
+    ProvisionError,
     SandboxLost,
     StaleSlotError,
     UnknownNameError,
@@ -498,6 +499,21 @@ async def test_a_failed_preparation_fails_all_and_leaves_nothing(backend):
     assert [str(outcome) for outcome in outcomes] == ["broken", "broken"] and len(attempts) == 1
     assert not (await sh(backend, slots[0], f"test -e {attempts[0]}")).success
     assert await backend.prepare(slots[0], "key", build) == attempts[0] and len(attempts) == 2
+
+
+async def test_whoever_waited_for_what_failed_is_named_in_an_error_of_their_own(backend):
+    async def build(_commands: Any, _directory: str) -> None:
+        await asyncio.sleep(0.05)
+        raise ProvisionError("the mirror is down", hint="try later")
+
+    slots = [await backend.acquire(f"t{number}") for number in range(2)]
+    errors = await asyncio.gather(*(backend.prepare(slot, "key", build) for slot in slots), return_exceptions=True)
+    assert [(type(error), error.message, error.hint) for error in errors] == [
+        (ProvisionError, "the mirror is down", "try later")
+    ] * 2
+    assert [(error.slot_id, error.trajectory_id) for error in errors] == [
+        (slot.slot_id, slot.trajectory_id) for slot in slots
+    ]
 
 
 @pytest.mark.slow
