@@ -105,3 +105,4 @@ class Watchers:
                 await subscriber(update)
             except Exception:
                 log.exception("a subscriber to background processes failed")
+        watch.delivered = time.time()  # only now: writing it down, and a slow subscriber, are no part of the interval
