@@ -17,9 +17,19 @@ _LIMITS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids_limit": "PidsLim
 _DELEGATION = "give the rootless daemon's user the memory, cpu and pids controllers of cgroup v2 (systemd `Delegate=`)"
 
 
+def is_rootless(info: Mapping[str, Any]) -> bool:
+    """Whether an ordinary user runs the daemon. Docker says so among the security options, Podman by a field."""
+    return bool(info.get("Rootless")) or any("name=rootless" in option for option in info["SecurityOptions"] or ())
+
+
+def cant_enforce(info: Mapping[str, Any], ability: str) -> bool:
+    """Whether the daemon ignores a limit. Podman claims all of them where an ordinary user has no cgroups at all."""
+    return info.get(ability) is False or (is_rootless(info) and str(info.get("CgroupVersion")) == "1")
+
+
 def maps_users(info: Mapping[str, Any]) -> bool:
     """Whether containers' user ids are others outside: a rootless daemon, or one with `userns-remap`."""
-    return any(f"name={kind}" in option for kind in ("rootless", "userns") for option in info["SecurityOptions"] or ())
+    return is_rootless(info) or any("name=userns" in option for option in info["SecurityOptions"] or ())
 
 
 def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any]) -> None:
@@ -41,7 +51,7 @@ def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any])
         )
     for key, ability in _LIMITS.items():
         asked = getattr(config, key) is not None and (key != "pids_limit" or key in config.model_fields_set)
-        if asked and info.get(ability) is False:
+        if asked and cant_enforce(info, ability):
             raise PolicyError(f"this daemon can't enforce {key}, which profile {config.name!r} sets", hint=_DELEGATION)
 
 
@@ -83,14 +93,14 @@ async def diagnose(daemon: Daemon) -> Diagnosis:
     except DaemonError as error:
         return Diagnosis(False, f"no Docker daemon answers at {where}: {error.message}", advice=_unreachable(error))
     podman = any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
-    rootless = any("name=rootless" in option for option in info["SecurityOptions"] or ())
+    rootless = is_rootless(info)
     name = "Podman" if podman else "Docker"
     details = [
         f"{name} {version['Version']} at {where}{', rootless' if rootless else ''}, storage {info.get('Driver')}",
         f"levels: shared, user, dedicated; namespace with `cap_add: [{SYS_ADMIN}]`",
     ]
     advice = []
-    missing = [key for key, ability in _LIMITS.items() if info.get(ability) is False]
+    missing = [key for key, ability in _LIMITS.items() if cant_enforce(info, ability)]
     if missing:
         details.append(f"it can't enforce: {', '.join(missing)}; profiles that set them are refused")
         advice.append(_DELEGATION if rootless else "start it where the cgroup controllers are available to it")
