@@ -110,9 +110,7 @@ def translated(error: Exception) -> Exception:
         said = str(error.explanation or error).strip()
         return DaemonError(f"the Docker daemon says: {said}", status=error.status_code)
     if isinstance(error, docker.errors.DockerException | requests.RequestException | OSError):
-        return DaemonError(
-            f"the Docker daemon can't be reached: {reason(error)}", hint=ASK_THE_DOCTOR
-        )
+        return DaemonError(f"the Docker daemon can't be reached: {reason(error)}", hint=ASK_THE_DOCTOR)
     return error
 
 

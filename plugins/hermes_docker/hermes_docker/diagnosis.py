@@ -81,9 +81,7 @@ async def diagnose(daemon: Daemon) -> Diagnosis:
         info = await daemon.info()
         version = await daemon.call(lambda api: api.version())
     except DaemonError as error:
-        return Diagnosis(
-            False, f"no Docker daemon answers at {where}: {error.message}", advice=_unreachable(error)
-        )
+        return Diagnosis(False, f"no Docker daemon answers at {where}: {error.message}", advice=_unreachable(error))
     podman = any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
     rootless = any("name=rootless" in option for option in info["SecurityOptions"] or ())
     name = "Podman" if podman else "Docker"
