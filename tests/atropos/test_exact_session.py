@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -182,13 +184,11 @@ async def test_what_a_sandbox_says_can_not_forge_the_place_of_an_answer(start: S
             "not those that the server sampled",
         ),
         (lambda node: node.masked_tokens.__setitem__(2, node.tokens[2]), "logprob of token 2 is 1.0"),
-        (
-            lambda node: (node.masked_tokens.__setitem__(2, node.tokens[2]), node.logprobs.__setitem__(2, -1.0)),
-            "mask 2 is",
-        ),
         (lambda node: node.masked_tokens.__setitem__(-1, MASKED), "should be"),
-        (lambda node: node.logprobs.__setitem__(-1, float("nan")), "is nan"),
-        (lambda node: node.logprobs.append(-1.0), "not one sequence"),
+        (lambda node: node.turns[0].logprobs.__setitem__(-1, float("nan")), "is nan"),
+        (lambda node: node.turns[0].logprobs.append(-1.0), "not one sequence"),
+        (lambda node: node.turns[0].logprobs.pop(), "not one sequence"),
+        (lambda node: node.masked_tokens.append(MASKED), "not one sequence"),
         (lambda node: setattr(node, "text_checksum", node.text_checksum ^ 1), "do not decode"),
     ],
 )
@@ -201,6 +201,15 @@ async def test_every_damage_is_refused(start: Start, damage: Callable[[Any], Any
     assert reason in refused
 
 
+async def test_a_token_of_the_prompt_is_not_trained_on_whatever_its_logprob(start: Start) -> None:
+    session, _ = start([["one"]])
+    await session.chat_completion(messages=[{"role": "user", "content": "a"}], tools=[])
+    (node,) = session.nodes
+    kept = {name: getattr(node, name) for name in ("tokens", "masked_tokens", "logprobs", "turns", "text_checksum")}
+    kept["masked_tokens"][2], kept["logprobs"][2] = node.tokens[2], -1.0
+    assert "mask 2 is" in str(tokens_of({**session.get_state(), "nodes": [kept]}).refused)
+
+
 async def test_doubled_end_tokens_are_refused(start: Start) -> None:
     session, _ = start([["one"], ["two"]])
     messages = [{"role": "user", "content": "a"}]
@@ -209,9 +218,7 @@ async def test_doubled_end_tokens_are_refused(start: Start) -> None:
     node = session.nodes[0]
     stop = node.turns[0].stop
     node.tokens[stop] = node.tokens[stop - 1]
-    node.turns[1] = node.turns[1].__class__(
-        node.turns[1].start, node.turns[1].sampled, __import__("zlib").crc32(b""), "stop"
-    )
+    node.turns[1] = dataclasses.replace(node.turns[1], prompt_checksum=zlib.crc32(b""))
     assert "answer 1 ends with two end tokens" in str(tokens_of(session.get_state()).refused)
 
 
