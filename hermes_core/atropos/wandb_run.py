@@ -71,8 +71,8 @@ class WandbRun:
                     group=group,
                     config=dict(self._config),
                     reinit="create_new",  # of other environments in this process, each has its own
-                    # Standard output is the command's answer, and what is on it nobody has redacted.
-                    settings=wandb.Settings(console="off"),
+                    # What is written on the screen and on the command line nobody has redacted.
+                    settings=wandb.Settings(console="off", x_disable_meta=True),
                 )
             except (wandb.Error, ValueError, OSError) as error:
                 raise InfraError(
