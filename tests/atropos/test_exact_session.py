@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.chat import Chat
-from hermes_core.agents.exact import ExactSession
+from hermes_core.agents.exact import ExactSession, Node
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.generate import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
@@ -38,6 +39,7 @@ class Tokens:
         self.tokenizer, self.answers, self.end = tokenizer, list(answers), end
         self.asked: list[list[int]] = []
         self.given: list[list[int]] = []
+        self.logprobs: list[float] = []
 
     async def sample(self, prompt: list[int], *, max_tokens: int, temperature: float | None) -> Sampled:
         self.asked.append(list(prompt))
@@ -49,8 +51,10 @@ class Tokens:
             reason = "stop"
         if len(tokens) > max_tokens:
             tokens, reason = tokens[:max_tokens], "length"
+        logprobs = [-1 / (3 + len(self.logprobs) + place) for place in range(len(tokens))]
         self.given.append(tokens)
-        return Sampled(tokens, [-0.25] * len(tokens), reason)
+        self.logprobs += logprobs
+        return Sampled(tokens, logprobs, reason)
 
 
 @pytest.fixture(params=sorted(FORMS))
@@ -104,9 +108,15 @@ async def test_a_conversation_is_one_sequence_of_what_was_asked_and_sampled(star
     trained = [token for token, mask in zip(node.tokens, node.masked_tokens, strict=True) if mask != MASKED]
     assert trained == [token for given in server.given for token in given]
     assert {lp for lp, mask in zip(node.logprobs, node.masked_tokens, strict=True) if mask == MASKED} == {1.0}
+    assert [lp for lp, mask in zip(node.logprobs, node.masked_tokens, strict=True) if mask != MASKED] == server.logprobs
     tokens = tokens_of(session.get_state())
     assert tokens.refused is None
     assert tokens.only is not None
+    assert tokens.only.lists() == {
+        "tokens": list(node.tokens),
+        "masks": list(node.masked_tokens),
+        "logprobs": list(node.logprobs),
+    }
 
 
 async def test_the_first_turns_are_what_the_template_itself_would_render(start: Start, form: str) -> None:
@@ -208,6 +218,19 @@ async def test_a_token_of_the_prompt_is_not_trained_on_whatever_its_logprob(star
     kept = {name: getattr(node, name) for name in ("tokens", "masked_tokens", "logprobs", "turns", "text_checksum")}
     kept["masked_tokens"][2], kept["logprobs"][2] = node.tokens[2], -1.0
     assert "mask 2 is" in str(tokens_of({**session.get_state(), "nodes": [kept]}).refused)
+
+
+def test_a_sequence_takes_a_few_bytes_a_token() -> None:
+    tracemalloc.start()
+    try:
+        node = Node()
+        for _ in range(20):
+            node.ask(range(1000, 1400), "what was asked\n" * 100)
+            node.answer(Sampled(list(range(1000, 1030)), [-0.5] * 30, "stop"), "what was answered\n" * 10)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 14 * len(node.tokens), "no lists of numbers, and no second copy of the text"
 
 
 async def test_doubled_end_tokens_are_refused(start: Start) -> None:
