@@ -22,7 +22,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
-NEEDED = ("atroposlib", "transformers", "jsonlines")
+NEEDED = ("atroposlib", "transformers", "wandb")
 
 SANDBOX = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
 """The weakest level that this user can have here."""
