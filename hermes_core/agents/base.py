@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,14 @@ ToolHandler = Callable[[str, Mapping[str, Any], str], Awaitable[str]]
 
 MASKED = -100
 """The mask of a token that the model did not write."""
+
+
+def text_checksum(text: str, before: int = 0) -> int:
+    """CRC-32 of a text that follows one with the checksum `before`.
+
+    Spaces are left out: some tokenizers drop the one that a part of a text begins with.
+    """
+    return zlib.crc32(text.replace(" ", "").encode("utf-8", "surrogatepass"), before)
 
 
 class StopReason(StrEnum):

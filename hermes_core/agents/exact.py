@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message
+from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message, text_checksum
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.generate import GenerateServer, Sampled
@@ -29,10 +29,12 @@ class Turn:
 
     start: int
     """The place of its first token; what comes before is what the model was asked."""
-    sampled: tuple[int, ...]
-    """The server's token ids."""
+    sampled: array[int]
+    """The server's token ids, as C integers."""
+    logprobs: array[float]
+    """The server's, one for each of them."""
     prompt_checksum: int
-    """CRC-32 of the tokens before `start`, as an array of C integers, when they were sent."""
+    """CRC-32 of the tokens before `start`, as C integers, when they were sent."""
     finish_reason: str
 
     @property
@@ -43,36 +45,40 @@ class Turn:
 
 @dataclass(eq=False)
 class Node:
-    """One sequence for a trainer. Its arrays, which take a tenth of what lists would, have one length; not shifted."""
+    """One sequence for a trainer: arrays of one length, not shifted. They take a tenth of what lists would."""
 
     tokens: array[int] = field(default_factory=lambda: array("i"))
     masked_tokens: array[int] = field(default_factory=lambda: array("i"))
     """The token where the model wrote it, else -100."""
-    logprobs: array[float] = field(default_factory=lambda: array("d"))
-    """The server's where the model wrote the token, else 1.0."""
     turns: list[Turn] = field(default_factory=list)
-    text: str = ""
-    """What the tokens say, put together from its parts as they came."""
+    text_checksum: int = 0
+    """`text_checksum` of what the tokens say, put together from its parts as they came."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """`finish_reason` of the last answer."""
     heard: list[tuple[Any, ...]] = field(default_factory=list)
     """What tells the messages apart that this sequence holds."""
 
+    @property
+    def logprobs(self) -> array[float]:
+        """The server's where the model wrote the token, else 1.0. Made anew each time: most of them are 1.0."""
+        spread = array("d", [PROMPT_LOGPROB]) * len(self.tokens)
+        for turn in self.turns:
+            spread[turn.start : turn.stop] = turn.logprobs
+        return spread
+
     def ask(self, tokens: Sequence[int], text: str) -> None:
         """Add tokens that the model did not write."""
         self.tokens.extend(tokens)
         self.masked_tokens.extend([MASKED] * len(tokens))
-        self.logprobs.extend([PROMPT_LOGPROB] * len(tokens))
-        self.text += text
+        self.text_checksum = text_checksum(text, self.text_checksum)
 
     def answer(self, sampled: Sampled, text: str) -> None:
         """Add what the model sampled."""
-        turn = Turn(len(self.tokens), tuple(sampled.tokens), zlib.crc32(self.tokens), sampled.finish_reason)
-        self.turns.append(turn)
-        self.tokens.extend(sampled.tokens)
-        self.masked_tokens.extend(sampled.tokens)
-        self.logprobs.extend(sampled.logprobs)
-        self.text += text
+        own, logprobs = array("i", sampled.tokens), array("d", sampled.logprobs)
+        self.turns.append(Turn(len(self.tokens), own, logprobs, zlib.crc32(self.tokens), sampled.finish_reason))
+        self.tokens.extend(own)
+        self.masked_tokens.extend(own)
+        self.text_checksum = text_checksum(text, self.text_checksum)
         self.metadata["finish_reason"] = sampled.finish_reason
 
 

@@ -35,11 +35,12 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(_PLACES[name]), name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "hermes_core":
+        package = (error.name or "").partition(".")[0]
+        if package == "hermes_core":
             raise
         from hermes_core.errors import ConfigError
 
         raise ConfigError(
-            f"the Atropos adapter needs {error.name}, which is not installed",
+            f"the Atropos adapter needs {package}, which is not installed",
             hint="pip install 'hermes-rl[atropos]', or in a checkout make setup EXTRAS=atropos",
         ) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import logging
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 
 from hermes_core.agents.retries import is_loopback
+from hermes_core.atropos.wire import group_json
 from hermes_core.errors import ConfigError, InfraError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.single_flight import SingleFlight
@@ -149,7 +149,8 @@ class TrainerApi:
         unsure = False
         while True:
             await self._known()
-            body, headers = await asyncio.to_thread(_packed, {**payload, "env_id": self.env_id})
+            plain = await group_json({**payload, "env_id": self.env_id})
+            body, headers = await asyncio.to_thread(_packed, plain)
             try:
                 response = await self._client.post(f"{self.url}/scored_data", content=body, headers=headers)
             except httpx.HTTPError as error:
@@ -221,8 +222,7 @@ def _answer(response: httpx.Response | None) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _packed(payload: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
-    body = json.dumps(payload, allow_nan=False).encode()
+def _packed(body: bytes) -> tuple[bytes, dict[str, str]]:
     headers = {"Content-Type": "application/json"}
     if len(body) < COMPRESSED_FROM:
         return body, headers

@@ -188,7 +188,10 @@ def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[APIServerC
 
 def _told(env: HermesAgentBaseEnv, mode: str) -> int:
     """Say what became of it; the exit code."""
-    totals = dict(sorted(env.metrics.totals.items()))
+    counted = env.metrics.totals.copy()
+    if mode == "evaluate":
+        counted.update(env.evaluation.totals)
+    totals = dict(sorted(counted.items()))
     places = {"groups": env.config.data_path_to_save_groups, "evaluation": env.config.data_dir_to_save_evals}
     where = places["evaluation" if mode == "evaluate" else "groups"]
     say(json.dumps({"mode": mode, **totals, "written": where, "trajectories": str(env.trajectories_path)}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jsonlines
 from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
-from hermes_core.agents.base import AgentResult
-from hermes_core.atropos import processing, serving
+from hermes_core.agents.base import MASKED, AgentResult
+from hermes_core.atropos import processing, reporting, serving
 from hermes_core.atropos.adapter import AdaptedEnvironment
 from hermes_core.atropos.api import TrainerApi
 from hermes_core.atropos.config import HermesAgentEnvConfig
-from hermes_core.atropos.display import trajectory_text
 from hermes_core.atropos.groups import Group, Rolled, judged, longest, scored_groups
 from hermes_core.atropos.log import JsonLines
 from hermes_core.atropos.metrics import Metrics
@@ -35,6 +32,8 @@ from hermes_core.atropos.start import (
     try_out,
     with_key,
 )
+from hermes_core.atropos.wandb_run import WandbRun
+from hermes_core.atropos.wire import group_json
 from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.options import granted_isolation
 from hermes_core.envs.parts import hooks_for, new_backend, new_context, redactor
@@ -110,7 +109,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.api: TrainerApi | None = None
         self.fatal: BaseException | None = None
         """What no other rollout can do better: it ends the run."""
-        self.metrics = Metrics()
+        self.metrics = Metrics("train")
+        self.evaluation = Metrics("eval")
+        """Of the rollouts that are not for the trainer."""
+        self.wandb_run: WandbRun | None = None
+        """There while the environment runs, if wandb is asked for."""
         self.endless = False
         """Whether `get_next_item` is to begin anew after the last item."""
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -119,19 +122,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self._live: _Live | None = None
         self._numbers = itertools.count()
         self._environment: Environment | None = None
-        self._close_groups()
         if config.data_path_to_save_groups is not None:
-            Path(config.data_path_to_save_groups).unlink()  # Atropos made it, and may not come to need it
-
-    def _open_groups(self) -> None:
-        """Atropos' own writer keeps groups in a buffer, and a killed run would lose them."""
-        if self.config.data_path_to_save_groups is not None:
-            self.jsonl_writer = jsonlines.open(self.config.data_path_to_save_groups, "w", flush=True)
-
-    def _close_groups(self) -> None:
-        if self.jsonl_writer is not None:
+            # Atropos made it, and may not come to need it. Its writer has a buffer, that a killed run would lose.
             self.jsonl_writer.close()
             self.jsonl_writer = None
+            Path(config.data_path_to_save_groups).unlink()
 
     @classmethod
     def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
@@ -182,18 +177,21 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         """Everything that rollouts need, from the dataset to the sandboxes; all of it is gone at the end.
 
         Args:
-            start: whether to make the sandboxes now; else with the first rollout.
+            start: whether to make the sandboxes and to begin the wandb run now.
             groups: at the same time; None is `max_num_workers`.
 
         Raises:
             UsageError: what was asked for can't be; before a sandbox is made.
             ModelError: a model server does not give what is needed of it.
-            InfraError: the backend could not be started.
+            InfraError: the backend, or the wandb run, could not be started.
         """
         async with AsyncExitStack() as stack:
             runtime = self.runtime
             if runtime is None:
                 runtime = await stack.enter_async_context(Runtime())
+            if self.config.use_wandb:
+                self.wandb_run = await reporting.new_run(self, runtime)
+                stack.push_async_callback(self.wandb_run.aclose)
             self.trajectories = stack.enter_context(JsonLines(self.trajectories_path))
             self._environment = environment = self.make_environment(runtime)
             stack.push_async_callback(environment.aclose)
@@ -222,17 +220,23 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             context = new_context(runtime, environment, agent, backend, options, hooks=hooks, redact=redact)
             self._live = _Live(context, tools, backend, asyncio.Semaphore(max(1, room)))
             if start:
+                await self.start_wandb()
                 await backend.start()
-            self._open_groups()
+            if self.config.data_path_to_save_groups is not None:
+                self.jsonl_writer = stack.enter_context(JsonLines(Path(self.config.data_path_to_save_groups)))
             try:
                 yield
             finally:
-                self._live = None
-                self._close_groups()
+                self._live = self.jsonl_writer = None
 
     async def start_sandboxes(self) -> None:
         """Make the warm sandboxes, if they are not there yet."""
         await self._running().backend.start()
+
+    async def start_wandb(self, project: str | None = None, group: str | None = None) -> None:
+        """Begin the wandb run, if there is to be one."""
+        if self.wandb_run is not None:
+            await self.wandb_run.start(project, group)
 
     def limit_length(self, tokens: int) -> None:
         """Keep sequences shorter than the trainer's limit, so that it does not drop their whole group."""
@@ -272,7 +276,6 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     async def collect_trajectories(self, item: Item) -> tuple[list[dict[str, Any]] | None, list[Item]]:
         """A group of rollouts of one item, with the same tools: what is to be sent, or None if it stayed short."""
         group = await self.roll_group(item)
-        self.metrics.add_group(group)
         if group.whole:
             return scored_groups(group), []
         log.warning(
@@ -284,7 +287,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     async def collect_trajectory(self, item: Item) -> tuple[dict[str, Any] | None, list[Item]]:
         """One rollout as a scored item; None for it if it can't be used."""
         group = self._new_group(item, size=1)
-        rolled = await self._roll(item, group, 0)
+        rolled = await self._roll(item, group, 0, self.metrics)
         if rolled.refused is not None:
             return None, []
         group.kept.append(rolled)
@@ -292,19 +295,23 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         single = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
         return {key: scored[key][0] for key in single if key in scored}, []
 
-    async def roll_group(self, item: Item, size: int | None = None) -> Group:
+    async def roll_group(self, item: Item, size: int | None = None, *, metrics: Metrics | None = None) -> Group:
         """`size` (the configured group size) rollouts of one item; those that failed are replaced, up to the limit.
+
+        Args:
+            metrics: what they and the group are counted in; None is that of the trainer's.
 
         Raises:
             UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
         """
         group = self._new_group(item, size or self.config.group_size)
+        metrics = metrics or self.metrics
         numbers = itertools.count()
         refills = iter(range(self.config.group_refills))
 
         async def until_used() -> None:
             while True:
-                rolled = await self._roll(item, group, next(numbers))
+                rolled = await self._roll(item, group, next(numbers), metrics)
                 if rolled.refused is None:
                     group.kept.append(rolled)
                     return
@@ -319,13 +326,14 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         except BaseExceptionGroup as errors:
             self.fatal = self.fatal or errors.exceptions[0]
             raise errors.exceptions[0] from None
+        metrics.add_group(group)
         return group
 
     def _new_group(self, item: Item, size: int) -> Group:
         item_id = self._running().context.environment.item_id(item)
         return Group(f"{item_id}#{next(self._numbers)}", item_id, size)
 
-    async def _roll(self, item: Item, group: Group, index: int) -> Rolled:
+    async def _roll(self, item: Item, group: Group, index: int, metrics: Metrics) -> Rolled:
         """One rollout, with its record written whatever becomes of it."""
         live = self._running()
         trajectory = Trajectory(
@@ -346,12 +354,12 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 await run_rollout(context, item, trajectory)
             finally:
                 rolled = judged(trajectory.to_record(context.redact), exact=self.exact)
-                self._keep(rolled, trajectory.result)
+                metrics.add(rolled, trajectory.result.tool_errors, trajectory.result.turns_used)
+                self._keep(rolled)
                 observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=rolled.record)
-        return rolled
+        return rolled.without_lists()
 
-    def _keep(self, rolled: Rolled, result: AgentResult) -> None:
-        self.metrics.add(rolled, result.tool_errors, result.turns_used)
+    def _keep(self, rolled: Rolled) -> None:
         if rolled.refused is not None:
             log.warning("trajectory %s is not used: %s", rolled.record["trajectory_id"], rolled.refused)
         if self.trajectories is not None:
@@ -382,9 +390,9 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             return
         await self.add_rollouts_for_wandb(groups[0], item)
         for group in groups:
-            self.completion_lengths += [sum(mask != -100 for mask in masks) for masks in group["masks"]]
+            self.completion_lengths += [len(masks) - masks.count(MASKED) for masks in group["masks"]]
             if self.jsonl_writer is not None:
-                self.jsonl_writer.write(group)
+                self.jsonl_writer.write_line(await group_json(group) + b"\n")
             if do_send_to_api:
                 self.items_sent_this_step += 1
                 await self._send_scored_data_to_api(group)
@@ -407,27 +415,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Item | None = None) -> None:
         """Keep some rollouts of a group for the table, in readable form."""
-        if not self.config.use_wandb:
-            return
-        most = self.config.num_rollouts_per_group_for_logging
-        pairs = list(zip(scored_data["messages"], scored_data["scores"], strict=True))
-        shown = pairs if most == -1 else pairs[:most]
-        self.rollouts_for_wandb.append([(trajectory_text(messages), score) for messages, score in shown])
-        del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
+        reporting.keep_for_table(self, scored_data)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log what happened since the last time: as JSON beside the trajectories, and to wandb where that is on."""
-        told = self.metrics.take(self.api.counts if self.api else None)
-        plain = {key: value for key, value in {**told, **(wandb_metrics or {})}.items() if _is_plain(value)}
-        if self.trajectories is not None:
-            with JsonLines(self.trajectories.path.with_suffix(".metrics.jsonl")) as lines:
-                lines.write({"step": self.curr_step, **plain})
-        log.info("step %d: %s", self.curr_step, plain)
-        if self.config.use_wandb:
-            await super().wandb_log({**told, **(wandb_metrics or {})})
-        else:
-            self.completion_lengths, self.rollouts_for_wandb = [], []
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+        await reporting.tell(self, wandb_metrics or {})

@@ -82,6 +82,7 @@ class PluginEnv(HermesAgentBaseEnv):
         began = time.time()
         items = list(itertools.islice(self._plugin.selected_items(), self.config.eval_items or None))
         groups = await self._roll_all(items)
+        told = self.evaluation.take()
         scored = [rolled for group in groups for rolled in group.kept]
         rewards = [rolled.reward for rolled in scored if rolled.reward is not None]
         if not rewards:
@@ -95,14 +96,14 @@ class PluginEnv(HermesAgentBaseEnv):
         }
         samples = [{"messages": rolled.record["messages"], "score": rolled.reward} for rolled in scored]
         await self.evaluate_log(metrics, start_time=began, end_time=time.time(), samples=samples, verbose=False)
-        await self.wandb_log(metrics)
+        await self.wandb_log({**told, **metrics})
 
     async def _roll_all(self, items: list[Item]) -> list[Group]:
         room = asyncio.Semaphore(self.config.max_eval_workers)
 
         async def roll(item: Item) -> Group:
             async with room:
-                return await self.roll_group(item)
+                return await self.roll_group(item, metrics=self.evaluation)
 
         async with asyncio.TaskGroup() as tasks:
             rolling = [tasks.create_task(roll(item)) for item in items]

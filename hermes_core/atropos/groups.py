@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_core.agents.base import MASKED
 from hermes_core.envs.tokens import TokenSequence
+
+_LISTS = ("tokens", "masks", "logprobs", "sequences")
+"""What of a record is in `Rolled.sequences` too."""
 
 NOT_TRAINABLE = "an openai server gives no tokens: nothing here can be trained on"
 
@@ -27,6 +31,11 @@ class Rolled:
         """The score; None if there is none."""
         reward: float | None = self.record["reward"]
         return reward
+
+    def without_lists(self) -> Rolled:
+        """The same for waiting in its group: without the lists in the record, which the sequences have as arrays."""
+        kept = {key: value for key, value in self.record.items() if key not in _LISTS}
+        return dataclasses.replace(self, record=kept)
 
 
 @dataclass
@@ -58,10 +67,10 @@ def judged(record: Mapping[str, Any], *, exact: bool) -> Rolled:
     if (reason := record["details"].get("tokens_refused")) is not None:
         return Rolled(record, refused=f"tokens: {reason}")
     if record.get("sequences") is not None:
-        return Rolled(record, tuple(TokenSequence(**sequence) for sequence in record["sequences"]))
+        return Rolled(record, tuple(TokenSequence.of(**sequence) for sequence in record["sequences"]))
     if record["tokens"] is None:
         return Rolled(record, refused="tokens: the server kept none")
-    return Rolled(record, (TokenSequence(record["tokens"], record["masks"], record["logprobs"]),))
+    return Rolled(record, (TokenSequence.of(record["tokens"], record["masks"], record["logprobs"]),))
 
 
 def scored_groups(group: Group) -> list[dict[str, Any]]:
@@ -78,8 +87,8 @@ def scored_groups(group: Group) -> list[dict[str, Any]]:
 def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
     rows = [_row(rolled, part) for rolled in group.kept]
     scored: dict[str, Any] = {
-        "tokens": [sequence.tokens for sequence, _ in rows],
-        "masks": [sequence.masks for sequence, _ in rows],
+        "tokens": [sequence.tokens.tolist() for sequence, _ in rows],
+        "masks": [sequence.masks.tolist() for sequence, _ in rows],
         "scores": [rolled.reward for rolled in group.kept],
         "advantages": None,
         "ref_logprobs": None,
@@ -90,7 +99,7 @@ def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
         "images": None,
     }
     if group.kept[0].sequences:
-        scored["inference_logprobs"] = [sequence.logprobs for sequence, _ in rows]
+        scored["inference_logprobs"] = [sequence.logprobs.tolist() for sequence, _ in rows]
     return scored
 
 
@@ -101,7 +110,7 @@ def _row(rolled: Rolled, part: int) -> tuple[TokenSequence, dict[str, Any]]:
         "sequences": len(rolled.sequences),
     }
     if not rolled.sequences:
-        return TokenSequence([], [], []), {**about, "trainable": False, "reason": NOT_TRAINABLE}
+        return TokenSequence.of([], [], []), {**about, "trainable": False, "reason": NOT_TRAINABLE}
     if part < len(rolled.sequences):
         return rolled.sequences[part], about
     return _filler(rolled.sequences[-1]), {**about, "trainable": False, "set_advantage_to_zero": True}
@@ -110,7 +119,7 @@ def _row(rolled: Rolled, part: int) -> tuple[TokenSequence, dict[str, Any]]:
 def _filler(sequence: TokenSequence) -> TokenSequence:
     """Its first two tokens, none of them to train on: trainers shift by one, and can't take less."""
     tokens = sequence.tokens[:2]
-    return TokenSequence(tokens, [MASKED] * len(tokens), [1.0] * len(tokens))
+    return TokenSequence.of(tokens, [MASKED] * len(tokens), [1.0] * len(tokens))
 
 
 def longest(groups: Sequence[Mapping[str, Any]]) -> int:

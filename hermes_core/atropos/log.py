@@ -34,7 +34,10 @@ class JsonLines:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one record."""
-        line = dump_record(record)
+        self.write_line(dump_record(record))
+
+    def write_line(self, line: bytes) -> None:
+        """Write one record that is a line of JSON already."""
         try:
             if os.write(self._file, line) != len(line):
                 raise OSError(28, "no space left")

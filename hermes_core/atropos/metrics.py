@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from statistics import fmean
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any
 
 from hermes_core.atropos.groups import Group, Rolled
@@ -18,9 +19,14 @@ ARGUMENTS_SHOWN, ERROR_SHOWN = 80, 150
 
 
 class Metrics:
-    """Adds up until `take`. The names of the metrics are those of the original, under `train/`."""
+    """Adds up until `take`. The names of the metrics are those of the original.
 
-    def __init__(self) -> None:
+    Args:
+        kind: what they stand under: `train` or `eval`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
         self.totals: Counter[str] = Counter()
         """Counts since the start: `groups`, `groups_short`, `rollouts`, `refused`, `failures_infra`, …"""
         self._begin()
@@ -29,6 +35,11 @@ class Metrics:
         self._values: dict[str, list[float]] = {}
         self._counts: Counter[str] = Counter()
         self._errors: list[str] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._counts or self._values)
 
     def add_group(self, group: Group) -> None:
         """A group that ended, whole or short."""
@@ -75,15 +86,17 @@ class Metrics:
         Args:
             api: `TrainerApi.counts`, since the start.
         """
-        told: dict[str, Any] = {f"train/{name}": fmean(values) for name, values in sorted(self._values.items())}
-        told |= {f"train/{name}": count for name, count in sorted(self._counts.items())}
-        told.setdefault("train/tool_errors_count", 0)
-        told.setdefault("train/failures_infra", 0)
+        told: dict[str, Any] = {name: fmean(values) for name, values in sorted(self._values.items())}
+        told |= sorted(self._counts.items())
+        if "rollouts" in told:
+            told["rollouts_count"] = told.pop("rollouts")  # the name is that of Atropos' table
+        told.setdefault("tool_errors_count", 0)
+        told.setdefault("failures_infra", 0)
         if self._errors:
-            told["train/tool_error_details"] = "\n".join(self._errors)
-        told |= {f"train/api_{name}": count for name, count in sorted((api or {}).items())}
+            told["tool_error_details"] = "\n".join(self._errors)
+        told |= {f"api_{name}": count for name, count in sorted((api or {}).items())}
         self._begin()
-        return told
+        return {f"{self._kind}/{name}": value for name, value in told.items()}
 
     def _count(self, name: str, by: int = 1) -> None:
         self._counts[name] += by
@@ -91,3 +104,29 @@ class Metrics:
 
     def _value(self, name: str, value: float) -> None:
         self._values.setdefault(name, []).append(float(value))
+
+
+def lengths(trained: Sequence[int], limit: int) -> dict[str, float]:
+    """What Atropos tells of the tokens that are trained on, by its names.
+
+    Args:
+        trained: how many of each sequence.
+        limit: of the trainer for a sequence; below 1 if it named none.
+    """
+    if not trained:
+        return {}
+    name = "train/completion_lengths"
+    told = {name: fmean(trained), f"{name}_std": pstdev(trained), f"{name}_max": max(trained)}
+    told[f"{name}_min"] = min(trained)
+    if limit > 0:
+        told[f"{name}_p95"] = fmean(tokens > 0.95 * limit for tokens in trained)
+    return told
+
+
+def plain_only(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that JSON can hold: no tables, and no numbers that are none."""
+    return {key: value for key, value in told.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))

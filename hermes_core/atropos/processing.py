@@ -50,7 +50,8 @@ async def process(env: HermesAgentBaseEnv) -> None:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            await env.wandb_log()
+            if env.metrics.pending:
+                await env.wandb_log()
     if config.data_path_to_save_groups is not None:
         groups = Path(config.data_path_to_save_groups)
         page = groups.with_suffix(".html")
@@ -65,3 +66,4 @@ async def _one(env: HermesAgentBaseEnv, item: Item) -> None:
     ready = await env.postprocess_histories(collected)
     await env.handle_send_to_api(ready, item, do_send_to_api=False, abort_on_any_max_length_exceeded=False)
     env.curr_step += 1
+    await env.wandb_log()

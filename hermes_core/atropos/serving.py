@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.atropos.api import TrainerApi
@@ -46,7 +45,9 @@ async def serve(env: HermesAgentBaseEnv) -> None:
     async with env.running(start=False), api:
         try:
             await _register(env, api)
-            await _set_up_wandb(env, api)
+            if env.wandb_run is not None:
+                said = await api.wandb_info()
+                await env.start_wandb(said["project"], said["group"])
             await env.start_sandboxes()
             await _work(env, api)
         finally:
@@ -80,18 +81,6 @@ async def _register(env: HermesAgentBaseEnv, api: TrainerApi) -> None:
         )
     if env.curr_step > 0:
         env.load_checkpoint()
-
-
-async def _set_up_wandb(env: HermesAgentBaseEnv, api: TrainerApi) -> None:
-    if not env.config.use_wandb:
-        return
-    import wandb
-
-    said = await api.wandb_info()
-    env.wandb_group, env.wandb_project = said["group"], said["project"]
-    name = f"{env.config.wandb_name or env.name}-{time.strftime('%Y-%m-%d')}-{uuid.uuid4().hex[:6]}"
-    config = env.config.model_dump(mode="json")
-    await asyncio.to_thread(wandb.init, name=name, project=said["project"], group=said["group"], config=config)
 
 
 async def _work(env: HermesAgentBaseEnv, api: TrainerApi) -> None:

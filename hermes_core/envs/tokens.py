@@ -9,23 +9,35 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_core.agents.base import MASKED
+from hermes_core.agents.base import MASKED, text_checksum
 
 __all__ = ["MASKED", "TokenSequence", "Tokens", "tokens_of"]
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Three lists of one length, not shifted: token ids; the same where the model wrote them, else -100; logprobs."""
+    """Three arrays of one length, not shifted: token ids; the same where the model wrote them, else -100; logprobs.
 
-    tokens: list[int]
-    masks: list[int]
-    logprobs: list[float]
+    Lists would take ten times the memory, for as long as a rollout waits for the others of its group.
+    """
+
+    tokens: array[int]
+    masks: array[int]
+    logprobs: array[float]
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float]) -> TokenSequence:
+        """From any three sequences. Raises TypeError, ValueError or OverflowError for what is no number."""
+        return cls(array("i", tokens), array("i", masks), array("d", logprobs))
 
     @property
     def trained(self) -> int:
         """Tokens that the model wrote."""
-        return sum(mask != MASKED for mask in self.masks)
+        return len(self.masks) - self.masks.count(MASKED)
+
+    def lists(self) -> dict[str, list[Any]]:
+        """As JSON has them."""
+        return {"tokens": self.tokens.tolist(), "masks": self.masks.tolist(), "logprobs": self.logprobs.tolist()}
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ def tokens_of(managed_state: Mapping[str, Any] | None) -> Tokens:
 
     Args:
         managed_state: `AgentResult.managed_state`: its `nodes` each have `tokens`, `masked_tokens` (the token where the
-            model wrote it, else -100) and `logprobs`. A node with `turns` and `text`, as those of
+            model wrote it, else -100) and `logprobs`. A node with `turns` and `text_checksum`, as those of
             `hermes_core.agents.exact`, is checked against what the server sampled too; for that the state has
             `end_tokens` and `decode`.
     """
@@ -59,11 +71,15 @@ def tokens_of(managed_state: Mapping[str, Any] | None) -> Tokens:
         return Tokens(refused="the server kept no sequence for this conversation")
     sequences = []
     for number, node in enumerate(nodes):
-        tokens, masks, logprobs = (list(_field(node, name)) for name in ("tokens", "masked_tokens", "logprobs"))
-        reason = _refuse(tokens, masks, logprobs) or _changed(node, tokens, masks, managed_state)
+        fields = [_field(node, name) for name in ("tokens", "masked_tokens", "logprobs")]
+        try:
+            sequence = TokenSequence.of(*fields)
+            reason = _refuse(sequence) or _changed(node, sequence, managed_state)
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = f"its tokens, masks and logprobs are not all numbers: {error}"
         if reason is not None:
             return Tokens(refused=f"sequence {number}: {reason}" if len(nodes) > 1 else reason)
-        sequences.append(TokenSequence(tokens, masks, logprobs))
+        sequences.append(sequence)
     return Tokens(tuple(sequences))
 
 
@@ -72,8 +88,9 @@ def _field(node: Any, name: str) -> Sequence[Any]:
     return value if isinstance(value, Sequence) else ()
 
 
-def _refuse(tokens: list[int], masks: list[int], logprobs: list[float]) -> str | None:
-    """Why these can't be trained on, or None."""
+def _refuse(sequence: TokenSequence) -> str | None:
+    """Why this can't be trained on, or None."""
+    tokens, masks, logprobs = sequence.tokens, sequence.masks, sequence.logprobs
     if not tokens or not len(tokens) == len(masks) == len(logprobs):
         return f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs are not one sequence"
     written = [index for index, mask in enumerate(masks) if mask != MASKED]
@@ -87,18 +104,19 @@ def _refuse(tokens: list[int], masks: list[int], logprobs: list[float]) -> str |
     return None
 
 
-def _changed(node: Any, tokens: list[int], masks: list[int], state: Mapping[str, Any]) -> str | None:
+def _changed(node: Any, sequence: TokenSequence, state: Mapping[str, Any]) -> str | None:
     """Why the sequence is not what was asked and sampled, turn by turn, or None. Nothing to check without turns."""
     turns = _field(node, "turns")
     if not turns:
         return None
+    tokens, masks = sequence.tokens, sequence.masks
     end_tokens: Collection[int] = state.get("end_tokens", ())
-    expected = [MASKED] * len(tokens)
-    whole, checked, checksum = memoryview(array("i", tokens)), 0, 0
+    expected = array("i", [MASKED]) * len(tokens)
+    whole, checked, checksum = memoryview(tokens), 0, 0
     for number, turn in enumerate(turns, 1):
         checksum = zlib.crc32(whole[checked : turn.start], checksum)
         checked = turn.start
-        if tuple(tokens[turn.start : turn.stop]) != turn.sampled:
+        if tokens[turn.start : turn.stop] != turn.sampled:
             return f"the tokens of answer {number} are not those that the server sampled"
         if checksum != turn.prompt_checksum:
             return f"the tokens before answer {number} are not those that the server was asked with"
@@ -109,11 +127,6 @@ def _changed(node: Any, tokens: list[int], masks: list[int], state: Mapping[str,
         place = next(index for index, mask in enumerate(masks) if mask != expected[index])
         return f"mask {place} is {masks[place]}, and should be {expected[place]}"
     decode: Callable[[Sequence[int]], str] | None = state.get("decode")
-    if decode is not None and not _same_text(decode(tokens), getattr(node, "text", "")):
+    if decode is not None and text_checksum(decode(tokens)) != getattr(node, "text_checksum", None):
         return "the tokens do not decode to what was asked and answered"
     return None
-
-
-def _same_text(text: str, parts: str) -> bool:
-    """Equal; some tokenizers drop the space that a part begins with."""
-    return text == parts or text.replace(" ", "") == parts.replace(" ", "")

@@ -157,7 +157,7 @@ class Trajectory:
         result = self.result
         clean = _Cleaner(redact)
         exact = tokens_of(result.managed_state)
-        only = exact.only
+        only = exact.only.lists() if exact.only else {}
         record: dict[str, Any] = {
             "trajectory_id": self.trajectory_id,
             "environment": self.environment,
@@ -171,9 +171,9 @@ class Trajectory:
             "failure": None,
             "patch": clean.patch(self.patch),
             "messages": clean(result.messages, "messages"),
-            "tokens": only.tokens if only else None,
-            "masks": only.masks if only else None,
-            "logprobs": only.logprobs if only else None,
+            "tokens": only.get("tokens"),
+            "masks": only.get("masks"),
+            "logprobs": only.get("logprobs"),
             "stop_reason": str(result.stop_reason) if self._agent_ran() else None,
             "timings": {f"{stage}_s": self.timings.get(f"{stage}_s") for stage in STAGES},
             "tool_calls": {
@@ -189,7 +189,7 @@ class Trajectory:
         if self.infra_retries:
             record["details"]["infra_retries"] = self.infra_retries
         if len(exact.sequences) > 1:  # the conversation's past was changed on the way
-            record["sequences"] = [vars(sequence) for sequence in exact.sequences]
+            record["sequences"] = [sequence.lists() for sequence in exact.sequences]
         if exact.refused:
             record["details"]["tokens_refused"] = exact.refused
         if clean.cut:

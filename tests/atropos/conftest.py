@@ -22,10 +22,24 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
-NEEDED = ("atroposlib", "transformers", "jsonlines")
+NEEDED = ("atroposlib", "transformers", "wandb")
 
 SANDBOX = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
 """The weakest level that this user can have here."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How exact all the runs of `test_exact_training_data` were, together."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    runs = [value for report in reports for name, value in report.user_properties if name == "exactness"]
+    if runs:
+        total = {key: sum(run[key] for run in runs) for key in ("trajectories", "answers", "trained", "drawn")}
+        ways = {kind: len({run[kind] for run in runs}) for kind in ("form", "wire")}
+        terminalreporter.write_line(
+            f"exactness: {total['trajectories']} trajectories with {total['answers']} answers, {ways['form']} chat "
+            f"templates and {ways['wire']} wires: {total['trained']} trained tokens, {total['drawn']} of them drawn, "
+            f"each within {max(run['worst'] for run in runs):.1e} of the logprob that the weights give"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -97,6 +111,12 @@ def obedient(prompt: str) -> Generator[Call, Any, str]:
     assert number is not None
     yield call("terminal", command=f"echo {number[1]} > out.txt")
     return "Done <b>&</b> dusted."
+
+
+@pytest.fixture
+def obedient_play() -> Callable[[str], Generator[Call, Any, str]]:
+    """That model, for a `ToolScript` with something else around it."""
+    return obedient
 
 
 @pytest.fixture

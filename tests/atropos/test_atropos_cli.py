@@ -29,7 +29,7 @@ def config_of(atropos_extra: None, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
         def __init__(self, config: Any, servers: Any, **_: Any) -> None:
             made.append((config, servers))
-            self.config, self.metrics = config, env.Metrics()
+            self.config, self.metrics, self.evaluation = config, env.Metrics("train"), env.Metrics("eval")
 
         async def process_manager(self) -> None:
             pass

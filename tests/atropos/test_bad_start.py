@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,3 +87,17 @@ async def test_a_wrong_setting_of_the_plugin_or_the_backend(make_env: Any) -> No
         await make_env(NOWHERE, local_slot_per_sandbox=3).process_manager()
     with pytest.raises(UsageError, match="max_sandboxes must be a whole number"):
         await make_env(NOWHERE, local_max_sandboxes="many").process_manager()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("atropos_extra")
+@pytest.mark.parametrize("package", ["atroposlib", "wandb"])
+def test_a_package_of_the_extra_that_is_missing(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from hermes_core.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "atropos", "process", "tasks"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert f"the Atropos adapter needs {package}, which is not installed" in done.stderr
+    assert "pip install 'hermes-rl[atropos]'" in done.stderr
+    assert "Traceback" not in done.stderr

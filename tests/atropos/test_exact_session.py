@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tracemalloc
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from hermes_core.agents.chat import Chat
-from hermes_core.agents.exact import ExactSession
+from hermes_core.agents.exact import ExactSession, Node
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.generate import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
@@ -36,6 +39,7 @@ class Tokens:
         self.tokenizer, self.answers, self.end = tokenizer, list(answers), end
         self.asked: list[list[int]] = []
         self.given: list[list[int]] = []
+        self.logprobs: list[float] = []
 
     async def sample(self, prompt: list[int], *, max_tokens: int, temperature: float | None) -> Sampled:
         self.asked.append(list(prompt))
@@ -47,8 +51,10 @@ class Tokens:
             reason = "stop"
         if len(tokens) > max_tokens:
             tokens, reason = tokens[:max_tokens], "length"
+        logprobs = [-1 / (3 + len(self.logprobs) + place) for place in range(len(tokens))]
         self.given.append(tokens)
-        return Sampled(tokens, [-0.25] * len(tokens), reason)
+        self.logprobs += logprobs
+        return Sampled(tokens, logprobs, reason)
 
 
 @pytest.fixture(params=sorted(FORMS))
@@ -102,9 +108,15 @@ async def test_a_conversation_is_one_sequence_of_what_was_asked_and_sampled(star
     trained = [token for token, mask in zip(node.tokens, node.masked_tokens, strict=True) if mask != MASKED]
     assert trained == [token for given in server.given for token in given]
     assert {lp for lp, mask in zip(node.logprobs, node.masked_tokens, strict=True) if mask == MASKED} == {1.0}
+    assert [lp for lp, mask in zip(node.logprobs, node.masked_tokens, strict=True) if mask != MASKED] == server.logprobs
     tokens = tokens_of(session.get_state())
     assert tokens.refused is None
     assert tokens.only is not None
+    assert tokens.only.lists() == {
+        "tokens": list(node.tokens),
+        "masks": list(node.masked_tokens),
+        "logprobs": list(node.logprobs),
+    }
 
 
 async def test_the_first_turns_are_what_the_template_itself_would_render(start: Start, form: str) -> None:
@@ -182,14 +194,12 @@ async def test_what_a_sandbox_says_can_not_forge_the_place_of_an_answer(start: S
             "not those that the server sampled",
         ),
         (lambda node: node.masked_tokens.__setitem__(2, node.tokens[2]), "logprob of token 2 is 1.0"),
-        (
-            lambda node: (node.masked_tokens.__setitem__(2, node.tokens[2]), node.logprobs.__setitem__(2, -1.0)),
-            "mask 2 is",
-        ),
         (lambda node: node.masked_tokens.__setitem__(-1, MASKED), "should be"),
-        (lambda node: node.logprobs.__setitem__(-1, float("nan")), "is nan"),
-        (lambda node: node.logprobs.append(-1.0), "not one sequence"),
-        (lambda node: setattr(node, "text", node.text[:-1]), "do not decode"),
+        (lambda node: node.turns[0].logprobs.__setitem__(-1, float("nan")), "is nan"),
+        (lambda node: node.turns[0].logprobs.append(-1.0), "not one sequence"),
+        (lambda node: node.turns[0].logprobs.pop(), "not one sequence"),
+        (lambda node: node.masked_tokens.append(MASKED), "not one sequence"),
+        (lambda node: setattr(node, "text_checksum", node.text_checksum ^ 1), "do not decode"),
     ],
 )
 async def test_every_damage_is_refused(start: Start, damage: Callable[[Any], Any], reason: str) -> None:
@@ -201,6 +211,28 @@ async def test_every_damage_is_refused(start: Start, damage: Callable[[Any], Any
     assert reason in refused
 
 
+async def test_a_token_of_the_prompt_is_not_trained_on_whatever_its_logprob(start: Start) -> None:
+    session, _ = start([["one"]])
+    await session.chat_completion(messages=[{"role": "user", "content": "a"}], tools=[])
+    (node,) = session.nodes
+    kept = {name: getattr(node, name) for name in ("tokens", "masked_tokens", "logprobs", "turns", "text_checksum")}
+    kept["masked_tokens"][2], kept["logprobs"][2] = node.tokens[2], -1.0
+    assert "mask 2 is" in str(tokens_of({**session.get_state(), "nodes": [kept]}).refused)
+
+
+def test_a_sequence_takes_a_few_bytes_a_token() -> None:
+    tracemalloc.start()
+    try:
+        node = Node()
+        for _ in range(20):
+            node.ask(range(1000, 1400), "what was asked\n" * 100)
+            node.answer(Sampled(list(range(1000, 1030)), [-0.5] * 30, "stop"), "what was answered\n" * 10)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept < 14 * len(node.tokens), "no lists of numbers, and no second copy of the text"
+
+
 async def test_doubled_end_tokens_are_refused(start: Start) -> None:
     session, _ = start([["one"], ["two"]])
     messages = [{"role": "user", "content": "a"}]
@@ -209,9 +241,7 @@ async def test_doubled_end_tokens_are_refused(start: Start) -> None:
     node = session.nodes[0]
     stop = node.turns[0].stop
     node.tokens[stop] = node.tokens[stop - 1]
-    node.turns[1] = node.turns[1].__class__(
-        node.turns[1].start, node.turns[1].sampled, __import__("zlib").crc32(b""), "stop"
-    )
+    node.turns[1] = dataclasses.replace(node.turns[1], prompt_checksum=zlib.crc32(b""))
     assert "answer 1 ends with two end tokens" in str(tokens_of(session.get_state()).refused)
 
 

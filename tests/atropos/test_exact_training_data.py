@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,8 +17,6 @@ from hermes_core.testing.tiny_model.exactness import Exactness, TrainedSequence,
 from hermes_core.testing.tiny_model.folder import FORMATS, make_model
 from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan, ordinary
 from hermes_core.testing.tiny_model.server import TinyModelServer
-
-log = logging.getLogger(__name__)
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +65,7 @@ async def test_every_trained_token_is_what_the_model_sampled(
     tokenizers: Callable[[str], Any],
     torch_extra: None,
     tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     import torch
 
@@ -95,7 +93,8 @@ async def test_every_trained_token_is_what_the_model_sampled(
     rows = [json.loads(line) for line in groups.read_text().splitlines()]
     found = _check(model, rows, engine, tokenizer)
     turns = [_answers(masks) for row in rows for masks in row["masks"]]
-    log.info("%s, %s: %s, %d answers", form, wire, found, sum(turns))
+    figures = {"trajectories": found.sequences, "trained": found.trained, "drawn": found.drawn, "worst": found.worst}
+    record_property("exactness", {"form": form, "wire": wire, "answers": sum(turns), **figures})
     assert found.problems == []
     assert found.sequences == len(rows) * GROUP_SIZE == 36
     assert found.worst <= 1e-5

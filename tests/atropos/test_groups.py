@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from hermes_core.atropos.groups import Group, judged, scored_groups
+from hermes_core.atropos.wire import group_json
 from hermes_core.envs.tokens import MASKED
 
 
@@ -63,3 +66,32 @@ def test_what_can_not_be_trained_on_is_refused_with_the_reason(changes: dict[str
     refused = judged(record("a", **changes), exact=True).refused
     assert refused is not None
     assert reason in refused
+
+
+def test_a_rollout_that_waits_for_its_group_keeps_no_lists() -> None:
+    rolled = judged(record("a"), exact=True)
+    kept = rolled.without_lists()
+    assert not {"tokens", "masks", "logprobs", "sequences"} & set(kept.record)
+    assert kept.sequences == rolled.sequences
+    assert scored_groups(Group("g", "g", 1, kept=[kept])) == scored_groups(Group("g", "g", 1, kept=[rolled]))
+
+
+async def test_a_group_is_written_with_turns_for_others_in_between() -> None:
+    (scored,) = scored_groups(group(*(record(f"é\n{n}") for n in range(8))))
+    turns, done = 0, False
+
+    async def another() -> None:
+        nonlocal turns
+        while not done:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(another())
+        line = await group_json(scored)
+        done = True
+    assert json.loads(line) == scored
+    assert b"\n" not in line
+    assert turns > 8 * len(("tokens", "masks", "messages", "inference_logprobs"))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        await group_json({**scored, "scores": [float("nan")]})

@@ -172,3 +172,41 @@ def test_what_is_done_counts_what_waits() -> None:
 
     assert not serving._done(Env, {"current_step": 8, "queue_size": 4})  # type: ignore[arg-type]
     assert serving._done(Env, {"current_step": 8, "queue_size": 6})  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("leak_check")
+async def test_rollouts_at_work_and_their_sandboxes_end_with_the_run(
+    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, runtime: Any, tmp_path: Path
+) -> None:
+    env = make_env(token_server.base_url, "vllm", rollout_server_url=run_api.url, total_steps=50)
+    plain, begun, ended = env.make_environment, asyncio.Event(), []
+
+    def hanging(runtime: Any) -> Any:
+        environment = plain(runtime)
+
+        async def setup(item: Any, rollout: Any) -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ended.append(rollout.trajectory_id)
+
+        environment.setup_trajectory_workspace = setup
+        return environment
+
+    env.make_environment = hanging
+    training = asyncio.ensure_future(make_trainer(run_api.url).run(1))
+    serving_task = asyncio.ensure_future(env.env_manager())
+    async with asyncio.timeout(90):
+        await begun.wait()
+        assert await runtime.backend("local").list()
+        serving_task.cancel()
+        await asyncio.wait([serving_task])
+    training.cancel()
+    await asyncio.wait([training])
+    assert serving_task.cancelled()
+    assert env.tasks == set()
+    assert await runtime.backend("local").list() == [], "they do not wait for the runtime's end"
+    records = lines(tmp_path / "data/groups.trajectories.jsonl")
+    assert {record["trajectory_id"] for record in records} >= set(ended) != set()
+    assert {(record["failure"]["kind"], record["reward"]) for record in records} == {("cancelled", None)}

@@ -95,6 +95,7 @@ async def test_a_reward_that_can_not_be_computed_is_none(make_env: Any, subclass
     assert [group["scores"] for group in groups(tmp_path)] == [[1.0, 1.0]]
     kinds = {record["item_id"]: record["failure"] and record["failure"]["kind"] for record in records(tmp_path)}
     assert kinds == {"g0": "infra", "g1": "verifier", "g2": None}
+    assert {record["reward"] for record in records(tmp_path) if record["failure"]} == {None}
     assert env.metrics.totals["groups_short"] == 2
 
 

@@ -224,6 +224,8 @@ def test_every_sequence_of_a_conversation_that_was_split_is_kept():
         (node([1, 2], [-100, 3], [1.0, -1.0]), "mask 1 is 3, and the token there is 2"),
         (node([1, 2], [-100, 2], [1.0, 1.0]), "logprob of token 1 is 1.0"),
         (node([1, 2], [-100, 2], [1.0, float("nan")]), "logprob of token 1 is nan"),
+        (node([1, 2], [-100, 2], [1.0, None]), "not all numbers"),
+        (node([1, 2**40], [-100, 2**40], [1.0, -1.0]), "not all numbers"),
     ],
 )
 def test_tokens_that_cannot_be_trained_on_are_refused_and_it_says_why(state, reason):
