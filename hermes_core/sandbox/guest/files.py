@@ -49,7 +49,8 @@ def run(name: str, args: Mapping[str, Any]) -> int:
     except Refused as error:
         result = {"code": error.code, "message": str(error)}
     except OSError as error:
-        text = "%s: %s" % (error.strerror or error, error.filename or args.get("path", name))
+        about = error.filename2 or error.filename or args.get("path", name)  # of a renaming the new name
+        text = "%s: %s" % (error.strerror or error, about)
         result = {"code": CODES.get(error.errno or 0, "failed"), "message": text}
     except (ValueError, OverflowError, RecursionError) as error:
         result = {"code": "invalid", "message": str(error)}

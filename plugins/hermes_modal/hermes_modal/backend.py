@@ -190,12 +190,12 @@ class ModalSandbox(Sandbox):
             process = await self._exec(argv, env)
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_reached(error, self.id) from error
-        stdin = process.stdin
+        put, drain = process.stdin.write, process.stdin.drain.aio  # once: the SDK wraps them anew at each look
 
         async def write(data: bytes) -> None:
             for at in range(0, len(data), CHUNK_BYTES):
-                stdin.write(data[at : at + CHUNK_BYTES])
-                await stdin.drain.aio()
+                put(data[at : at + CHUNK_BYTES])
+                await drain()
 
         return AsyncStreamChannel(
             process.stdout.__aiter__, write, wait=process.wait.aio, stderr=process.stderr.__aiter__
