@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.stress  # CI runs the quick benchmarks by themselves, with nothing beside them
 def test_the_quick_mode_has_every_figure():
     done = run("--quick", "--json")
     assert done.returncode == 0, done.stderr

@@ -77,8 +77,10 @@ def read_arguments(
             return source.broken(start, position, "the answer ended before the call's arguments", name)
     behind = closing.match(text, inside)
     end = behind.end() if behind else inside
-    arguments, error, repaired = decode_arguments(text[here:inside])
     raw = text[start:end]
+    if found is not None and not found.whole and not source.explains(here, inside):
+        return [ParseProblem("the arguments are not valid JSON", raw, start, name)], end
+    arguments, error, repaired = decode_arguments(text[here:inside])
     if arguments is None:
         return [ParseProblem(str(error), raw, start, name)], end
     return [ParsedCall(name, arguments, raw, start, identifier, repaired)], end

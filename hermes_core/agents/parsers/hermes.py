@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hermes_core.agents.parsers.base import Call
+from hermes_core.agents.parsers.base import Call, ParseProblem
 from hermes_core.agents.parsers.jsontext import Item, extent, read_call, skip_space
 from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
 
@@ -96,5 +96,11 @@ def _broken_object(source: Source, start: int, here: int, position: int) -> tupl
     limit = mark.start() if mark else len(source.text)
     for found in _ANEW.finditer(source.text, position, limit):
         if found[1] in source.tools:
-            return read_call(source.text, start, here, found.start()), found.end()
-    return read_call(source.text, start, here, limit), limit
+            return _without_end(source, start, here, found.start()), found.end()
+    return _without_end(source, start, here, limit), limit
+
+
+def _without_end(source: Source, start: int, here: int, end: int) -> Item:
+    if source.explains(here, end):
+        return read_call(source.text, start, here, end)
+    return ParseProblem("the call is not valid JSON", source.text[start:end], start)

@@ -46,12 +46,16 @@ class Marks:
         return re.compile(f"(?P<open>{self.opener}){others}|(?P<think>{think})|(?P<unthink>{unthink})")
 
 
+_EXPLAINED = 100
+
+
 class Source:
     """A text that is being read: with its marks, and the parameters of each tool."""
 
     def __init__(self, text: str, marks: re.Pattern[str], tools: Parameters) -> None:
         self.text = text
         self.tools = tools
+        self._without_end = 0
         self._marks = marks
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
@@ -66,6 +70,16 @@ class Source:
     def next_mark(self, position: int) -> re.Match[str] | None:
         """The next mark from here on."""
         return self.search(self._marks, position)
+
+    def explains(self, begin: int, end: int) -> bool:
+        """Whether to find out what is wrong with an object, or a string, that seems to have no end.
+
+        Not after the first hundred: it is what takes time, and nobody reads of thousands. What may be whole after all
+        is looked at.
+        """
+        self._without_end += 1
+        closing = "}" if self.text[begin] == "{" else '"'
+        return self._without_end <= _EXPLAINED or self.text[begin:end].rstrip().endswith(closing)
 
     def broken(self, start: int, position: int, message: str, name: str = "") -> tuple[list[Item], int]:
         """What a reader gives for a call that begins at `start` and can't be read from `position` on.

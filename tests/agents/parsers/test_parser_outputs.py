@@ -481,3 +481,15 @@ def test_a_tool_list_that_is_wrong_is_no_reason_to_fail(parser_of: Callable[[str
         [{"type": 1}],
     ):
         assert calls(parser_of(format_name).parse(one(format_name), tools)) == [LS]
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"), [("hermes", '<tool_call>{"name": "terminal", '), ("mistral", "[TOOL_CALLS]terminal{")]
+)
+def test_of_thousands_of_broken_calls_each_is_told_and_a_whole_one_is_made(
+    parse: Parse, name: str, broken: str
+) -> None:
+    parsed = parse(name, broken * 2000 + one(name))
+    assert len(parsed.problems) == 2000 and calls(parsed) == [LS]
+    assert all("not valid JSON" in problem.message for problem in parsed.problems)
+    assert "line 1" in parsed.problems[0].message and parsed.problems[-1].message.endswith("not valid JSON")

@@ -415,6 +415,8 @@ async def test_a_provider_that_cannot_be_asked_is_not_the_end(rigged):
 
         rig.sandbox.status, rig.sandbox.reachable = status, False
         rig.sandbox.cut()
+        while not asked:  # until the cut is noticed a command may well get through
+            await asyncio.sleep(0.01)
         running = asyncio.ensure_future(slot.run("echo fine"))
         await asyncio.sleep(0.5)
         assert asked > 1 and not running.done()
