@@ -247,9 +247,12 @@ class Requests:
         if "builtin" in header:
             message.update(builtin=header["builtin"], args=header["args"])
             return message, b""
-        message["env"] = dict(slot.environment(), **(header.get("env") or {}))
+        env = message["env"] = dict(slot.environment(), **(header.get("env") or {}))
+        if "LANG" not in env:
+            # Text is UTF-8. By LANG every program would open a dozen files, for what C.UTF-8 has in common with C.
+            env.setdefault("LC_CTYPE", "C.UTF-8")
         if header.get("pty") is not None:
-            message["env"].setdefault("TERM", terminal.TYPE)
+            env.setdefault("TERM", terminal.TYPE)
         if "argv" in header:
             message["argv"] = header["argv"]
             return message, b""

@@ -134,7 +134,6 @@ class Workspace:
             "USER": "agent",
             "LOGNAME": "agent",
             "SHELL": shell,
-            "LANG": "C.UTF-8",
             # The slot's user has no passwd entry, and what is prepared belongs to another one.
             "GIT_AUTHOR_NAME": "agent",
             "GIT_AUTHOR_EMAIL": "agent@localhost",

@@ -342,6 +342,14 @@ async def test_environment(slot):
     assert result.ok and home.endswith("/home") and tmp and user == "agent" and (a, b.strip()) == ("a b", "€")
 
 
+async def test_text_is_utf_8_unless_a_command_is_given_another_language(slot):
+    said = "python3 -c 'import locale; print(locale.getpreferredencoding(False))'"
+    names = 'echo "${LANG-none} ${LC_CTYPE-none}"'
+    assert (await slot.run(f"{said}; {names}")).text == "UTF-8\nnone C.UTF-8\n"
+    assert (await slot.run(names, env={"LANG": "C"})).text == "C none\n"
+    assert (await slot.run(names, env={"LC_CTYPE": "C"})).text == "none C\n"
+
+
 async def test_nothing_of_the_drivers_environment(slot):
     os.environ["HERMES_SECRET_OF_THE_DRIVER"] = "secret"
     try:
