@@ -16,6 +16,7 @@ from hermes_modal.backend import ModalBackend
 from hermes_modal.config import ModalSandboxConfig
 from hermes_modal.testing import ModalEmulator
 
+from hermes_core import leftovers
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
 from hermes_core.runtime import Runtime
@@ -165,11 +166,14 @@ async def test_images_by_dockerfile_snapshot_and_private_registry(
         each["request"]["image"].get("image_registry_config", {}) for each in emulator.requests("ImageGetOrCreate")
     ]
     assert any(each.get("secret_id") for each in configs)
-    (tmp_path / "Dockerfile").write_text("FROM python:3.11\nENV FROM_FILE=yes\n")
+    (tmp_path / "Dockerfile").write_text("FROM python:3.11\nENV FROM_FILE=yes\nCOPY beside.txt /\n")
+    (tmp_path / "beside.txt").write_text("beside the Dockerfile")
     sandbox = await backend.create(spec(dockerfile=str(tmp_path / "Dockerfile")))
     channel = await sandbox.open(["sh", "-c", "echo made >/root/made; echo $FROM_FILE"])
     assert await channel.read(100) == b"yes\n"
     assert await channel.wait() == 0
+    context = emulator.requests("MountGetOrCreate")[-1]["request"]["files"]
+    assert [Path(each["filename"]).name for each in context] == ["beside.txt"]
     await channel.aclose()
     if namespaces:
         image = await sandbox._sandbox.snapshot_filesystem.aio()  # type: ignore[attr-defined]
@@ -226,6 +230,25 @@ async def test_dedicated_and_another_workspace(backend: ModalBackend, owner: str
         assert len({slot.sandbox_id for slot in slots}) == 2
         assert {slot.workspace_dir for slot in slots} == {"/srv/work/slot_0"}
         assert "/srv/work/.hermes/heartbeat" in last_creation(emulator)["definition"]["entrypoint_args"]
+        again = await backend.attach(slots[0].sandbox_id)
+        assert again.workspace_base == "/srv/work" and again.state_dir == "/srv/work/.hermes"
+        assert again.lifetime_s is not None and 3000 < again.lifetime_s <= 3600
+        runtime = Runtime(Settings(owner=owner), plugins=[hermes_modal], load_entry_points=False)
+        runtime._backends["modal"] = backend
+        found = (await leftovers.find(runtime, ["modal"], owner)).sandboxes
+        reaped = await leftovers.reap(runtime, found)
+        assert [(each.outcome, each.why) for each in reaped] == [("left", "its driver lives")] * 2
+
+
+async def test_another_process_finds_a_sandbox_in_whatever_app(
+    emulator: ModalEmulator, version: str, owner: str, spec: Spec, tmp_path: Path
+) -> None:
+    first, second = (ModalBackend(Settings(state_dir=tmp_path)) for _ in range(2))
+    made = await first.create(spec(app_name="an-app-of-its-own"))
+    assert [info.sandbox_id for info in await second.list(owner)] == [made.id]
+    await made.terminate()
+    for backend in (first, second):
+        await backend.aclose()
 
 
 async def test_a_gpu_profile_and_a_cpu_profile_never_mix(
@@ -262,6 +285,10 @@ async def test_a_refused_token_of_a_handle_is_replaced(
             await channel.write(b"2")
             await asyncio.sleep(0.01)
     await channel.aclose()
+    emulator.set(refused_tokens=["ak-emulator"])
+    with pytest.raises(ChannelLost):
+        await sandbox.open(["true"])
+    emulator.set(refused_tokens=[])  # an outage while the handle is replaced leaves one that can be replaced
     fresh = await sandbox.open(["echo", "again"])
     assert await fresh.read(10) == b"again\n"
     await fresh.aclose()

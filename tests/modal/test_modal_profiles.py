@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hermes_modal import ModalSandboxConfig, load_profiles
+from hermes_modal import ModalSandboxConfig, ModalToolBackend, load_profiles
+from hermes_modal.apps import KEPT, Apps
 from hermes_modal.profiles import read_profiles
 
 from hermes_core.errors import ConfigError, UnknownNameError
@@ -109,6 +110,7 @@ def test_the_settings_of_an_environment() -> None:
         ({"dockerfile": "/no/such/Dockerfile"}, "is not there"),
         ({"workspace_base": "data"}, "a directory from the root on"),
         ({"network": "none", "outbound_cidr_allowlist": "10.0.0.0/8"}, "network is none"),
+        ({"network": "setup", "outbound_domain_allowlist": "a.org"}, "network is setup"),
         ({"min_pool": 1, "min_sandboxes": 1}, "min_pool and min_sandboxes are the same"),
         ({"use_dotenv": True}, "modal secret create"),
         ({"use_dotenv": "true"}, "modal secret create"),
@@ -141,8 +143,50 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, said: str) 
 
 
 def test_env_vars_without_a_value() -> None:
-    with pytest.raises(ConfigError, match="ATROPOS_MODAL_ENV_VARS: 'A' has no `=`"):
-        ModalSandboxConfig.from_env("default", {"ATROPOS_MODAL_ENV_VARS": "A"})
+    with pytest.raises(ConfigError, match="ATROPOS_MODAL_ENV_VARS: part 2 has no `=`"):
+        ModalSandboxConfig.from_env("default", {"ATROPOS_MODAL_ENV_VARS": "A=1;secret"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("ATROPOS_MODAL_IMGAE", "did you mean 'IMAGE'"),
+        ("ATROPOS_MODAL_PROFILE_GPU_MEMROY", "ends in no key of a profile"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_refused(variable: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_profiles(environ={variable: "1"})
+
+
+def test_networks_and_a_slots_secrets_by_variables() -> None:
+    config = ModalSandboxConfig.from_env(
+        "default",
+        {
+            "ATROPOS_MODAL_NETWORK": "none",
+            "ATROPOS_MODAL_SECRETS": "keys",
+            "ATROPOS_MODAL_PROFILE_DEFAULT_SLOT_SECRETS": "API_KEY, OTHER",
+        },
+    )
+    assert (config.network.value, config.slot_secrets) == ("none", ("API_KEY", "OTHER"))
+    assert config.has_secrets and not ModalSandboxConfig().has_secrets
+
+
+def test_the_default_profile_of_the_file_that_a_variable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.yaml").write_text("default_profile: gpu\nprofiles: {gpu: {gpu: T4}}")
+    monkeypatch.setenv("ATROPOS_MODAL_PROFILES_FILE", str(tmp_path / "p.yaml"))
+    assert ModalToolBackend()._default == ModalToolBackend.with_profiles("app")._default == "gpu"
+
+
+def test_apps_are_remembered_from_process_to_process(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "modal-apps"
+    first, second = Apps({"usual"}, file), Apps({"usual"}, file)
+    first.add("planned")
+    for name in ("mine", "mine", "usual"):
+        first.note(name)
+    assert first.names() == ["mine", "planned", "usual"] and second.names() == ["mine", "usual"]
+    file.write_bytes(b"../etc/passwd\n\xff\n" + b"".join(b"app-%d\n" % n for n in range(1000)))
+    assert len(second.names()) == KEPT + 1 and "app-999" in second.names()
 
 
 def test_what_variables_of_the_terminal_tool_look_like() -> None:

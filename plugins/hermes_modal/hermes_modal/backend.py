@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,6 +34,7 @@ from hermes_core.sandbox.contract import (
 )
 from hermes_modal import diagnosis, requests
 from hermes_modal.account import CALL_LIMIT_S, CREATE_LIMIT_S, Account, not_created, not_reached, pace
+from hermes_modal.apps import Apps
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class ModalBackend(Backend):
         self._account = Account()
         self._profiles = {} if settings is None else settings.profiles
         named = (str(each["app_name"]) for each in self._profiles.values() if each.get("app_name"))
-        self._apps = {DEFAULT_APP, *named}
+        file = None if settings is None else settings.state_dir / "modal-apps"
+        self._apps = Apps((DEFAULT_APP, *named), file)
 
     def note_profile(self, config: SandboxConfig) -> None:
         """Its app is one of those whose sandboxes are listed."""
@@ -77,7 +78,7 @@ class ModalBackend(Backend):
         """Create the sandbox of this spec, or give the one that runs under its lease's name."""
         config = spec.config
         assert isinstance(config, ModalSandboxConfig)
-        self._apps.add(config.get_app_name())
+        await asyncio.to_thread(self._apps.note, config.get_app_name())
         anchor = requests.anchor(spec, config.workspace_base)
         try:
             given = await requests.arguments(spec, config, self._account)
@@ -116,16 +117,16 @@ class ModalBackend(Backend):
                 hint="use another lease",
                 sandbox_id=found.object_id,
             )
-        life = config.max_lifetime - max(0.0, time.time() - float(tags.get(requests.CREATED, 0)))
-        return ModalSandbox(found, config.workspace_base, spec.lease_id, self._account, max(life, 0.0))
+        return self._of_tags(found, tags)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """The running sandboxes that carry our tags, in the apps that this backend knows."""
+        """The running sandboxes that carry our tags, in the apps that this user's drivers have used."""
         tags = {} if owner is None else {requests.OWNER: owner}
+        names = await asyncio.to_thread(self._apps.names)
         try:
             async with asyncio.timeout(CALL_LIMIT_S), asyncio.TaskGroup() as group:
                 asked = []
-                for name in sorted(self._apps):
+                for name in names:
                     if (app := await self._account.app(name, create=False)) is not None:
                         client = await self._account.client()
                         async for each in modal.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=client):
@@ -155,7 +156,11 @@ class ModalBackend(Backend):
             tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_reached(error, sandbox_id) from error
-        return ModalSandbox(found, Sandbox.workspace_base, tags.get(requests.LEASE, ""), self._account)
+        return self._of_tags(found, tags)
+
+    def _of_tags(self, found: Any, tags: Mapping[str, str]) -> ModalSandbox:
+        base, lease_id = requests.workspaces(tags), tags.get(requests.LEASE, "")
+        return ModalSandbox(found, base, lease_id, self._account, requests.life_left(tags))
 
     async def check(self) -> Diagnosis:
         """Whether there is a token, Modal takes it, and what the profiles name is there."""
@@ -206,11 +211,18 @@ class ModalSandbox(Sandbox):
         try:
             return await self._account.within(CALL_LIMIT_S, start)
         except exception.AuthError:  # a handle keeps its token until that expires, also one that is refused
-            client = await self._account.client()
-            await self._sandbox.detach.aio()
+            client, old = await self._account.client(), self._sandbox
             self._sandbox = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_id.aio(self.id, client=client))
+            await self._detach(old)
             again = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)
             return await self._account.within(CALL_LIMIT_S, again)
+
+    async def _detach(self, sandbox: Any) -> None:
+        """Close a handle's connection, which would stay for half a minute."""
+        try:
+            await self._account.within(CALL_LIMIT_S, sandbox.detach.aio())
+        except (exception.Error, TimeoutError, OSError) as error:
+            log.debug("sandbox %s: a handle's connection was not closed: %s", self.id, error)
 
     async def snapshot(self) -> str:
         """Keep its files; the image's id."""
@@ -244,7 +256,7 @@ class ModalSandbox(Sandbox):
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_reached(error, self.id) from error
         self._ended = True
-        await self._sandbox.detach.aio()  # its connection would stay for half a minute
+        await self._detach(self._sandbox)
 
 
 async def _info(sandbox: Any) -> SandboxInfo | None:

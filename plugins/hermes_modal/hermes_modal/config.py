@@ -15,7 +15,7 @@ from hermes_core.settings import validated
 LONGEST_LIFE_S = 24 * 3600
 DEFAULT_APP = "atropos-sandbox"
 _GPU = re.compile(r"[A-Za-z0-9+!-]+(:[1-9][0-9]?)?")
-_APP_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+APP_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class ModalSandboxConfig(SandboxConfig):
@@ -26,7 +26,8 @@ class ModalSandboxConfig(SandboxConfig):
     image: str | None = "python:3.11"
     """An image of a registry; for linux/amd64."""
     dockerfile: str | None = None
-    """A Dockerfile on this host that Modal builds, instead of `image`; its folder is the context."""
+    """A Dockerfile on this host that Modal builds, instead of `image`; its folder is the context, less what a
+    `.dockerignore` in it names."""
     snapshot_id: str | None = None
     """A Modal image by id (`im-…`), such as a snapshot, instead of `image`."""
     registry_secret: str | None = None
@@ -56,11 +57,18 @@ class ModalSandboxConfig(SandboxConfig):
     @field_validator("app_name")
     @classmethod
     def _can_be_an_app(cls, name: str | None) -> str | None:
-        if name is not None and not _APP_NAME.fullmatch(name):
+        if name is not None and not APP_NAME.fullmatch(name):
             raise ValueError(f"must be at most 64 letters, digits, '.', '_' and '-', not {name!r}")
         return name
 
-    @field_validator("secrets", "outbound_cidr_allowlist", "outbound_domain_allowlist", mode="before")
+    @field_validator(
+        "secrets",
+        "slot_secrets",
+        "slot_variables",
+        "outbound_cidr_allowlist",
+        "outbound_domain_allowlist",
+        mode="before",
+    )
     @classmethod
     def _from_commas(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -96,8 +104,8 @@ class ModalSandboxConfig(SandboxConfig):
             raise ValueError(f"exactly one of image, dockerfile and snapshot_id is to be set, not {sources or 'none'}")
         if self.dockerfile is not None and not Path(self.dockerfile).is_file():
             raise ValueError(f"dockerfile {self.dockerfile!r} is not there")
-        if self.network is Network.NONE and (self.outbound_cidr_allowlist or self.outbound_domain_allowlist):
-            raise ValueError("network is none, and an allow-list is set")
+        if self.network is not Network.OPEN and (self.outbound_cidr_allowlist or self.outbound_domain_allowlist):
+            raise ValueError(f"network is {self.network.value}, and an allow-list is set: leave one of them out")
         return self
 
     @property
@@ -107,6 +115,11 @@ class ModalSandboxConfig(SandboxConfig):
             return 0
         _, _, count = self.gpu.partition(":")
         return int(count) if count.isdigit() else 1
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether Modal sets secrets in the sandbox."""
+        return bool(self.secrets) or super().has_secrets
 
     def get_app_name(self, fallback: str = DEFAULT_APP) -> str:
         """The app that the sandboxes belong to."""

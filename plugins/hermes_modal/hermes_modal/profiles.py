@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.errors import ConfigError, UnknownNameError, nearest_hint
 from hermes_core.settings import read_profiles as profiles_of
 from hermes_core.settings import validated
 from hermes_modal.config import ModalSandboxConfig
@@ -21,7 +21,8 @@ FILE_VARIABLE, NAMES_VARIABLE = f"{PREFIX}_PROFILES_FILE", f"{PREFIX}_PROFILES"
 _VARIABLES = {
     **{key: key.lower() for key in ("IMAGE", "GPU", "CPU", "MEMORY", "SLOTS_PER_SANDBOX", "MIN_SANDBOXES")},
     **{key: key.lower() for key in ("MAX_SANDBOXES", "IDLE_TIMEOUT", "MAX_LIFETIME", "WORKSPACE_BASE", "APP_NAME")},
-    **{key: key.lower() for key in ("SECRETS", "ENV_VARS", "RESERVE_SLOTS", "REGION", "CLOUD")},
+    **{key: key.lower() for key in ("SECRETS", "ENV_VARS", "RESERVE_SLOTS", "REGION", "CLOUD", "NETWORK")},
+    **{key: key.lower() for key in ("SLOT_SECRETS", "SLOT_VARIABLES")},
     "ACQUIRE_TIMEOUT": "acquire_timeout_s",
     "EXECUTION_TIMEOUT": "execution_timeout_s",
 }
@@ -45,16 +46,23 @@ def load_profiles(
     Raises:
         ConfigError, UnknownNameError: names the profile and the key.
     """
+    return load_profiles_and_default(config_file, environ)[0]
+
+
+def load_profiles_and_default(
+    config_file: str | Path | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[dict[str, ModalSandboxConfig], str]:
+    """As `load_profiles`, and the name of the profile to use where none is named."""
     environ = os.environ if environ is None else environ
-    file = config_file or environ.get(FILE_VARIABLE)
+    file, default = config_file or environ.get(FILE_VARIABLE), "default"
     if file:
-        found = read_profiles(ModalSandboxConfig, file)[0]
+        found, default = read_profiles(ModalSandboxConfig, file)
     else:
         names = [name.strip() for name in environ.get(NAMES_VARIABLE, "").split(",") if name.strip()]
         found = {name: from_env(ModalSandboxConfig, name, environ) for name in names}
     if "default" not in found:
         found["default"] = from_env(ModalSandboxConfig, "default", environ)
-    return found
+    return found, default
 
 
 def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Config], str]:
@@ -111,6 +119,7 @@ def from_dict(kind: type[Config], name: str, data: Mapping[str, Any]) -> Config:
 def from_env(kind: type[Config], profile: str, environ: Mapping[str, str] | None) -> Config:
     """A profile of variables: the profile's own come before those for all."""
     environ = os.environ if environ is None else environ
+    _check_words(environ)
     own = re.sub(r"[^A-Z0-9]", "_", profile.upper())
     given: dict[str, Any] = {}
     for word, key in _VARIABLES.items():
@@ -134,15 +143,27 @@ def from_agent_env_config(kind: type[Config], config: Any, profile: str) -> Conf
     return from_dict(kind, profile, given)
 
 
+def _check_words(environ: Mapping[str, str]) -> None:
+    """Refuse a variable of ours that sets nothing. Of which profile it is can't be told: names may have a `_`."""
+    for variable in environ:
+        word = variable.removeprefix(f"{PREFIX}_")
+        if word == variable or variable in (FILE_VARIABLE, NAMES_VARIABLE) or word in _VARIABLES:
+            continue
+        if not word.startswith("PROFILE_"):
+            raise ConfigError(f"{variable} sets nothing", hint=nearest_hint(word, _VARIABLES))
+        if not word.endswith(tuple(f"_{known}" for known in _VARIABLES)):
+            raise ConfigError(f"{variable} ends in no key of a profile", hint=nearest_hint(word, _VARIABLES))
+
+
 def _variables(value: str, named: str) -> dict[str, str]:
-    """Those of `KEY=VALUE;KEY=VALUE`."""
+    """Those of `KEY=VALUE;KEY=VALUE`. Errors show none of the text, which may be part of a value."""
     found = {}
-    for part in value.split(";"):
+    for number, part in enumerate(value.split(";"), 1):
         name, equals, text = part.strip().partition("=")
         if not part.strip():
             continue
         if not equals:
-            raise ConfigError(f"{named}: {part.strip()!r} has no `=`", hint="write KEY=VALUE;KEY=VALUE")
+            raise ConfigError(f"{named}: part {number} has no `=`", hint="write KEY=VALUE;KEY=VALUE")
         found[name.strip()] = text
     return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import modal
@@ -14,10 +16,10 @@ from hermes_core.sandbox.contract import Network, Sandbox, SandboxSpec
 from hermes_modal.account import CALL_LIMIT_S, Account
 from hermes_modal.config import ModalSandboxConfig
 
-OWNER, LEASE, PROFILE, ISOLATION, CREATED = (
-    f"hermes-rl.{word}" for word in ("owner", "lease", "profile", "isolation", "created")
+OWNER, LEASE, PROFILE, ISOLATION, CREATED, LIFETIME, WORKSPACES = (
+    f"hermes-rl.{word}" for word in ("owner", "lease", "profile", "isolation", "created", "lifetime", "workspaces")
 )
-"""The tags of our sandboxes."""
+"""The tags of our sandboxes: whose they are, and what a driver who did not make them has to know."""
 
 
 LEAST_IDLE_S = 60
@@ -29,15 +31,29 @@ def name_of(lease_id: str) -> str:
     return f"hermes-rl-{lease_id}"[:64]
 
 
-def tags_of(spec: SandboxSpec) -> dict[str, str]:
-    """What tells ours from others', and whose it is."""
+def tags_of(spec: SandboxSpec, config: ModalSandboxConfig) -> dict[str, str]:
+    """What tells ours from others', whose it is, and where its files are."""
     return {
         OWNER: spec.owner,
         LEASE: spec.lease_id,
         PROFILE: spec.config.name,
         ISOLATION: spec.isolation.label,
         CREATED: f"{time.time():.3f}",
+        LIFETIME: str(config.max_lifetime),
+        WORKSPACES: config.workspace_base.encode().hex(),  # of an app's tags the SDK refuses all but letters and digits
     }
+
+
+def workspaces(tags: Mapping[str, str]) -> str:
+    """Where the workspaces of the sandbox of these tags are."""
+    return bytes.fromhex(tags[WORKSPACES]).decode() if WORKSPACES in tags else Sandbox.workspace_base
+
+
+def life_left(tags: Mapping[str, str]) -> float | None:
+    """Seconds until Modal ends the sandbox of these tags; None if they don't say."""
+    if LIFETIME not in tags or CREATED not in tags:
+        return None
+    return max(0.0, float(tags[CREATED]) + float(tags[LIFETIME]) - time.time())
 
 
 def state_dir(workspace_base: str) -> str:
@@ -71,7 +87,7 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
     client = await account.client()
     given: dict[str, Any] = {
         "name": name_of(spec.lease_id),
-        "tags": tags_of(spec),
+        "tags": tags_of(spec, config),
         "image": _image(config, client),
         "secrets": [await _secret(name, config, account) for name in config.secrets],
         "env": {**config.env_vars, **spec.environment},
@@ -116,7 +132,8 @@ def _image(config: ModalSandboxConfig, client: Any) -> Any:
     if config.registry_secret is not None:
         secret = modal.Secret.from_name(config.registry_secret, client=client)
     if config.dockerfile is not None:
-        return modal.Image.from_dockerfile(config.dockerfile, registry_secret=secret)
+        folder = Path(config.dockerfile).parent  # the SDK's default is the current directory
+        return modal.Image.from_dockerfile(config.dockerfile, context_dir=folder, registry_secret=secret)
     assert config.image is not None
     return modal.Image.from_registry(config.image, secret=secret)
 

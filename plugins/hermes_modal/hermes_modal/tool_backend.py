@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from hermes_core.sandbox.results import ExecutionResult, Slot
 from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.settings import Settings
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
-from hermes_modal.profiles import load_profiles, read_profiles
+from hermes_modal.profiles import load_profiles_and_default
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class ModalToolBackend:
     they end with the program.
 
     Args:
-        config: the one profile; None is `load_profiles()["default"]`. `with_profiles` takes several.
+        config: the one profile; None is the default one of `load_profiles()`. `with_profiles` takes several.
         isolation: the least that every slot gets.
         settings: None reads them from the environment when it starts.
     """
@@ -41,12 +42,15 @@ class ModalToolBackend:
         isolation: str | Isolation = Isolation.USER,
         settings: Settings | None = None,
     ) -> None:
-        config = load_profiles()["default"] if config is None else config
+        if config is None:
+            profiles, default = load_profiles_and_default()
+            config = profiles[default]
         self._profiles = {config.name: _all_slots(config)}
         self._default = config.name
         self._isolation = Isolation.parse(isolation)
         self._settings = settings
         self._engine: _Engine | None = None
+        self._opening = threading.Lock()
 
     @classmethod
     def with_profiles(
@@ -64,7 +68,8 @@ class ModalToolBackend:
         Args:
             app_name: profiles that name no app of their own get `{app_name}-{name}`.
             profiles: by name; None is `load_profiles(profiles_file)`.
-            default_profile: the one used when none is named; None is the file's, or `default`.
+            default_profile: the one used when none is named; None is the file's (also that of
+                ATROPOS_MODAL_PROFILES_FILE), or `default`.
 
         Raises:
             UnknownNameError: there is no such default profile.
@@ -72,9 +77,8 @@ class ModalToolBackend:
         """
         default = default_profile
         if profiles is None:
-            profiles = load_profiles(profiles_file)
-            if default is None and profiles_file is not None:
-                default = read_profiles(ModalSandboxConfig, profiles_file)[1]
+            profiles, own = load_profiles_and_default(profiles_file)
+            default = default or own
         default = default or ("default" if "default" in profiles else next(iter(profiles), "default"))
         if default not in profiles:
             raise UnknownNameError("profile", default, profiles, where="in default_profile")
@@ -102,7 +106,7 @@ class ModalToolBackend:
 
     async def start(self, profiles_to_start: Sequence[str] | None = None) -> None:
         """Make the warm sandboxes of these profiles (the default one), in parallel. Raises as `ToolBackend.start`."""
-        engine = self._open()
+        engine = await self._opened()
         await engine.thread.run(engine.tools.start(profiles_to_start))
 
     def stop(self, *, purge: bool = False) -> Coroutine[Any, Any, None]:
@@ -117,7 +121,7 @@ class ModalToolBackend:
 
     async def acquire(self, trajectory_id: str | None = None, profile: str | None = None) -> Slot:
         """A slot of the profile (the default one), in order of arrival. Raises as `ToolBackend.acquire`."""
-        engine = self._open()
+        engine = await self._opened()
         return await engine.thread.run(engine.tools.acquire(trajectory_id, profile=profile), engine.tools.release)
 
     async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
@@ -147,15 +151,25 @@ class ModalToolBackend:
         """The profiles' settings, and whether each has been started."""
         return self._open().ask(ToolBackend.list_profiles)
 
+    async def _opened(self) -> _Engine:
+        """As `_open`, which imports the SDK at first, for as long as a second: not in the caller's loop."""
+        return self._running() or await asyncio.to_thread(self._open)
+
     def _open(self) -> _Engine:
-        if self._engine is None or self._engine.thread.closed:
-            self._engine = _Engine(self._profiles, self._default, self._isolation, self._settings)
-        return self._engine
+        with self._opening:
+            engine = self._running()
+            if engine is None:
+                engine = self._engine = _Engine(self._profiles, self._default, self._isolation, self._settings)
+            return engine
+
+    def _running(self) -> _Engine | None:
+        engine = self._engine
+        return None if engine is None or engine.thread.closed else engine
 
     def _started(self) -> _Engine:
-        if self._engine is None or self._engine.thread.closed:
+        if (engine := self._running()) is None:
             raise UsageError("the backend is stopped, and its slots with it", hint="acquire slots first")
-        return self._engine
+        return engine
 
 
 async def _closed(engine: _Engine | None) -> None:

@@ -63,6 +63,8 @@ class Cloud:
         self.faults, self.requests = Faults(), Requests()
         self.apps: dict[str, str] = {}
         self.images: dict[str, Image] = {}
+        self.files: set[str] = set()
+        """Files of mounts, by hash. Nothing is built from them."""
         self.secrets: dict[str, dict[str, str]] = {}
         self.named_secrets: dict[str, str] = {}
         self.volumes: dict[str, str] = {}

@@ -78,6 +78,17 @@ class ControlPlane(Service):
             result = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_FAILURE, exception=said)
         return pb.ImageGetOrCreateResponse(image_id=image_id, result=result, metadata=_METADATA)
 
+    async def MountBatchedCheckExistence(self, request: Any, metadata: Any) -> Any:
+        unknown = [each for each in request.sha256_hex_hashes if each not in self.cloud.files]
+        return pb.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=unknown)
+
+    async def MountPutFile(self, request: Any, metadata: Any) -> Any:
+        self.cloud.files.add(request.sha256_hex)
+        return pb.MountPutFileResponse(exists=True)
+
+    async def MountGetOrCreate(self, request: Any, metadata: Any) -> Any:
+        return pb.MountGetOrCreateResponse(mount_id=v1_id("mo"))
+
     async def ImageFromId(self, request: Any, metadata: Any) -> Any:
         if request.image_id not in self.cloud.images:
             raise GRPCError(Status.NOT_FOUND, f"Image {request.image_id} not found")

@@ -1,0 +1,66 @@
+"""The apps that this user's drivers have made sandboxes in: Modal lists sandboxes by app, and `ps` is told none."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hermes_modal.config import APP_NAME
+
+log = logging.getLogger(__name__)
+
+KEPT = 64
+"""How many of the remembered names are looked at, the latest: each costs a request."""
+_READ_BYTES = KEPT * 80
+
+
+class Apps:
+    """Names of apps: those that a process knows of, and those in a file of the user's.
+
+    Args:
+        file: one name a line, appended to; None remembers nothing.
+    """
+
+    def __init__(self, known: Iterable[str], file: Path | None) -> None:
+        self._known = set(known)
+        self._file = file
+        self._noted: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """The process has a profile with this app."""
+        self._known.add(name)
+
+    def names(self) -> list[str]:
+        """All of them. Blocks for as long as a small file is read."""
+        return sorted(self._known.union(self._remembered()))
+
+    def note(self, name: str) -> None:
+        """A sandbox is about to be made there: remember it for other processes. Blocks as `names` does."""
+        self._known.add(name)
+        if self._file is None or name in self._noted:
+            return
+        self._noted.add(name)
+        if name in self._remembered():
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._file.open("a", encoding="ascii") as file:
+                file.write(f"{name}\n")  # in one write, so that two processes don't mix theirs
+        except OSError as error:
+            log.warning("`hermes-rl ps` will not know of the app %s: %s", name, error)
+
+    def _remembered(self) -> set[str]:
+        if self._file is None:
+            return set()
+        try:
+            with self._file.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _READ_BYTES))
+                lines = file.read().decode("ascii", "replace").splitlines()
+        except FileNotFoundError:
+            return set()
+        except OSError as error:
+            log.warning("the apps of other processes are not known: %s", error)
+            return set()
+        return {line for line in lines[-KEPT:] if APP_NAME.fullmatch(line)}
