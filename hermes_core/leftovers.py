@@ -20,6 +20,9 @@ LISTEN_S = 10
 LIST_LIMIT_S = 30.0
 """Seconds that a backend has to list its sandboxes."""
 
+STARTING_S = 600.0
+"""Seconds that a sandbox may be without a heart, as its driver is still making it."""
+
 _END_LIMIT_S = 60.0
 _AT_A_TIME = 8
 
@@ -34,7 +37,7 @@ while [ "$left" -gt 0 ]; do
   if [ -n "$before" ] && [ -n "$now" ] && [ "$now" != "$before" ]; then echo beats; break; fi
   before=${before:-$now}
 done 2>/dev/null
-true
+if [ ! -e "$file" ]; then echo none; fi
 """
 
 
@@ -137,7 +140,7 @@ async def _list(runtime: Runtime, name: str, owner: str | None) -> list[Found] |
 async def _reap(backend: Backend, found: Found, dry_run: bool) -> Outcome:
     alive = None
     if found.info.status is SandboxStatus.RUNNING:
-        alive = await _sign_of_life(backend, found.info.sandbox_id)
+        alive = await _sign_of_life(backend, found.info)
     if alive is not None:
         return Outcome(found, "left", alive)
     dead = "its driver is dead" if found.info.status is SandboxStatus.RUNNING else "it has ended"
@@ -153,19 +156,23 @@ async def _reap(backend: Backend, found: Found, dry_run: bool) -> Outcome:
     return Outcome(found, "ended", dead)
 
 
-async def _sign_of_life(backend: Backend, sandbox_id: str) -> str | None:
+async def _sign_of_life(backend: Backend, info: SandboxInfo) -> str | None:
     """Why a running sandbox is to be left; None if its heart does not beat."""
     attach: Any = getattr(backend, "attach", None)
     if attach is None or not backend.capabilities.attach:
         return "its heart can't be listened to: the backend can't attach"
     try:
         async with asyncio.timeout(LISTEN_S + LIST_LIMIT_S):
-            sandbox = await attach(sandbox_id)
+            sandbox = await attach(info.sandbox_id)
             heard = await shell.helper(sandbox, _LISTEN, f"{sandbox.state_dir}/heartbeat", str(LISTEN_S))
     except (HermesError, shell.Ended, TimeoutError) as error:
         said = error.message if isinstance(error, HermesError) else "no answer"
         return f"its heart can't be listened to: {said}"
-    return "its driver lives" if b"beats" in heard else None
+    if b"beats" in heard:
+        return "its driver lives"
+    if b"none" in heard and time.time() - info.created < STARTING_S:
+        return "its heart has not begun to beat: its driver may be making it"
+    return None
 
 
 def _duration(seconds: float) -> str:

@@ -90,6 +90,21 @@ async def test_the_dead_are_reaped_and_the_living_are_not(runtime: Runtime) -> N
                 await sandbox.terminate()
 
 
+async def test_a_sandbox_that_is_being_made_is_left(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "LISTEN_S", 1)
+    async with runtime:
+        made = await started(runtime.backend("local"), "me")  # type: ignore[arg-type]
+        try:
+            found = (await leftovers.find(runtime, ["local"], "me")).sandboxes
+            (young,) = await leftovers.reap(runtime, found)
+            assert young.outcome == "left" and "not begun to beat" in young.why
+            monkeypatch.setattr(leftovers, "STARTING_S", 0.0)
+            (old,) = await leftovers.reap(runtime, found)
+            assert old.outcome == "ended"
+        finally:
+            await made.terminate()
+
+
 @pytest.fixture
 def hermes() -> Callable[..., Result]:
     return lambda *arguments: CliRunner().invoke(main, arguments)
