@@ -189,9 +189,15 @@ class RemoteCommands:
 
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
         """Write to its standard input; the number of bytes taken."""
-        header = {"op": "write", "slot": self._index, "process": process_id, "eof": eof}
-        answer, _ = await self._client.call(header, data[:WINDOW])
-        return int(answer["taken"])
+        taken = 0
+        while True:
+            part = data[taken : taken + WINDOW]
+            last = taken + len(part) == len(data)
+            header = {"op": "write", "slot": self._index, "process": process_id, "eof": eof and last}
+            answer, _ = await self._client.call(header, part)
+            taken += int(answer["taken"])
+            if last or answer["taken"] < len(part):
+                return taken
 
     async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
         """Give its terminal another size."""

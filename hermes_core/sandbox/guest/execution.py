@@ -80,6 +80,7 @@ class Execution:
         self._stopping = False
         self._still_drained = DRAIN_LIMIT
         self._timers: list[Timer] = []
+        self._look: Timer | None = None
         self._open: dict[int, Sink] = {}
         self._masked = masked
         self._masks: dict[int, Mask] = {}
@@ -208,7 +209,7 @@ class Execution:
 
     def _settled(self) -> None:
         self.duration = time.monotonic() - self.began
-        for timer in self._timers:
+        for timer in [*self._timers, *filter(None, [self._look])]:
             timer.cancel()
         self._timers = []
 
@@ -334,4 +335,4 @@ class Execution:
     def _look_again(self, fd: int) -> None:
         """Its programs may open their terminal again; until it ends it is not ours to hang up."""
         self._loop.remove(fd)
-        self._timers.append(self._loop.later(_HUNG_UP_S, lambda: self._watch(fd)))
+        self._look = self._loop.later(_HUNG_UP_S, lambda: self._watch(fd))  # one at a time

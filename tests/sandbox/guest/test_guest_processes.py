@@ -85,6 +85,14 @@ async def test_input_and_its_end(slot):
     assert caught.value.code == "ended"
 
 
+async def test_the_end_of_a_large_input_comes_after_all_of_it(slot):
+    process, left = await slot.start("wc -c"), bytes(1_000_000)
+    while left:
+        left = left[await slot.write(process.process_id, left, eof=True) :]
+    assert (await slot.wait(process.process_id, timeout_s=10)).exit_code == 0
+    assert (await slot.log(process.process_id)).data == b"1000000\n"
+
+
 async def test_input_is_taken_as_far_as_there_is_room(slot):
     process = await slot.start("sleep 1000")
     taken = [await slot.write(process.process_id, bytes(200_000)) for _ in range(4)]
