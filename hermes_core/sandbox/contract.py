@@ -120,6 +120,11 @@ class SandboxConfig(BaseModel):
         return 0
 
     @property
+    def has_secrets(self) -> bool:
+        """Whether the sandbox itself has secrets in its environment, of which commands see `slot_secrets` alone."""
+        return bool(self.slot_secrets)
+
+    @property
     def price_per_hour(self) -> float | None:
         """What a sandbox costs by the hour; None if that is not known."""
         return None if self.prices is None else self.prices.per_hour(self.cpu, self.memory, self.gpu_count)

@@ -337,6 +337,13 @@ class Provisioner:
         except NoPythonError:
             if take_over:
                 raise
+            if config.has_secrets:
+                raise PolicyError(
+                    f"profile {config.name!r}: without Python in the image commands would see all of the sandbox's "
+                    "secrets, and write them unmasked",
+                    hint="use an image with python3 (3.7 or later), or leave secrets and slot_secrets out",
+                    sandbox_id=sandbox.id,
+                ) from None
             direct = await DirectClient.start(sandbox, settings)
             log.warning("sandbox %s has no Python, commands go through sh: %s", sandbox.id, "; ".join(direct.missing))
             client = direct

@@ -95,6 +95,15 @@ async def test_the_direct_mode_where_there_is_no_python(backend: DockerBackend, 
         assert "text" in (await tools.execute(slot, "read_file", {"path": "a/b"})).output
 
 
+async def test_without_python_a_profile_with_secrets_is_refused(
+    backend: DockerBackend, owner: str, busybox_image: str
+) -> None:
+    with pytest.raises(PolicyError, match="commands would see all of the sandbox's secrets"):
+        async with tool_backend(backend, Isolation.SHARED, owner, busybox_image, slot_secrets=("KEY",)) as tools:
+            await tools.acquire("a")
+    assert await backend.list(owner) == []
+
+
 async def test_idle_sandboxes_go_and_dead_ones_are_replaced(
     backend: DockerBackend, owner: str, python_image: str, api: APIClient
 ) -> None:
@@ -161,6 +170,7 @@ async def test_reap_ends_the_dead_and_leaves_the_living(
     backend: DockerBackend, spec: Spec, owner: str, python_image: str, api: APIClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(containers, "STARTING_S", 0.0)
+    monkeypatch.setattr(leftovers, "STARTING_S", 0.0)
     runtime = Runtime(Settings(owner=owner), plugins=[hermes_docker], load_entry_points=False)
     runtime._backends["docker"] = backend
     async with tool_backend(backend, Isolation.USER, owner, python_image, orphan_ttl_s=12) as tools:
