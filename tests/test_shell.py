@@ -150,6 +150,22 @@ def test_killed_and_come_back_to(person: Any) -> None:
     assert second.exit_status() == 3
 
 
+def test_the_shells_of_one_owner_leave_each_other_alone(person: Any) -> None:
+    neighbour, first = person(), person()
+    neighbour.sees(r"Ctrl-\] leaves it[\s\S]*\$ ")
+    sandbox = first.sees(r"in sandbox (\S+);").group(1).decode()
+    first.sees(r"\$ ")
+    first.type("\x1d")
+    assert first.exit_status() == 0
+    second = person(sandbox)
+    second.sees(r"\$ ")
+    second.type("exit\r")
+    assert second.exit_status() == 0
+    neighbour.type("echo he''re; exit 4\r")
+    neighbour.sees("here\r\n")
+    assert neighbour.exit_status() == 4
+
+
 def test_wrong_use(person: Any, environ: dict[str, str]) -> None:
     unknown = person("no-such-sandbox")
     assert unknown.exit_status() == 2 and b"no-such-sandbox" in unknown.seen

@@ -71,6 +71,8 @@ class _File(_Model):
     version: Literal[1]
     owner: str
     sandboxes: list[SavedSandbox]
+    unsettled: dict[str, str] = Field(default_factory=dict)
+    """The leases of sandboxes that are being made or ended, and their backends."""
 
 
 class Checkpoint:
@@ -104,8 +106,12 @@ class Checkpoint:
         self.owner = owner if saved is None else saved.owner
         self.sandboxes: dict[str, SavedSandbox] = {}
         """By lease."""
+        self.left: dict[str, str] = {}
+        """Leases of sandboxes that an earlier driver was making or ending when it died, and their backends."""
+        self._unsettled: dict[str, str] = {}
         if saved is not None:
             self.sandboxes = {each.lease_id: each for each in saved.sandboxes}
+            self.left = saved.unsettled
 
     def __enter__(self) -> Self:
         return self
@@ -117,16 +123,17 @@ class Checkpoint:
         """Let another driver have the directory; the file stays, unless there is nothing in it. Idempotent."""
         if self._lock < 0:
             return
-        if not self.sandboxes:
+        if not (self.sandboxes or self.left or self._unsettled):
             self.path.unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = -1
 
     def save(self) -> None:
-        """Write what `sandboxes` says now. A disk that does not take it is complained of, and ends nothing."""
+        """Write what is known now. A disk that does not take it is complained of, and ends nothing."""
         if self._lock < 0:
             return
-        content = _File(version=VERSION, owner=self.owner, sandboxes=list(self.sandboxes.values()))
+        sandboxes, unsettled = list(self.sandboxes.values()), self.left | self._unsettled
+        content = _File(version=VERSION, owner=self.owner, sandboxes=sandboxes, unsettled=unsettled)
         new = self.path.with_suffix(".new")
         try:
             new.write_text(content.model_dump_json(indent=1), encoding="utf-8")
@@ -140,6 +147,7 @@ class Checkpoint:
         life = member.client.life
         if life is None:
             return
+        self._unsettled.pop(member.lease_id, None)
         self.sandboxes[member.lease_id] = SavedSandbox(
             backend=backend,
             sandbox_id=member.sandbox.id,
@@ -156,6 +164,23 @@ class Checkpoint:
                 if lease.release is None
             },
         )
+        self.save()
+
+    def note(self, backend: str, lease_id: str) -> None:
+        """Write that a sandbox of this lease is about to be made, or ended: should we die now, the next one ends it."""
+        self.sandboxes.pop(lease_id, None)
+        self._unsettled[lease_id] = backend
+        self.save()
+
+    def settle(self, lease_id: str) -> None:
+        """Write that there is no sandbox of this lease any more."""
+        if self._unsettled.pop(lease_id, None) is not None:
+            self.save()
+
+    def give_up(self, saved: SavedSandbox) -> None:
+        """Write that a sandbox can't be taken over any more: what is left under its lease is to be ended."""
+        self.sandboxes.pop(saved.lease_id, None)
+        self.left[saved.lease_id] = saved.backend
         self.save()
 
     def _take_lock(self, folder: Path) -> None:

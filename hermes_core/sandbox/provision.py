@@ -157,7 +157,7 @@ class Provisioner:
     ) -> Member:
         """A new sandbox, tried until it succeeds or is not wanted any more."""
         pause = FIRST_PAUSE_S
-        lease_id = new_lease(config, self.isolation)
+        lease_id = self._new_lease(config)
         while True:
             sandbox = None
             try:
@@ -171,8 +171,9 @@ class Provisioner:
             except BaseException as error:
                 again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
                 if sandbox is not None:
-                    await self._end_sandbox(sandbox, meter)
-                    lease_id = new_lease(config, self.isolation)
+                    await self._end_sandbox(sandbox, lease_id, meter)
+                    if again:
+                        lease_id = self._new_lease(config)
                 elif not again:
                     await self._sweep(lease_id)
                 if not again:
@@ -183,6 +184,13 @@ class Provisioner:
                 await self._sweep(lease_id)
                 raise
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _new_lease(self, config: SandboxConfig) -> str:
+        """A lease that the checkpoint, if there is one, names before there can be a sandbox of it."""
+        lease_id = new_lease(config, self.isolation)
+        if self.checkpoint is not None:
+            self.checkpoint.note(self.backend.name, lease_id)
+        return lease_id
 
     async def _create(self, spec: SandboxSpec, snapshot_id: str | None) -> Sandbox:
         if snapshot_id is None:
@@ -371,9 +379,9 @@ class Provisioner:
             self.checkpoint.record(self.backend.name, self.isolation, member, config)
 
     def forget(self, member: Member) -> None:
-        """The sandbox is not ours any more."""
-        if self.checkpoint is not None and self.checkpoint.sandboxes.pop(member.lease_id, None) is not None:
-            self.checkpoint.save()
+        """The sandbox is about to be ended."""
+        if self.checkpoint is not None:
+            self.checkpoint.note(self.backend.name, member.lease_id)
 
     async def end(self, member: Member, meter: Meter) -> None:
         """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""
@@ -382,14 +390,16 @@ class Provisioner:
                 await member.client.aclose(end_sandbox=member.lost is None)
         except Exception as error:
             log.warning("the connection to sandbox %s was not closed cleanly: %r", member.sandbox.id, error)
-        await self._end_sandbox(member.sandbox, meter)
+        await self._end_sandbox(member.sandbox, member.lease_id, meter)
 
-    async def _end_sandbox(self, sandbox: Sandbox, meter: Meter) -> None:
+    async def _end_sandbox(self, sandbox: Sandbox, lease_id: str, meter: Meter) -> None:
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await sandbox.terminate()
         except Exception as error:
             log.warning("sandbox %s could not be ended and will end itself: %r", sandbox.id, error)
+        else:
+            self._settle(lease_id)
         finally:
             meter.end(sandbox.id)
 
@@ -402,3 +412,9 @@ class Provisioner:
                         await self.backend.terminate_id(info.sandbox_id)
         except Exception as error:
             log.warning("could not look for the sandbox of lease %s, if any it will end itself: %r", lease_id, error)
+        else:
+            self._settle(lease_id)
+
+    def _settle(self, lease_id: str) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.settle(lease_id)

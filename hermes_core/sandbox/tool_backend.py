@@ -86,6 +86,9 @@ class ToolBackend:
         self._work = Background()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
+        # What the driver before us held and we do not yet. The checkpoint names what we make, too.
+        self._inherited = {} if checkpoint is None else dict(checkpoint.sandboxes)
+        self._taken: list[Slot] = []
         self._provisioner = Provisioner(
             backend,
             isolation=isolation,
@@ -132,43 +135,57 @@ class ToolBackend:
     async def take_over(self) -> list[Slot]:
         """The slots that the driver before us held, by its checkpoint, with all that runs in them. To be called first.
 
-        What of its sandboxes is not in the checkpoint was being made or ended when it died, and is ended. What has
-        ended by itself is forgotten.
+        What the checkpoint says was being made or ended when it died is ended. What has ended by itself is forgotten.
+        Each slot is given once: another call gives what those before it could not, and none after one that succeeded.
 
         Raises:
             UsageError: there is no checkpoint.
-            InfraError, PolicyError: a sandbox can't be had now. It stays in the checkpoint; the others are ours.
+            InfraError, PolicyError: a sandbox can't be had now. It stays in the checkpoint; the others are ours, and
+                the next call that succeeds gives their slots too.
         """
         checkpoint = self._provisioner.checkpoint
         if checkpoint is None:
             raise UsageError("there is no checkpoint to take sandboxes over from", hint="give the tool backend one")
-        slots: list[Slot] = []
         failure: HermesError | None = None
-        for saved in [*checkpoint.sandboxes.values()]:
+        for saved in [*self._inherited.values()]:
             if saved.backend != self.backend.name or saved.profile not in self._pools:
                 log.warning("sandbox %s of the checkpoint is of backend %s, profile %s: left alone", *_about(saved))
                 continue
             try:
-                leases = await self._pools[saved.profile].take_over(saved)
+                self._taken += await self._take_one(saved)
             except SandboxLost as error:
                 log.warning("sandbox %s of the checkpoint has ended: %s", saved.sandbox_id, error.message)
-                del checkpoint.sandboxes[saved.lease_id]
-                checkpoint.save()
+                del self._inherited[saved.lease_id]
+                checkpoint.give_up(saved)
             except (InfraError, PolicyError) as error:
                 failure = failure or error
-            else:
-                self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
-                for lease in leases:
-                    for process_id in lease.watches:
-                        self._watchers.go_on(lease, process_id)
-                slots += [lease.slot for lease in leases]
-        for info in await self.backend.list(checkpoint.owner):
-            if info.lease_id not in checkpoint.sandboxes:
-                log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
-                await self.backend.terminate_id(info.sandbox_id)
+        await self._end_left(checkpoint)
         if failure is not None:
             raise failure
+        slots, self._taken = self._taken, []
         return slots
+
+    async def _take_one(self, saved: SavedSandbox) -> list[Slot]:
+        leases = await self._pools[saved.profile].take_over(saved)
+        del self._inherited[saved.lease_id]  # a second connection to its guest would fight ours
+        self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
+        for lease in leases:
+            for process_id in lease.watches:
+                self._watchers.go_on(lease, process_id)
+        return [lease.slot for lease in leases]
+
+    async def _end_left(self, checkpoint: Checkpoint) -> None:
+        """End what is left of the leases that no driver will use; other sandboxes of the owner are other drivers'."""
+        left = {lease_id for lease_id, backend in checkpoint.left.items() if backend == self.backend.name}
+        if not left:
+            return
+        for info in await self.backend.list(checkpoint.owner):
+            if info.lease_id in left:
+                log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
+                await self.backend.terminate_id(info.sandbox_id)
+        for lease_id in left:
+            del checkpoint.left[lease_id]
+        checkpoint.save()
 
     async def aclose(self, *, keep: bool = False) -> None:
         """End all sandboxes, in parallel; nothing is left when it returns. Idempotent, and completes if cancelled.

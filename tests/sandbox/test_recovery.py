@@ -225,7 +225,12 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 def test_the_file_is_replaced_as_a_whole_and_for_its_user_only(tmp_path: Path) -> None:
     with Checkpoint(tmp_path / "state", "mine") as checkpoint:
         checkpoint.save()
-        assert json.loads(checkpoint.path.read_text()) == {"version": 1, "owner": "mine", "sandboxes": []}
+        assert json.loads(checkpoint.path.read_text()) == {
+            "version": 1,
+            "owner": "mine",
+            "sandboxes": [],
+            "unsettled": {},
+        }
         assert checkpoint.path.stat().st_mode & 0o777 == 0o600
         assert checkpoint.path.parent.stat().st_mode & 0o777 == 0o700
         assert sorted(path.name for path in checkpoint.path.parent.iterdir()) == ["processes.json", "processes.lock"]
