@@ -9,10 +9,18 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_core.errors import HermesError, PolicyError, UsageError
+from hermes_core.errors import (
+    HermesError,
+    PolicyError,
+    SandboxLost,
+    SlotLost,
+    StaleSlotError,
+    UsageError,
+)
 from hermes_core.loop_thread import LoopThread
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.calls import check_time_limit
 from hermes_core.sandbox.checkpoint import Checkpoint
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.results import Slot
@@ -29,6 +37,10 @@ DEFAULT_TASK = "default"
 _LONGEST_LOOK_S = 60.0
 ORPHAN_TTL_S = 24 * 3600.0
 """How long a task's sandbox waits for the next process, where there is one to take it over."""
+
+_GONE = SandboxLost, SlotLost, StaleSlotError
+"""What says that a task's slot is no more. Others leave what is in it: a wrong argument, a channel that was lost, a
+sandbox that is too busy to answer."""
 
 # The directory is left on the way out, in a file of the slot's own. A command's own EXIT trap takes its place.
 _REMEMBER = (
@@ -133,11 +145,11 @@ class TaskTerminals:
 
     async def _run(self, request: Request) -> dict[str, Any]:
         tools, task_id = await self._opened(), request.task_id
+        limit = check_time_limit(request.timeout_s, self._settings.timeout_s)
         task = self._task(tools, task_id, request.profile)
         task.running += 1
         try:
             slot = await asyncio.shield(task.slot)
-            limit = self._settings.timeout_s if request.timeout_s is None else request.timeout_s
             args: dict[str, Any] = {"command": request.command, "background": request.background, "pty": request.pty}
             if request.check_interval_s is not None:
                 args["check_interval"] = request.check_interval_s
@@ -146,9 +158,9 @@ class TaskTerminals:
             elif request.command.strip():
                 args["command"] = self._remembering(task.profile) + request.command
             result = await tools.execute(slot, TERMINAL, args, timeout_s=limit)
-        except HermesError:
-            if self._tasks.get(task_id) is task:  # the next command begins anew
-                self._forget(tools, task_id, task)
+        except HermesError as error:
+            if isinstance(error, _GONE) or not _had(task.slot):
+                self._forget(tools, task_id, task)  # the next command begins anew
             raise
         finally:
             task.running -= 1
@@ -244,7 +256,7 @@ class TaskTerminals:
 
     async def _busy(self, tools: ToolBackend, task: _Task) -> list[str]:
         """What it left running on purpose."""
-        if not task.slot.done() or task.slot.cancelled() or task.slot.exception() is not None:
+        if not _had(task.slot):
             return []
         try:
             processes = await tools.commands(task.slot.result()).processes()
@@ -285,10 +297,15 @@ async def _already(slot: Slot) -> Slot:
     return slot
 
 
+def _had(slot: asyncio.Task[Slot]) -> bool:
+    """Whether there is a slot, and not one that is waited for or could not be had."""
+    return slot.done() and not slot.cancelled() and slot.exception() is None
+
+
 async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:
     acquiring.cancel()
     await asyncio.wait([acquiring])
-    if not acquiring.cancelled() and acquiring.exception() is None:
+    if _had(acquiring):
         await tools.release(acquiring.result(), reset_workspace=True)
 
 

@@ -14,7 +14,19 @@ from typing import Any
 import pytest
 
 from hermes_core import cleanup_vm, terminal, terminal_tool
-from hermes_core.errors import ConfigError, UnknownNameError, UsageError
+from hermes_core.errors import (
+    ChannelLost,
+    ConfigError,
+    HermesError,
+    InfraError,
+    PolicyError,
+    SandboxLost,
+    SlotLost,
+    StaleSlotError,
+    UnknownNameError,
+    UsageError,
+)
+from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.terminal.settings import TerminalSettings
 
 pytestmark = pytest.mark.slow
@@ -67,6 +79,41 @@ def test_in_the_background() -> None:
     assert poll["status"] == "running"
     assert cleanup_vm(force=True)
     assert "no sandbox" in json.loads(terminal.process_tool("list"))["error"]
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+def test_a_wrong_time_limit_leaves_the_task_as_it_was(timeout: float) -> None:
+    assert "a positive number of seconds" in said("true", task_id="new", timeout=timeout)["error"]
+    assert not cleanup_vm("new"), "no sandbox is made for what can't be run"
+    said("mkdir sub; cd sub; echo x >file")
+    session = said("sleep 60", background=True)["session_id"]
+    answer = said("true", timeout=timeout)
+    assert (answer["exit_code"], answer["status"]) == (-1, "error")
+    assert "a positive number of seconds" in answer["error"]
+    assert said("cat file")["output"] == "x\n"
+    assert json.loads(terminal.process_tool("poll", session))["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (PolicyError("no"), True),
+        (ChannelLost("its sandbox may well live"), True),
+        (InfraError("too many requests under way"), True),
+        (SandboxLost("gone"), False),
+        (SlotLost("gone"), False),
+        (StaleSlotError("released"), False),
+    ],
+)
+def test_only_a_slot_that_is_gone_is_given_up(monkeypatch: pytest.MonkeyPatch, error: HermesError, kept: bool) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise error
+
+    said("echo x >file")
+    with monkeypatch.context() as patch:
+        patch.setattr(ToolBackend, "execute", fails)
+        assert error.message in said("true")["error"]
+    assert said("cat file")["output"] == ("x\n" if kept else "cat: file: No such file or directory\n")
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
