@@ -7,7 +7,7 @@ import logging
 import shlex
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes_core.errors import (
     HermesError,
@@ -37,6 +37,8 @@ DEFAULT_TASK = "default"
 _LONGEST_LOOK_S = 60.0
 ORPHAN_TTL_S = 24 * 3600.0
 """How long a task's sandbox waits for the next process, where there is one to take it over."""
+
+T = TypeVar("T")
 
 _GONE = SandboxLost, SlotLost, StaleSlotError
 """What says that a task's slot is no more. Others leave what is in it: a wrong argument, a channel that was lost, a
@@ -149,7 +151,7 @@ class TaskTerminals:
         task = self._task(tools, task_id, request.profile)
         task.running += 1
         try:
-            slot = await asyncio.shield(task.slot)
+            slot = await _outcome(task.slot)
             args: dict[str, Any] = {"command": request.command, "background": request.background, "pty": request.pty}
             if request.check_interval_s is not None:
                 args["check_interval"] = request.check_interval_s
@@ -185,7 +187,7 @@ class TaskTerminals:
             raise UsageError(f"task {task_id!r} has no sandbox", hint="its first command makes one")
         task.running += 1
         try:
-            slot = await asyncio.shield(task.slot)
+            slot = await _outcome(task.slot)
             return (await tools.execute(slot, PROCESS, args, timeout_s=self._settings.timeout_s)).to_tool_result()
         finally:
             task.running -= 1
@@ -197,7 +199,7 @@ class TaskTerminals:
         if self._checkpoint is not None:
             if self._taking_over is None or (self._taking_over.done() and self._taking_over.exception() is not None):
                 self._taking_over = self._work.spawn(self._take_over(tools), "take over")
-            await asyncio.shield(self._taking_over)
+            await _outcome(self._taking_over)
         return tools
 
     async def _take_over(self, tools: ToolBackend) -> None:
@@ -300,6 +302,22 @@ async def _already(slot: Slot) -> Slot:
 def _had(slot: asyncio.Task[Slot]) -> bool:
     """Whether there is a slot, and not one that is waited for or could not be had."""
     return slot.done() and not slot.cancelled() and slot.exception() is None
+
+
+async def _outcome(work: asyncio.Task[T]) -> T:
+    """What `work` gives, which goes on without whoever waits for it here.
+
+    Raises:
+        SandboxLost: it was ended by another, which is no cancellation of who waits.
+        Whatever `work` raises.
+    """
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        waiting = asyncio.current_task()
+        if not work.cancelled() or waiting is None or waiting.cancelling():
+            raise
+    raise SandboxLost("the task was ended while this waited for its sandbox", hint="its next command makes another")
 
 
 async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,40 @@ def test_only_a_slot_that_is_gone_is_given_up(monkeypatch: pytest.MonkeyPatch, e
         patch.setattr(ToolBackend, "execute", fails)
         assert error.message in said("true")["error"]
     assert said("cat file")["output"] == ("x\n" if kept else "cat: file: No such file or directory\n")
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a sandbox is waited for, which nobody ever gets."""
+    waiting = threading.Event()
+
+    async def acquire(*_: object, **__: object) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ToolBackend, "acquire", acquire)
+    return waiting
+
+
+async def test_a_task_that_is_ended_while_its_first_commands_wait(stuck: threading.Event) -> None:
+    blocking = asyncio.create_task(asyncio.to_thread(said, "true"))
+    await asyncio.to_thread(stuck.wait, 20)
+    beside = asyncio.create_task(terminal.terminal_tool_async("true"))
+    process = asyncio.create_task(asyncio.to_thread(terminal.process_tool, "list"))
+    while terminal._tasks()._tasks["default"].running < 3:
+        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(cleanup_vm)
+    for answer in (await blocking, json.loads(await beside), json.loads(await process)):
+        assert answer["status"] == "error" and "was ended" in answer["error"]
+
+
+async def test_a_caller_that_is_cancelled_while_it_waits(stuck: threading.Event) -> None:
+    waiting = asyncio.create_task(terminal.terminal_tool_async("true"))
+    await asyncio.to_thread(stuck.wait, 20)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await asyncio.to_thread(cleanup_vm), "the task is another matter"
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
