@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hermes_core.errors import (
+    CommandError,
     HermesError,
     PolicyError,
     SandboxLost,
@@ -22,6 +23,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.calls import check_time_limit
 from hermes_core.sandbox.checkpoint import Checkpoint
+from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.results import Slot
 from hermes_core.sandbox.tool_backend import ToolBackend
@@ -44,11 +46,9 @@ _GONE = SandboxLost, SlotLost, StaleSlotError
 """What says that a task's slot is no more. Others leave what is in it: a wrong argument, a channel that was lost, a
 sandbox that is too busy to answer."""
 
+_ENTER = 'if [ -e "$TMPDIR/.hermes-cwd" ]; then cd "$(cat "$TMPDIR/.hermes-cwd")" 2>/dev/null; else {first}; fi; '
 # The directory is left on the way out, in a file of the slot's own. A command's own EXIT trap takes its place.
-_REMEMBER = (
-    'if [ -e "$TMPDIR/.hermes-cwd" ]; then cd "$(cat "$TMPDIR/.hermes-cwd")" 2>/dev/null; else {first}; fi; '
-    """trap 'pwd -P >"$TMPDIR/.hermes-cwd"' EXIT; """
-)
+_REMEMBER = """trap 'pwd -P >"$TMPDIR/.hermes-cwd"' EXIT; """
 _BEGIN_IN = 'mkdir -p -- {0} 2>/dev/null; cd -- {0} || {{ echo "{1} names it" >&2; exit 1; }}'
 _SETTING = "TERMINAL_CWD, or the profile's workdir,"
 
@@ -152,14 +152,7 @@ class TaskTerminals:
         task.running += 1
         try:
             slot = await _outcome(task.slot)
-            args: dict[str, Any] = {"command": request.command, "background": request.background, "pty": request.pty}
-            if request.check_interval_s is not None:
-                args["check_interval"] = request.check_interval_s
-            if request.workdir is not None:
-                args["workdir"] = request.workdir
-            elif request.command.strip():
-                args["command"] = self._remembering(task.profile) + request.command
-            result = await tools.execute(slot, TERMINAL, args, timeout_s=limit)
+            result = await tools.execute(slot, TERMINAL, await self._args(tools, task, request, limit), timeout_s=limit)
         except HermesError as error:
             if isinstance(error, _GONE) or not _had(task.slot):
                 self._forget(tools, task_id, task)  # the next command begins anew
@@ -169,10 +162,29 @@ class TaskTerminals:
             task.used = asyncio.get_running_loop().time()
         return dict(result.answer or {"output": result.output, "exit_code": NOT_RUN, "error": result.error})
 
-    def _remembering(self, profile: str | None) -> str:
-        """What goes before a command: go where the last one ended, and remember where this one does."""
+    async def _args(self, tools: ToolBackend, task: _Task, request: Request, limit: float) -> dict[str, Any]:
+        """The tool's arguments: the command in the task's directory, which it takes along if it is waited for.
+
+        What runs in the background ends when it will, and would move the task then. It is begun in the directory by
+        `workdir`, so that the command that is listed is the caller's own.
+        """
+        args: dict[str, Any] = {"command": request.command, "background": request.background, "pty": request.pty}
+        if request.check_interval_s is not None:
+            args["check_interval"] = request.check_interval_s
+        if request.workdir is not None:
+            args["workdir"] = request.workdir
+        elif request.command.strip():
+            enter = self._entering(task.profile)
+            if request.background:
+                args["workdir"] = await _directory(tools.commands(task.slot.result()), enter, limit)
+            else:
+                args["command"] = enter + _REMEMBER + request.command
+        return args
+
+    def _entering(self, profile: str | None) -> str:
+        """What goes to where the task's last command ended, or to where its first one begins."""
         first = self._settings.cwd_of(profile)
-        return _REMEMBER.format(first="true" if first is None else _BEGIN_IN.format(shlex.quote(first), _SETTING))
+        return _ENTER.format(first="true" if first is None else _BEGIN_IN.format(shlex.quote(first), _SETTING))
 
     def _task(self, tools: ToolBackend, task_id: str, profile: str | None) -> _Task:
         if task_id not in self._tasks:
@@ -318,6 +330,19 @@ async def _outcome(work: asyncio.Task[T]) -> T:
         if not work.cancelled() or waiting is None or waiting.cancelling():
             raise
     raise SandboxLost("the task was ended while this waited for its sandbox", hint="its next command makes another")
+
+
+async def _directory(commands: SlotCommands, enter: str, limit: float) -> str:
+    """Where `enter` goes to.
+
+    Raises:
+        CommandError: nowhere.
+    """
+    found = await commands.run(f"{enter}pwd -P", timeout_s=limit)
+    if not found.ok:
+        said = found.stderr.decode(errors="replace").strip()
+        raise CommandError(f"the command was not run: its directory can't be entered: {said or 'no answer'}")
+    return found.stdout.decode(errors="replace").removesuffix("\n")
 
 
 async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:

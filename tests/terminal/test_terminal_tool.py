@@ -117,6 +117,28 @@ def test_only_a_slot_that_is_gone_is_given_up(monkeypatch: pytest.MonkeyPatch, e
     assert said("cat file")["output"] == ("x\n" if kept else "cat: file: No such file or directory\n")
 
 
+def test_what_ends_in_the_background_moves_nothing() -> None:
+    said("mkdir -p a/build; cd a")
+    session = said("cd build && pwd", background=True)["session_id"]
+    ended = json.loads(terminal.process_tool("wait", session, timeout=20))
+    assert ended["exit_code"] == 0 and ended["output"].endswith("/a/build\n"), "it began where the last command ended"
+    assert said("pwd")["output"].endswith("/a\n")
+
+
+def test_a_background_process_is_listed_by_its_own_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_CWD", "begin/here")
+    session = said("sleep 60 # mine", background=True)["session_id"]
+    (listed,) = json.loads(terminal.process_tool("list"))["processes"]
+    assert (listed["command"], listed["cwd"].endswith("/begin/here")) == ("sleep 60 # mine", True)
+    assert json.loads(terminal.process_tool("poll", session))["command"] == "sleep 60 # mine"
+    cleanup_vm(force=True)
+    terminal.cleanup_all()
+    monkeypatch.setenv("TERMINAL_CWD", "/proc/nowhere")
+    answer = said("sleep 60", background=True)
+    assert (answer["exit_code"], answer["status"]) == (-1, "error") and "TERMINAL_CWD" in answer["error"]
+    assert json.loads(terminal.process_tool("list"))["processes"] == []
+
+
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a sandbox is waited for, which nobody ever gets."""
