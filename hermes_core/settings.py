@@ -216,7 +216,7 @@ def requirement(problem: Mapping[str, Any]) -> str:
         said = _REQUIREMENTS[kind].format(**bounds)
     else:
         said = re.sub("^Input should be", "must be", str(problem["msg"]).removeprefix("Value error, "))
-    secret = _SECRET_NAME.search(_dotted(problem["loc"]).upper())
+    secret = "env_vars" in problem["loc"] or _SECRET_NAME.search(_dotted(problem["loc"]).upper())
     shown = kind not in _WITHOUT_VALUE and isinstance(given, str | int | float) and len(repr(given)) <= 80
     return f"{said}, not {given!r}" if shown and not secret else said
 

@@ -132,7 +132,9 @@ def explain(environ: Mapping[str, str] | None = None) -> tuple[TerminalSettings,
         if (value := getattr(settings, key)) is not None
     ]
     for name in settings.profiles:
-        told = (f"{key}={_shown(value)} ({found.origin(name, key)})" for key, value in found.profiles[name].items())
+        told = (
+            f"{key}={_shown(key, value)} ({found.origin(name, key)})" for key, value in found.profiles[name].items()
+        )
         lines.append(f"profile {name}: " + (", ".join(told) or "the backend's defaults"))
     return settings, lines + found.not_read
 
@@ -241,6 +243,19 @@ def _not_read(variables: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _shown(value: Any) -> str:
-    """As in a line; of a mapping, which may hold what nobody is to see, only the keys."""
+def _shown(key: str, value: Any) -> str:
+    """As in a line. Of variables, however they are written, and of any mapping, which may hold what nobody is to see,
+    only the names.
+    """
+    if key.lower().startswith("env"):  # and not `env_vars` alone: it may be misspelt
+        return "{" + ", ".join(_names(value)) + "}"
     return "{" + ", ".join(map(str, value)) + "}" if isinstance(value, Mapping) else str(value)
+
+
+def _names(variables: Any) -> list[str]:
+    """Those of a mapping, of `KEY=VALUE;KEY=VALUE`, or of a list of either. What has no `=` may be part of a value."""
+    if isinstance(variables, Mapping):
+        return [str(name) for name in variables]
+    if isinstance(variables, str):
+        return [part.partition("=")[0].strip() for part in variables.split(";") if "=" in part]
+    return [name for each in variables for name in _names(each)] if isinstance(variables, list) else []

@@ -27,8 +27,9 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
 )
+from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.sandbox.tool_backend import ToolBackend
-from hermes_core.terminal.settings import TerminalSettings
+from hermes_core.terminal.settings import TerminalSettings, explain
 
 pytestmark = pytest.mark.slow
 
@@ -290,6 +291,36 @@ def test_profiles_of_variables() -> None:
     assert found.profiles["pytorch-gpu"] == {**common, "gpu": "T4", "max_pool": "2"}
     assert found.profiles["node"] == {**common, "image": "node:20"}
     assert (found.cwd_of("node"), found.cwd_of("pytorch-gpu")) == ("/workspace", None)
+
+
+@pytest.mark.parametrize(
+    "env_vars",
+    [
+        "TOKEN=hunter2; PIN = 4711;4711hunter2;",
+        {"TOKEN": "hunter2", "PIN": 4711},
+        ["TOKEN=hunter2", {"PIN": 4711}, 4711],
+    ],
+)
+def test_of_env_vars_the_names_are_shown(tmp_path: Path, env_vars: Any) -> None:
+    environ = {"HERMES_ENV_FILE": "", "TERMINAL_ENV": "modal"}
+    (tmp_path / "modal_profiles.yaml").write_text(
+        json.dumps({"profiles": {"x": {"image": "i", "env_vars": env_vars, "env_var": env_vars}}})
+    )
+    _, lines = explain(environ)
+    assert lines[-1].count("={TOKEN, PIN} (modal_profiles.yaml)") == 2
+    assert "hunter2" not in str(lines) and "4711" not in str(lines)
+    if isinstance(env_vars, str):
+        (tmp_path / "modal_profiles.yaml").unlink()
+        _, lines = explain({**environ, "TERMINAL_MODAL_PROFILE_X_ENV_VARS": env_vars})
+        (line,) = (line for line in lines if "env_vars=" in line)
+        assert line.endswith("env_vars={TOKEN, PIN} (TERMINAL_MODAL_PROFILE_X_ENV_VARS)")
+
+
+@pytest.mark.parametrize("env_vars", ["PIN=4711", {"PIN": 4711}, {"PIN": ["4711"]}, [4711], 4711])
+def test_errors_show_no_values_of_env_vars(env_vars: Any) -> None:
+    with pytest.raises(ConfigError, match="env_vars") as caught:
+        SandboxConfig.from_dict("x", {"env_vars": env_vars})
+    assert "4711" not in str(caught.value)
 
 
 def test_settings(tmp_path: Path) -> None:
