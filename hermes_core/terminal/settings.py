@@ -33,6 +33,7 @@ _KEYS = {
         "TERMINAL_MODAL_MAX_LIFETIME": "max_lifetime",
         "TERMINAL_MODAL_ACQUIRE_TIMEOUT": "acquire_timeout_s",
         "TERMINAL_MODAL_SECRETS": "secrets",
+        "TERMINAL_MODAL_SLOT_SECRETS": "slot_secrets",
         "TERMINAL_MODAL_WORKSPACE": "workspace_base",
     },
     "docker": {
@@ -59,9 +60,9 @@ _PLAIN = {
     "TERMINAL_MODAL_DEFAULT_PROFILE": "default_profile",
     "TERMINAL_STATE_DIR": "state_dir",
 }
-_OF_ONE_PROFILE = re.compile(
-    "TERMINAL_MODAL_PROFILE_(.+)_(IMAGE|GPU|CPU|MEMORY|MIN_POOL|MAX_POOL|IDLE_TIMEOUT|MAX_LIFETIME|SCALE_DOWN_IDLE|"
-    "WORKDIR|SECRETS|ENV_VARS|USE_DOTENV)"
+_OF_ONE_PROFILE = re.compile(  # the name is as short as can be: X_SLOT_SECRETS is of X
+    "TERMINAL_MODAL_PROFILE_(.+?)_(IMAGE|GPU|CPU|MEMORY|MIN_POOL|MAX_POOL|IDLE_TIMEOUT|MAX_LIFETIME|SCALE_DOWN_IDLE|"
+    "WORKDIR|SECRETS|SLOT_SECRETS|ENV_VARS|USE_DOTENV)"
 )
 _FILE_VARIABLE, _MODE_VARIABLE = "TERMINAL_MODAL_PROFILES_FILE", "TERMINAL_MODAL_MODE"
 _NO_SLOTS = "slots for rollouts are `hermes-rl rollout --backend modal`, or ModalToolBackend"

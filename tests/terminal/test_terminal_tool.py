@@ -293,6 +293,22 @@ def test_profiles_of_variables() -> None:
     assert (found.cwd_of("node"), found.cwd_of("pytorch-gpu")) == ("/workspace", None)
 
 
+def test_secrets_that_commands_see() -> None:
+    found = TerminalSettings.load(
+        {
+            "HERMES_ENV_FILE": "",
+            "TERMINAL_ENV": "modal",
+            "TERMINAL_MODAL_SECRETS": "mine,other",
+            "TERMINAL_MODAL_SLOT_SECRETS": "API_KEY,OTHER_KEY",
+            "TERMINAL_MODAL_PROFILE_MY_GPU_SECRETS": "gpus",
+            "TERMINAL_MODAL_PROFILE_MY_GPU_SLOT_SECRETS": "GPU_KEY",
+        }
+    )
+    common = {"app_name": "hermes-sandbox", "secrets": "mine,other", "slot_secrets": "API_KEY,OTHER_KEY"}
+    assert found.profiles["default"] == common
+    assert found.profiles["my-gpu"] == {**common, "secrets": "gpus", "slot_secrets": "GPU_KEY"}
+
+
 @pytest.mark.parametrize(
     "env_vars",
     [
