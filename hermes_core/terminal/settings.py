@@ -203,6 +203,9 @@ def _profiles(
     file = variables.get(_FILE_VARIABLE) or (PROFILES_FILE if Path(PROFILES_FILE).is_file() else None)
     if file is not None:
         profiles, default = read_profiles(Path(file))
+        for name, given in profiles.items():
+            if not isinstance(given, Mapping):
+                raise ConfigError(f"profile {name!r} of {file} is no mapping", hint="write `key: value` lines below it")
         if "default_profile" not in plain:
             plain["default_profile"], origins["default_profile"] = default, file
         return profiles, {name: dict.fromkeys(given or {}, file) for name, given in profiles.items()}

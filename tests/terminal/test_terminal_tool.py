@@ -339,6 +339,12 @@ def test_errors_show_no_values_of_env_vars(env_vars: Any) -> None:
     assert "4711" not in str(caught.value)
 
 
+def test_a_profile_that_is_no_mapping(tmp_path: Path) -> None:
+    (tmp_path / "modal_profiles.yaml").write_text("profiles: {default: torch}")
+    with pytest.raises(ConfigError, match=r"'default' of .* is no mapping"):
+        TerminalSettings.load({"HERMES_ENV_FILE": "", "TERMINAL_ENV": "modal"})
+
+
 def test_settings(tmp_path: Path) -> None:
     load = TerminalSettings.load
     plain = load({"HERMES_ENV_FILE": ""})
