@@ -15,14 +15,9 @@ from hermes_core.errors import ConfigError, UsageError
 
 END_OF_TURN = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "</s>"),
-    *(
-        "<|end_of_sentence|>",
-        "<｜end▁of▁sentence｜>",
-        "<end_of_turn>",
-        "<|END_OF_TURN_TOKEN|>",
-        "<|return|>",
-        "<|user|>",
-    ),
+    *("<|end_of_sentence|>", "<｜end▁of▁sentence｜>", "<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<|return|>"),
+    # GLM has no token for it: an answer ends where the next message begins, and behind a call that is a tool's.
+    *("<|user|>", "<|observation|>"),
 )
 """Special tokens that end an answer, in the models that are in use. A tokenizer's own end token is always one."""
 
