@@ -20,7 +20,8 @@ from hermes_core.atropos import processing, reporting, serving
 from hermes_core.atropos.adapter import AdaptedEnvironment
 from hermes_core.atropos.api import TrainerApi
 from hermes_core.atropos.config import HermesAgentEnvConfig
-from hermes_core.atropos.groups import Group, Rolled, judged, longest, scored_groups
+from hermes_core.atropos.contract import check_overrides
+from hermes_core.atropos.groups import Group, Rolled, judged, longest, scored_groups, scored_item
 from hermes_core.atropos.log import JsonLines
 from hermes_core.atropos.metrics import Metrics
 from hermes_core.atropos.start import (
@@ -85,6 +86,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     env_config_cls = HermesAgentEnvConfig
     isolation: ClassVar[Isolation] = Isolation.USER
     """The weakest isolation between slots that the tasks accept."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses methods that nothing would call, as `check_overrides` does."""
+        super().__init_subclass__(**kwargs)
+        check_overrides(cls, HermesAgentBaseEnv)
 
     def __init__(
         self,
@@ -285,15 +291,17 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         return None, []
 
     async def collect_trajectory(self, item: Item) -> tuple[dict[str, Any] | None, list[Item]]:
-        """One rollout as a scored item; None for it if it can't be used."""
+        """One rollout as a scored item; None for it if it can't be used. Not for subclasses to override.
+
+        Raises:
+            UsageError: it has several sequences; `collect_trajectories` gives them all.
+        """
         group = self._new_group(item, size=1)
         rolled = await self._roll(item, group, 0, self.metrics)
         if rolled.refused is not None:
             return None, []
         group.kept.append(rolled)
-        scored = scored_groups(group)[-1]
-        single = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
-        return {key: scored[key][0] for key in single if key in scored}, []
+        return scored_item(group), []
 
     async def roll_group(self, item: Item, size: int | None = None, *, metrics: Metrics | None = None) -> Group:
         """`size` (the configured group size) rollouts of one item; those that failed are replaced, up to the limit.

@@ -9,9 +9,13 @@ from typing import Any
 
 from hermes_core.agents.base import MASKED
 from hermes_core.envs.tokens import TokenSequence
+from hermes_core.errors import UsageError
 
 _LISTS = ("tokens", "masks", "logprobs", "sequences")
 """What of a record is in `Rolled.sequences` too."""
+
+_OF_ITEM = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
+"""What of a group an item has."""
 
 NOT_TRAINABLE = "an openai server gives no tokens: nothing here can be trained on"
 
@@ -120,6 +124,21 @@ def _filler(sequence: TokenSequence) -> TokenSequence:
     """Its first two tokens, none of them to train on: trainers shift by one, and can't take less."""
     tokens = sequence.tokens[:2]
     return TokenSequence.of(tokens, [MASKED] * len(tokens), [1.0] * len(tokens))
+
+
+def scored_item(group: Group) -> dict[str, Any]:
+    """A group of one rollout as Atropos' `ScoredDataItem`.
+
+    Raises:
+        UsageError: the rollout has several sequences, and an item has room for one.
+    """
+    first, *others = scored_groups(group)
+    if others:
+        raise UsageError(
+            f"a rollout of item {group.item_id} has {1 + len(others)} sequences, and collect_trajectory gives one",
+            hint="use collect_trajectories, which gives them all",
+        )
+    return {key: first[key][0] for key in _OF_ITEM if key in first}
 
 
 def longest(groups: Sequence[Mapping[str, Any]]) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from hermes_core.atropos.groups import Group, judged, scored_groups
+from hermes_core.atropos.groups import Group, judged, scored_groups, scored_item
 from hermes_core.atropos.wire import group_json
 from hermes_core.envs.tokens import MASKED
+from hermes_core.errors import UsageError
 
 
 def record(name: str, reward: float | None = 1.0, sequences: int = 1, **changes: Any) -> dict[str, Any]:
@@ -52,6 +53,14 @@ def test_every_sequence_of_a_split_conversation_is_sent_with_all_scores() -> Non
     filler = third["overrides"].index(third["overrides"][1])
     assert third["masks"][filler] == [MASKED, MASKED]
     assert third["overrides"][1]["set_advantage_to_zero"] is True
+
+
+def test_an_item_is_a_rollout_of_one_sequence_and_no_part_of_one_of_several() -> None:
+    item = scored_item(group(record("a", 0.5)))
+    assert (item["tokens"], item["scores"]) == ([0, 1, 2, 3], 0.5)
+    assert item["inference_logprobs"] == [1.0, 1.0, -0.5, -0.1]
+    with pytest.raises(UsageError, match=r"has 2 sequences.*use collect_trajectories"):
+        scored_item(group(record("a", 0.5, 2)))
 
 
 @pytest.mark.parametrize(

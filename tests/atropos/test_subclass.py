@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.errors import InfraError
+from hermes_core.errors import ConfigError, InfraError
 from hermes_core.testing.scripted_server import Reply, ScriptedServer
 
 
@@ -161,3 +161,34 @@ async def test_concurrent_groups_have_their_own_tools(make_env: Any, subclass: t
     assert len(offered) == 12
     assert all(len(names) == 1 for names in offered.values()), "one set of tools for all rollouts of a group"
     assert len({next(iter(names)) for names in offered.values()}) > 1, "and not the same for all groups"
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [
+        ("collect_trajectory", "verify_and_score_trajectory for one rollout, or collect_trajectories"),
+        ("_use_sandbox_backend", "terminal_backend"),
+        ("_collect_trajectory_local", "setup_trajectory_workspace"),
+        ("_collect_trajectory_sandbox", "setup_trajectory_workspace"),
+        ("_run_agent_loop", "format_prompt"),
+        ("_build_scored_item", "postprocess_histories"),
+    ],
+)
+def test_a_method_that_nothing_would_call_is_refused(subclass: type[Any], method: str, instead: str) -> None:
+    async def own(self: Any, *args: Any) -> Any:
+        return None
+
+    with pytest.raises(ConfigError, match=rf"Own.{method} would never be called \(use .*{instead}"):
+        type("Own", (subclass,), {method: own})
+    mixin = type("Mixin", (), {method: own})
+    with pytest.raises(ConfigError, match="would never be called"):
+        type("Mixed", (mixin, subclass), {})
+
+
+async def test_one_rollout_as_an_item(make_env: Any, subclass: type[Any]) -> None:
+    async with ScriptedServer([Reply("hi")]) as server:
+        env = make_env(server.base_url, kind=subclass, dataset_name=None)
+        async with env.running():
+            item, backlog = await env.collect_trajectory(await env.get_next_item())
+    assert (item["scores"], item["tokens"], backlog) == (0.5, [], [])
+    assert item["overrides"]["trainable"] is False
