@@ -31,9 +31,9 @@ COMPRESSED_FROM = 1024
 
 SENT_KEYS = (
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "inference_logprobs"),
-    *("overrides", "group_overrides", "images"),
+    *("overrides", "group_overrides", "images", "generation_params", "distill_token_ids", "distill_logprobs"),
 )
-"""What run-api takes of a group."""
+"""What run-api takes of a group; some of it only a subclass's `postprocess_histories` puts there."""
 
 
 class TrainerGone(InfraError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,14 @@ async def test_a_group_is_sent_once_with_the_keys_that_the_api_takes() -> None:
         assert api.counts["sent"] == 1
         assert api.counts["sent_again"] == 0
     assert server.received[-1] == ("/disconnect-env", {"env_id": 3})
+
+
+@pytest.mark.usefixtures("atropos_extra")
+def test_the_keys_are_all_that_the_api_takes() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from atroposlib.api.server import ScoredData
+    assert set(module.SENT_KEYS) == set(ScoredData.model_fields) - {"env_id"}
 
 
 async def test_a_large_group_is_compressed() -> None:
