@@ -22,16 +22,12 @@ async def serve(env: HermesAgentBaseEnv) -> None:
     """Register, and send groups until the trainer has had its steps.
 
     Raises:
-        ConfigError: the servers give no tokens, or sizes do not fit the trainer's.
+        ConfigError: the servers give no tokens, no group could be sent, or sizes do not fit the trainer's.
         TrainerGone: there was no trainer for too long.
         UsageError, PolicyError, InfraError, ModelError: as `HermesAgentBaseEnv.running` does.
     """
+    _check(env)
     config = env.config
-    if not env.exact:
-        raise ConfigError(
-            "an openai server gives no tokens, and there is nothing to train on without them",
-            hint="use --openai.server_type vllm or sglang; `process` works with any server",
-        )
     registration = {
         "max_token_length": config.max_token_length,
         "desired_name": config.wandb_name or env.name,
@@ -53,6 +49,19 @@ async def serve(env: HermesAgentBaseEnv) -> None:
         finally:
             await _end_workers(env)
             await env.wandb_log()
+
+
+def _check(env: HermesAgentBaseEnv) -> None:
+    if not env.exact:
+        raise ConfigError(
+            "an openai server gives no tokens, and there is nothing to train on without them",
+            hint="use --openai.server_type vllm or sglang; `process` works with any server",
+        )
+    if env.config.group_size == 1 and env.config.ensure_scores_are_not_same:
+        raise ConfigError(
+            "with group_size=1 and ensure_scores_are_not_same no group is ever sent: one score is always the same",
+            hint="set --env.ensure_scores_are_not_same=false, or --env.group_size to 2 or more",
+        )
 
 
 async def _register(env: HermesAgentBaseEnv, api: TrainerApi) -> None:

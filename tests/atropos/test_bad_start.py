@@ -80,6 +80,15 @@ def test_a_wrong_setting(make_env: Any, settings: dict[str, Any], said: str) -> 
         make_env(NOWHERE, **settings)
 
 
+async def test_groups_that_would_never_be_sent(make_env: Any) -> None:
+    env = make_env(NOWHERE, "vllm", group_size=1, ensure_scores_are_not_same=True)
+    said = (
+        r"group_size=1 and ensure_scores_are_not_same .*set --env.ensure_scores_are_not_same=false, or --env.group_size"
+    )
+    with pytest.raises(ConfigError, match=said):
+        await env.env_manager()
+
+
 async def test_a_wrong_setting_of_the_plugin_or_the_backend(make_env: Any) -> None:
     with pytest.raises(DatasetError, match="can't read"):
         await make_env(NOWHERE, dataset_name="/nothing/there").process_manager()
