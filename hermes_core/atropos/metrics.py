@@ -54,6 +54,10 @@ class Metrics:
         """A group with a sequence that is longer than the trainer takes."""
         self._count("groups_too_long")
 
+    def evaluation_failed(self) -> None:
+        """An evaluation that raised while the training went on."""
+        self._count("evaluations_failed")
+
     def add(self, rolled: Rolled, tool_errors: Iterable[Any], turns: int) -> None:
         """A rollout that ended."""
         record = rolled.record

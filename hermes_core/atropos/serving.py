@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.atropos.api import TrainerApi
@@ -125,7 +126,7 @@ async def _follow(env: HermesAgentBaseEnv, api: TrainerApi, status: dict[str, An
     config = env.config
     stepped = status["current_step"] != env.curr_step
     env.status_dict = status
-    await env.env_step_checks()
+    await _step_checks(env)
     queued = status["queue_size"] * config.group_size
     full = 0 < config.max_batches_offpolicy * config.batch_size <= queued
     if config.min_batch_allocation is not None:
@@ -143,6 +144,29 @@ async def _follow(env: HermesAgentBaseEnv, api: TrainerApi, status: dict[str, An
     elif len(env.workers) < env.max_num_workers:
         await env.add_train_workers()
     _end_overdue(env)
+
+
+async def _step_checks(env: HermesAgentBaseEnv) -> None:
+    """Atropos' own: an evaluation, a checkpoint and a log, when the trainer has made the steps for it."""
+    # For an evaluation it cancels all workers, and puts their items back. A group that is being sent is no item any
+    # more: it would be neither sent nor rolled out again.
+    sending = env.workers - {running["worker"] for running in env.running_items.values()}
+    evaluation = env.eval_runner
+    env.workers -= sending
+    try:
+        await env.env_step_checks()
+    finally:
+        env.workers |= {worker for worker in sending if not worker.done()}
+    if env.eval_runner is not None and env.eval_runner is not evaluation:
+        env.eval_runner.add_done_callback(partial(_evaluated, env))
+
+
+def _evaluated(env: HermesAgentBaseEnv, evaluation: asyncio.Task[Any]) -> None:
+    """Say that an evaluation failed, which nobody waits for. The training goes on."""
+    if evaluation.cancelled() or (error := evaluation.exception()) is None:
+        return
+    env.metrics.evaluation_failed()
+    log.error("the evaluation at step %d failed: %s", env.curr_step, error, exc_info=error)
 
 
 def _end_overdue(env: HermesAgentBaseEnv) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -161,6 +162,88 @@ async def test_sizes_that_never_make_a_batch_are_refused(
     finally:
         training.cancel()
         await asyncio.wait([training])
+
+
+@pytest.mark.usefixtures("atropos_extra")
+async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make_env: Any, token_server: Any) -> None:
+    env = make_env(token_server.base_url, "vllm", steps_per_eval=2)
+    rolling, sending = (asyncio.create_task(asyncio.sleep(600)) for _ in range(2))
+    env.workers, env.running_items = {rolling, sending}, {"key": {"item": "task", "worker": rolling, "start_time": 0}}
+    env.curr_step, env.status_dict = 1, {"current_step": 2}
+    evaluated = asyncio.Event()
+
+    async def evaluate() -> None:
+        evaluated.set()
+
+    env.evaluate = evaluate
+    await serving._step_checks(env)
+    await evaluated.wait()
+    assert rolling.cancelled()
+    assert env.backlog == ["task"]
+    assert not sending.cancelling()
+    assert env.workers == {sending}, "or more workers than were asked for would be started beside it"
+    sending.cancel()
+    await asyncio.wait([sending])
+    await serving._step_checks(env)
+    assert env.workers == set(), "one that has ended takes no other's place"
+
+
+@pytest.mark.slow
+async def test_all_of_a_group_is_sent_while_evaluations_fail(
+    make_env: Any,
+    token_server: Any,
+    run_api: Any,
+    make_trainer: Any,
+    runtime: Any,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    from hermes_core.atropos import load_environment
+
+    more = {
+        "generation_params": {"temperature": 1.0},
+        "distill_token_ids": [[[1, 2]]] * 2,
+        "distill_logprobs": [[[-0.5, -1.5]]] * 2,
+    }
+    broken_off, delays = [], itertools.cycle((0.3, 0.7, 1.1, 1.5))
+
+    class Own(load_environment("tasks", runtime)):  # type: ignore[misc]
+        async def postprocess_histories(self, trajectories: Any) -> Any:
+            return [{**group, **more} for group in trajectories]
+
+        async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+            raise InfraError("nothing could be scored")
+
+        async def _send_scored_data_to_api(self, scored_data: Any) -> None:
+            try:
+                await asyncio.sleep(next(delays))  # so that evaluations begin meanwhile
+            except asyncio.CancelledError:
+                broken_off.append(scored_data)
+                raise
+            await super()._send_scored_data_to_api(scored_data)
+
+    # Of several steps at once Atropos sees the last, and evaluates where they are fewer than `steps_per_eval`.
+    settings = {"total_steps": 50, "steps_per_eval": 5, "max_num_workers": 4}
+    env = make_env(token_server.base_url, "vllm", Own, rollout_server_url=run_api.url, **settings)
+    trainer = make_trainer(run_api.url)
+    serving_task, training = asyncio.ensure_future(env.env_manager()), asyncio.ensure_future(trainer.run(50))
+    async with asyncio.timeout(120):
+        while env.metrics.totals["evaluations_failed"] < 3:
+            await asyncio.sleep(0.1)
+        assert broken_off == []
+        assert not serving_task.done(), "a failed evaluation does not end the training"
+        for task in (training, serving_task):
+            task.cancel()
+            await asyncio.wait([task])
+    checked(trainer)
+    assert trainer.batches
+    for group in (group for batch in trainer.batches for group in batch):
+        assert {key: group[key] for key in more} == more
+    (told, *_) = (record for record in caplog.records if "the evaluation at step" in record.getMessage())
+    assert "nothing could be scored" in told.getMessage()
+    assert told.exc_info
+    metrics = lines(tmp_path / "data/groups.trajectories.metrics.jsonl")
+    assert sum(each.get("train/evaluations_failed", 0) for each in metrics) == 3
 
 
 def test_what_is_done_counts_what_waits() -> None:
