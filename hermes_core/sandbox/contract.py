@@ -145,7 +145,8 @@ class SandboxConfig(BaseModel):
     def _can_be_set(cls, variables: dict[str, str]) -> dict[str, str]:
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"holds {name!r}, which no process can have: no name, or one with `=` or a NUL byte")
+                shown = name.partition("=")[0]  # what comes after it may be a value
+                raise ValueError(f"holds {shown!r}, which no process can have: no name, or one with `=` or a NUL byte")
         return variables
 
     @model_validator(mode="after")
