@@ -92,7 +92,9 @@ class _Wish(NamedTuple):
 
 async def _visit(runtime: Runtime, checkpoint: Checkpoint, sandbox: str | None, wish: _Wish) -> int:
     if sandbox is not None:
-        saved = next(iter(checkpoint.sandboxes.values()))
+        saved = next(iter(checkpoint.sandboxes.values()), None)
+        if saved is None:  # who was in it has ended it since it was looked up
+            raise _has_ended(sandbox)
         wish = _Wish(saved.backend, saved.profile, saved.isolation)
     own = {"slots_per_sandbox": 1, "max_sandboxes": 1, "min_sandboxes": 0, "reserve_slots": 0}
     config = {**own, "orphan_ttl_s": ORPHAN_TTL_S}
@@ -122,7 +124,11 @@ async def _left(tools: ToolBackend, sandbox: str) -> tuple[Slot, ProcessStatus]:
         for process in await tools.commands(slot).processes():
             if process.pty is not None:
                 return slot, process
-    raise UsageError(f"the shell in {sandbox} has ended", hint="`hermes-rl shell` opens another one")
+    raise _has_ended(sandbox)
+
+
+def _has_ended(sandbox: str) -> UsageError:
+    return UsageError(f"the shell in {sandbox} has ended", hint="`hermes-rl shell` opens another one")
 
 
 def _size() -> WindowSize:
