@@ -88,7 +88,7 @@ def from_dict(kind: type[Config], name: str, data: Mapping[str, Any]) -> Config:
     """A profile of a mapping, which may say `min_pool`, `max_pool` and `scale_down_idle`."""
     what = f"profile {name!r} of backend 'modal'"
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{what} is no mapping, but a {type(data).__name__}", hint="write `key: value` lines below its name")
+        raise ConfigError(f"{what} is a {type(data).__name__}, no mapping", hint="write `key: value` lines below it")
     if str(data.get("use_dotenv") or "no").lower() not in ("no", "false", "0"):
         raise ConfigError(
             f"{what}: use_dotenv would send all of `.env` to the sandbox",
