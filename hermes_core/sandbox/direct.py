@@ -131,6 +131,12 @@ class DirectClient:
                 hint="use an image with python3 (3.7 or later), slots_per_sandbox: 1, or level shared",
                 sandbox_id=sandbox.id,
             )
+        if settings.has_secrets:
+            raise PolicyError(
+                "without Python in the image commands would see all of the sandbox's secrets, and nothing masks them",
+                hint="use an image with python3 (3.7 or later), or leave secrets and slot_secrets out",
+                sandbox_id=sandbox.id,
+            )
         client.work.spawn(client._heartbeat(), f"heartbeat of {sandbox.id}")
         return client
 

@@ -47,6 +47,8 @@ class GuestSettings:
     inherit: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     """Those of the inherited variables whose values are masked in output."""
+    has_secrets: bool = False
+    """Whether the sandbox's own variables have secrets among them, these or others."""
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
     take_over: GuestLife | Literal["silent"] | None = None

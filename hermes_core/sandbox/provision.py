@@ -325,6 +325,7 @@ class Provisioner:
             env=dict(config.env_vars),
             inherit=config.slot_variables + config.slot_secrets,
             secrets=config.slot_secrets,
+            has_secrets=config.has_secrets,
             visible_paths=config.visible_paths,
             network=Network.OPEN if config.network is Network.OPEN else Network.NONE,
             restored=restored,
@@ -345,13 +346,6 @@ class Provisioner:
         except NoPythonError:
             if take_over:
                 raise
-            if config.has_secrets:
-                raise PolicyError(
-                    f"profile {config.name!r}: without Python in the image commands would see all of the sandbox's "
-                    "secrets, and write them unmasked",
-                    hint="use an image with python3 (3.7 or later), or leave secrets and slot_secrets out",
-                    sandbox_id=sandbox.id,
-                ) from None
             direct = await DirectClient.start(sandbox, settings)
             log.warning("sandbox %s has no Python, commands go through sh: %s", sandbox.id, "; ".join(direct.missing))
             client = direct

@@ -74,7 +74,7 @@ def settings_for(sandbox: Sandbox, slots: int = 2, isolation: Isolation = Isolat
 async def test_secrets_that_nothing_could_mask_are_refused(tmp_path):
     sandbox = DirectorySandbox(tmp_path / "sandbox", SHELLS[0])
     with pytest.raises(PolicyError, match="masks"):
-        await DirectClient.start(sandbox, replace(settings_for(sandbox), secrets=("TOKEN",)))
+        await DirectClient.start(sandbox, replace(settings_for(sandbox), has_secrets=True))
     await sandbox.terminate()
 
 
