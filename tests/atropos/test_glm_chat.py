@@ -18,15 +18,6 @@ from hermes_core.runtime import Runtime
 
 ROLES = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "terminal",
-        "description": "Run a command",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-    },
-}
-
 TEMPLATE = r"""
 {{- '[gMASK]<sop>' -}}
 {%- if tools -%}
@@ -100,7 +91,7 @@ def test_a_template_that_ends_answers_with_the_next_message_is_taken(tokenizer: 
     Chat(tokenizer).check(tools=False)
 
 
-def test_what_follows_a_call_begins_with_the_tool_s_answer(tokenizer: Any) -> None:
+def test_what_follows_a_call_begins_with_the_tool_s_answer(tokenizer: Any, runtime: Runtime) -> None:
     call = {"id": "call00000", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "ls"}'}}
     messages = [
         {"role": "user", "content": "go"},
@@ -109,7 +100,7 @@ def test_what_follows_a_call_begins_with_the_tool_s_answer(tokenizer: Any) -> No
         {"role": "user", "content": "on"},
     ]
     chat = Chat(tokenizer)
-    after = chat.decode(chat.continuation(messages, 1, [TOOL]).tokens)
+    after = chat.decode(chat.continuation(messages, 1, runtime.tools.schemas(["terminal"])).tokens)
     assert after.startswith("<|observation|>")
     assert "one" in after, "it does not begin only with the user's message"
     assert after.endswith("<|user|>\non<|assistant|>\n")
@@ -120,14 +111,15 @@ async def test_a_conversation_with_tools_is_one_sequence(form: str, tokenizer: A
     server = Samples(
         tokenizer, f"{called(form, 'ls')}<|observation|>", f"{called(form, 'cat a')}<|observation|>", "done<|user|>"
     )
-    session = ExactSession(server, Chat(tokenizer), runtime.parser(form), max_length=4000)  # type: ignore[arg-type]
+    session = ExactSession(server, Chat(tokenizer), runtime.parser(form), max_length=20_000)  # type: ignore[arg-type]
     commands = []
 
     async def handler(name: str, arguments: Any, task_id: str) -> str:
         commands.append(arguments["command"])
         return json.dumps({"output": f"of {arguments['command']}", "exit_code": 0})
 
-    loop = HermesAgentLoop(session, [TOOL], {"terminal"}, tool_handler=handler)
+    tools = runtime.tools.schemas(["terminal"])
+    loop = HermesAgentLoop(session, tools, {"terminal"}, tool_handler=handler)
     result = await loop.run([{"role": "user", "content": "go"}])
     assert commands == ["ls", "cat a"]
     assert result.messages[-1]["content"] == "done"
@@ -140,5 +132,5 @@ async def test_a_conversation_with_tools_is_one_sequence(form: str, tokenizer: A
     for message in messages:
         for call in message.get("tool_calls") or ():
             call["function"] = {**call["function"], "arguments": json.loads(call["function"]["arguments"])}
-    rendered = tokenizer.apply_chat_template(messages, tools=[TOOL], add_generation_prompt=True, tokenize=False)
+    rendered = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
     assert tokenizer.decode(server.asked[2]) == rendered, "keeping tokens changes nothing of what the model sees"
