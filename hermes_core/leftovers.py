@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ LIST_LIMIT_S = 30.0
 STARTING_S = 600.0
 """Seconds that a sandbox may be without a heart, as its driver is still making it."""
 
+WAITING_S = 3600.0
+"""A time to live from which on a sandbox is meant to wait for its driver to come back: a shell's, a terminal task's."""
+
 _END_LIMIT_S = 60.0
 _AT_A_TIME = 8
 
@@ -37,8 +41,9 @@ while [ "$left" -gt 0 ]; do
   if [ -n "$before" ] && [ -n "$now" ] && [ "$now" != "$before" ]; then echo beats; break; fi
   before=${before:-$now}
 done 2>/dev/null
-if [ ! -e "$file" ]; then echo none; fi
+if [ ! -e "$file" ]; then echo none; else printf 'silent %.99s\n' "$before"; fi
 """
+_SILENT = re.compile(rb"silent \d+ (\d{1,20})$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -108,17 +113,20 @@ async def find(runtime: Runtime, names: Sequence[str] = (), owner: str | None = 
     return Census(tuple(sorted(sandboxes, key=lambda each: each.info.created)), problems)
 
 
-async def reap(runtime: Runtime, sandboxes: Sequence[Found], *, dry_run: bool = False) -> list[Outcome]:
+async def reap(
+    runtime: Runtime, sandboxes: Sequence[Found], *, waiting: bool = False, dry_run: bool = False
+) -> list[Outcome]:
     """End those whose driver is dead. One whose heart beats, or can't be listened to, is left.
 
     Args:
+        waiting: end those too that wait for a driver to come back, as a shell that was left does.
         dry_run: end nothing, only say what would be.
     """
     places = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(found: Found) -> Outcome:
         async with places:
-            return await _reap(runtime.backend(found.backend), found, dry_run)
+            return await _reap(runtime.backend(found.backend), found, waiting, dry_run)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(found)) for found in sandboxes]
@@ -137,10 +145,10 @@ async def _list(runtime: Runtime, name: str, owner: str | None) -> list[Found] |
         return describe(error)
 
 
-async def _reap(backend: Backend, found: Found, dry_run: bool) -> Outcome:
+async def _reap(backend: Backend, found: Found, waiting: bool, dry_run: bool) -> Outcome:
     alive = None
     if found.info.status is SandboxStatus.RUNNING:
-        alive = await _sign_of_life(backend, found.info)
+        alive = await _sign_of_life(backend, found.info, waiting)
     if alive is not None:
         return Outcome(found, "left", alive)
     dead = "its driver is dead" if found.info.status is SandboxStatus.RUNNING else "it has ended"
@@ -156,8 +164,8 @@ async def _reap(backend: Backend, found: Found, dry_run: bool) -> Outcome:
     return Outcome(found, "ended", dead)
 
 
-async def _sign_of_life(backend: Backend, info: SandboxInfo) -> str | None:
-    """Why a running sandbox is to be left; None if its heart does not beat."""
+async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> str | None:
+    """Why a running sandbox is to be left; None if its heart does not beat and, unless `waiting`, nobody is to come."""
     attach: Any = getattr(backend, "attach", None)
     if attach is None or not backend.capabilities.attach:
         return "its heart can't be listened to: the backend can't attach"
@@ -172,6 +180,9 @@ async def _sign_of_life(backend: Backend, info: SandboxInfo) -> str | None:
         return "its driver lives"
     if b"none" in heard and time.time() - info.created < STARTING_S:
         return "its heart has not begun to beat: its driver may be making it"
+    silent = _SILENT.search(heard)
+    if silent is not None and int(silent[1]) >= WAITING_S and not waiting:
+        return f"it waits {_duration(int(silent[1]))} for a driver to come back; --waiting ends it now"
     return None
 
 

@@ -10,9 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from hermes_core.errors import UsageError
+from hermes_core.workers import Workers
 
 LOOK_S = 0.1
 """How often it looks whether the main thread still lives, in seconds."""
+
+MOST_WORKERS = 32
+"""Blocking calls at the same time."""
 
 T = TypeVar("T")
 
@@ -20,7 +24,8 @@ T = TypeVar("T")
 class LoopThread:
     """Runs coroutines for callers in any thread or loop, until it is closed, or the main thread ends.
 
-    The interpreter waits for it at its end, before anything is torn down: what `close` does then still works.
+    The interpreter waits for it at its end, before anything is torn down: what `close` does then still works. Blocking
+    calls (`asyncio.to_thread`) do, too, which Python's own executors refuse by then.
 
     Args:
         name: of the thread.
@@ -30,7 +35,7 @@ class LoopThread:
     def __init__(self, name: str, close: Callable[[], Awaitable[object]]) -> None:
         self._close = close
         self._begun = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=name)
+        self._thread = threading.Thread(target=self._run, name=name)
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._thread.start()
@@ -86,6 +91,10 @@ class LoopThread:
         """Whether it has ended."""
         return not self._thread.is_alive()
 
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(self._main())
+
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._begun.set()
@@ -121,3 +130,17 @@ class LoopThread:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # it has ended
             return
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop whose blocking calls find a thread also while the program ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._workers = Workers(MOST_WORKERS)
+        self._workers.submit(int)  # from now on there is one
+        self.set_default_executor(self._workers)
+
+    async def shutdown_default_executor(self, *_: object, **__: object) -> None:
+        """Wait for them, in place: asyncio's own begins a thread for that, which may not be possible any more."""
+        self._workers.shutdown()

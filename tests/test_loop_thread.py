@@ -101,6 +101,7 @@ def test_it_ends_with_the_program(ending: str) -> None:
 
     async def close():
         await asyncio.sleep(0.1)
+        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.05) for _ in range(5)))
         print("closed")
 
     thread = LoopThread("test", close)

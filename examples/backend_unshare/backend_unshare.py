@@ -20,8 +20,7 @@ for each in $(cd /; ls -d bin etc lib lib32 lib64 sbin usr); do
   if [ -L /$each ]; then cp -P /$each .; else mkdir $each; mount --bind /$each $each; mount -o remount,bind,ro $each; fi
 done
 for each in null zero random urandom; do : >dev/$each; mount --bind /dev/$each dev/$each; done; mount -t proc proc proc
-for each in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$each; done; echo ready; exec chroot . "$@" >/dev/null
-"""
+for each in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$each; done; echo ready; exec chroot . "$@">/dev/null"""
 
 
 def sandboxes():
@@ -66,6 +65,7 @@ class UnshareBackend(contract.Backend):
         self._creating = asyncio.Lock()
 
     async def create(self, spec):
+        spec.config.refuse(self.name, "image", "cpu", "memory")
         sandbox_id, environment = f"unshare-{spec.lease_id}", dict(spec.environment)
         async with self._creating:
             if sandbox_id in (found := await asyncio.to_thread(sandboxes)):

@@ -75,7 +75,7 @@ class ToolCalls:
 
     async def _call(self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], limit: float) -> ExecutionResult:
         try:
-            tool = self._tool(wanted) if isinstance(wanted, str) else wanted
+            tool = self.tool(wanted) if isinstance(wanted, str) else wanted
             if tool.where != "sandbox":
                 raise UnknownNameError("tool of the slot", tool.name, self._names())
         except UnknownNameError as error:
@@ -96,7 +96,8 @@ class ToolCalls:
             error_text = f"{tool.name} was cut off: it did not keep its time limit of {limit:g} s"
             return ExecutionResult(False, error=error_text, error_kind=ErrorKind.TIMEOUT, metadata={"timed_out": True})
 
-    def _tool(self, name: str) -> Tool:
+    def tool(self, name: str) -> Tool:
+        """`ToolBackend.tool`."""
         if (tool := SLOT_TOOLS.get(name)) is not None:
             return tool
         if name in self._names():

@@ -171,7 +171,10 @@ def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
         else:
             call_in(loop, outcome.set_result, value)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:  # Python 3.12.0 and 3.12.1 begin none once the main thread has ended
+        loop.run_in_executor(None, run)
     return outcome
 
 

@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 PREPARE = -1
 """The index of the preparation user's slot."""
 HELLO_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 10.0
-"""How long the guest may take to kill and remove everything when it is told to end the sandbox."""
+END_TIMEOUT_S = 30.0
+"""How long the guest may take to kill and remove everything when it is told to end the sandbox. What it leaves there, a
+provider may not be able to remove."""
 FIRST_ATTEMPTS = 3
 """Tries at a guest that has never answered: what stops it then will not pass by itself."""
 _ACK_AT_ONCE = 16 << 10

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
 
@@ -12,6 +12,10 @@ OUTPUT_LIMIT = 1 << 20
 
 MAX_FILE_BYTES = 64 << 20
 """The most that `read_file` gives in one piece; larger files are read in parts."""
+
+
+Compression = Literal["", "gz", "bz2", "xz"]
+"""What a tar is compressed with."""
 
 
 class SlotCommands(Protocol):
@@ -32,7 +36,7 @@ class SlotCommands(Protocol):
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
         timeout_s: float | None = None,
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = False,
@@ -44,9 +48,10 @@ class SlotCommands(Protocol):
         Args:
             cwd: directory, relative to the workspace; missing is a `CommandError` with code `not_found`.
             env: further environment variables.
-            stdin: what it reads; None is an empty input.
+            stdin: what it reads, at once or as it comes; None is an empty input.
             timeout_s: after this TERM, a grace period, KILL of all that it started; None is no limit.
-            output_limit: bytes kept of each stream, half of them the head, half the tail.
+            output_limit: bytes kept of each stream, half of them the head, half the tail; of standard error no more
+                than 2 MiB.
             merge_stderr: both streams in one, in the order written.
             spool: keep the whole output in a file of the slot (`CommandResult.spool_path`).
             pty: run it in a terminal of this size, which is its standard input, output and error: all output is in
@@ -123,8 +128,24 @@ class SlotCommands(Protocol):
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or, if `recursive`, a directory tree."""
 
-    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
-        """Unpack a tar stream (plain or gzip) below the directory `path`, which is made. Members can't leave it."""
+    async def clear(self, keep: Sequence[str] = ()) -> None:
+        """Remove all files of the slot (its workspace, home, temporary files) but for some entries of its workspace."""
+
+    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
+        """Unpack a tar stream below the directory `path`, which is made. Members can't leave it.
+
+        Args:
+            compression: what it is compressed with. It is never guessed: a plain tar begins with a file's name, which
+                can look like anything. Without a guest: plain or `gz` only.
+        """
 
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """A plain tar of the directory's contents. More than `max_bytes` is code `too_large`."""
+
+    async def tar_out_to(
+        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
+    ) -> int:
+        """The same to `sink`, piece by piece, none before it has taken the last one; the number of bytes.
+
+        What came before an error is no archive. Without a guest it is one piece.
+        """

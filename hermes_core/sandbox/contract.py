@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hermes_core.errors import PluginError, UnknownNameError
+from hermes_core.errors import ConfigError, PluginError, PolicyError, UnknownNameError
 from hermes_core.sandbox.cost import Prices
 
 
@@ -60,6 +60,14 @@ class Capabilities:
     attach: bool = False
     snapshot: bool = False
     gpu: bool = False
+    memory_limit: bool = True
+    """Whether `memory` is a limit. With some providers it is what is reserved, and more may be had."""
+    on_driver_host: bool = False
+    """Whether its sandboxes are on the driver's host: below level `user`, commands have the driver's rights there."""
+
+    def least(self, isolation: Isolation) -> Isolation:
+        """Return the weakest declared level that is no weaker than this one; this one itself if there is none."""
+        return min((level for level in self.isolation if level >= isolation), default=isolation)
 
 
 class SandboxConfig(BaseModel):
@@ -114,6 +122,19 @@ class SandboxConfig(BaseModel):
     """The most that the profile's sandboxes may cost while a tool backend lives: from nine tenths of it on no sandbox
     is made, from all of it on no rollout gets a slot. Those that run are finished and verified."""
 
+    def refuse(self, backend: str, *keys: str) -> None:
+        """Refuse these settings, which a backend can't give: what is not refused must be kept.
+
+        Raises:
+            PolicyError: one of them is set.
+        """
+        for key in keys:
+            if getattr(self, key) is not None:
+                raise PolicyError(
+                    f"profile {self.name!r} sets {key}, which the {backend} backend can't give",
+                    hint="leave it out, or use a backend with containers",
+                )
+
     @property
     def gpu_count(self) -> int | None:
         """How many GPUs a sandbox has; None if that is not known."""
@@ -138,6 +159,8 @@ class SandboxConfig(BaseModel):
         """
         from hermes_core.settings import validated
 
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"profile {name!r} is no mapping", hint="write `key: value` lines below it")
         return validated(cls, {**data, "name": name}, f"profile {name!r}")
 
     @field_validator("env_vars")

@@ -18,6 +18,7 @@ from hermes_core.errors import (
     ProvisionError,
     SandboxLost,
     SlotLost,
+    SlotUnclean,
 )
 from hermes_core.sandbox import shell
 from hermes_core.sandbox.background import Background
@@ -233,7 +234,7 @@ class DirectClient:
         try:
             await self.script(shell.KILL, mark, signal, str(rounds))
         except CommandError as error:
-            raise SlotLost(f"the slot could not be killed: {error}", sandbox_id=self.sandbox.id) from error
+            raise SlotUnclean(f"the slot could not be killed: {error}", sandbox_id=self.sandbox.id) from error
 
     async def is_there(self, mark: str) -> bool:
         """Whether anything runs whose environment carries the mark.
@@ -309,7 +310,7 @@ class DirectClient:
                 try:
                     while True:
                         async with asyncio.timeout(self.settings.orphan_ttl_s):
-                            await channel.write(b"%d\n" % time.time_ns())
+                            await channel.write(b"%d %d\n" % (time.time_ns(), self.settings.orphan_ttl_s))
                             if not await channel.read(shell.READ_SIZE):
                                 raise ChannelLost("the heartbeat ended")
                         heard = time.monotonic()

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hermes_core.errors import ChannelLost, CommandError
 from hermes_core.sandbox import shell
-from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Compression
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct_files import (
+    CLEAR,
+    COMPRESSIONS,
     LIST,
     READ,
     REMOVE,
@@ -25,6 +27,7 @@ from hermes_core.sandbox.direct_files import (
     check_archive,
     file_stat,
     gathered,
+    headed,
     parse_list,
     with_path,
 )
@@ -129,7 +132,7 @@ class DirectCommands:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
         timeout_s: float | None = None,
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = False,
@@ -138,8 +141,9 @@ class DirectCommands:
     ) -> CommandResult:
         """Run a command to its end; there is no spooling here, so `spool_path` stays None."""
         _no_pty(pty)
+        data = stdin or b"" if stdin is None or isinstance(stdin, bytes) else await gathered(stdin)
         run = await self._prepared(command, cwd, env)
-        return await run.result(stdin or b"", timeout_s, output_limit, merge_stderr)
+        return await run.result(data, timeout_s, output_limit, merge_stderr)
 
     async def _prepared(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Run:
         argv, path, environment = await self._argv(command), self._path(cwd or "."), self._environment(env)
@@ -341,13 +345,29 @@ class DirectCommands:
         """Remove a file or a directory tree."""
         await self._file(REMOVE, path, "1" if recursive else "")
 
-    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
+    async def clear(self, keep: Sequence[str] = ()) -> None:
+        """Remove all files of the slot, but for some entries of its workspace."""
+        await self._file(CLEAR, ".", f"{self._scratch}/home", f"{self._scratch}/tmp", *keep)
+
+    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
         """Unpack a tar stream below a directory."""
+        if compression not in COMPRESSIONS:
+            message = f"without Python nothing is known of {compression!r}"
+            raise CommandError(message, code="invalid", hint="send a plain tar, or one of gzip")
         archive = data if isinstance(data, bytes) else await gathered(data)
-        await asyncio.to_thread(check_archive, archive)
-        options = "-xzof" if archive.startswith(b"\x1f\x8b") else "-xof"
-        await self._file(TAR_IN, path, str(len(archive)), options, stdin=archive)
+        await asyncio.to_thread(check_archive, archive, compression)
+        if not compression:
+            archive = headed(archive)
+        await self._file(TAR_IN, path, str(len(archive)), COMPRESSIONS[compression], stdin=archive)
 
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """A plain tar of a directory's contents."""
         return await self._file(TAR_OUT, path, limit=max_bytes)
+
+    async def tar_out_to(
+        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
+    ) -> int:
+        """The same in one piece."""
+        data = await self.tar_out(path, max_bytes=max_bytes)
+        await sink(data)
+        return len(data)

@@ -6,14 +6,17 @@ import io
 import re
 import stat
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import PurePosixPath
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.results import FileStat
 
 MAX_TAR_IN = 1 << 30
-"""The most that `tar_in` takes, as its length must be known before it is sent."""
+"""The most that `tar_in` and a streamed input take, as their length must be known before they are sent."""
+
+COMPRESSIONS: Mapping[str, str] = {"": "-xof", "gz": "-xzof"}
+"""Options of tar for what an archive may be compressed with."""
 
 # $2 the first byte, counted from 1; $3 how many. First a line with the size, then the bytes.
 READ = """
@@ -82,6 +85,20 @@ cd "$1" 2>/dev/null || fail 'Permission denied'
 head -c "$2" | tar "$3" -
 """
 
+# $2 the home, $3 the directory for temporary files; then names in $1 to keep.
+CLEAR = """
+workspace=$1 home=$2 tmp=$3; shift 3
+for each in "$@"; do set -- "$@" ! -name "$each"; shift; done
+empty() {
+  folder=$1; shift
+  find "$folder" -mindepth 1 -maxdepth 1 "$@" \
+    -exec sh -c 'chmod -R u+rwx "$@" 2>/dev/null; rm -rf "$@"' sh {} + || exit 1
+}
+empty "$home"
+empty "$tmp"
+empty "$workspace" "$@"
+"""
+
 TAR_OUT = """
 exists "$1"
 [ -d "$1" ] || fail 'Not a directory'
@@ -137,8 +154,15 @@ def parse_list(answer: bytes) -> list[FileStat]:
     return sorted(entries, key=lambda entry: entry.path)
 
 
+def headed(archive: bytes) -> bytes:
+    """The plain archive behind an entry of ours: some programs guess from the first bytes, and those are a name."""
+    first = tarfile.TarInfo("./")
+    first.type, first.mode = tarfile.DIRTYPE, 0o755
+    return first.tobuf() + archive
+
+
 async def gathered(stream: AsyncIterator[bytes]) -> bytes:
-    """The whole of a tar stream.
+    """The whole of a stream.
 
     Raises:
         CommandError: it is too long, with code `too_large`.
@@ -147,11 +171,11 @@ async def gathered(stream: AsyncIterator[bytes]) -> bytes:
     async for piece in stream:
         data += piece
         if len(data) > MAX_TAR_IN:
-            raise CommandError(f"more than {MAX_TAR_IN} bytes of tar", code="too_large")
+            raise CommandError(f"more than {MAX_TAR_IN} bytes", code="too_large")
     return bytes(data)
 
 
-def check_archive(data: bytes) -> None:
+def check_archive(data: bytes, compression: str) -> None:
     """Refuse a tar whose members could end up outside the directory that it is unpacked in.
 
     Raises:
@@ -159,7 +183,7 @@ def check_archive(data: bytes) -> None:
     """
     links: set[PurePosixPath] = set()
     try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        with tarfile.open(fileobj=io.BytesIO(data), mode=f"r:{compression}") as archive:  # type: ignore[call-overload]
             for member in archive:
                 path = PurePosixPath(member.name)
                 if path.is_absolute() or ".." in path.parts or links & {path, *path.parents}:
@@ -170,5 +194,7 @@ def check_archive(data: bytes) -> None:
                     PurePosixPath(member.linkname).is_absolute() or ".." in PurePosixPath(member.linkname).parts
                 ):
                     raise CommandError(f"the link {member.name!r} leaves the archive's directory", code="invalid")
-    except tarfile.TarError as error:
+    except CommandError:
+        raise
+    except Exception as error:  # of numbers that fit nowhere `tarfile` says so by errors of many kinds
         raise CommandError(f"not a tar archive: {error}", code="invalid") from error

@@ -92,7 +92,8 @@ class Run:
             stderr=err.value(),
             stdout_bytes=out.total,
             stderr_bytes=err.total,
-            truncated=out.truncated or err.truncated,
+            stdout_truncated=out.truncated,
+            stderr_truncated=err.truncated,
             duration_s=time.monotonic() - began,
         )
 

@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 START_ATTEMPTS = 3
 """How often the first sandboxes are tried before `start` fails."""
 
+LEAVING_BESIDE = 2
+"""Quarantined sandboxes that may be there beside `max_sandboxes`: what dies slowly shall not stop the pool, and not
+exhaust the host either."""
+
 LAST_PART, LAST_PART_S = 0.25, 300.0
 """What its provider will end gets no new lease in the last part of its life: a quarter, these seconds at most."""
 
@@ -70,7 +74,7 @@ class Fleet:
         """The last failed creation, until one succeeds."""
         self.hopeless = False
         """Whether that one can't pass: nothing is created until somebody asks again."""
-        self._ending = 0
+        self._ending: set[Member] = set()
         self._closing = False
         self._warm: asyncio.Future[None] | None = None
         self._failures = 0
@@ -101,10 +105,16 @@ class Fleet:
         if self.hopeless or not self._meter.may_grow:
             return
         short = self._owner.wanted() - self.count_usable() - len(self.creations)
-        room = self._config.max_sandboxes - len(self.members) - len(self.creations) - self._ending
+        room = self._config.max_sandboxes - self._counted() - len(self.creations)
         for _ in range(min(short, room)):
             task = self._work.spawn(self._life(), f"sandbox of profile {self._config.name}")
             self.creations.add(task)
+
+    def _counted(self) -> int:
+        """How many count against `max_sandboxes`."""
+        there = {*self.members, *self._ending}
+        leaving = sum(member.quarantined for member in there)
+        return len(there) - min(leaving, LEAVING_BESIDE)
 
     def retire_idle(self) -> None:
         """End those that have been idle for long enough, down to the minimum; look again when the next one is."""
@@ -132,7 +142,7 @@ class Fleet:
         """No further lease on a sandbox that can't be trusted; it ends when those that there are have ended."""
         if member.draining or member not in self.members:
             return
-        member.draining = True
+        member.draining = member.quarantined = True
         log.warning("sandbox %s is quarantined: %s", member.sandbox.id, error)
         self._tell_lost(member, f"quarantined: {error}")
 
@@ -196,8 +206,7 @@ class Fleet:
                 watch.cancel()
         finally:
             await (self._let_go(member) if member.kept else self._provisioner.end(member, self._meter))
-        if member.lost is None:
-            self._ending -= 1
+        self._ending.discard(member)
         self._tell(self._observers.sandbox_terminated, member)
         self._owner.pump()
 
@@ -271,7 +280,7 @@ class Fleet:
 
     def _retire(self, member: Member) -> None:
         self._forget(member)
-        self._ending += 1
+        self._ending.add(member)
         member.over.set()
 
     def _forget(self, member: Member) -> None:

@@ -76,7 +76,13 @@ class Pool:
         await self._fleet.warm()
 
     async def acquire(
-        self, trajectory_id: str | None, *, group: str | None, verification: bool, timeout_s: float
+        self,
+        trajectory_id: str | None,
+        *,
+        group: str | None,
+        verification: bool,
+        timeout_s: float,
+        apart_from: str | None = None,
     ) -> Lease:
         """A slot, in order of arrival.
 
@@ -88,7 +94,7 @@ class Pool:
         if self._closing:
             raise closed()
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(future, trajectory_id, group, verification)
+        waiter = Waiter(future, trajectory_id, group, verification, apart_from)
         self._begun, self._fleet.hopeless = True, False
         self._line.join(waiter)
         self.pump()
@@ -212,7 +218,7 @@ class Pool:
         return verification or self._taken(verification=False) < most
 
     def _grant(self, waiter: Waiter) -> None:
-        seat = self._place(waiter.group)
+        seat = self._place(waiter)
         lease = new_lease(self, seat, waiter.trajectory_id, verification=waiter.verification)
         self.record(lease)
         if waiter.group is not None:
@@ -225,9 +231,11 @@ class Pool:
         else:
             self._work.spawn(self._open(waiter, lease), f"open {seat.slot_id}")
 
-    def _place(self, group: str | None) -> Seat:
+    def _place(self, waiter: Waiter) -> Seat:
         """The best vacant seat: on the group's sandbox, else where the group fits, else where most are taken."""
+        group = waiter.group
         roomy = [member for member in self._fleet.usable() if member.vacant]
+        roomy = [member for member in roomy if member.sandbox.id != waiter.apart_from] or roomy
         home = self._homes.get(group) if group is not None else None
         if home is not None and home in roomy:
             member = home

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.errors import CommandError, HermesError, InfraError, PolicyError, SlotLost
-from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT
+from hermes_core.errors import CommandError, HermesError, InfraError, PolicyError, SlotLost, SlotUnclean
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Compression
 from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
@@ -50,8 +51,9 @@ def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None
             return CommandError(message, code=code, slot_id=slot_id)
         case "policy":
             return PolicyError(message, hint=_HINTS.get(code), sandbox_id=sandbox_id)
-        case _ if code == "unclean":
-            return SlotLost(message, hint="it is quarantined with its sandbox", sandbox_id=sandbox_id, slot_id=slot_id)
+        case _ if code in ("unclean", "unready"):
+            lost = SlotUnclean if code == "unclean" else SlotLost
+            return lost(message, hint="it is quarantined with its sandbox", sandbox_id=sandbox_id, slot_id=slot_id)
         case _:
             return InfraError(message, sandbox_id=sandbox_id, slot_id=slot_id)
 
@@ -77,7 +79,7 @@ class RemoteCommands:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
         timeout_s: float | None = None,
         output_limit: int = OUTPUT_LIMIT,
         merge_stderr: bool = False,
@@ -102,7 +104,7 @@ class RemoteCommands:
             return CommandResult(exit_code=None, signal=9, stderr=error.message.encode())
 
     async def _run_streamed(
-        self, header: dict[str, Any], script: bytes, stdin: bytes | None, output_limit: int
+        self, header: dict[str, Any], script: bytes, stdin: bytes | AsyncIterator[bytes] | None, output_limit: int
     ) -> CommandResult:
         """Standard output under the window, so that a result of many megabytes never delays a neighbour."""
         stream, kept = OutputStream(), HeadTail(output_limit)
@@ -110,7 +112,7 @@ class RemoteCommands:
             async for piece in stream:
                 kept.feed(piece)
             result = _command_result(*await call)
-        return replace(result, stdout=kept.value(), truncated=kept.truncated or result.truncated)
+        return replace(result, stdout=kept.value(), stdout_truncated=kept.truncated)
 
     async def _exec(
         self,
@@ -244,14 +246,25 @@ class RemoteCommands:
         """Remove a file or a directory tree."""
         await self._builtin("remove", {"path": _path(path), "recursive": recursive})
 
-    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes]) -> None:
+    async def clear(self, keep: Sequence[str] = ()) -> None:
+        """Remove all files of the slot, but for some entries of its workspace."""
+        await self._builtin("clear", {"keep": list(keep)})
+
+    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
         """Unpack a tar stream below a directory."""
-        await self._builtin("tar_in", {"path": _path(path)}, data)
+        await self._builtin("tar_in", {"path": _path(path), "compression": compression}, data)
 
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """A plain tar of a directory's contents."""
         data, _ = await self._stream("tar_out", {"path": _path(path), "max_bytes": max_bytes})
         return data
+
+    async def tar_out_to(
+        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
+    ) -> int:
+        """The same, piece by piece."""
+        size, _ = await self._stream_to("tar_out", {"path": _path(path), "max_bytes": max_bytes}, sink)
+        return size
 
     async def _builtin(
         self, name: str, arguments: Mapping[str, Any], stdin: bytes | AsyncIterator[bytes] | None = None
@@ -261,29 +274,41 @@ class RemoteCommands:
         return self._outcome(name, result), result.stdout
 
     async def _stream(self, name: str, arguments: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+        """What a file operation gives, in one."""
+        pieces: list[bytes] = []
+
+        async def keep(piece: bytes) -> None:
+            pieces.append(piece)
+
+        size, outcome = await self._stream_to(name, arguments, keep)
+        data = await asyncio.to_thread(_joined, pieces) if size > _JOINED_AT_ONCE else _joined(pieces)
+        return data, outcome
+
+    async def _stream_to(
+        self, name: str, arguments: Mapping[str, Any], sink: Callable[[bytes], Awaitable[object]]
+    ) -> tuple[int, dict[str, Any]]:
         """A file operation whose data flows under the window, so that a large one never delays a neighbour."""
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
         async with background(self._client.call(header, output=stream)) as call:
-            pieces = [piece async for piece in stream]
+            async for piece in stream:
+                await sink(piece)
             result = _command_result(*await call)
-        if stream.received > _JOINED_AT_ONCE:
-            data = await asyncio.to_thread(_joined, pieces)
-        else:
-            data = _joined(pieces)
-        return data, self._outcome(name, result)
+        return stream.received, self._outcome(name, result)
 
     def _outcome(self, name: str, result: CommandResult) -> dict[str, Any]:
         """What a file operation says of itself on standard error."""
         slot_id = f"slot_{self._index}"
         try:
             outcome: dict[str, Any] = json.loads(result.stderr)
-        except ValueError as error:
+            if outcome.get("ok"):
+                return outcome
+            message, code = str(outcome["message"]), str(outcome["code"])
+        except (ValueError, KeyError, AttributeError, RecursionError) as error:  # killed, or not what we wrote
             text = result.error_text[-500:] or f"it ended with status {result.returncode}"
-            raise CommandError(f"{name} failed: {text}", slot_id=slot_id) from error
-        if not outcome.get("ok"):
-            raise CommandError(f"{name}: {outcome['message']}", code=str(outcome["code"]), slot_id=slot_id)
-        return outcome
+            code = "killed" if result.signal == signal.SIGKILL else "failed"
+            raise CommandError(f"{name} failed: {text}", code=code, slot_id=slot_id) from error
+        raise CommandError(f"{name}: {message}", code=code, slot_id=slot_id)
 
 
 def _joined(pieces: list[bytes]) -> bytes:
@@ -342,8 +367,8 @@ def _launch(
         fields["argv"] = list(command)
         if not fields["argv"]:
             raise CommandError("the command is empty", code="invalid")
-    if cwd is not None:
-        fields["cwd"] = cwd
+    if cwd:
+        fields["cwd"] = _path(cwd)
     if env:
         fields["env"] = dict(env)
     words = [*fields.get("argv", ()), cwd or "", *(env or {}).keys(), *(env or {}).values()]
@@ -368,7 +393,8 @@ def _command_result(answer: Mapping[str, Any], data: bytes) -> CommandResult:
         stderr=stderr[0],
         stdout_bytes=stdout[1],
         stderr_bytes=stderr[1],
-        truncated=stdout[2] or stderr[2],
+        stdout_truncated=bool(stdout[2]),
+        stderr_truncated=bool(stderr[2]),
         duration_s=float(answer["duration"]),
         spool_path=answer.get("spool"),
     )

@@ -56,10 +56,17 @@ class CommandResult:
     stderr: bytes = b""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
-    truncated: bool = False
+    stdout_truncated: bool = False
+    """Whether something of standard output was left out."""
+    stderr_truncated: bool = False
     duration_s: float = 0.0
     spool_path: str | None = None
     """Where in the slot the whole output is, when spooling was asked for."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether something of either stream was left out."""
+        return self.stdout_truncated or self.stderr_truncated
 
     @property
     def ok(self) -> bool:

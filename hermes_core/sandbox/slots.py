@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import math
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -64,13 +64,32 @@ class Client(Protocol):
         """End the connection, and the sandbox with it if asked to."""
 
 
+class Turns:
+    """So many turns at a time; or one that has all of them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._each = asyncio.Semaphore(count)
+        self._all = asyncio.Lock()
+
+    @asynccontextmanager
+    async def hold(self, *, alone: bool = False) -> AsyncIterator[None]:
+        """Hold a turn while the block runs, or every one."""
+        async with AsyncExitStack() as stack:
+            if alone:
+                await stack.enter_async_context(self._all)  # two that had half of them would wait for each other
+            for _ in range(self._count if alone else 1):
+                await stack.enter_async_context(self._each)
+            yield
+
+
 @dataclass(eq=False)
 class Member:
     """One sandbox of a pool, with its seats."""
 
     sandbox: Sandbox
     client: Client
-    processors: asyncio.Semaphore
+    processors: Turns
     """One turn for each processor that its profile and its host give it."""
     vacant: list[Seat] = field(default_factory=list)
     """Seats that a lease can have."""
@@ -83,7 +102,9 @@ class Member:
     idle_since: float = 0.0
     """The loop's time at which its last lease ended."""
     draining: bool = False
-    """Quarantined: no new leases; ended when the last of its leases has ended."""
+    """No new leases; ended when the last of its leases has ended."""
+    quarantined: bool = False
+    """Draining, as it can't be trusted any more."""
     lost: InfraError | None = None
     """Why it can't be reached any more."""
     expiry: asyncio.TimerHandle | None = None
@@ -172,7 +193,7 @@ class Lease:
 def new_member(sandbox: Sandbox, client: Client, slots: int, cpu: float | None, *, restored: bool = False) -> Member:
     """A sandbox with all of its seats vacant. Their ids are unique as the sandbox's is, and good file names."""
     processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
-    member = Member(sandbox, client, asyncio.Semaphore(processors), restored=restored)
+    member = Member(sandbox, client, Turns(processors), restored=restored)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", sandbox.id)
     if name != sandbox.id:
         name = f"{name}-{hashlib.sha256(sandbox.id.encode()).hexdigest()[:8]}"
@@ -200,8 +221,8 @@ def new_lease(pool: Pool, seat: Seat, trajectory_id: str | None, *, verification
 
 
 def located(error: InfraError, slot: Slot) -> InfraError:
-    """The error, with the slot's ids where it has none. A copy: all who waited for one attempt have the same error."""
-    own = copy.copy(error)
+    """The error, with the slot's ids where it has none. Another object: who waited for one attempt have the same."""
+    own = error.twin()
     own.sandbox_id = error.sandbox_id or slot.sandbox_id
     own.slot_id = error.slot_id or slot.slot_id
     own.trajectory_id = error.trajectory_id or slot.trajectory_id
@@ -287,6 +308,10 @@ class LeasedCommands:
         """`SlotCommands.remove`."""
         await self._lease.call(self._commands.remove, *args, **kwargs)
 
+    async def clear(self, *args: Any, **kwargs: Any) -> None:
+        """`SlotCommands.clear`."""
+        await self._lease.call(self._commands.clear, *args, **kwargs)
+
     async def tar_in(self, *args: Any, **kwargs: Any) -> None:
         """`SlotCommands.tar_in`."""
         await self._lease.call(self._commands.tar_in, *args, **kwargs)
@@ -294,3 +319,7 @@ class LeasedCommands:
     async def tar_out(self, *args: Any, **kwargs: Any) -> bytes:
         """`SlotCommands.tar_out`."""
         return await self._lease.call(self._commands.tar_out, *args, **kwargs)
+
+    async def tar_out_to(self, *args: Any, **kwargs: Any) -> int:
+        """`SlotCommands.tar_out_to`."""
+        return await self._lease.call(self._commands.tar_out_to, *args, **kwargs)

@@ -45,7 +45,7 @@ class ToolBackend:
     Args:
         profiles: by name; each has a pool of its own, warmed when it is started or first asked for.
         tools: the tools that `execute` knows besides the slot tools `bash`, `read_file` and `write_file`.
-        isolation: the least that every slot gets.
+        isolation: the least that every slot gets; the backend's next stronger level where it does not declare this one.
         owner: who the sandboxes belong to, for their labels.
         max_creating: sandboxes being made at the same time, over all profiles.
         start_client: gives the client of a new sandbox.
@@ -79,7 +79,7 @@ class ToolBackend:
     ) -> None:
         self.backend = backend
         self._on_closed = on_closed
-        self.isolation = isolation
+        self.isolation = isolation = backend.capabilities.least(isolation)
         self.default_profile = default_profile
         self._observers = observers or Unobserved()
         self._watchers = Watchers(self._observers)
@@ -218,6 +218,7 @@ class ToolBackend:
         image: str | None = None,
         group: str | None = None,
         verification: bool = False,
+        apart_from: str | None = None,
         timeout_s: float | None = None,
     ) -> Slot:
         """A slot of the profile, in order of arrival; the caller releases it.
@@ -228,6 +229,7 @@ class ToolBackend:
                 with the profile's other settings and nothing kept warm, under the profile's name and the image's.
             group: slots of one group are placed on one sandbox where they fit.
             verification: may take the slots that are reserved for verification; gets a pristine one.
+            apart_from: the id of a sandbox that it is not placed on while another one has a vacant slot.
             timeout_s: how long to wait; the profile's `acquire_timeout_s` if None.
 
         Raises:
@@ -241,7 +243,11 @@ class ToolBackend:
         pool = self._pools[name] if image is None else self._pools.of_image(name, image)
         limit = check_time_limit(timeout_s, pool.config.acquire_timeout_s)
         lease = await pool.acquire(
-            trajectory_id or uuid.uuid4().hex, group=group, verification=verification, timeout_s=limit
+            trajectory_id or uuid.uuid4().hex,
+            group=group,
+            verification=verification,
+            timeout_s=limit,
+            apart_from=apart_from,
         )
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease
         return lease.slot
@@ -266,11 +272,18 @@ class ToolBackend:
         image: str | None = None,
         group: str | None = None,
         verification: bool = False,
+        apart_from: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Slot]:
         """`acquire`, and always `release(reset_workspace=True)` at the end of the block."""
         slot = await self.acquire(
-            trajectory_id, profile=profile, image=image, group=group, verification=verification, timeout_s=timeout_s
+            trajectory_id,
+            profile=profile,
+            image=image,
+            group=group,
+            verification=verification,
+            apart_from=apart_from,
+            timeout_s=timeout_s,
         )
         try:
             yield slot
@@ -307,10 +320,20 @@ class ToolBackend:
 
         Raises:
             StaleSlotError: it was released.
-            InfraError: the sandbox can't be reached, or that they are dead can't be proved.
+            InfraError: the sandbox can't be reached.
+            SlotUnclean: that they are dead can't be proved, within two minutes; the slot can't be used any more.
         """
         lease = self._lease(slot)
         await lease.call(lease.member.client.kill_slot, lease.seat.index)
+
+    async def empty(self, slot: Slot) -> None:
+        """Kill every process of the slot, and remove its files. The lease goes on.
+
+        Raises:
+            StaleSlotError, InfraError, SlotUnclean: as `kill_everything` does.
+        """
+        lease = self._lease(slot)
+        await lease.call(lease.member.client.reset_slot, lease.seat.index)
 
     async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
         """The directory that `build(commands, directory)` fills, once per sandbox and key, as the preparation user.
@@ -328,8 +351,8 @@ class ToolBackend:
         return await lease.call(prepare, self._work, lease.member, key, build, private=private)
 
     @asynccontextmanager
-    async def processor(self, slot: Slot) -> AsyncIterator[None]:
-        """Hold one of the processors of the slot's sandbox while the block runs; waits for its turn.
+    async def processor(self, slot: Slot, *, alone: bool = False) -> AsyncIterator[None]:
+        """Hold one of the processors of the slot's sandbox while the block runs, or all of them; waits for its turn.
 
         For work that keeps a processor busy. Where more of that runs at a time than there are processors, all of it
         takes longer together than one after another, and what has a time limit misses it.
@@ -339,7 +362,7 @@ class ToolBackend:
             SandboxLost: its sandbox is gone.
         """
         lease = self._lease(slot)
-        async with lease.member.processors:
+        async with lease.member.processors.hold(alone=alone):
             lease.check()
             yield
 
@@ -363,6 +386,14 @@ class ToolBackend:
         return self._watchers.begin(self._lease(slot), process_id, interval_s)
 
     # ------------------------------------------------------------------ tools
+
+    def tool(self, name: str) -> Tool:
+        """The slot tool of that name, or the registered one that runs in a sandbox.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        return self._calls.tool(name)
 
     async def execute(
         self, slot: Slot, tool: str | Tool, args: Mapping[str, Any], *, timeout_s: float | None = None

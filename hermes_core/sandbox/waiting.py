@@ -20,6 +20,8 @@ class Waiter:
     trajectory_id: str | None
     group: str | None
     verification: bool
+    apart_from: str | None = None
+    """The id of a sandbox that it had rather not come to."""
     number: int = field(default_factory=lambda: next(_numbers))
     """The place in the line: smaller came earlier."""
     failures: int = 0

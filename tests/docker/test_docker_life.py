@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import subprocess
@@ -247,7 +248,9 @@ async def test_the_network_is_open_for_the_preparation_and_cut_for_every_slot(
         assert said.ok, said.error_text
         await sandbox.prepare("fetched", "echo something >here")
 
-    gateway = api.inspect_network("bridge")["IPAM"]["Config"][0]["Gateway"]
+    # A daemon names the gateway from its second start on only; it is the subnet's first address.
+    subnet = api.inspect_network("bridge")["IPAM"]["Config"][0]["Subnet"]
+    gateway = str(ipaddress.ip_network(subnet)[1])
     config = {"image": python_image, "network": "setup", "max_sandboxes": 1, "reserve_slots": 0}
     async with await asyncio.start_server(ignore, gateway, 0) as server, docker_only(owner) as runtime:
         address = [gateway, str(server.sockets[0].getsockname()[1])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,9 +13,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import hermes_modal
 import modal
 import pytest
 from hermes_modal.testing import EmulatorError, ModalEmulator
+
+from hermes_core.errors import ProvisionError
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
 
 pytestmark = pytest.mark.slow
 
@@ -155,10 +161,23 @@ def test_nothing_is_left_when_it_is_killed(how: signal.Signals, tmp_path: Path, 
         assert [*tmp_path.glob("modal-emulator-*")] == []
 
 
+START = f"{sys.executable} -m hermes_modal.testing --print-env"
+WAYS = {
+    "plain": f'eval "$({START})"',
+    "redirected": f'eval "$({START} 2>/dev/null)"',
+    "in a function": f'begin() {{ {START}; true; }}; eval "$(begin)"',
+    "or else": f'eval "$({START} || echo false)"',
+    "through a pipe": f'eval "$({START} | cat)"',
+    "in a subshell of a subshell": f'eval "$( ( {START}; true ); true)"',
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shell", ["bash", "sh"])
-def test_one_for_the_rest_of_a_shells_life(shell: str) -> None:
+def test_one_for_the_rest_of_a_shells_life(shell: str, way: str) -> None:
     script = f"""
-        eval "$({sys.executable} -m hermes_modal.testing --print-env)"
+        {WAYS[way]}
+        sleep 0.5
         echo "$MODAL_SERVER_URL $MODAL_EMULATOR_PID"
         {sys.executable} -c 'import modal; print(modal.App.lookup("in-a-shell", create_if_missing=True).app_id)'
     """
@@ -166,6 +185,19 @@ def test_one_for_the_rest_of_a_shells_life(shell: str) -> None:
     (url, pid), (app_id,) = (line.split() for line in out.splitlines())
     assert url.startswith("http://127.0.0.1:") and app_id.startswith("ap-")
     assert _gone(lambda: not Path(f"/proc/{pid}").exists())
+
+
+async def test_a_server_that_is_not_there_is_said_at_once(
+    emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("MODAL_SERVER_URL", url)
+    began = time.monotonic()
+    async with Runtime(Settings(), plugins=[hermes_modal], load_entry_points=False) as runtime:
+        with pytest.raises(ProvisionError, match=f"no Modal server is at {url}"):
+            await runtime.tool_backend("modal", config={"image": "python:3.11"}).acquire()
+    assert time.monotonic() - began < 20, "the SDK's own patience is two minutes"
 
 
 def test_it_ends_with_its_owner() -> None:

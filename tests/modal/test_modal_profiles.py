@@ -6,12 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hermes_modal
 import pytest
 from hermes_modal import ModalSandboxConfig, ModalToolBackend, load_profiles
 from hermes_modal.apps import KEPT, Apps
 from hermes_modal.profiles import read_profiles
 
 from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -208,3 +211,16 @@ def test_the_example_file() -> None:
     profiles = load_profiles(example)
     assert set(profiles) == {"default", "pytorch-gpu", "node"}
     assert profiles["node"].slot_secrets == ("API_KEY",)
+
+
+def test_a_runtime_reads_the_same_file() -> None:
+    example = Path(hermes_modal.__file__).parents[1] / "modal_profiles.example.yaml"
+    runtime = Runtime(
+        Settings.load({"HERMES_PROFILES_FILE": str(example), "HERMES_ENV_FILE": ""}),
+        plugins=[hermes_modal],
+        load_entry_points=False,
+    )
+    profiles = runtime.profiles("modal")
+    assert set(profiles) == {"default", "pytorch-gpu", "node"}
+    assert (profiles["default"].min_sandboxes, profiles["default"].max_sandboxes) == (1, 5)
+    assert profiles["node"].idle_timeout == 180

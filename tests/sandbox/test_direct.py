@@ -325,7 +325,7 @@ async def test_tar_in_and_out(slot, mode):
         for start in range(0, len(data), 100):
             yield data[start : start + 100]
 
-    await slot.tar_in("sub/dir", stream())
+    await slot.tar_in("sub/dir", stream(), compression=mode[2:])
     assert (await slot.read_file("sub/dir/a/b")).data == b"bytes"
     with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("sub"))) as archive:
         names = {name.removeprefix("./") for name in archive.getnames()}

@@ -20,6 +20,7 @@ from hermes_core.errors import (
     ProvisionError,
     SandboxLost,
     SlotLost,
+    SlotUnclean,
     UsageError,
 )
 from hermes_core.sandbox import provision
@@ -35,10 +36,11 @@ from hermes_core.sandbox.contract import (
     SandboxStatus,
 )
 from hermes_core.sandbox.cost import CostLimitReached, Meter
+from hermes_core.sandbox.fleet import LEAVING_BESIDE
 from hermes_core.sandbox.observers import Unobserved
 from hermes_core.sandbox.pool import Pool
 from hermes_core.sandbox.provision import Provisioner
-from hermes_core.sandbox.slots import Lease
+from hermes_core.sandbox.slots import Lease, Turns
 
 
 class Box(Sandbox):
@@ -118,6 +120,7 @@ class Idle:
         self.opened: list[int] = []
         self.resets: list[int] = []
         self.closed = False
+        self.closing: asyncio.Event | None = None
         self.trouble: dict[str, Exception] = {}
         self.pause = 0.0
 
@@ -143,6 +146,8 @@ class Idle:
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
         self.closed = True
+        if self.closing is not None and end_sandbox:
+            await self.closing.wait()
 
 
 class World:
@@ -555,20 +560,73 @@ async def test_a_slot_that_cannot_be_opened_is_not_handed_out(world):
     await until(lambda: "box/1" not in world.provider.living)
 
 
+async def spoil(world, lease) -> None:
+    """Release a slot that can't be proved clean."""
+    client = world.clients[int(lease.slot.sandbox_id.partition("/")[2]) - 1]
+    client.trouble["reset"] = SlotUnclean("something is alive")
+    await lease.pool.release(lease, reset=True)
+    del client.trouble["reset"]
+
+
 async def test_a_slot_that_cannot_be_proved_clean_takes_its_sandbox_out(world):
     pool = world.pool(slots_per_sandbox=3, max_sandboxes=1)
     bad, other = await take(pool), await take(pool)
-    world.clients[0].trouble["reset"] = SlotLost("something is alive")
-    await pool.release(bad, reset=True)
+    await spoil(world, bad)
     assert counts(pool) == (0, 0, 0) and len(world.provider.living) == 1
+    assert (await take(pool)).slot.sandbox_id != bad.slot.sandbox_id  # a maximum of one does not mean to wait for it
+    other.check()
+    assert len(world.provider.living) == 2
+    await pool.release(other, reset=True)
+    await until(lambda: len(world.provider.living) == 1)
+
+
+async def test_what_dies_slowly_does_not_stop_a_pool_of_one_and_does_not_fill_the_host(world):
+    pool = world.pool(slots_per_sandbox=1, max_sandboxes=1)
+    for number in range(1, LEAVING_BESIDE + 1):
+        lease = await take(pool)
+        assert lease.slot.sandbox_id == f"box/{number}"
+        world.clients[-1].closing = asyncio.Event()
+        await spoil(world, lease)
+    last = await take(pool)
+    world.clients[-1].closing = asyncio.Event()
+    await spoil(world, last)
     waiting = asyncio.create_task(take(pool))
     await asyncio.sleep(0.02)
-    assert not waiting.done()  # the maximum is one, and another lease still lives there
-    other.check()
-    del world.clients[0].trouble["reset"]
-    await pool.release(other, reset=True)
-    assert (await waiting).slot.sandbox_id != bad.slot.sandbox_id
-    assert len(world.provider.living) == 1
+    assert not waiting.done()
+    assert len(world.provider.living) == LEAVING_BESIDE + 1
+    world.clients[0].closing.set()
+    assert (await waiting).slot.sandbox_id == f"box/{LEAVING_BESIDE + 2}"
+    for client in world.clients[:-1]:
+        client.closing.set()
+    await until(lambda: len(world.provider.living) == 1)
+
+
+async def test_a_check_that_is_repeated_comes_to_another_sandbox_if_one_has_room(world):
+    pool = world.pool(slots_per_sandbox=2, min_sandboxes=2, max_sandboxes=2)
+    await pool.start()
+    first = await take(pool, verification=True)
+    place = first.slot.sandbox_id
+    elsewhere = [await take(pool, verification=True, apart_from=place) for _ in range(3)]
+    assert [lease.slot.sandbox_id == place for lease in elsewhere] == [False, False, True]
+
+
+async def test_one_that_is_alone_has_every_turn_and_two_of_them_do_not_wait_for_each_other():
+    turns, running, most = Turns(3), 0, []
+
+    async def work(alone):
+        nonlocal running
+        async with turns.hold(alone=alone):
+            running += 1
+            for _ in range(3):
+                await asyncio.sleep(0)
+                if alone:
+                    assert running == 1
+                most.append(running)
+            running -= 1
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(work(number % 4 == 1) for number in range(20)))
+    assert max(most) == 3
 
 
 async def test_a_lost_sandbox_is_replaced_and_its_waiters_served(world):

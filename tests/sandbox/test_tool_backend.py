@@ -26,7 +26,7 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
 )
-from hermes_core.sandbox.contract import Isolation, SandboxConfig
+from hermes_core.sandbox.contract import Capabilities, Isolation, SandboxConfig
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.sandbox.slots import new_member
@@ -363,7 +363,7 @@ async def test_who_waits_for_a_processor_hears_of_a_release(backend):
 @pytest.mark.parametrize(("cpu", "turns"), [(None, 4), (1.0, 1), (1.5, 2), (64.0, 4)])
 def test_the_profile_bounds_the_processors(cpu, turns):
     member = new_member(SimpleNamespace(id="box"), SimpleNamespace(processors=4), 1, cpu)
-    assert member.processors._value == turns
+    assert member.processors._each._value == turns
 
 
 async def test_the_deadline(backend):
@@ -576,6 +576,20 @@ def test_bad_profiles_are_refused(local, level):
         make(default=LocalConfig(name="other"))
     with pytest.raises(ConfigError):
         make(default=LocalConfig(slots_per_sandbox=1, max_sandboxes=1))
+
+
+class OneEach(LocalBackend):
+    """Declares nothing between directories and a sandbox for each slot."""
+
+    capabilities = Capabilities(isolation=frozenset({Isolation.SHARED, Isolation.DEDICATED}))
+
+
+async def test_a_level_that_is_not_declared_becomes_the_next_stronger_one(tmp_path):
+    async with opened(OneEach(state_dir=str(tmp_path)), Isolation.USER, max_sandboxes=2, min_sandboxes=0) as backend:
+        slots = [await backend.acquire(f"t{number}") for number in range(2)]
+        assert backend.isolation is Isolation.DEDICATED
+        assert [slot.isolation for slot in slots] == ["dedicated"] * 2
+        assert slots[0].sandbox_id != slots[1].sandbox_id
 
 
 async def test_closing_with_work_under_way(local, level):

@@ -15,7 +15,7 @@ from hermes_ssh.connect import LoginRefused, Unreachable, connect
 from hermes_ssh.hosts import Host
 from hermes_ssh.known_hosts import HostKeyError
 
-from hermes_core.errors import ConfigError, HermesError, ProvisionError
+from hermes_core.errors import ChannelLost, ConfigError, HermesError, ProvisionError
 
 
 def no_secret(name: str) -> str:
@@ -199,7 +199,21 @@ async def test_nobody_is_there(server: Any) -> None:
     server.stop()
     with pytest.raises(Unreachable, match="refused") as caught:
         await probe(server)
-    assert caught.value.retryable and "ssh test" in str(caught.value.hint)
+    assert not caught.value.retryable and "ssh test" in str(caught.value.hint)
+
+
+async def test_a_host_that_was_there_may_come_back(server: Any) -> None:
+    config = SshConfig(**server.config())
+    host = Host(config.access(config.all_hosts[0]), no_secret)
+    try:
+        await host.ask({"op": "probe"})
+        server.stop()
+        with pytest.raises((Unreachable, ChannelLost)) as caught:
+            for _ in range(5):
+                await host.ask({"op": "probe"})
+        assert getattr(caught.value, "retryable", True)
+    finally:
+        await host.aclose()
 
 
 async def test_who_listens_and_says_nothing(server: Any) -> None:

@@ -31,6 +31,10 @@ pytestmark = pytest.mark.slow
 Maker = Callable[..., AbstractAsyncContextManager[ToolBackend]]
 
 
+PACKAGES = "find / -name proc -prune -o -path '*-packages/*' -print 2>/dev/null | grep -v -e -packages/pip"
+"""What a slot can read of the packages that the host's Pythons have installed, but for pip."""
+
+
 def spec_of(config: SshConfig, level: Isolation = Isolation.NAMESPACE, lease: str | None = None) -> SandboxSpec:
     return SandboxSpec(
         lease_id=lease or uuid.uuid4().hex,
@@ -107,6 +111,7 @@ async def test_root_s_account_gives_each_slot_a_user(
         assert {slot.isolation for slot in slots} == {level}
         await bash(backend, slots[0], "echo secret > mine; chmod 644 mine")
         assert "secret" not in (await bash(backend, slots[1], f"cat {slots[0].workspace_dir}/mine")).output
+        assert (await bash(backend, slots[0], PACKAGES)).output.split() == []
 
 
 async def test_what_a_slot_sees_of_the_host(server: Any, tool_backend: Maker, place: Path) -> None:
@@ -118,6 +123,7 @@ async def test_what_a_slot_sees_of_the_host(server: Any, tool_backend: Maker, pl
         seen = (await bash(backend, one, f"cat {two.workspace_dir}/mine; ps ax; ls /tmp")).output
         assert "secret" not in seen and "sleep 1000" not in seen
         assert (await bash(backend, one, "env")).output.count("SSH_") == 0
+        assert (await bash(backend, one, PACKAGES)).output.split() == []
 
 
 async def test_no_network(server: Any, tool_backend: Maker) -> None:

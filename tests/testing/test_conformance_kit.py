@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,35 @@ class AlwaysRunning(Broken):
         return sandbox
 
 
+class LeaksEnvironment(Broken):
+    """Gives programs the driver's environment."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await super().create(spec)
+
+        class Leaking(SpoiltSandbox):
+            async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+                return await self._inner.open(argv, env={**os.environ, **(env or {})})
+
+        return Leaking(sandbox._inner, self)
+
+
+class Blocks(Broken):
+    """Waits for the provider on the event loop."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        time.sleep(0.5)
+        return await super().create(spec)
+
+
+class IgnoresSettings(Broken):
+    """Makes the same sandbox of every profile."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        config = spec.config.model_copy(update={"image": None, "memory": None})
+        return await super().create(dataclasses.replace(spec, config=config))
+
+
 class OneLevel(Broken):
     """Declares one level. A rig tries out each that is declared, and waits in vain where channels are broken."""
 
@@ -223,6 +253,10 @@ async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result
         (ForgetsToEnd, "status_follows_life"),
         (MakesTwo, "one_lease_is_one_sandbox"),
         (AlwaysRunning, "terminate_by_id"),
+        (LeaksEnvironment, "nothing_of_the_driver_is_added"),
+        (Blocks, "creating_does_not_stop_the_loop"),
+        (IgnoresSettings, "an_image_is_used_or_refused"),
+        (IgnoresSettings, "memory_is_limited_or_refused"),
     ],
 )
 async def test_what_is_broken_is_seen(backend: type[LocalBackend], seen_by: str) -> None:
@@ -232,7 +266,18 @@ async def test_what_is_broken_is_seen(backend: type[LocalBackend], seen_by: str)
     assert found.outcome is Outcome.FAILED and found.reason, found
 
 
-@pytest.mark.parametrize("name", ["a_channel_carries_much", "reset_leaves_no_file", "a_hundred_channels"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a_channel_carries_much",
+        "reset_leaves_no_file",
+        "a_hundred_channels",
+        "nothing_of_the_driver_is_added",
+        "creating_does_not_stop_the_loop",
+        "an_image_is_used_or_refused",
+        "memory_is_limited_or_refused",
+    ],
+)
 async def test_the_same_backend_unbroken_passes(name: str) -> None:
     for result in (await outcomes(Broken, name)).values():
         assert result.outcome is not Outcome.FAILED, result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tarfile
@@ -12,6 +13,21 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
 BLOCK = 256 << 10
+_KNOWN_FOLDERS = 10_000
+
+COMPRESSIONS = ("", "gz", "bz2", "xz")
+"""What a tar stream may be compressed with: only what its sender says, as a file name can look like any of them."""
+
+_NOT_READABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.ENAMETOOLONG,
+)
+"""Of these an archive leaves out what it can't read. Everything else (no descriptors, no memory, a lease) fails it."""
 
 
 class Refused(Exception):
@@ -20,6 +36,15 @@ class Refused(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def _in_archive(path: str) -> str:
+    """A path as archives have it: its bytes, read as UTF-8, whatever this interpreter takes file names for."""
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
+def _on_disk(name: str) -> str:
+    return os.fsdecode(name.encode("utf-8", "surrogateescape"))
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -32,15 +57,21 @@ def write_all(fd: int, data: bytes) -> None:
 # --- in -------------------------------------------------------------------------------------------------------------
 
 
-def unpack(path: str) -> dict[str, Any]:
-    """Unpack a tar stream from standard input, plain or compressed, below `path`."""
+def unpack(path: str, compression: str = "") -> dict[str, Any]:
+    """Unpack a tar stream from standard input below `path`; nothing but `compression` says how to read it."""
+    if compression not in COMPRESSIONS:
+        raise Refused("invalid", "unknown compression: %r" % compression)
     os.makedirs(path, exist_ok=True)
-    root = os.path.realpath(path)
+    folders = _Folders(os.path.realpath(path))
+    mode: Any = "r|" + compression
     with os.fdopen(os.dup(0), "rb") as source:
         try:
-            with tarfile.open(fileobj=source, mode="r|*") as archive:
+            with tarfile.open(
+                fileobj=source, mode=mode, bufsize=BLOCK, encoding="utf-8", errors="surrogateescape"
+            ) as archive:
                 for member in archive:
-                    _extract(archive, member, root)
+                    _extract(archive, member, folders)
+                    archive.members = []  # type: ignore[attr-defined]  # else it keeps every one
         except (tarfile.TarError, EOFError) as error:
             raise Refused("invalid", "not a tar archive, or cut off: %s" % error) from error
         except OSError:
@@ -53,14 +84,43 @@ def unpack(path: str) -> dict[str, Any]:
     return {}
 
 
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> None:
-    name = os.path.normpath(member.name)
+class _Folders:
+    """Where the directories of an archive really are.
+
+    Those that no link leads to are looked at once: to resolve every member's path from the top takes the cube of the
+    depth. No member can put a link in the place of a directory, only in that of another link.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._known = {root}
+
+    def resolve(self, folder: str) -> str:
+        """The real path of a directory below the root, which the caller makes if it is not there."""
+        unknown = []
+        above = folder
+        while above not in self._known:
+            unknown.append(above)
+            above = os.path.dirname(above)
+        if any(map(os.path.islink, reversed(unknown))):
+            return os.path.realpath(folder)
+        if len(self._known) > _KNOWN_FOLDERS:
+            self._known = {self.root}
+        self._known.update(unknown)
+        return folder
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: _Folders) -> None:
+    root = folders.root
+    name = os.path.normpath(_on_disk(member.name))
     if name.startswith("/") or name == ".." or name.startswith("../"):
         raise Refused("invalid", "a member of the archive leaves the directory: %r" % member.name)
     target = os.path.join(root, name) if name != "." else root
-    folder = os.path.realpath(os.path.dirname(target)) if target != root else root
+    folder = folders.resolve(os.path.dirname(target)) if target != root else root
     if not _is_within(folder, root):
         raise Refused("invalid", "a member of the archive leaves the directory by a link: %r" % member.name)
+    if member.size < 0:
+        raise Refused("invalid", "a member of the archive has a negative size: %r" % member.name)
     if member.isdir():
         if os.path.islink(target):
             raise Refused("invalid", "a directory of the archive is a link here: %r" % member.name)
@@ -73,9 +133,9 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> No
     if os.path.lexists(target):
         os.unlink(target)
     if member.issym():
-        os.symlink(member.linkname, target)
+        os.symlink(_on_disk(member.linkname), target)
     elif member.islnk():
-        origin = os.path.realpath(os.path.join(root, member.linkname))
+        origin = os.path.realpath(os.path.join(root, _on_disk(member.linkname)))
         if not _is_within(origin, root):
             raise Refused("invalid", "a hard link of the archive leaves the directory: %r" % member.name)
         os.link(origin, target)
@@ -109,25 +169,36 @@ def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str
 
 
 def pack(path: str, max_bytes: int) -> dict[str, Any]:
-    """A plain tar of what is below `path` to standard output. What can't be read is left out, as are devices."""
-    total = 0
+    """A plain tar of what is below `path` to standard output. What can't be read is left out, as are devices.
+
+    A file of several names is read once: its further names are hard links.
+    """
     sink = os.fdopen(os.dup(1), "wb")
-    with sink, tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for relative in _walk(path):
+    with sink, tarfile.open(
+        fileobj=sink,
+        mode="w|",
+        bufsize=BLOCK,
+        format=tarfile.PAX_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as archive:
+        for relative in _walk(path, max_bytes // tarfile.BLOCKSIZE):
             try:
-                member, source = _member(archive, os.path.join(path, relative), relative)
-            except OSError:
+                member, source = _member(archive, os.path.join(path, relative), _in_archive(relative))
+            except OSError as error:
+                _pass_over(error)
                 continue
             if member is None:
                 continue
-            total += tarfile.BLOCKSIZE + member.size
-            if total > max_bytes:
+            # What has gone out: the headers of long names and link targets are larger than a file's own.
+            if archive.offset + tarfile.BLOCKSIZE + member.size > max_bytes:
                 raise Refused("too_large", "more than %d bytes: %s" % (max_bytes, path))
             if source is None:
                 archive.addfile(member)
             else:
                 with source:
                     archive.addfile(member, _Padded(source))  # type: ignore[arg-type]
+            archive.members = []  # type: ignore[attr-defined]  # else it keeps every one
     return {}
 
 
@@ -142,6 +213,8 @@ def _member(archive: tarfile.TarFile, full: str, name: str) -> tuple[tarfile.Tar
     else:
         member.uid = member.gid = 0
         member.uname = member.gname = ""
+        if member.issym():
+            member.linkname = _in_archive(member.linkname)
     if source is not None and (member is None or not member.isreg()):
         source.close()
         source = None
@@ -158,15 +231,35 @@ class _Padded:
         return self._source.read(size).ljust(size, b"\0")
 
 
-def _walk(path: str) -> Iterator[str]:
+def _pass_over(error: OSError) -> None:
+    """Raise the error again, unless it says that this file is one which can't be read."""
+    if error.errno not in _NOT_READABLE:
+        raise error
+
+
+def _walk(path: str, most: int) -> Iterator[str]:
     """Relative paths below `path`, directories before what is in them, in a stable order; links are not followed."""
-    pending = sorted(os.listdir(path), reverse=True)
+    pending = _names(path, "", most)
+    most -= len(pending)
     while pending:
         relative = pending.pop()
         yield relative
         full = os.path.join(path, relative)
         try:
-            if stat.S_ISDIR(os.lstat(full).st_mode):
-                pending.extend(os.path.join(relative, name) for name in sorted(os.listdir(full), reverse=True))
-        except OSError:
+            names = _names(full, relative, most) if stat.S_ISDIR(os.lstat(full).st_mode) else []
+        except OSError as error:
+            _pass_over(error)
             continue
+        most -= len(names)
+        pending += names
+
+
+def _names(folder: str, relative: str, most: int) -> list[str]:
+    """The relative paths of what is in a directory, the first one last; refused if there are more than `most`."""
+    found: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if len(found) >= most:
+                raise Refused("too_large", "too many files: %s" % folder)
+            found.append(os.path.join(relative, entry.name))
+    return sorted(found, reverse=True)

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from . import descriptors, mounts, namespaces, syscalls, trees
+from . import descriptors, landlock, mounts, namespaces, syscalls, trees
 from .parent import Parent, close_all_but, encode_message
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 _SHM_BYTES = 64 << 20
+_TERMINALS = 64
+_OPEN_FILES = 4096
+"""Descriptors of a process in a slot at most: the kernel's own default, and well below the guest's."""
+_SIGNALS = 4096
+"""Signals and timers of a slot that wait at most."""
+_SHARE = 8
+"""What the kernel counts for an ordinary user as a whole, none of its slots gets more of than one part in so many."""
 _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 _libc = ctypes.CDLL(None)
 _PROOF_TRIES, _PROOF_PAUSE_S = 4, 0.001
@@ -102,6 +109,8 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
             namespaces.become(plan.uid, plan.uid)
             # Nor may the slot look into us: with the socket it could report results of its own making.
             _prctl(_SET_DUMPABLE, 0)
+            if plan.mechanism == "user":  # the others have a /proc of their own
+                landlock.forbid_writes_to_proc()
             syscalls.restrict()
         os.umask(plan.umask)
         os.chdir(plan.workspace.path)
@@ -141,12 +150,27 @@ def _detach(sock: socket.socket) -> None:
 
 def _limit(plan: Plan) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (plan.max_files, hard))
+    # The kernel counts descriptors that are on their way over unix sockets by user, against the limit of each sender:
+    # where slots share the guest's, it must still be able to send when they no longer are.
+    files = _bound(resource.RLIMIT_NOFILE, min(_OPEN_FILES, max(1, _hard(resource.RLIMIT_NOFILE) // 2)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(plan.max_files, files), files))
+    _bound(resource.RLIMIT_SIGPENDING, _SIGNALS)
+    if plan.user_namespace:
+        _bound(resource.RLIMIT_MSGQUEUE, _hard(resource.RLIMIT_MSGQUEUE) // _SHARE)
     if plan.max_processes:
-        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-        wanted = plan.max_processes if hard == resource.RLIM_INFINITY else min(plan.max_processes, hard)
-        resource.setrlimit(resource.RLIMIT_NPROC, (wanted, wanted))
+        _bound(resource.RLIMIT_NPROC, plan.max_processes)
+
+
+def _hard(limit: int) -> int:
+    hard = resource.getrlimit(limit)[1]
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def _bound(limit: int, wanted: int) -> int:
+    """Lower a limit for good; what it is then."""
+    value = min(wanted, _hard(limit))
+    resource.setrlimit(limit, (value, value))
+    return value
 
 
 def _proved_alone(uid: int) -> bool:
@@ -203,22 +227,34 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
         binds=binds + plan.workspace.binds(),
         tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],
         symlinks=symlinks,
+        terminals=_TERMINALS,
     )
     if plan.user_namespace:
-        _forbid_cgroup_namespaces()
+        _bound_user_namespace()
+    mounts.close_proc()
 
 
-def _forbid_cgroup_namespaces() -> None:
-    """In a user namespace below this one, none can be made any more.
+def _bound_user_namespace() -> None:
+    """Give the user namespace that we are in its part of what the kernel counts by user, and no further namespaces.
 
-    With one, a slot could mount the cgroup that it runs in. Where that is the user's own, as in a desktop session, a
-    write to its `cgroup.kill` would end all in it, the driver first.
+    With a cgroup namespace, a slot could mount the cgroup that it runs in. Where that is the user's own, as in a
+    desktop session, a write to its `cgroup.kill` would end all in it, the driver first.
     """
-    try:
-        with open("/proc/sys/user/max_cgroup_namespaces", "w") as file:
-            file.write("0")
-    except FileNotFoundError:  # a kernel without cgroups
-        pass
+    for name in os.listdir("/proc/sys/user"):
+        if name.endswith("_namespaces"):
+            _write_setting("user/" + name, 0)
+    for name, whole in (("max_inotify_instances", "max_user_instances"), ("max_inotify_watches", "max_user_watches")):
+        try:
+            with open("/proc/sys/fs/inotify/" + whole) as file:
+                share = int(file.read()) // _SHARE
+        except FileNotFoundError:  # a kernel without inotify
+            continue
+        _write_setting("user/" + name, share)
+
+
+def _write_setting(name: str, value: int) -> None:
+    with open("/proc/sys/" + name, "w") as file:
+        file.write(str(value))
 
 
 def run_detached(body: Callable[[], object], keep: int, niceness: int = 0) -> int:

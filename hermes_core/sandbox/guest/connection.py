@@ -50,7 +50,7 @@ class Connection:
         self._streams: list[int] = []
         self._blocked = False
         sock.setblocking(False)
-        loop.add(sock.fileno(), select.EPOLLIN, self._on_bridge)
+        loop.add(sock.fileno(), select.POLLIN, self._on_bridge)
 
     def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:
         """Queue one frame; written with the others of this round, as far as the channel takes them."""
@@ -99,10 +99,7 @@ class Connection:
         self._streams = fds
         for fd in fds:
             os.set_blocking(fd, False)
-        try:
-            self._loop.add(fds[0], select.EPOLLIN, self._on_input)
-        except OSError:  # a file, which epoll does not watch
-            self.close()
+        self._loop.add(fds[0], select.POLLIN, self._on_input)
 
     def _on_input(self, _events: int) -> None:
         try:
@@ -139,7 +136,7 @@ class Connection:
             self.close()
             return
         if self._outgoing and not self._blocked:
-            self._loop.add(output, select.EPOLLOUT, self._on_output)
+            self._loop.add(output, select.POLLOUT, self._on_output)
         elif self._blocked and not self._outgoing:
             self._loop.remove(output)
         self._blocked = bool(self._outgoing)

@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 
-from . import masking, processes, trees, wire, workspace
+from . import masking, namespaces, processes, trees, wire, workspace
 from .connection import Connection
 from .housekeeping import Heartbeat, Search, Trash, complain
 from .probe import what_works
@@ -57,6 +57,8 @@ class Daemon:
         self.base = ""
         self.mechanism = "shared"
         self.single_user = False
+        self.takes_pipes = False
+        """Whether slots' parents make the pipes of commands: slots of our own user can keep us from sending any."""
         self.slots: dict[int, Slot] = {}
         self._requests = Requests(self)
         self._search = Search(loop)
@@ -70,7 +72,7 @@ class Daemon:
         """Another driver, which waits for the end of this one."""
         self._paused: list[Execution] = []
         self._heard = self._beaten = time.monotonic()
-        loop.add(listener.fileno(), select.EPOLLIN, self._accept)
+        loop.add(listener.fileno(), select.POLLIN, self._accept)
         loop.later(1.0, self._check_driver)
 
     # --- the channel ------------------------------------------------------------------------------------------------
@@ -209,6 +211,7 @@ class Daemon:
 
     def _configure(self, config: dict[str, Any]) -> None:
         self.mechanism, self.single_user = _choose(config)
+        self.takes_pipes = self.single_user and namespaces.has_capability(namespaces.SYS_PTRACE)
         self.config = config
         self.masked = masking.values_of(config.get("secrets", ()), os.environb)
         self.base = config["workspace_base"]
@@ -277,7 +280,7 @@ class Daemon:
     def _beat(self) -> None:
         self._beaten = time.monotonic()
         try:
-            self._heartbeat.beat()
+            self._heartbeat.beat(self.config["orphan_ttl_s"])
         except OSError as error:
             complain("no heartbeat: %s" % error)
 

@@ -92,6 +92,8 @@ class Execution:
         if not merge:
             # A stream is of standard output only: the outcome of a file operation comes on standard error.
             self.sinks.append(self._sink("capture" if mode == "stream" else mode, limit))
+        if self.fetches:
+            return
         try:
             for sink in self.sinks:
                 reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -115,6 +117,11 @@ class Execution:
         return Rolling(limit) if mode == "ring" else HeadTail(min(limit, CAPTURE_LIMIT))
 
     @property
+    def fetches(self) -> bool:
+        """Whether the slot's parent makes its pipes, as the guest can't be sure that it can send any."""
+        return self.slot.daemon.takes_pipes and self.pty is None
+
+    @property
     def stream(self) -> Stream | None:
         """The stream to the driver, if it is of that mode."""
         return self.sinks[0] if isinstance(self.sinks[0], Stream) else None
@@ -122,7 +129,11 @@ class Execution:
     def descriptors(self, wants_input: bool) -> list[int]:
         """What the child gets as 0, 1 and 2, if it gets no terminal; closed by `spawned`. Raises OSError."""
         if self.pty is not None:
-            self.stdin = Input(self._loop, None, self.id, self.slot.daemon.send)
+            self.stdin = Input(self._loop, None, self.id, self.slot.daemon.send, terminal=True)
+            return []
+        if self.fetches:
+            if wants_input:
+                self.stdin = Input(self._loop, None, self.id, self.slot.daemon.send)
             return []
         if wants_input:
             reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -140,8 +151,13 @@ class Execution:
         self._child_fds = []
 
     def started(self, pid: int, fds: list[int]) -> None:
-        """The slot's parent has started it; what of `fds` is taken from the list is ours: its terminal."""
+        """The slot's parent has started it; what of `fds` is taken from the list is ours: its terminal or pipes."""
         self.pid = pid
+        if self.fetches:
+            for sink in self.sinks[: len(fds)]:
+                self._connect(fds.pop(0), sink)
+            if fds and self.stdin is not None:
+                self.stdin.connect(fds.pop())
         if self.pty is not None and fds and self.stdin is not None:
             master = fds.pop()
             self._connect(master, self.sinks[0])
@@ -273,7 +289,7 @@ class Execution:
             self._finish_if_drained()
 
     def _watch(self, fd: int) -> None:
-        self._loop.add(fd, select.EPOLLIN, lambda _events: self._readable(fd))
+        self._loop.add(fd, select.POLLIN, lambda _events: self._readable(fd))
 
     def _unwatch(self, fd: int) -> None:
         if fd in self._paused:

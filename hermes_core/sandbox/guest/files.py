@@ -13,7 +13,7 @@ import stat
 
 from . import archives
 from .archives import BLOCK, Refused, write_all
-from .trees import remove_tree
+from .trees import remove_tree, sweep
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -116,7 +116,10 @@ def _write(path: str, size: int, mode: int | None, append: bool) -> Outcome:
     else:
         if old is not None and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, "Permission denied", path)
-        _replace(target, size, mode if old is None or mode is not None else stat.S_IMODE(old.st_mode))
+        if old is not None and (old.st_nlink > 1 or not os.access(os.path.dirname(target), os.W_OK | os.X_OK)):
+            _overwrite(target, size, mode)
+        else:
+            _replace(target, size, mode if old is None or mode is not None else stat.S_IMODE(old.st_mode), path)
     return {}
 
 
@@ -129,11 +132,37 @@ def _append(target: str, size: int, mode: int | None) -> None:
         os.fchmod(fd, mode)
 
 
-def _replace(target: str, size: int, mode: int | None) -> None:
+def _overwrite(target: str, size: int, mode: int | None) -> None:
+    """Change a file where it is: another name of it shows the same then, and its directory need not be writable.
+
+    A full disk or a cut stream leaves the old file as it was: all of the data comes first, and then room for it.
+    """
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(0, min(BLOCK, size - len(data)))
+        if not piece:
+            raise Refused("failed", "the data ended %d bytes early" % (size - len(data)))
+        data += piece
+    fd = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    before = os.fstat(fd).st_size
+    _begun.append(lambda: os.ftruncate(fd, before))
+    if size:
+        os.posix_fallocate(fd, 0, size)
+    _begun.clear()
+    write_all(fd, bytes(data))
+    os.ftruncate(fd, size)
+    if mode is not None:
+        os.fchmod(fd, mode)
+
+
+def _replace(target: str, size: int, mode: int | None, path: str) -> None:
     """All of it or nothing: a full disk or a cut stream leaves the old file as it was."""
     temporary = os.path.join(os.path.dirname(target), ".hermes-%d-%s" % (os.getpid(), os.urandom(4).hex()))
     _begun.append(lambda: os.unlink(temporary))
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
     _copy_in(fd, size)
     if mode is not None:
         os.fchmod(fd, mode)
@@ -200,12 +229,37 @@ def _remove(path: str, recursive: bool) -> Outcome:
     return {}
 
 
+def _clear(path: str, keep: list[str], others: list[str], swept: list[str], uid: int | None) -> Outcome:
+    """Empty a slot's directories; and, where its user is no other slot's, remove what is that user's elsewhere."""
+    for folder in [path] + others:
+        for name in os.listdir(folder):
+            if folder != path or name not in keep:
+                _remove(os.path.join(folder, name), True)
+    if uid is not None:
+        for folder in swept:
+            _remove_own(folder, uid)
+        sweep(swept, (uid,))
+    return {}
+
+
+def _remove_own(folder: str, uid: int) -> None:
+    """Remove the user's entries of a directory of everybody's, as their owner, whom no mode of theirs stops."""
+    for name in os.listdir(folder):
+        entry = os.path.join(folder, name)
+        try:
+            if os.lstat(entry).st_uid == uid:
+                _remove(entry, True)
+        except OSError:  # it holds what is another user's, who may be changing it
+            continue
+
+
 _OPERATIONS: dict[str, Callable[..., Outcome]] = {
     "read": _read,
     "write": _write,
     "stat": _stat,
     "list": _list,
     "remove": _remove,
+    "clear": _clear,
     "tar_in": archives.unpack,
     "tar_out": archives.pack,
 }

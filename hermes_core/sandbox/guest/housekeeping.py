@@ -26,17 +26,18 @@ END = "end"
 class Heartbeat:
     """The file that the sandbox's watchdog reads: its first line changes for as long as a driver is heard.
 
-    Written in place, in one piece of the same length: a disk that a slot has filled must not stop the heart.
+    Behind the changing number stands the sandbox's time to live in seconds, for `hermes-rl reap`. It is written in
+    place, in one piece of the same length: a disk that a slot has filled must not stop the heart.
     """
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._beats = 0
 
-    def beat(self) -> None:
+    def beat(self, ttl_s: float) -> None:
         """A driver has been heard. Raises OSError."""
         self._beats += 1
-        os.pwrite(self._fd, b"%020d\n" % self._beats, 0)
+        os.pwrite(self._fd, b"%020d %020d\n" % (self._beats, ttl_s), 0)
 
     def end(self) -> None:
         """The watchdog may end the sandbox now. Raises OSError."""
@@ -143,7 +144,7 @@ class Search:
                 os.close(reader)
                 self._finish(bytes(data))
 
-        self._loop.add(reader, select.EPOLLIN, read)
+        self._loop.add(reader, select.POLLIN, read)
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Call once the result is there: at once if it is."""

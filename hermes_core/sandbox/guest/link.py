@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import select
 import signal
@@ -23,23 +24,18 @@ if TYPE_CHECKING:
 
 
 class Spawn:
-    """One command on its way to a slot's parent.
+    """One command on its way to a slot's parent: its message in parts, and the descriptors that go with the last."""
 
-    Args:
-        own: the descriptors among `fds` that are closed once it is sent; the others are the execution's.
-    """
-
-    def __init__(self, execution: Execution, message: bytes, fds: list[int], own: list[int]) -> None:
+    def __init__(self, execution: Execution, parts: list[bytes], fds: list[int]) -> None:
         self.execution = execution
-        self.message = message
+        self.parts = parts
         self.fds = fds
-        self._own = own
+        self.sent = 0
 
-    def release(self) -> None:
-        """It was sent, or never will be. Idempotent."""
-        for fd in self._own:
-            os.close(fd)
-        self._own = []
+
+def out_of_resources(error: OSError) -> dict[str, str]:
+    """What a command fails with when the guest itself could not do its part: never the slot's doing."""
+    return {"kind": "infra", "code": "resources", "message": "the guest could not start it: %s" % error}
 
 
 class Link:
@@ -83,7 +79,7 @@ class Link:
         self._since = since
         self._init: int | None = None
         self.pid: int | None = pid
-        loop.add(ours.fileno(), select.EPOLLIN, self._on_socket)
+        loop.add(ours.fileno(), select.POLLIN, self._on_socket)
         loop.watch(pid, self._ended if plan.mechanism != "namespace" else self._maker_ended, since)
 
     def kill(self) -> None:
@@ -103,6 +99,8 @@ class Link:
         self._loop.remove(self._sock.fileno())
         self._sock.close()
         unsent = [entry for entry in self._outbox if isinstance(entry, Spawn)]
+        for entry in unsent:
+            entry.sent = 0
         self._outbox.clear()
         return unsent
 
@@ -119,30 +117,53 @@ class Link:
             try:
                 if isinstance(entry, bytes):
                     descriptors.send(self._sock, entry)
-                elif not entry.execution.ended:
-                    descriptors.send(self._sock, entry.message, entry.fds)
-                    entry.execution.handed_over = True
+                else:
+                    self._send_parts(entry)
             except BlockingIOError:
                 break
             except (BrokenPipeError, ConnectionError):  # it is dead, and what is left goes to the next one
                 return
             except OSError as error:
                 if isinstance(entry, Spawn):
-                    entry.execution.failed({"kind": "command", "code": "spawn", "message": str(error)})
+                    entry.execution.failed(out_of_resources(error))
             self._outbox.popleft()
             if isinstance(entry, Spawn):
-                entry.release()
                 entry.execution.spawned()
         if self._blocked != bool(self._outbox):
             self._blocked = not self._blocked
-            self._loop.change(self._sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._blocked else 0))
+            self._loop.change(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._blocked else 0))
+
+    def _send_parts(self, spawn: Spawn) -> None:
+        """Send what is left of it, unless the command has ended: then the parent drops what it has."""
+        if spawn.execution.ended:
+            return
+        while spawn.sent < len(spawn.parts):
+            last = spawn.sent == len(spawn.parts) - 1
+            descriptors.send(self._sock, spawn.parts[spawn.sent], spawn.fds if last else ())
+            spawn.sent += 1
+        spawn.execution.handed_over = True
+
+    def take(self, pipes: list[tuple[int, bool]]) -> list[int]:
+        """Open the parent's ends of pipes as our own. Raises OSError."""
+        taken: list[int] = []
+        try:
+            for number, writable in pipes:
+                flags = (os.O_WRONLY if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC
+                taken.append(os.open("/proc/%d/fd/%d" % (self.pid or 0, number), flags))
+        except OSError as error:
+            for fd in taken:
+                os.close(fd)
+            if self.pid is None or error.errno == errno.ENOENT:
+                raise ProcessLookupError from error
+            raise
+        return taken
 
     # --- from it ----------------------------------------------------------------------------------------------------
 
     def _on_socket(self, events: int) -> None:
-        if events & select.EPOLLOUT:
+        if events & select.POLLOUT:
             self._flush()
-        if events & ~select.EPOLLOUT:
+        if events & ~select.POLLOUT:
             self._read()
 
     def _read(self) -> None:
@@ -167,12 +188,15 @@ class Link:
                     os.close(fd)
 
     def _meet_init(self, pid: int) -> None:
-        self._init = self.pid = pid
+        self._init = pid
+        self.pid = None if self._loop.reaped(pid, self._since) else pid
         self._loop.watch(pid, self._ended, self._since)
         if self._killed:
             self.kill()
 
     def _maker_ended(self, _status: int) -> None:
+        if self._init is None:
+            self.pid = None  # reaped: its number is nobody's now, or a stranger's
         self._read()
         if self._init is None:
             self._ended(_status)

@@ -25,6 +25,8 @@ _KEPT_OPTIONS = {  # what a remount from inside a user namespace has to repeat
     "nodiratime": 0x800,
     "relatime": 0x200000,
 }
+BYTES_PER_FILE = 2048
+"""A file system in memory has room for one file for each so many bytes of its size."""
 _MS_MOVE = 1 << 13
 _MNT_DETACH = 2
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000  # one number on every architecture of Linux >= 5.12
@@ -91,6 +93,7 @@ def build_root(
     proc: bool = True,
     dev: bool = True,
     proc_options: str | None = None,
+    terminals: int = 1024,
 ) -> None:
     """Make a root that holds what is named and nothing else, and move this process (and its children) into it.
 
@@ -105,13 +108,14 @@ def build_root(
         masks: directories of the binds to cover with emptiness; the binds below them stay.
         symlinks: `(text, path)`; an existing path is left alone.
         proc_options: of the fresh /proc, such as `hidepid=2`.
+        terminals: pseudo-terminals at most. All that are not the host's own share some 3,000.
     """
     make_private()
     mount("tmpfs", new_root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
     umask = os.umask(0o022)
     try:
         if dev:
-            _make_devices(new_root)
+            _make_devices(new_root, terminals)
         if proc:
             _mount_point(new_root, "/proc", True)
             mount("proc", new_root + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, proc_options)
@@ -138,6 +142,11 @@ def _leave_old_root(new_root: str) -> None:
     else:
         check(-1, "pivot_root " + new_root)
     os.chdir("/")
+
+
+def close_proc() -> None:
+    """Make this mount namespace's own /proc read-only: what is written there concerns more than its writer."""
+    mount(None, "/proc", None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def restrict(path: str, flags: int) -> None:
@@ -213,7 +222,8 @@ def _mask(target: str) -> None:
 
 
 def _tmpfs(size: int | None, mode: int) -> Callable[[str], None]:
-    data = "mode=%o" % mode + ("" if size is None else ",size=%d" % size)
+    # Empty files take memory too, which `size` does not count.
+    data = "mode=%o" % mode + ("" if size is None else ",size=%d,nr_inodes=%d" % (size, size // BYTES_PER_FILE))
     return lambda target: mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, data)
 
 
@@ -240,7 +250,7 @@ def _mount_point(root: str, target: str, directory: bool) -> None:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
 
-def _make_devices(root: str) -> None:
+def _make_devices(root: str, terminals: int) -> None:
     for name in _DEVICES:
         device = "/dev/" + name
         if os.path.exists(device):
@@ -248,6 +258,7 @@ def _make_devices(root: str) -> None:
             mount(device, root + device, None, _MS_BIND)
             restrict(root + device, MS_NOSUID | MS_NOEXEC)
     _mount_point(root, "/dev/pts", True)
-    mount("devpts", root + "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    options = "newinstance,ptmxmode=0666,mode=620,max=%d" % terminals
+    mount("devpts", root + "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
     for name, text in _DEVICE_LINKS.items():
         os.symlink(text, root + "/dev/" + name)

@@ -22,6 +22,8 @@ _FLAGS = {  # in the order in which they can be joined: the user namespace gives
     "mnt": 0x00020000,
 }
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 2, 24, 38, 47
+SYS_PTRACE = 19
+"""The capability to look into processes that do not let their own user do so."""
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -133,6 +135,14 @@ def loopback_up() -> None:
         request = fcntl.ioctl(probe_socket, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
         (flags,) = struct.unpack("16xH22x", request)
         fcntl.ioctl(probe_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
+
+
+def has_capability(number: int) -> bool:
+    """Whether this process has a capability, in its user namespace."""
+    for line in _read("/proc/self/status").split("\n"):
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False
 
 
 def no_sysv_ipc() -> bool:

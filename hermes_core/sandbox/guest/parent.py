@@ -17,16 +17,22 @@ import sys
 import time
 
 from . import descriptors, files, processes, terminal
+from .memory_file import memory_file
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-SPILL = 48 << 10
-"""A spawn request above this many bytes comes in a file, as a datagram of the socket is bounded."""
+_PART = 48 << 10
+"""A longer message comes in parts, as a datagram of the socket is bounded."""
+_FIRST, _NEXT, _LAST = b"\0", b"\1", b"\2"
+"""What parts begin with; a message that is whole begins otherwise, and one that was begun before is dropped then."""
 SCRIPT_FD = 9
 """Where a command finds a script that is too long for an argument."""
+
+_SHOWN = 1000
+"""Characters of a name that could not be used, in what is said about it."""
 _MESSAGE = 96 << 10
 _OWN_FDS = 100
 """Our own descriptors are moved up to here, out of the way of those that commands get."""
@@ -45,6 +51,14 @@ def receive_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[in
 def encode_message(message: dict[str, Any]) -> bytes:
     """A message as it travels between the guest and a slot's parent."""
     return json.dumps(message, separators=(",", ":")).encode("ascii")
+
+
+def in_parts(message: bytes) -> list[bytes]:
+    """The datagrams of a message to a slot's parent."""
+    parts = [message[start : start + _PART] for start in range(0, len(message), _PART)]
+    if len(parts) == 1:
+        return parts
+    return [_FIRST + parts[0], *(_NEXT + part for part in parts[1:-1]), _LAST + parts[-1]]
 
 
 class _Command:
@@ -74,6 +88,10 @@ class Parent:
         self._owns_all = owns_all
         self._running: dict[int, _Command] = {}
         self._ghosts = 0
+        self._begun: list[bytes] = []
+        self._untaken: dict[str, list[int]] = {}
+        """By command: our ends of its pipes, until the guest has taken them."""
+        self._folder = os.getcwd()
         # The place of the script's descriptor stays taken: none that is received may be there already.
         os.dup2(0, SCRIPT_FD, inheritable=False)
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -110,14 +128,17 @@ class Parent:
         return int(_LOOK_AGAIN_S * 1000) if ending else None
 
     def _handle(self) -> None:
-        message, fds = receive_message(self._sock)
+        data, fds = descriptors.receive(self._sock, _MESSAGE)
         try:
-            if message is None:
+            if not data:
                 self._leave()
-            if message.get("spilled"):
-                with os.fdopen(fds.pop(), "rb") as spill:
-                    message = json.loads(spill.read().decode("ascii"))
-            if "end" in message:
+            whole = self._joined(data)
+            if not whole:
+                return
+            message = json.loads(whole.decode("ascii"))
+            if "taken" in message:
+                self._let_go(message["taken"])
+            elif "end" in message:
                 self._end(message["end"], message["grace"], message.get("mark"))
             else:
                 self._start(message, fds)
@@ -125,37 +146,88 @@ class Parent:
             for fd in fds:
                 os.close(fd)
 
+    def _joined(self, data: bytes) -> bytes:
+        """The message that a datagram is or completes; nothing if more of it is to come."""
+        kind, rest = data[:1], data[1:]
+        if kind not in (_NEXT, _LAST):
+            self._begun = []
+        if kind not in (_FIRST, _NEXT, _LAST):
+            return data
+        self._begun.append(rest)
+        return b"".join(self._begun) if kind == _LAST else b""
+
     def _leave(self) -> NoReturn:
         """The guest is gone: nothing of the slot shall outlive it."""
         self._kill_everything()
         os._exit(0)
 
-    def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> bool:
+        """Send a message; False if the kernel lets no more descriptors of this user be sent."""
         try:
             descriptors.send(self._sock, encode_message(message), fds or ())
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                return False
             self._leave()
+        return True
 
     # --- starting ---------------------------------------------------------------------------------------------------
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
         ends: list[int] = []
+        pipes: list[tuple[int, bool]] = []
         try:
+            if "pipes" in message:
+                wants_input, outputs = message["pipes"]
+                pipes = self._pipes(message["id"], wants_input, outputs, fds)
+            if "script" in message:
+                fds.append(memory_file(message["script"].encode("latin-1"), self._folder))
             pid = self._spawn(message, fds, self._terminal(message, ends))
         except OSError as error:
+            self._let_go(message["id"])
             what = error.filename or message.get("builtin") or message["argv"][0]
             code = "no_pty" if what == terminal.DEVICE else files.CODES.get(error.errno or 0, "spawn")
-            self._tell({"failed": message["id"], "code": code, "message": "%s: %s" % (error.strerror or error, what)})
+            # Cut, as a name of any length would not go through the socket.
+            text = "%s: %s" % (error.strerror or error, what[:_SHOWN])
+            self._tell({"failed": message["id"], "code": code, "message": text})
         except (ValueError, TypeError) as error:
             # A variable's name with "=" in it, say, or a word that has no bytes in this system's encoding.
+            self._let_go(message["id"])
             self._tell({"failed": message["id"], "code": "invalid", "message": "not a command: %s" % error})
         else:
+            if not self._tell({"started": message["id"], "pid": pid, "pipes": pipes}, ends[:1]):
+                processes.send_signal(pid, signal.SIGKILL)
+                text = "no terminal: too many descriptors of this user are on their way"
+                self._tell({"failed": message["id"], "code": "no_pty", "message": text})
+                return
             mark = message["env"][processes.MARK] if "env" in message else None
             self._running[pid] = _Command(message["id"], mark)
-            self._tell({"started": message["id"], "pid": pid}, ends[:1])
         finally:
             for fd in ends:
                 os.close(fd)
+
+    def _pipes(self, identity: str, wants_input: bool, outputs: int, fds: list[int]) -> list[tuple[int, bool]]:
+        """Make the pipes of a command, its ends of them added to `fds`; ours, and whether they are for writing.
+
+        Where slots share the guest's user it can send us none: the kernel counts descriptors that are on their way by
+        user, and a slot can keep more there than anyone may send. It opens ours instead, which `taken` lets us close.
+        """
+        ours: list[tuple[int, bool]] = []
+        kept = self._untaken.setdefault(identity, [])
+        for writable in (*(False for _ in range(outputs)), *(True for _ in range(wants_input))):
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            mine, theirs = (writer, reader) if writable else (reader, writer)
+            fds.append(theirs)
+            kept.append(mine)
+            ours.append((mine, writable))
+        fds.insert(0, fds.pop() if wants_input else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        if outputs == 1:
+            fds.append(os.dup(fds[1]))
+        return ours
+
+    def _let_go(self, identity: str) -> None:
+        for fd in self._untaken.pop(identity, []):
+            os.close(fd)
 
     @staticmethod
     def _terminal(message: dict[str, Any], ends: list[int]) -> str | None:
@@ -211,6 +283,8 @@ class Parent:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             self._sock.close()
+            for untaken in list(self._untaken):
+                self._let_go(untaken)
             for fd, target in _places(fds, tty):
                 os.dup2(fd, target)
                 os.close(fd)

@@ -202,7 +202,7 @@ class Requests:
         """A command of the request's slot that is still to be launched. Raises Refusal, OSError."""
         slot = self.slot(header)
         if slot.broken:
-            raise Refusal("infra", "unclean", "the slot is quarantined")
+            raise Refusal(**slot.error)
 
         def ended(execution: Execution) -> None:
             del slot.executions[execution.id]
@@ -246,6 +246,8 @@ class Requests:
         message: Header = {"cwd": self.directory(slot, header)}
         if "builtin" in header:
             message.update(builtin=header["builtin"], args=header["args"])
+            if header["builtin"] == "clear":
+                message["args"] = dict(header["args"], **slot.belongings())
             return message, b""
         env = message["env"] = dict(slot.environment(), **(header.get("env") or {}))
         if "LANG" not in env:

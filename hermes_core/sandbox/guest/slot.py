@@ -7,11 +7,10 @@ import signal
 import sys
 import time
 
-from . import processes
+from . import processes, trees
 from .confine import Plan
-from .link import Link, Spawn
-from .memory_file import memory_file
-from .parent import SPILL, encode_message
+from .link import Link, Spawn, out_of_resources
+from .parent import encode_message, in_parts
 from .streams import Drains
 from .workspace import PREPARE, Workspace
 
@@ -28,8 +27,12 @@ if TYPE_CHECKING:
     Reply = Callable[[Error | None], object]
 
 NEW, STARTING, READY, EMPTYING, BROKEN = "new", "starting", "ready", "emptying", "broken"
-_CLEAN_TIMEOUT_S = 5.0
-_DEATH_TIMEOUT_S = 10.0
+_CLEAN_TIMEOUT_S = _DEATH_TIMEOUT_S = 15.0
+"""How long a reset waits for the proof that a slot is clean, and for the death of its parent. What a slot has made, the
+kernel takes apart at its death: for seconds if there are millions of it. Ended before the driver's own patience is."""
+_PATIENCE_S = 120.0
+"""The same where what the slot holds is still wanted. Nothing of it runs any more: what has been sent a KILL and still
+counts as a process is only slow to die, having thousands of sockets to close, say."""
 _START_TIMEOUT_S = 30.0
 _RETRY_S, _RETRY_REFUSED_S = 0.004, 0.1
 _NOBODY = -1
@@ -47,6 +50,13 @@ class _Round:
         self.replies = replies
         self.since = time.monotonic()
         self.refusals = 0
+        self.dirty = False
+        """Whether the last try found something of an earlier lease alive."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds until the slot is given up."""
+        return _CLEAN_TIMEOUT_S if self.wipe else _PATIENCE_S
 
 
 class Slot:
@@ -71,6 +81,8 @@ class Slot:
         self._round = _Round(False, [])
         self._next: _Round | None = None
         self._closing = False
+        self.error: Error = {}
+        """Why it is quarantined."""
 
     @property
     def broken(self) -> bool:
@@ -84,7 +96,7 @@ class Slot:
         if self._state == READY:
             reply(None)
         elif self._state == BROKEN:
-            reply(_UNCLEAN)
+            reply(self.error)
         elif self._state == NEW:
             self._round = _Round(False, [reply])
             self._start()
@@ -99,7 +111,7 @@ class Slot:
         if self._state == NEW:
             reply(None)
         elif self._state == BROKEN:
-            reply(_UNCLEAN)
+            reply(self.error)
         elif self._state == READY:
             self._empty(_Round(wipe, [reply], forget))
         elif self._next is None:
@@ -129,18 +141,17 @@ class Slot:
             self._start()
             return
         # Otherwise the parent's death, seen by the loop, goes on from here.
-        self.daemon.loop.later(_DEATH_TIMEOUT_S, lambda: self._give_up_on(wanted))
+        patience = _DEATH_TIMEOUT_S if wanted.wipe else _PATIENCE_S
+        self.daemon.loop.later(patience, lambda: self._give_up_on(wanted, patience))
 
-    def _give_up_on(self, wanted: _Round) -> None:
+    def _give_up_on(self, wanted: _Round, patience: float) -> None:
         if self._state == EMPTYING and self._round is wanted:
-            self._break("its processes could not be killed within %d s" % _DEATH_TIMEOUT_S)
+            self._break("unclean", "its processes were not dead %d s after they had been killed" % patience)
 
     def _abandon(self, forget: bool, error: Error | None = None) -> None:
         """End what runs here, as killed or with an error; `forget`: nobody will ask for the background processes."""
         for execution in list(self.executions.values()):
             execution.killed_with_slot(error)
-        for spawn in self._waiting:
-            spawn.release()
         self._waiting = []
         self._swept(list(self._sweeps), 0)
         self.drains.close()
@@ -182,6 +193,7 @@ class Slot:
     def _fork(self) -> None:
         if self._state != STARTING or self._link is not None or self._closing:
             return
+        self._round.dirty = False
         try:
             link = self._link = Link(self.daemon.loop, self._plan(), self._heard, self._parent_died)
         except OSError as error:
@@ -210,13 +222,18 @@ class Slot:
             visible=[*daemon.config["visible_paths"], sys.base_prefix],
             scratch=daemon.scratch,
             wipe=self._round.wipe,
-            swept=daemon.world_writable,
+            swept=[*daemon.world_writable, *trees.are_open(self._others())],
         )
+
+    def _others(self) -> list[str]:
+        """The other slots' workspaces."""
+        return [slot.workspace.path for slot in self.daemon.slots.values() if slot is not self]
 
     def _retry(self, reason: str) -> None:
         """Not clean, or not started, yet: again in a moment, until it must be given up."""
-        if time.monotonic() - self._round.since > _CLEAN_TIMEOUT_S:
-            self._break("the slot could not be made ready: %s" % reason)
+        if time.monotonic() - self._round.since > self._round.patience:
+            code = "unclean" if self._round.dirty else "unready"
+            self._break(code, "the slot could not be made ready within %d s: %s" % (self._round.patience, reason))
             return
         if self.daemon.mechanism == "user" and self.uid is not None:
             self.daemon.kill_user(self.uid)
@@ -237,9 +254,10 @@ class Slot:
             wanted.since = time.monotonic()
             self._empty(wanted)
 
-    def _break(self, reason: str) -> None:
+    def _break(self, code: str, reason: str) -> None:
+        """Quarantine it. `unclean`: something of its last lease is alive; `unready`: it lacks something of ours."""
         self._state = BROKEN
-        error = dict(_UNCLEAN, message=reason)
+        error = self.error = {"kind": "infra", "code": code, "message": reason}
         self._abandon(forget=True, error=error)
         self._kill()
         replies = self._round.replies + (self._next.replies if self._next is not None else [])
@@ -254,12 +272,12 @@ class Slot:
             if self._state == STARTING:
                 self._became_ready()
         elif "dirty" in message:
-            pass  # It leaves by itself, and its death leads to the next try.
+            self._round.dirty = True  # it leaves by itself, and its death leads to the next try
         elif "refused" in message:
             self._round.refusals += 1
             self.daemon.empty_trash()  # what was discarded may take the room that is wanting
             if self._round.refusals >= _REFUSALS:
-                self._break("the slot could not be confined: %s" % message["refused"])
+                self._break("unready", "the slot could not be confined: %s" % message["refused"])
         else:
             self._heard_of_command(message, fds)
 
@@ -268,14 +286,31 @@ class Slot:
         if "swept" in message:
             self._swept([message["swept"]], message["count"])
         execution = self.executions.get(identity)
+        pipes = self._take_pipes(execution, message)
         if execution is None:
             return
         if "started" in message:
-            execution.started(message["pid"], fds)
+            execution.started(message["pid"], pipes or fds)
         elif "exit" in message:
             execution.exited(message["status"])
         else:
             execution.failed({"kind": "command", "code": message["code"], "message": message["message"]})
+
+    def _take_pipes(self, execution: Execution | None, message: dict[str, Any]) -> list[int]:
+        """Our ends of a command's pipes, if its parent has made them."""
+        if not message.get("pipes") or self._link is None:
+            return []
+        taken: list[int] = []
+        if execution is not None and not execution.ended:
+            try:
+                taken = self._link.take(message["pipes"])
+            except ProcessLookupError:  # the parent is dead; that will be heard of
+                pass
+            except OSError as error:
+                self.stop(execution, 0.0)
+                execution.failed(out_of_resources(error))
+        self._link.send(encode_message({"taken": message["started"]}))
+        return taken
 
     def _parent_died(self) -> None:
         link = self._link
@@ -289,7 +324,8 @@ class Slot:
         if self._state == EMPTYING:
             self._start()
         elif self._state == STARTING:
-            self._retry("something of an earlier lease still runs, or its parent process was killed")
+            alive = "something of an earlier lease is not dead yet"
+            self._retry(alive if self._round.dirty else "its parent process died")
         else:
             # The slot's own processes killed it: their doing, a matter of the command, never of the infrastructure.
             self._round = _Round(False, [])
@@ -329,11 +365,21 @@ class Slot:
         own_tmp, inherit = daemon.mechanism == "namespace", daemon.config.get("inherit", [])
         return self.workspace.environment(daemon.shell, own_tmp, daemon.config["env"], inherit)
 
+    def belongings(self) -> dict[str, Any]:
+        """Where the slot's files are, for `clear`: its directories, and where else its user can have any."""
+        workspace, own_tmp = self.workspace, self.daemon.mechanism == "namespace"
+        return {
+            "path": workspace.path,
+            "others": [workspace.home, "/tmp" if own_tmp else workspace.tmp],
+            "swept": [] if own_tmp else self.daemon.world_writable,
+            "uid": self.uid if self.daemon.mechanism == "user" else None,
+        }
+
     def _mark(self, identity: str) -> str:
         return "%s/%d/%s" % (self.daemon.instance, self.index, identity)
 
     def spawn(self, execution: Execution, message: dict[str, Any], wants_input: bool, script: bytes = b"") -> None:
-        """Have the parent start a command; a long script goes in by descriptor, as one argument is bounded."""
+        """Have the parent start a command; it gets a long script by descriptor, as one argument is bounded."""
         if self._state == NEW:
             self.open(lambda _error: None)
         message["id"] = execution.id
@@ -341,26 +387,21 @@ class Slot:
             message["pty"] = execution.pty
         if "env" in message:
             message["env"][processes.MARK] = self._mark(execution.id)
-        own: list[int] = []
+        if script:
+            message["script"] = script.decode("latin-1")
         try:
             fds = execution.descriptors(wants_input)
-            if script:
-                own.append(memory_file(script, self.daemon.state_dir))
-            encoded = encode_message(message)
-            spilled = len(encoded) > SPILL
-            if spilled:
-                own.append(memory_file(encoded, self.daemon.state_dir))
         except OSError as error:
-            for fd in own:
-                os.close(fd)
-            execution.failed({"kind": "command", "code": "spawn", "message": "can't start it: %s" % error})
+            execution.failed(out_of_resources(error))
             return
-        self._hand_over(Spawn(execution, b'{"spilled":true}' if spilled else encoded, fds + own, own))
+        if execution.fetches:
+            message["pipes"] = [wants_input, len(execution.sinks)]
+        self._hand_over(Spawn(execution, in_parts(encode_message(message)), fds))
 
     def _hand_over(self, spawn: Spawn) -> None:
         if spawn.execution.ended:
-            spawn.release()
-        elif self._state == READY and self._link is not None:
+            return
+        if self._state == READY and self._link is not None:
             self._link.send(spawn)
         else:
             self._waiting.append(spawn)
@@ -389,6 +430,3 @@ class Slot:
         """Even KILL brought no exit: the parent does not answer (stopped by the slot, say). Empty the slot."""
         if not execution.ended and execution.status is None:
             self.recycle(False, lambda _error: None)
-
-
-_UNCLEAN = {"kind": "infra", "code": "unclean", "message": "the slot is quarantined: it could not be made ready before"}

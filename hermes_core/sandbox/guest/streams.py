@@ -72,13 +72,14 @@ class Input:
     """Feeds standard input from numbered pieces; says how much was taken, so that the writer never runs ahead.
 
     Args:
-        fd: the pipe; None for a terminal, which comes later, by `connect`.
+        fd: the pipe; None if it comes later, by `connect`.
+        terminal: what comes is a terminal.
     """
 
-    def __init__(self, loop: Loop, fd: int | None, identity: str, send: Send) -> None:
+    def __init__(self, loop: Loop, fd: int | None, identity: str, send: Send, terminal: bool = False) -> None:
         self._loop = loop
         self._fd = fd
-        self._terminal = fd is None
+        self._terminal = terminal
         self._closed = False
         self._last = b"\n"
         self._identity = identity
@@ -103,7 +104,7 @@ class Input:
         self._push()
 
     def connect(self, fd: int) -> None:
-        """The terminal that what was received is to be typed into."""
+        """The pipe for what was received, or the terminal that it is to be typed into."""
         if self._closed:
             os.close(fd)
         else:
@@ -181,7 +182,7 @@ class Input:
             return
         self._watching = wanted
         if wanted:
-            self._loop.add(self._fd, select.EPOLLOUT, self._push)
+            self._loop.add(self._fd, select.POLLOUT, self._push)
         else:
             self._loop.remove(self._fd)
 
@@ -251,7 +252,7 @@ class Drains:
             self._drop(fd)
 
     def _watch(self, fd: int) -> None:
-        self._loop.add(fd, select.EPOLLIN, lambda _events: self._drain(fd))
+        self._loop.add(fd, select.POLLIN, lambda _events: self._drain(fd))
 
     def _drop(self, fd: int) -> None:
         self._loop.remove(fd)

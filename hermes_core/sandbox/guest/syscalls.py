@@ -1,4 +1,4 @@
-"""A filter on the slots' system calls, for what no namespace keeps apart: kernel keyrings, sockets to a hypervisor."""
+"""A filter on the slots' system calls: what no namespace and no user id keeps apart, and what only harms neighbours."""
 
 from __future__ import annotations
 
@@ -8,45 +8,81 @@ import os
 import struct
 import sys
 
-_X86_32 = (0x40000003, 286, 359, 102)
-_ARM_32 = (0x40000028, 309, 281, 0)
-_CALLS = {
-    # By machine: the number of seccomp(2), and what the kernel runs there: the architecture as auditing names it, the
-    # first of add_key, request_key and keyctl (three in a row everywhere), socket, and socketcall or 0.
-    "x86_64": (317, ((0xC000003E, 248, 41, 0), _X86_32)),
+_CALLS = (
+    "add_key",  # request_key and keyctl follow it, everywhere
+    "bpf",
+    "clone",
+    "fanotify_init",
+    "fcntl",
+    "fcntl64",
+    "io_setup",
+    "perf_event_open",
+    "setns",
+    "socket",
+    "socketcall",
+    "socketpair",
+    "syslog",
+    "unshare",
+    "userfaultfd",
+)
+_IO_URING_SETUP, _CLONE3 = 425, 435  # one number on every architecture; io_uring_enter and io_uring_register follow
+_NONE = -1
+_X86_32 = (0x40000003, 286, 357, 120, 338, 55, 221, 245, 336, 346, 359, 102, 360, 103, 310, 374)
+_ARM_32 = (0x40000028, 309, 386, 120, 367, 55, 221, 243, 364, 375, 281, _NONE, 288, 103, 337, 388)
+_GENERIC = (217, 280, 220, 262, 25, _NONE, 0, 241, 268, 198, _NONE, 199, 116, 97, 282)
+_MACHINES = {
+    # By machine: the number of seccomp(2), and what the kernel runs there: the architecture as auditing names it, and
+    # the numbers of `_CALLS`.
+    "x86_64": (
+        317,
+        ((0xC000003E, 248, 321, 56, 300, 72, _NONE, 206, 298, 308, 41, _NONE, 53, 103, 272, 323), _X86_32),
+    ),
     "i686": (354, (_X86_32,)),
-    "aarch64": (277, ((0xC00000B7, 217, 198, 0), _ARM_32)),
+    "aarch64": (277, ((0xC00000B7, *_GENERIC), _ARM_32)),
     "armv7l": (383, (_ARM_32,)),
-    "riscv64": (277, ((0xC00000F3, 217, 198, 0),)),
-    "loongarch64": (277, ((0xC0000102, 217, 198, 0),)),
-    "ppc64le": (358, ((0xC0000015, 269, 326, 0),)),
-    "s390x": (348, ((0x80000016, 278, 359, 0),)),
+    "riscv64": (277, ((0xC00000F3, *_GENERIC),)),
+    "loongarch64": (277, ((0xC0000102, *_GENERIC),)),
+    "ppc64le": (358, ((0xC0000015, 269, 361, 120, 323, 55, _NONE, 227, 319, 350, 326, _NONE, 333, 103, 282, 364),)),
+    "s390x": (348, ((0x80000016, 278, 351, 120, 332, 55, _NONE, 243, 331, 339, 359, _NONE, 360, 103, 303, 355),)),
 }
-_VSOCK = 40
 _X32_BIT = 0x40000000
-_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16 if sys.byteorder == "little" else 20
+_NAMESPACES = 0x7E020000
+"""The flags of all namespaces but that of time, whose bit is another thing to clone(2)."""
+_TIME_NAMESPACE = 0x80
+_SET_LEASE = 1024
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _PR_SET_SECCOMP, _MODE_FILTER, _SET_MODE_FILTER, _SPECULATION_AS_BEFORE = 22, 2, 1, 4
 
 
 def restrict() -> None:
-    """Take kernel keyrings and sockets of the `vsock` family from this process and all that it starts, for good.
+    """Take from this process and all that it starts, for good, what slots have no need of and could do harm with.
 
-    A key belongs to a user or a login, whatever namespaces its reader is in: a slot could take the driver's. A vsock
-    leads past every network namespace to the hypervisor. Containers forbid both the same way. On a machine that is not
-    in the table nothing is done.
+    - Kernel keyrings, and sockets but unix, inet, inet6 and routing netlink. A key belongs to a user or a login,
+      whatever namespaces its reader is in; vsock leads past every network namespace to the hypervisor; packet sockets
+      take milliseconds each to close, so that thousands outlive the proof that a slot is dead. io_uring would make
+      sockets unseen.
+    - Further namespaces: in a user namespace of its own a slot has every capability, and with them more of the kernel.
+    - File leases: with one on a file that others read, each of them waits 45 s to open it.
+    - What is counted by user or for the whole host and hardly used: asynchronous I/O contexts, fanotify, perf, bpf,
+      userfaultfd. And the kernel's log.
+
+    Containers forbid most of it the same way. On a machine that is not in the table nothing is done.
 
     The process must have given up gaining privileges (`no_new_privs`).
 
     Raises:
         OSError: the kernel does not take the filter.
     """
-    if os.uname().machine not in _CALLS:
+    machine = os.uname().machine
+    if machine not in _MACHINES:
         return
-    number, architectures = _CALLS[os.uname().machine]
-    steps = [step for calls in architectures for step in _block(*calls)]
-    steps.append(_step(_RETURN, _ERROR | errno.ENOSYS))
+    number, architectures = _MACHINES[machine]
+    steps = [step for audit, *calls in architectures for step in _block(machine, audit, dict(zip(_CALLS, calls)))]
+    steps.append(_refuse(errno.ENOSYS))
     code = ctypes.create_string_buffer(b"".join(steps), 8 * len(steps))
     program = ctypes.create_string_buffer(struct.pack("HP", len(steps), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -57,26 +93,67 @@ def restrict() -> None:
         raise OSError(ctypes.get_errno(), "the kernel refuses a filter of system calls")
 
 
-def _block(architecture: int, keys: int, socket: int, socketcall: int) -> list[bytes]:
+def _block(machine: str, audit: int, calls: dict[str, int]) -> list[bytes]:
     """The steps for one architecture; for another, on to what follows."""
-    steps = [
-        _step(_LOAD, _NUMBER),
-        _step(_AND, ~_X32_BIT & 0xFFFFFFFF),
-        _step(_AT_LEAST, keys + 3, 2, 0),
-        _step(_AT_LEAST, keys, 0, 1),
-        _step(_RETURN, _ERROR | errno.ENOSYS),
+    flags = 1 if machine == "s390x" else 0  # clone(2) has its first two arguments the other way round there
+    missing = [_refuse(errno.ENOSYS)]  # as on a kernel without it: programs then do without, or in another way
+    rules = [
+        (calls["add_key"], 3, missing),
+        (_IO_URING_SETUP, 3, missing),
+        (_CLONE3, 1, missing),  # its flags are in memory, where a filter can't look: C libraries fall back to clone
+        (calls["socketcall"], 1, missing),  # its arguments are there too; newer C libraries do without it
+        (calls["io_setup"], 1, missing),
+        *((calls[name], 1, [_refuse(errno.EPERM)]) for name in _PRIVILEGED),
+        (calls["clone"], 1, [_load(flags), _step(_ANY_BIT, _NAMESPACES, 0, 1), _refuse(errno.EPERM)]),
+        (
+            calls["unshare"],
+            1,
+            [_load(0), _step(_ANY_BIT, _NAMESPACES | _TIME_NAMESPACE, 0, 1), _refuse(errno.EPERM)],
+        ),
+        *((calls[name], 1, _NO_LEASE) for name in ("fcntl", "fcntl64")),
+        *((calls[name], 1, _FAMILIES) for name in ("socket", "socketpair")),
     ]
-    if socketcall:  # its arguments are in memory, where a filter can't look; newer C libraries do without it
-        steps += [_step(_EQUAL, socketcall, 0, 1), _step(_RETURN, _ERROR | errno.ENOSYS)]
-    steps += [
-        _step(_EQUAL, socket, 0, 3),
-        _step(_LOAD, _FIRST_ARGUMENT),
-        _step(_EQUAL, _VSOCK, 0, 1),
-        _step(_RETURN, _ERROR | errno.EAFNOSUPPORT),
-        _step(_RETURN, _ALLOW),
-    ]
-    return [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, architecture, 0, len(steps)), *steps]
+    steps = [_step(_LOAD, _NUMBER)]
+    if machine == "x86_64":  # a third set of numbers, of which nobody makes use
+        steps += [_step(_AT_LEAST, _X32_BIT, 0, 1), _refuse(errno.ENOSYS)]
+    for first, count, body in rules:
+        if first != _NONE:
+            steps += _rule(first, count, body)
+    steps.append(_step(_RETURN, _ALLOW))
+    return [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, audit, 0, len(steps)), *steps]
+
+
+def _rule(first: int, count: int, body: list[bytes]) -> list[bytes]:
+    """`body` for `count` system calls from `first` on; what it does not refuse is allowed."""
+    body = [*body, _step(_RETURN, _ALLOW)]
+    if count == 1:
+        return [_step(_EQUAL, first, 0, len(body)), *body]
+    return [_step(_AT_LEAST, first + count, len(body) + 1, 0), _step(_AT_LEAST, first, 0, len(body)), *body]
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("HBBI", code, if_true, if_false, value)
+
+
+def _load(argument: int) -> bytes:
+    """Load the lower half of an argument."""
+    return _step(_LOAD, 16 + 8 * argument + (0 if sys.byteorder == "little" else 4))
+
+
+def _refuse(error: int) -> bytes:
+    return _step(_RETURN, _ERROR | error)
+
+
+_PRIVILEGED = ("bpf", "fanotify_init", "perf_event_open", "setns", "syslog", "userfaultfd")
+_NO_LEASE = [_load(1), _step(_EQUAL, _SET_LEASE, 0, 1), _refuse(errno.EINVAL)]
+_FAMILIES = [
+    _load(0),
+    _step(_EQUAL, _UNIX, 7, 0),
+    _step(_EQUAL, _INET, 6, 0),
+    _step(_EQUAL, _INET6, 5, 0),
+    _step(_EQUAL, _NETLINK, 1, 0),
+    _refuse(errno.EAFNOSUPPORT),
+    _load(2),
+    _step(_EQUAL, 0, 1, 0),  # of netlink, its protocol that tells the network's addresses
+    _refuse(errno.EPROTONOSUPPORT),
+]

@@ -16,7 +16,8 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 _DEEPEST = 64
-"""Levels of other users' world-writable directories that a sweep looks into."""
+"""Levels of other users' directories that a sweep looks into."""
+_ACLS = ("system.posix_acl_default", "system.posix_acl_access")
 
 
 def remove_tree(path: str) -> None:
@@ -90,7 +91,17 @@ def _drop_directory(name: str, folder: int, fd: int) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or os.geteuid() != 0:
             raise
         os.fchown(fd, 0, 0)
+        for name in _ACLS:  # what others make in it would be shared with whom these name
+            _drop_attribute(fd, name)
         os.fchmod(fd, 0o1777)
+
+
+def _drop_attribute(fd: int, name: str) -> None:
+    try:
+        os.removexattr(fd, name)
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.ENOTSUP):
+            raise
 
 
 def _open_directory(name: str, folder: int | None) -> int:
@@ -110,6 +121,8 @@ def _open_directory(name: str, folder: int | None) -> int:
 
 def sweep(folders: Iterable[str], uids: Collection[int]) -> None:
     """Remove what these users own below world-writable directories; for root, while other users are at work there.
+
+    Directories of other users are looked into whatever their modes are now: they may have been open before.
 
     A directory of theirs that holds other users' files becomes root's, so that nothing of theirs stays. Links are not
     followed. What changes under our hands is left as it is: the users themselves are dead, so it is not theirs.
@@ -144,7 +157,7 @@ def _sweep_entry(entry: os.DirEntry[str], folder: int, uids: Collection[int], de
             os.unlink(entry.name, dir_fd=folder)
         return
     theirs = info.st_uid in uids
-    if not theirs and not (info.st_mode & stat.S_IWOTH and depth < _DEEPEST):
+    if not theirs and not (_may_hold_others_files(info) and depth < _DEEPEST):
         return
     fd = os.open(entry.name, _OPEN, dir_fd=folder)
     try:
@@ -155,6 +168,28 @@ def _sweep_entry(entry: os.DirEntry[str], folder: int, uids: Collection[int], de
         os.close(fd)
         raise
     _sweep(fd, uids, depth + 1)
+
+
+def _may_hold_others_files(directory: os.stat_result) -> bool:
+    """Whether not only its owner and root may have written to a directory: any user but root may have opened one."""
+    return directory.st_uid != 0 or _is_open(directory)
+
+
+def _is_open(directory: os.stat_result) -> bool:
+    """Whether others may write to a directory. Where an access list lets them, the bits of the group say so."""
+    return bool(directory.st_mode & (stat.S_IWOTH | stat.S_IWGRP))
+
+
+def are_open(folders: Iterable[str]) -> list[str]:
+    """Those of the directories that others than their owner may write to."""
+    found = []
+    for folder in folders:
+        try:
+            if _is_open(os.lstat(folder)):
+                found.append(folder)
+        except FileNotFoundError:
+            continue
+    return found
 
 
 def world_writable(skip: Collection[str], limit_s: float) -> list[str]:

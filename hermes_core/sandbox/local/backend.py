@@ -86,7 +86,7 @@ class LocalBackend(Backend):
         if probe.isolates:
             levels |= {Isolation.USER, Isolation.NAMESPACE}
             networks |= {Network.NONE} if probe.network else set()
-        return Capabilities(isolation=frozenset(levels), network=frozenset(networks), attach=True)
+        return Capabilities(isolation=frozenset(levels), network=frozenset(networks), attach=True, on_driver_host=True)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start the sandbox of this spec, or give the one that runs under its lease."""
@@ -94,7 +94,7 @@ class LocalBackend(Backend):
         await asyncio.to_thread(lambda: self.capabilities)
         self._check_spec(spec, config)
         root = await self._root(config.state_dir or self._state_dir)
-        request = self._request(spec, config, root)
+        request = await asyncio.to_thread(self._request, spec, config, root)  # the first one looks around on the disk
         path = root / records.sandbox_id_of(spec.lease_id)
         for _ in range(_ATTEMPTS):
             report = await start_keeper(request, path)
@@ -151,12 +151,7 @@ class LocalBackend(Backend):
         return await self._roots.get(self._work, partial(_opened, wanted), wanted)
 
     def _check_spec(self, spec: SandboxSpec, config: LocalConfig) -> None:
-        for key in ("image", "cpu", "memory"):
-            if getattr(config, key) is not None:
-                raise PolicyError(
-                    f"profile {config.name!r} sets {key}, which the local backend can't give",
-                    hint="leave it out, or use a backend with containers",
-                )
+        config.refuse(self.name, "image", "cpu", "memory")
         capabilities = self.capabilities
         if spec.isolation not in capabilities.isolation:
             known = ", ".join(level.label for level in sorted(capabilities.isolation))

@@ -31,7 +31,6 @@ NOT_THERE, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 """Exit statuses of `enter` itself: no such sandbox, a program that can't be run, none of that name."""
 
 _SHM_BYTES = 1 << 30
-_BYTES_PER_FILE = 2048
 _SIGHUP, _SIGINT, _SIGKILL, _SIGTERM = 1, 2, 9, 15
 _IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which a program expects to be deadly
 
@@ -189,7 +188,7 @@ def _build(request: dict[str, Any], directory: str) -> None:
         mounts.make_private()
         flags = mounts.MS_NOSUID | mounts.MS_NODEV
         size = request["tmpfs_bytes"]
-        files = size // _BYTES_PER_FILE  # empty ones take memory too, which `size` does not count
+        files = size // mounts.BYTES_PER_FILE  # empty ones take memory too, which `size` does not count
         mounts.mount("tmpfs", place, "tmpfs", flags, f"mode=755,size={size},nr_inodes={files}")
         directories.furnish(place)
     own = ((directories.DATA, "/data"), (directories.TMP, "/tmp"), (directories.VAR_TMP, "/var/tmp"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import sys
@@ -18,6 +19,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _OWN_PATHS = ("/data", "/tmp", "/var/tmp", "/dev", "/proc")  # of the sandbox
 _NEEDED = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include", "local")
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_INSTALLER = "pip"  # without it every new virtual environment would have to unpack one of its own
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,15 @@ def view(visible: Iterable[str], hidden: Iterable[str], own: Iterable[str] | Non
     Our `own` directories are hidden too where they lie in a system directory; anywhere else they are not there in the
     first place. If not named, they are our home, working directory, checkout and virtual environment.
 
+    The packages that any Python on this host has installed are hidden as well, but for pip and for what lies below a
+    `visible` path: a task's package among them would be its solution.
+
     Raises:
         ConfigError: a visible path is relative, missing, or the sandbox's own; or one of the hidden can't be hidden.
         PolicyError: the interpreter can't be shown without the home.
     """
-    shown = [*interpreter_prefixes(), *map(_checked, visible)]
+    named = list(map(_checked, visible))
+    shown = [*interpreter_prefixes(), *named]
     unseen = [os.path.realpath(path) for path in hidden]
     masks = [
         path for path in sorted({*(_driver_directories() if own is None else own), *unseen}) if _can_mask(path, shown)
@@ -73,8 +80,42 @@ def view(visible: Iterable[str], hidden: Iterable[str], own: Iterable[str] | Non
                 f"hidden_paths: {path} can't be hidden: it is no directory, or programs need it",
                 hint="name a directory that nothing in the sandbox needs",
             )
-    binds, symlinks = mounts.system_binds(shown, masks)
+    packages = [path for path in package_folders(interpreter_prefixes()) if not is_below(path, [*masks, *named])]
+    installers = [f"{path}/{_INSTALLER}" for path in packages]
+    masks = sorted({*masks, *packages})
+    binds, symlinks = mounts.system_binds([*shown, *installers], masks)
     return View(tuple(binds), tuple(symlinks), tuple(masks))
+
+
+@functools.cache
+def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    """Where Pythons keep installed packages, in the system's directories and below `prefixes`.
+
+    Any Python's, whatever its version or place: of the distribution, built by hand, a virtual environment, conda's with
+    its cache. Looked for once per process, as that takes a tenth of a second.
+    """
+    tops = [top for top in (*mounts.SYSTEM_DIRECTORIES, *prefixes) if not Path(top).is_symlink() or not _is_shown(top)]
+    found: set[str] = set()
+    waiting = list(tops)
+    while waiting:
+        directory = waiting.pop()
+        try:
+            entries = [entry for entry in os.scandir(directory) if entry.is_dir()]
+        except OSError:  # what we can't read, a slot can't either
+            continue
+        conda = any(entry.name == "conda-meta" for entry in entries)
+        for entry in entries:
+            if entry.name in _PACKAGE_FOLDERS or (conda and entry.name == "pkgs"):
+                path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+                found.update([path] if is_below(path, tops) else [])
+            elif not entry.is_symlink():
+                waiting.append(entry.path)
+    return tuple(sorted(found))
+
+
+def _is_shown(link: str) -> bool:
+    """Whether what a top-level link points at is shown by itself."""
+    return is_below(os.path.realpath(link), [top for top in mounts.SYSTEM_DIRECTORIES if not Path(top).is_symlink()])
 
 
 def base_environment(given: Mapping[str, str] | None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from hermes_core.testing.conformance.kit import Kit
 def archive(*members: tuple[str, bytes], links: tuple[tuple[str, str], ...] = (), mode: str = "w:") -> bytes:
     """A tar of links, then files."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=buffer, mode=mode, format=tarfile.GNU_FORMAT) as tar:  # type: ignore[call-overload]
         for name, target in links:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, target
@@ -55,10 +55,56 @@ async def a_tar_comes_as_a_stream(kit: Kit) -> None:
     """A tar, plain or compressed with gzip, is taken in pieces of any size."""
     slot = await kit.slot()
     content = os.urandom(300_000)
-    for mode, size in (("w:", 1000), ("w:gz", 70_000)):
-        await slot.tar_in("d", pieces(archive(("f", content), mode=mode), size))
+    plain, packed = archive(("f", content)), archive(("f", content), mode="w:gz")
+    for stream, compression in ((pieces(plain, 1000), ""), (pieces(packed, 70_000), "gz")):
+        await slot.tar_in("d", stream, compression=compression)  # type: ignore[arg-type]
         expect((await slot.read_file("d/f")).data == content, "the member has other bytes than the archive")
         await slot.remove("d", recursive=True)
+
+
+@check("files")
+async def a_tar_is_never_taken_for_another(kit: Kit) -> None:
+    """A plain tar whose first file's name begins as a compressed file does is a plain tar; a compressed one is none."""
+    slot = await kit.slot()
+    for magic in ("\x1f\udc8b\x08", "BZh9", "\udcfd7zXZ"):
+        await slot.tar_in("d", archive((magic, b"x"), ("second", b"y")))
+        names = sorted(entry.path for entry in await slot.list_dir("d"))
+        same(names, sorted([magic, "second"]), "the files of the archive")
+        await slot.remove("d", recursive=True)
+    packed = archive(("f", b"x"), mode="w:gz")
+    await refused(slot.tar_in("d", packed), "a compressed tar that is not said to be one", "invalid")
+
+
+@check("files")
+async def a_slot_is_cleared(kit: Kit) -> None:
+    """`clear` removes all files of the slot, but for the entries of its workspace that are to be kept."""
+    slot, other = await kit.slot(), await kit.slot()
+    await other.run("mkdir sub; touch sub/f ~/f $TMPDIR/f")
+    await slot.run("mkdir -p sub/a gone/b; touch sub/a/f gone/b/f f ~/f $TMPDIR/f; chmod 000 gone/b gone")
+    await slot.clear(keep=["sub"])
+    left = (await slot.run("find . ~ $TMPDIR -mindepth 1 | sort")).text.split()
+    same(left, ["./sub", "./sub/a", "./sub/a/f"], "what is left")
+    await slot.clear()
+    same((await slot.run("find . -mindepth 1")).text, "", "what is left of all")
+    same((await other.run("ls sub ~ $TMPDIR | grep -c f$")).text, "3\n", "the neighbour's files")
+
+
+@check("files")
+async def a_tree_goes_out_in_pieces(kit: Kit) -> None:
+    """`tar_out_to` gives what `tar_out` does."""
+    slot = await kit.slot()
+    await slot.write_file("t/f", os.urandom(1_000_000))
+    found: list[bytes] = []
+
+    async def keep(piece: bytes) -> None:
+        found.append(piece)
+
+    size = await slot.tar_out_to(keep, "t")
+    whole = b"".join(found)
+    same(len(whole), size, "the number of bytes")
+    with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
+        sizes = [member.size for member in tar if member.isfile()]
+    same(sizes, [1_000_000], "the files of the archive")
 
 
 @check("files", limit_s=180)

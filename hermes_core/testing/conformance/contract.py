@@ -7,13 +7,19 @@ import os
 import time
 import uuid
 
-from hermes_core.errors import ChannelLost, InfraError, SandboxLost
-from hermes_core.sandbox.contract import Sandbox, SandboxStatus
+from hermes_core.errors import ChannelLost, HermesError, InfraError, SandboxLost
+from hermes_core.sandbox.contract import Sandbox, SandboxSpec, SandboxStatus
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, raises, same, until, within
 from hermes_core.testing.conformance.kit import Kit, ran
 
 MB = 1_000_000
+
+MEMORY_MB = 128
+"""What a sandbox is given where it is tried whether that is a limit."""
+
+MOST_STALL, MOST_STALL_S = 0.3, 0.1
+"""The part of a creation, and the seconds, for which the event loop may stand still at a stretch."""
 
 
 @check("contract")
@@ -125,6 +131,88 @@ async def variables_of_the_spec_are_set(kit: Kit) -> None:
     async with kit.sandbox() as sandbox:
         got = await ran(await sandbox.open(["sh", "-c", 'echo "$HERMES_KIT"']))
         same(got.out, b"environment of the spec\n", "the value of the variable")
+
+
+@check("contract")
+async def nothing_of_the_driver_is_added(kit: Kit) -> None:
+    """No variable of the driver's own environment reaches a program, started by `open` or in a slot."""
+    name = f"HERMES_KIT_{uuid.uuid4().hex}"
+    # Only a variable that is really in this process's environment shows who passes that on.
+    os.environ[name] = "of the driver"
+    try:
+        async with kit.sandbox() as sandbox:
+            got = await ran(await sandbox.open(["env"]))
+        async with kit.tools(seats=1, per_sandbox=1) as tools, tools.lease() as slot:
+            commands = await tools.commands(slot).run("env")
+    finally:
+        del os.environ[name]
+    for text, where in ((got.out, "a program that `open` started"), (commands.stdout, "a command in a slot")):
+        expect(b"PATH=" in text, f"`env` printed no PATH in {where}")
+        expect(name.encode() not in text, f"a variable of the driver's environment is in that of {where}")
+
+
+@check("contract")
+async def creating_does_not_stop_the_loop(kit: Kit) -> None:
+    """While a sandbox is made and ended, the driver's event loop goes on: other rollouts are not held up."""
+    shares = []
+    for _ in range(3):
+        stalls = [0.0]
+        ticking = asyncio.create_task(_tick(stalls))
+        await asyncio.sleep(0.01)  # it has begun
+        began = time.monotonic()
+        async with kit.sandbox():
+            pass
+        took = time.monotonic() - began
+        ticking.cancel()
+        shares.append(max(stalls) / took)
+        if max(stalls) < MOST_STALL_S or shares[-1] < MOST_STALL:
+            return
+    expect(False, f"the event loop stood still for {min(shares):.0%} of the time that creating and ending takes")
+
+
+async def _tick(stalls: list[float]) -> None:
+    before = time.monotonic()
+    while True:
+        await asyncio.sleep(0.002)
+        now = time.monotonic()
+        stalls.append(now - before)
+        before = now
+
+
+@check("contract")
+async def an_image_is_used_or_refused(kit: Kit) -> None:
+    """A profile whose `image` does not exist gives an error, not a sandbox made from something else."""
+    await _is_refused(kit, kit.spec(image=f"hermes-kit-{uuid.uuid4().hex}:missing"))
+
+
+async def _is_refused(kit: Kit, spec: SandboxSpec) -> None:
+    try:
+        sandbox = await kit.backend.create(spec)
+    except HermesError:
+        return
+    await sandbox.terminate()
+    expect(False, "a sandbox was made from an image that does not exist")
+
+
+@check("contract", limit_s=120)
+async def memory_is_limited_or_refused(kit: Kit) -> None:
+    """With `memory` set, a program can't take four times as much; or the profile is refused."""
+    if not kit.rig.capabilities.memory_limit:
+        raise kit.not_applicable("the backend declares that `memory` is no limit")
+    spec = kit.spec(memory=MEMORY_MB)
+    try:
+        sandbox = await kit.backend.create(spec)
+    except HermesError:
+        return
+    try:
+        size = 4 * MEMORY_MB << 20
+        held = f"head -c {size} /dev/zero | tail -c {size} | wc -c"  # `tail` keeps what it may have to print
+        got = await ran(await sandbox.open(["sh", "-c", held]))
+        expect(got.out.strip() != b"%d" % size, f"a program held {4 * MEMORY_MB} MiB with memory set to {MEMORY_MB}")
+    except InfraError:
+        pass  # the limit took the sandbox with it
+    finally:
+        await sandbox.terminate()
 
 
 @check("contract")

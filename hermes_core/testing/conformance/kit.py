@@ -308,12 +308,12 @@ class Kit:
         async with tools:
             yield tools
 
-    def spec(self, lease_id: str | None = None, *, ttl_s: float = RAW_TTL_S) -> SandboxSpec:
-        """What a sandbox without a guest is made from."""
+    def spec(self, lease_id: str | None = None, *, ttl_s: float = RAW_TTL_S, **config: Any) -> SandboxSpec:
+        """What a sandbox without a guest is made from; `config` are further keys of its profile."""
         return SandboxSpec(
             lease_id=lease_id or uuid.uuid4().hex,
             owner=self.owner,
-            config=self.rig.profile(orphan_ttl_s=ttl_s),
+            config=self.rig.profile(orphan_ttl_s=ttl_s, **config),
             isolation=self.level,
             command=anchor_command(f"{Sandbox.state_dir}/heartbeat", ttl_s),
             environment={"HERMES_KIT": "environment of the spec"},

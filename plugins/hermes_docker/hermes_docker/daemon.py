@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import docker
@@ -15,6 +15,7 @@ import requests
 from docker import APIClient
 
 from hermes_core.errors import InfraError
+from hermes_core.workers import Workers
 
 ASK_THE_DOCTOR = "`hermes-rl doctor docker` says what to do"
 CALL_S = 60
@@ -26,6 +27,10 @@ _FORWARD = (
 )
 
 T = TypeVar("T")
+
+
+SAID = 1000
+"""Characters of the daemon's words that an error repeats at most."""
 
 
 class DaemonError(InfraError):
@@ -40,7 +45,7 @@ class Daemon:
     """The daemon that DOCKER_HOST names, or the one of this host. Connected to when first called."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")
+        self._threads = Workers(_THREADS)  # which can also be called while the program ends
         self._connecting = threading.Lock()
         self._api: APIClient | None = None
         self._info: dict[str, Any] | None = None
@@ -107,8 +112,8 @@ class Daemon:
 def translated(error: Exception) -> Exception:
     """An error of the SDK as ours; another one as it is."""
     if isinstance(error, docker.errors.APIError):
-        said = str(error.explanation or error).strip()
-        return DaemonError(f"the Docker daemon says: {said}", status=error.status_code)
+        said = str(error.explanation or error).strip()  # it may repeat a path that a slot has made, of any length
+        return DaemonError(f"the Docker daemon says: {said[:SAID]}", status=error.status_code)
     if isinstance(error, docker.errors.DockerException | requests.RequestException | OSError):
         return DaemonError(f"the Docker daemon can't be reached: {reason(error)}", hint=ASK_THE_DOCTOR)
     return error

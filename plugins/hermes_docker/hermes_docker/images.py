@@ -93,7 +93,10 @@ class Images:
             tag = config.image
             fetch = partial(self._pull, image=tag, platform=config.platform)
         else:
-            raise ConfigError(f"profile {config.name!r} names no image", hint="set image, or dockerfile")
+            raise ConfigError(
+                f"profile {config.name!r} names no image",
+                hint="set image (--backend.image, TERMINAL_DOCKER_IMAGE) or dockerfile",
+            )
         if await self._daemon.call(lambda api: _has(api, tag)):
             return tag
         await self._under_way.get(self._work, partial(self._fetch, fetch), (tag, config.platform))

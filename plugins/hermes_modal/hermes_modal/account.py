@@ -9,11 +9,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import modal
 from modal import exception
 from modal.config import config as modal_config
 
+from hermes_core.agents.retries import is_loopback
 from hermes_core.errors import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.single_flight import SingleFlight
@@ -98,6 +100,7 @@ class Account:
         token = modal_config.get("token_id"), modal_config.get("token_secret")
         if not all(token):
             raise ConfigError("there is no Modal token", hint=_TOKEN)
+        await _check_there(str(modal_config.get("server_url")))
         return await self.within(CALL_LIMIT_S, modal.Client.from_credentials.aio(*token))
 
     async def within(self, limit_s: float, call: Awaitable[T]) -> T:
@@ -122,6 +125,28 @@ class Account:
         self._apps.clear()
         if client is not None:
             await self.within(CALL_LIMIT_S, client.close.aio())
+
+
+async def _check_there(url: str) -> None:
+    """A server on this host that does not listen will not by itself: the SDK would try for minutes.
+
+    Raises:
+        ProvisionError: nobody listens there.
+    """
+    parts = urlsplit(url)
+    if not is_loopback(url):
+        return
+    try:
+        async with asyncio.timeout(CALL_LIMIT_S):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except OSError as error:
+        raised = ProvisionError(
+            f"no Modal server is at {url} ({error.strerror or type(error).__name__})",
+            hint="unset MODAL_SERVER_URL for Modal itself, or start the emulator: python -m hermes_modal.testing",
+        )
+        raised.retryable = False
+        raise raised from error
+    writer.close()
 
 
 def not_created(error: Exception, profile: str, step: str) -> HermesError:

@@ -60,6 +60,7 @@ class ModalBackend(Backend):
         attach=True,
         snapshot=True,
         gpu=True,
+        memory_limit=False,
     )
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -124,16 +125,20 @@ class ModalBackend(Backend):
         tags = {} if owner is None else {requests.OWNER: owner}
         names = await asyncio.to_thread(self._apps.names)
         try:
-            async with asyncio.timeout(CALL_LIMIT_S), asyncio.TaskGroup() as group:
-                asked = []
+            async with asyncio.timeout(CALL_LIMIT_S):
+                found = []
                 for name in names:
                     if (app := await self._account.app(name, create=False)) is not None:
                         client = await self._account.client()
-                        async for each in modal.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=client):
-                            asked.append(group.create_task(_info(each)))
-        except* (exception.Error, TimeoutError, OSError) as errors:
-            raise not_reached(errors.exceptions[0], "") from errors
-        return [info for task in asked if (info := task.result()) is not None]
+                        listed = modal.Sandbox.list.aio(app_id=app.app_id, tags=tags, client=client)
+                        found += [sandbox async for sandbox in listed]
+                asked = await asyncio.gather(*map(_info, found), return_exceptions=True)
+                for each in asked:
+                    if isinstance(each, BaseException):
+                        raise each
+        except (exception.Error, TimeoutError, OSError) as error:
+            raise not_reached(error, "") from error
+        return [info for info in asked if isinstance(info, SandboxInfo)]
 
     async def terminate_id(self, sandbox_id: str) -> None:
         """End a sandbox by its id, if it is there."""

@@ -54,12 +54,7 @@ class SshBackend(Backend):
         config = spec.config
         if not isinstance(config, SshConfig) or not config.all_hosts:
             raise ConfigError(f"profile {config.name!r} names no host", hint="set `host`, or several `hosts`")
-        for key in ("image", "cpu", "memory"):
-            if getattr(config, key) is not None:
-                raise PolicyError(
-                    f"profile {config.name!r} sets {key}, which the ssh backend can't give",
-                    hint="leave it out, or use a backend with containers",
-                )
+        config.refuse(self.name, "image", "cpu", "memory")
         name = sandbox_id_of(spec.lease_id)
         record = {
             "sandbox_id": name,

@@ -49,6 +49,8 @@ class Host:
         """What we have there: the leases of sandboxes that run, or are being made."""
         self.aside_until = 0.0
         self._failures = 0
+        self._reached = False
+        """Whether it ever let us in: what was there once may come back."""
         self._secret = secret
         self._connections: list[Connection] = []
         self._work = Background()
@@ -141,7 +143,7 @@ class Host:
         await self._work.aclose()
         connections, self._connections = self._connections, []
         for connection in connections:
-            await in_thread(connection.close, lambda _: None)
+            await asyncio.to_thread(connection.close)
 
     # --- connections ------------------------------------------------------------------------------------------------
 
@@ -195,7 +197,12 @@ class Host:
 
     async def _dial(self) -> None:
         """Make another connection."""
-        connection = await in_thread(functools.partial(connect, self.access, self._secret), Connection.close)
+        try:
+            connection = await in_thread(functools.partial(connect, self.access, self._secret), Connection.close)
+        except Unreachable as error:
+            error.retryable = self._reached
+            raise
+        self._reached = True
         self._connections.append(connection)
 
     def _ended(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:

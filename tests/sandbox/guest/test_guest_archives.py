@@ -37,9 +37,9 @@ async def listed(slot, path="."):
     return [entry.path for entry in await slot.list_dir(path, recursive=True)]
 
 
-async def refused(slot, data, path="in"):
+async def refused(slot, data, path="in", **options):
     with pytest.raises(CommandError) as caught:
-        await slot.tar_in(path, data)
+        await slot.tar_in(path, data, **options)
     return caught.value.code
 
 
@@ -74,7 +74,8 @@ async def test_there_and_back(rig):
 @pytest.mark.parametrize("piece", [1 << 20, 1000])
 async def test_streams_plain_and_compressed(slot, compression, piece):
     content = os.urandom(300_000)
-    await slot.tar_in(".", in_pieces(archive(("d", None), ("d/f", content), compression=compression), piece))
+    packed = archive(("d", None), ("d/f", content), compression=compression)
+    await slot.tar_in(".", in_pieces(packed, piece), compression=compression)
     assert (await slot.read_file("d/f")).data == content
 
 
@@ -125,9 +126,75 @@ async def test_devices_and_pipes(slot, kind):
 async def test_what_is_no_archive(slot):
     whole = archive(("f", os.urandom(100_000)))
     packed = gzip.compress(whole)
-    for data in (b"", b"x", b"nonsense" * 1000, whole[:700], whole[:50_000], packed[: len(packed) // 2], packed[:9]):
+    for data in (b"", b"x", b"nonsense" * 1000, whole[:700], whole[:50_000], packed):
         assert await refused(slot, data) == "invalid", data[:20]
-    assert await refused(slot, packed[:20] + bytes(100) + packed[120:]) == "invalid"
+    for data in (whole, packed[: len(packed) // 2], packed[:9], packed[:20] + bytes(100) + packed[120:]):
+        assert await refused(slot, data, compression="gz") == "invalid", data[:20]
+    assert await refused(slot, whole, compression="*") == "invalid"
+
+
+@pytest.mark.parametrize("magic", ["\x1f\udc8b\x08\x04", "BZh91AY&SY", "\udcfd7zXZ"])
+async def test_a_file_name_is_never_taken_for_a_compression(slot, magic):
+    """The first bytes of a tar are a name: whoever chooses it would else choose how the rest is read."""
+    await slot.write_file(f"t/{magic}", b"first")
+    await slot.tar_in("in", await slot.tar_out("t"))
+    assert (await slot.read_file(f"in/{magic}")).data == b"first"
+
+
+async def test_names_of_every_kind(slot):
+    """Bytes of no encoding, what a header of tar is made of, spaces, and what is long."""
+    names = [
+        "\udcff",
+        "ä",
+        "ä\udcff",
+        "a\nb",
+        "11 path=x\n",
+        "GNU.sparse.size=1\n",
+        " x ",
+        "\\x",
+        "././@LongLink",
+        "-f",
+    ]
+    names += ["pax_global_header", "n" * 255, "ö" * 127, "\x01\x7f", "a" * 98 + "é", "a" * 99, "a" * 100, "a" * 101]
+    for name in names:
+        await slot.write_file(f"t/{name}", name.encode("utf-8", "surrogateescape"))
+        await slot.run(["ln", "-s", "--", name, f"t/link to {name}"[:250]], timeout_s=10)
+    await slot.tar_in("in", await slot.tar_out("t"))
+    assert await listed(slot, "in") == await listed(slot, "t")
+    for name in names:
+        assert (await slot.read_file(f"in/{name}")).data == name.encode("utf-8", "surrogateescape")
+    for where in ("t", "in"):
+        links = (await slot.run(f"cd {where} && find . -type l -printf '%p %l\\0' | sort -z | sha256sum")).text
+        assert links == (await slot.run("cd t && find . -type l -printf '%p %l\\0' | sort -z | sha256sum")).text
+
+
+async def test_a_file_of_many_names_is_read_once(slot):
+    await slot.run("mkdir t; head -c 3000000 /dev/zero >t/f; for i in $(seq 200); do ln t/f t/$i; done")
+    assert len(await slot.tar_out("t")) < 4_000_000
+
+
+async def test_more_files_than_the_limit_has_room_for(slot):
+    await slot.run("mkdir -p t/a/b && cd t && touch $(seq 300) a/$(seq 1) a/b/x")
+    with pytest.raises(CommandError, match="too many files") as caught:
+        await slot.tar_out("t", max_bytes=300 * 512)
+    assert caught.value.code == "too_large"
+
+
+async def test_a_file_that_is_kept_from_us_is_not_left_out(own_rig):
+    """A lease holds up who opens the file: that is no reason to give an archive without it."""
+    slot = await own_rig.slot()
+    await slot.run("mkdir t; echo x >t/f")
+    lease = (
+        "import fcntl,time; f=open('t/f'); fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_WRLCK); print(1); time.sleep(60)"
+    )
+    held = await slot.start(["python3", "-uc", lease.replace("open('t/f')", "open('t/f','r+')")])
+    while not (log := await slot.log(held.process_id, wait_s=5)).data:
+        assert log.running
+    if log.data.strip() != b"1":
+        pytest.skip("slots of this level can hold no lease")
+    with pytest.raises(CommandError) as caught:
+        await slot.tar_out("t")
+    assert caught.value.code == "failed"
 
 
 async def test_a_source_that_fails_ends_it(slot):

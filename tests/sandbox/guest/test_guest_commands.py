@@ -219,6 +219,14 @@ async def test_head_and_tail_are_kept_and_all_is_counted(slot):
     assert (len(head), len(tail)) == (500, 500) and notice == b"%d bytes omitted" % (len(everything) - 1000)
 
 
+@pytest.mark.parametrize("limit", [1000, 4 << 20])
+async def test_what_was_left_out_is_told_of_each_stream(slot, limit):
+    flood = "head -c 3000000 /dev/zero >&2"
+    result = await slot.run(f"echo out; {flood}", output_limit=limit)
+    assert (result.stdout, result.stdout_truncated, result.stderr_truncated) == (b"out\n", False, True)
+    assert result.truncated and result.stderr_bytes == 3_000_000
+
+
 async def test_characters_are_not_cut_in_two(slot):
     result = await slot.run("for i in $(seq 5000); do printf '€'; done", output_limit=1001)
     assert "\ufffd" not in result.text and result.truncated and result.stdout_bytes == 15000
@@ -389,6 +397,17 @@ async def test_commands_that_are_not_there(slot):
             await slot.run(command)
         assert caught.value.code == code
     assert (await slot.run("no-such-program")).exit_code == 127
+
+
+async def test_names_of_any_length_cost_the_slot_nothing(slot):
+    """What was said of such a name did not go through the parent's socket, and the parent ended the slot."""
+    other = await slot.start("sleep 1000")
+    for how in ({"command": "true", "cwd": "d" * 300_000}, {"command": ["p" * 100_000]}, {"command": ["p/" * 60_000]}):
+        with pytest.raises(CommandError, match=r"long|not found") as caught:
+            await slot.run(**how)
+        assert len(str(caught.value)) < 2000
+    assert (await slot.run("echo ok")).text == "ok\n"
+    assert (await slot.poll(other.process_id)).running
 
 
 async def test_a_program_that_is_none(slot):

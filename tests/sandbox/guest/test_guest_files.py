@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import subprocess
+import tarfile
 
 import pytest
 
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
+from hermes_core.sandbox.guest import archives
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -118,6 +121,27 @@ async def test_a_link_is_written_through(slot):
     await slot.write_file("link", b"data")
     assert (await slot.read_file("d/target")).data == b"data"
     assert (await slot.stat("link")).kind == "link"
+
+
+async def test_a_file_of_two_names_keeps_them(slot):
+    assert (await slot.run("echo old and longer >one; ln one two; chmod 640 one")).ok
+    await slot.write_file("one", b"new\n")
+    assert (await slot.read_file("two")).data == b"new\n"
+    assert (await slot.run("stat -c '%a %h' one")).text.split() == ["640", "2"]
+
+
+async def test_a_file_in_a_directory_that_is_not_writable_can_be(own_rig):
+    slot = await own_rig.slot()
+    if (await slot.run("id -u")).text.strip() == "0":
+        pytest.skip("root writes everywhere")
+    assert (await slot.run("mkdir d; echo old >d/f; chmod 500 d")).ok
+    await slot.write_file("d/f", b"new and longer\n")
+    assert (await slot.read_file("d/f")).data == b"new and longer\n"
+    with pytest.raises(CommandError) as caught:
+        await slot.write_file("d/g", b"x")
+    assert caught.value.code == "permission"
+    assert "d/g" in str(caught.value) and ".hermes" not in str(caught.value)
+    assert (await slot.run("chmod 700 d; ls -A d")).text.split() == ["f"]
 
 
 async def test_what_cannot_be_written(slot):
@@ -231,6 +255,55 @@ async def test_a_long_list(slot):
 
 
 # --- removing -------------------------------------------------------------------------------------------------------
+
+
+def tar_of(*members: tuple[str, bytes, str]) -> bytes:
+    """A tar of members: name, type, and where it leads if it is a link."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, kind, leads_to in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.mode = kind, leads_to, 0o755
+            archive.addfile(member)
+    return packed.getvalue()
+
+
+async def test_a_link_that_is_put_in_the_place_of_another_is_looked_at_again(slot, tmp_path):
+    outside = await slot.run(["mktemp", "-d"])
+    place = outside.text.strip()
+    data = tar_of(
+        ("inside/", tarfile.DIRTYPE, ""),
+        ("x", tarfile.SYMTYPE, "inside"),
+        ("x/d/one", tarfile.REGTYPE, ""),
+        ("x", tarfile.SYMTYPE, place),
+        ("x/d/two", tarfile.REGTYPE, ""),
+    )
+    with pytest.raises(CommandError, match="leaves the directory by a link"):
+        await slot.tar_in("tree", data)
+    assert (await slot.run(["find", place])).text.split() == [place]
+    assert (await slot.run("find tree/inside -type f")).text.split() == ["tree/inside/d/one"]
+
+
+async def test_a_limit_counts_what_is_sent(slot):
+    make = "import os; os.makedirs('t'); [os.symlink('x' * 4000, f't/{n}') for n in range(100)]"
+    assert (await slot.run(["python3", "-c", make])).ok
+    sent = len(await slot.tar_out("t", max_bytes=1 << 20))
+    assert sent > 100 * 4000
+    with pytest.raises(CommandError) as caught:
+        await slot.tar_out("t", max_bytes=sent // 2)
+    assert caught.value.code == "too_large"
+
+
+async def test_a_deep_tree_takes_no_more_looks_than_it_has_directories(tmp_path, monkeypatch):
+    """A thousand levels took eleven seconds: every member's path was resolved from the top."""
+    looks = []
+    monkeypatch.setattr(archives.os.path, "islink", lambda path: looks.append(path) or False)
+    folders = archives._Folders(str(tmp_path))
+    path = str(tmp_path)
+    for _ in range(500):
+        path += "/d"
+        assert folders.resolve(path) == path
+    assert len(looks) == 500
 
 
 async def test_remove(slot):

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 from hermes_modal.testing.server import MODES, EmulatorServer, choose_mode, serve, serve_owner
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--owned", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.print_env:
-        _beside_the_shell(given.mode, given.port, given.pid or os.getppid())
+        _beside_the_shell(given.mode, given.port, given.pid or _shell(os.getppid()))
         return
     mode = choose_mode(given.mode)
     if given.owned:
@@ -47,6 +48,32 @@ def _beside_the_shell(mode: str, port: int, pid: int) -> None:
     sys.stdout.buffer.write(b"".join(lines))
     sys.stdout.flush()
     process.returncode = 0  # it lives on: no complaint that nobody waited for it
+
+
+def _shell(pid: int) -> int:
+    """The shell that a subshell was forked off, or the process itself.
+
+    `$(… 2>/dev/null)`, a function, `… || true` and a pipe run in copies of the shell, which end with the line.
+    """
+    while (parent := _parent_of_copy(pid)) is not None:
+        pid = parent
+    return pid
+
+
+def _parent_of_copy(pid: int) -> int | None:
+    """The parent of a process that is its copy: of the same program, with the stack at the same random place."""
+    try:
+        parent, stack = _parent_and_stack(pid)
+        same = stack == _parent_and_stack(parent)[1]
+        same = same and Path(f"/proc/{pid}/exe").readlink() == Path(f"/proc/{parent}/exe").readlink()
+    except (OSError, ValueError, IndexError):
+        return None
+    return parent if same and stack else None
+
+
+def _parent_and_stack(pid: int) -> tuple[int, int]:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[1]), int(fields[25])
 
 
 def _exports(server: EmulatorServer, mode: str) -> None:

@@ -35,8 +35,8 @@ class Options:
     """Sandboxes on one page of a list."""
     refused_tokens: list[str] = field(default_factory=list)
     """Token ids that are not accepted."""
-    missing_images: list[str] = field(default_factory=list)
-    """Words; an image with one of them in its commands can't be built."""
+    missing_images: list[str] = field(default_factory=lambda: [":missing"])
+    """Words; an image with one of them in its commands can't be built. The tag `missing` is one from the beginning."""
 
 
 @dataclass(frozen=True)

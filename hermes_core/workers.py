@@ -1,0 +1,79 @@
+"""Threads for blocking calls that can be made until the program has ended, its end included."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Workers(concurrent.futures.ThreadPoolExecutor):
+    """An executor that takes calls as long as threads run.
+
+    Python's own takes none once the main thread has ended: too early for what is closed then. Python 3.12.0 and 3.12.1
+    begin no thread any more by then, so that calls wait for those that there are.
+
+    Args:
+        most: threads at the same time; they are begun when they are needed.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._most = most
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._begun: list[threading.Thread] = []
+        self._under_way = 0
+        self._closed = False
+        self._changing = threading.Lock()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[T]:
+        """Call it in a thread.
+
+        Raises:
+            RuntimeError: it is shut down, or there is no thread and none can be begun.
+        """
+        outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def call() -> None:
+            if outcome.set_running_or_notify_cancel():
+                try:
+                    outcome.set_result(fn(*args, **kwargs))
+                except BaseException as error:
+                    outcome.set_exception(error)
+            with self._changing:
+                self._under_way -= 1
+
+        with self._changing:
+            if self._closed:
+                raise RuntimeError("these threads are shut down")
+            if self._under_way >= len(self._begun) < self._most:
+                with contextlib.suppress(RuntimeError) if self._begun else contextlib.nullcontext():
+                    self._begin_one()
+            self._under_way += 1
+            self._calls.put(call)
+        return outcome
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let the threads end when all calls are done; `cancel_futures` is not supported. Idempotent."""
+        with self._changing:
+            if not self._closed:
+                self._closed = True
+                for _ in self._begun:
+                    self._calls.put(None)
+        if wait:
+            for thread in self._begun:
+                thread.join()
+
+    def _begin_one(self) -> None:
+        thread = threading.Thread(target=self._work, name="blocking calls", daemon=True)
+        thread.start()
+        self._begun.append(thread)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
