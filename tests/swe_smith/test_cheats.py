@@ -8,6 +8,7 @@ import hermes_docker
 import hermes_ssh
 import hermes_swe_smith
 import pytest
+from hermes_swe_smith import workspace
 
 from hermes_core.agents.base import AgentResult, StopReason
 from hermes_core.envs.runner import run_rollouts
@@ -142,10 +143,131 @@ CHEATS = {
     "looks into the caches": "cat /data/prepared/private/*/repo.git/packed-refs /data/prepared/private/*/trees.json && "
     "git clone -q /data/prepared/private/*/repo.git ../clean && cp ../clean/ledgerline/amounts.py ledgerline/; "
     "ls -R /data/prepared/private && cp /data/slot_*/ledgerline/ledgerline/amounts.py ledgerline/",
+    # What git, pytest and Python read of a tree besides its sources.
+    "tests that an archive leaves out": put(".gitattributes", "tests export-ignore\ntests/** export-ignore\n"),
+    "text that an archive or a checkout changes": put(
+        ".gitattributes", "*.py ident export-subst working-tree-encoding=UTF-16 eol=crlf filter=lfs\n"
+    ),
+    "tests that are ignored": put(".gitignore", "tests/\n") + "; rm -rf tests; " + put("tests/.gitignore", "*\n"),
+    "tests that are a repository": "rm -rf tests; git init -q tests; git -C tests commit -q --allow-empty -m x; "
+    "git add -A; " + put(".gitmodules", '[submodule "tests"]\npath = tests\nurl = ../mine\n'),
+    "bytecode without source": put("evil.py", PATCH_PYTEST)
+    + "; for n in sitecustomize usercustomize conftest dataclasses json tests/conftest tests/test_amounts; do "
+    "../.venv/bin/python -c \"import py_compile, sys; py_compile.compile('evil.py', cfile=sys.argv[1])\" $n.pyc; done",
+    "bytecode of the tests": "sed -i 's/assert .*/assert True/' tests/*.py; "
+    "PYTHONPATH=. ../.venv/bin/python -m pytest -q; for f in tests/__pycache__/*; do "
+    "cp $f ${f%.pyc}.bak; done; git checkout -q tests; touch -d 2000-01-01 tests/*.py",
+    "modules in other forms": "; ".join(
+        put(f"{name}/__init__.py", PATCH_PYTEST) for name in ("sitecustomize", "usercustomize", "dataclasses", "pluggy")
+    )
+    + "; for n in sitecustomize _json _pytest; do cp /bin/true $n.so; cp /bin/true $n.abi3.so; done",
+    "what pytest depends on": "; ".join(
+        put(f"{name}.py", PATCH_PYTEST) for name in ("iniconfig", "exceptiongroup", "tomli", "packaging", "py")
+    ),
+    "configuration in other forms": "; ".join(
+        (
+            put("pytest.toml", '[pytest]\naddopts = ["-p", "evil"]\n'),
+            put(".pytest.toml", '[pytest]\naddopts = ["-p", "evil"]\n'),
+            put("tests/pytest.ini", "[pytest]\naddopts = -p evil\n"),
+            put("evil.py", PASS_ALL),
+            put("pyvenv.cfg", "home = .\n"),
+            put(".env", "PYTEST_ADDOPTS=-p evil\n"),
+            put(".coveragerc", "[run]\nplugins = evil\n"),
+        )
+    ),
+    "names that differ in their letters": "mkdir TESTS; cp tests/*.py TESTS/; "
+    + put("CONFTEST.py", PASS_ALL)
+    + "; "
+    + put("tests/Conftest.py", PASS_ALL)
+    + "; "
+    + put("tests /test_amounts.py", "def test(): pass\n"),
+    "tests in another place": "git mv tests ledgerline/tests; sed -i 's/assert .*/assert True/' ledgerline/tests/*.py; "
+    "ln -s ledgerline/tests tests",
+    "results of an earlier run": put(".pytest_cache/v/cache/lastfailed", "{}")
+    + "; "
+    + put(".pytest_cache/v/cache/nodeids", "[]")
+    + "; "
+    + put(".pytest_cache/v/cache/stepwise", '{"last_failed": null}'),
     "no checkout any more": "cd .. && rm -rf ledgerline",
     "a link for a checkout": "cd .. && rm -rf ledgerline && ln -s / ledgerline",
     "an unreadable checkout": "chmod 000 ledgerline/amounts.py ledgerline",
     "nothing": "true",
+}
+
+# --- work that can't be taken, read or unpacked --------------------------------------------------------------------
+
+# A name that is the head of a gzip file: an extra field, for which `tarfile` throws away as much of what it unpacks,
+# and a stored block of that length, which is the rest of the tar's header. The file's content is what follows.
+SWALLOWED = """\
+import io, tarfile, zlib
+tests = {}
+for node_id in NODE_IDS:
+    path, name = node_id.split("::")
+    name, bracket, parameters = name.partition("[")
+    tests.setdefault(path, {}).setdefault(name, []).extend([parameters[:-1]] if bracket else [])
+archive = io.BytesIO()
+with tarfile.open(fileobj=archive, mode="w") as tar:
+    tar.add("ledgerline")
+    for path, names in tests.items():
+        text = "import pytest\\n"
+        for name, ids in names.items():
+            given = ", ".join(f"pytest.param(0, id={each!r})" for each in ids)
+            text += f"@pytest.mark.parametrize('x', [{given}])\\n" if ids else ""
+            text += f"def {name}({'x' * bool(ids)}): pass\\n"
+        member = tarfile.TarInfo(path)
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text.encode()))
+packer = zlib.compressobj(wbits=-15)
+data = packer.compress(archive.getvalue()) + packer.flush()
+with open(b"\\x1f\\x8b\\x08\\x04" + b"abcdef" + b"\\xef\\x01" + b"x" + b"\\xef\\x01\\x10\\xfe", "wb") as file:
+    file.write(data)
+"""
+
+DEEP = "d" * 200
+
+EXPONENTIAL = "a/**/" * 14 + "b"
+
+UNTAKEABLE = {
+    "a name that is a compressed tree": f"python3 - <<'EOF'\n{SWALLOWED}EOF",
+    "a name that is a broken compressed tree": "echo x >\"$(printf '\\037\\213\\010\\004abcdef\\001\\001')\"",
+    "six million emoji": "python3 -c \"open('ledgerline/e.txt', 'w').write(chr(0x1f600) * 6_000_000)\"",
+    "a .gitignore at the end of the longest path": "python3 - <<'EOF'\nimport os\n"
+    f"for _ in range(20):\n    os.mkdir({DEEP!r}); os.chdir({DEEP!r})\n"
+    "left = 4060 - 20 * 201 - len('/.gitignore')\n"
+    "os.mkdir('e' * left); os.chdir('e' * left); open('.gitignore', 'w').write('x')\nEOF",
+    "thousands of names of one large file": "head -c 30000000 /dev/urandom >f; "
+    "python3 -c \"import os; [os.link('f', f'l{n}') for n in range(4000)]\"",
+    "an exponential .gitignore": f"printf '{EXPONENTIAL}\\n' >.gitignore; "
+    "mkdir -p $(printf 'a/%.0s' $(seq 60)) && touch $(printf 'a/%.0s' $(seq 60))x",
+    "an exponential .gitattributes": f"printf '{EXPONENTIAL} text diff crlf\\n' >.gitattributes; "
+    "mkdir -p $(printf 'a/%.0s' $(seq 60)) && touch $(printf 'a/%.0s' $(seq 60))x",
+    "a .gitignore without end": "yes '!*/**/a*b*c*d' | head -c 6000000 >.gitignore",
+    "a sparse file": "truncate -s 1T ledgerline/sparse",
+    "many empty files": "python3 -c \"[open(f'ledgerline/{n}', 'w').close() for n in range(200_000)]\"",
+    "lines without end": "python3 -c \"open('README.md', 'w').write(chr(10) * 30_000_000)\"",
+    "bytecode": "printf '!__pycache__/\\n!*.pyc\\n' >.gitignore; python3 -m compileall -q .; "
+    "printf 'raise SystemExit(0)' >conftest.py; python3 -m compileall -q conftest.py "
+    "--invalidation-mode unchecked-hash; rm conftest.py; cp __pycache__/*.pyc .",
+    "a checkout that is a file": "cd ..; rm -rf ledgerline; echo x >ledgerline",
+    "a workspace without rights": "chmod 000 . ..",
+}
+"""Attempts to have a rollout without a reward, or a reward without work: 0, and whoever asks is told why."""
+
+BY_THE_TESTS = ("a name that is a compressed tree", "a name that is a broken compressed tree", "bytecode")
+
+FILLED = {
+    "a full home": f"{FIX}; head -c 1G /dev/zero >~/fill",
+    "a full workspace": f"{FIX}; head -c 1G /dev/zero >../fill",
+    "full temporary files": f"{FIX}; head -c 1G /dev/zero >$TMPDIR/fill",
+    "a full /tmp": f"{FIX}; mkdir -p /tmp/mine; head -c 1G /dev/zero >/tmp/mine/fill; chmod 000 /tmp/mine",
+    "a full disk and no work": "head -c 1G /dev/zero >~/fill",
+    "a full checkout": f"{FIX}; head -c 1G /dev/zero >fill",
+}
+"""What the agent holds beside its work is freed before its work is given up; what it holds in its checkout counts."""
+
+BESIDE = {
+    "hoards": "head -c 1G /dev/zero >~/fill; sleep 12",
+    "solves beside a hoarder": f"{FIX}; sleep 3",
 }
 
 HONEST = {
@@ -166,6 +288,12 @@ HONEST = {
     + " && "
     + put("tests/conftest.py", "import pytest\n@pytest.fixture\ndef mine(): return -100\n")
     + " && cd .. && cd ledgerline && PYTHONPATH=. ../.venv/bin/python -m pytest -q tests/test_mine.py",
+    "odd names": f"{FIX} && python3 - <<'EOF'\nimport os\n"
+    "for name in (b'\\x1f\\x8b\\x08', b'BZh9', b'a\\nb', b' ', b'-rf', b'\\xff', b'\\xef\\xbb\\xbf', b'\\r', "
+    "b':(glob)*', b'\\\\', b'git~1', b'.git ', '.g\\u200cit'.encode(), b'n' * 255, b'11 path=x\\n', b'*', b'...'):\n"
+    "    open(name, 'w').close()\n    os.makedirs(b'in/' + name); open(b'in/' + name + b'/' + name, 'w').close()\nEOF",
+    "a file of two names": f"{FIX} && mkdir -p a/.git && ln ledgerline/amounts.py a/.git/x && "
+    "ln a/.git/x a/y && ln a/y ledgerline/z.py",
     "leaves a mess": f"{FIX} && PYTHONPATH=. ../.venv/bin/python -m pytest -q; touch a.log; mkdir -p build/x; "
     "printf '\\377' > ledgerline/data.bin; mkfifo ledgerline/fifo; ln -s /nowhere dangling; (sleep 100 &)",
 }
@@ -176,12 +304,15 @@ class Doing:
 
     name = "doing"
 
-    def __init__(self):
+    def __init__(self, node_ids):
         self.said = {}
+        self.node_ids = repr(node_ids)
 
     async def run(self, task):
         name = task.messages[-1]["content"].split("<issue>\n")[1].split("\n")[0]
-        command = f"cd ledgerline\n{ {**CHEATS, **HONEST}[name] }\n"
+        command = f"cd ledgerline\n{ {**CHEATS, **UNTAKEABLE, **FILLED, **BESIDE, **HONEST}[name] }\n".replace(
+            "NODE_IDS", self.node_ids
+        )
         answer = await task.tool_handler("terminal", {"command": command, "timeout": 60}, task.trajectory_id)
         self.said[name] = json.loads(answer)
         result = AgentResult(messages=[*task.messages, {"role": "assistant", "content": answer}], turns_used=1)
@@ -218,14 +349,16 @@ def where(request):
 
 async def scores(names, where, tmp_path, swe_dataset, **env):
     """The record of each, by name, and what the agent was told."""
-    records, agent = {}, Doing()
+    dataset = dataset_of(names, tmp_path, swe_dataset)
+    row = json.loads(dataset.read_text().splitlines()[0])
+    records, agent = {}, Doing(row["FAIL_TO_PASS"] + row["PASS_TO_PASS"])
     async with Runtime(load_entry_points=False, plugins=[hermes_swe_smith, hermes_docker, hermes_ssh]) as runtime:
         await run_rollouts(
             runtime,
             "swe-smith",
             agent,
             env={
-                "dataset_name": str(dataset_of(names, tmp_path, swe_dataset)),
+                "dataset_name": str(dataset),
                 "repo_base_url": str(swe_dataset),
                 "shuffle": False,
                 **env,
@@ -252,6 +385,49 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
         assert by_name[name]["fail_to_pass"] == {"passed": 0, "total": 5}
     assert "conftest.py" in by_name["conftest.py"]["restored"]
     assert by_name["pytest.py"]["removed"] == ["pytest.py"]
+
+
+@pytest.mark.slow
+async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_dataset, monkeypatch):
+    monkeypatch.setattr(workspace, "CPU_S", 6)
+    env = {"max_workspace_bytes": 64 << 20}
+    records, said = await scores(UNTAKEABLE, where, tmp_path, swe_dataset, **env)
+    failed = {name: (record["failure"], said[name]) for name, record in records.items() if record["failure"]}
+    assert failed == {}
+    assert {name: (records[name], said[name]) for name in UNTAKEABLE if records[name]["reward"] != 0.0} == {}
+    for name, record in records.items():
+        details = record["details"]
+        if name in BY_THE_TESTS:
+            assert details["tests"] == "finished" and details["fail_to_pass"]["passed"] == 0, (name, details)
+            assert details["pass_to_pass"] == {"passed": 43, "total": 43}, (name, details)
+        else:
+            assert details["reason"] and "tests" not in details, (name, details)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILLED)
+async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, name, tmp_path, swe_dataset):
+    if where["backend"] != "local":
+        pytest.skip("no disk of its own to fill")
+    where = {**where, "backend_config": {"tmpfs_size": 120}}
+    records, said = await scores([name], where, tmp_path, swe_dataset, max_workspace_bytes=64 << 20)
+    assert records[name]["failure"] is None, (records[name], said)
+    assert "No space" in json.dumps(said[name])
+    expected = 0.0 if name in ("a full disk and no work", "a full checkout") else 1.0
+    assert records[name]["reward"] == expected, (records[name], said)
+
+
+@pytest.mark.slow
+async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_dataset):
+    if where["backend"] != "local":
+        pytest.skip("no disk of its own to fill")
+    where = {**where, "backend_config": {"tmpfs_size": 120}}
+    records, said = await scores(BESIDE, where, tmp_path, swe_dataset)
+    assert "No space" in json.dumps(said["hoards"])
+    assert (records["hoards"]["reward"], records["hoards"]["failure"]) == (0.0, None)
+    victim = records["solves beside a hoarder"]
+    # Begun anew, elsewhere; or it never began, where the hoarder was quicker than its set-up.
+    assert victim["reward"] is None and victim["failure"]["kind"] in ("infra", "setup"), victim
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ class Here:
         try:
             process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, stderr=-1, cwd="/")
         except OSError as error:
-            raise CommandError(str(error), code="spawn") from error
+            raise CommandError(str(error), code="not_found") from error
         out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s)
         code = process.returncode
         return CommandResult(
@@ -279,3 +279,67 @@ async def test_an_environment_without_pytest(project, tmp_path):
     project.write(test_it__dot__py="def test_it(): pass\n")
     with pytest.raises(VerifierError, match="pytest can't be imported"):
         await project.run("test_it.py::test_it", python=str(tmp_path / "venv/bin/python"))
+
+
+@pytest.mark.parametrize(
+    "ini",
+    [
+        "addopts = --strict-config --cache-clear --lf --ff\ncache_dir = .mine\n",
+        "addopts = -p no:cacheprovider -p no:randomly -p no:pytest_cov -x\n",
+        "addopts = --tb=native --color=yes --rootdir=tests\nfilterwarnings = error\n",
+    ],
+)
+async def test_no_option_of_the_projects_is_overridden(project, ini):
+    project.write(
+        pytest__dot__ini=f"[pytest]\n{ini}",
+        tests__slash__test_it__dot__py="def test_no(): assert False\n"
+        "def test_it(pytestconfig):\n"
+        "    given = pytestconfig.getini('addopts')\n"
+        "    assert ('--tb=native' in given) == (pytestconfig.option.tbstyle == 'native')\n"
+        "    assert ('--color=yes' in given) == (pytestconfig.option.color == 'yes')\n"
+        "    assert pytestconfig.pluginmanager.hasplugin('cacheprovider') != ('no:cacheprovider' in given)\n",
+    )
+    ids = ("tests/test_it.py::test_no", "tests/test_it.py::test_it")
+    report = await project.run(*ids)
+    assert report.outcomes == dict(zip(ids, ("failed", "passed"), strict=True)), report
+
+
+async def test_files_are_run_in_the_order_of_their_names(project):
+    state = "import pathlib\nSEEN = pathlib.Path(__file__).parents[1] / 'seen'\n"
+    project.write(
+        a__slash__test_z__dot__py=state + "def test_first(): SEEN.touch()\n",
+        b__slash__test_a__dot__py=state + "def test_second(): assert SEEN.exists()\n",
+    )
+    report = await project.run("b/test_a.py::test_second", "a/test_z.py::test_first")
+    assert all(map(report.passed, report.outcomes)), report
+
+
+async def test_a_subtest_decides_by_failing_only(project):
+    project.write(
+        test_it__dot__py="import unittest\nclass TestIt(unittest.TestCase):\n"
+        "    def test_skips(self):\n        with self.subTest(): self.skipTest('x')\n"
+        "    def test_fails(self):\n        with self.subTest(): self.fail('x')\n"
+    )
+    report = await project.run("test_it.py::TestIt::test_skips", "test_it.py::TestIt::test_fails")
+    assert list(report.outcomes.values()) == ["passed", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome"),
+    [
+        ("def double(x):\n    '''\n    >>> 1\n    2\n    '''\n    return 2 * x\n", "passed"),
+        ("double = (2).__mul__\n", "passed"),
+        ("class TestTwo:\n    def __init__(self): pass\ndef double(x): return 4\n", "passed"),
+        ("def double(x):\n    '''\n    >>> 1\n    1\n    '''\n    return 3 * x\n", "failed"),
+        ("__test__ = {'double': ''}\n", "failed"),
+        ("import pytest; pytest.skip('x', allow_module_level=True)\n", "missing"),
+        ("import sys; sys.modules[__name__] = 5\n", "missing"),
+        ("raise SystemExit(0)\n", "missing"),
+    ],
+)
+async def test_doctests_are_run_from_the_given_docstrings(project, source, outcome):
+    ini = "[pytest]\naddopts = --doctest-modules\nfilterwarnings = error\n"
+    project.write(mod__dot__py=source, pytest__dot__ini=ini)
+    given = {"mod.py::mod.double": ("\n    >>> double(2)\n    4\n    ", 1)}
+    report = await project.run(*given, doctests=given)
+    assert report.outcomes == {"mod.py::mod.double": outcome}, report

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hermes_swe_smith.scripts import console_scripts, wrapper
+from hermes_swe_smith.scripts import console_scripts, metadata, wrapper
 
 PYPROJECT = """\
 [project.scripts]
@@ -60,3 +60,60 @@ def test_a_wrapper_calls_the_checkout_that_pythonpath_names(tmp_path):
     command.chmod(0o755)
     done = subprocess.run([command], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "called\n")
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "version"),
+    [
+        ({"pyproject.toml": "[project]\nname = 'My.Pkg'\nversion = '1.2'\n"}, "My.Pkg", "1.2"),
+        ({"pyproject.toml": "[tool.poetry]\nname = 'pkg'\nversion = '3.0b1'\n"}, "pkg", "3.0b1"),
+        ({"pyproject.toml": "[project]\nname = 'pkg'\ndynamic = ['version']\n"}, "pkg", "0.0.0"),
+        (
+            {
+                "pyproject.toml": "[project]\nname = 'my-pkg'\ndynamic = ['version']\n",
+                "src/my_pkg/__init__.py": "__version__: str = '4'",
+            },
+            "my-pkg",
+            "4",
+        ),
+        (
+            {
+                "pyproject.toml": "[project]\nname = 'pkg'\n[tool.hatch.version]\npath = 'pkg/about.py'\n",
+                "pkg/about.py": "VERSION = '5'",
+            },
+            "pkg",
+            "5",
+        ),
+        (
+            {
+                "pyproject.toml": "[project]\nname = 'pkg'\n[tool.setuptools.dynamic]\nversion = {file = 'VERSION'}\n",
+                "VERSION": "6.1\n",
+            },
+            "pkg",
+            "6.1",
+        ),
+        ({"setup.cfg": "[metadata]\nname = pkg\nversion = attr: pkg.a.V\n", "pkg/a.py": "V = '7'"}, "pkg", "7"),
+        ({"setup.py": "setup(name='pkg', version=read())"}, "pkg", "0.0.0"),
+        ({"setup.py": "setup(name='pkg', version='8')", "setup.cfg": "[metadata]\nlicense = x\n"}, "pkg", "8"),
+        ({"pyproject.toml": "[project]\nname = 'pkg'\nversion = '../x'\n"}, "pkg", "0.0.0"),
+    ],
+)
+def test_the_name_and_the_version_are_those_that_it_would_be_installed_with(files, name, version):
+    found = metadata(files)
+    folder = f"{name.lower().replace('.', '_').replace('-', '_')}-{version}.dist-info"
+    assert found[f"{folder}/METADATA"].splitlines()[1:] == [f"Name: {name}", f"Version: {version}"]
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "x\\nVersion: 1"])
+def test_no_metadata_without_a_name(name):
+    assert metadata({"pyproject.toml": f'[project]\nname = "{name}"\nversion = "1"\n'}) == {}
+
+
+def test_entry_points_of_every_group_but_plugins_of_pytest():
+    files = {
+        "pyproject.toml": "[project]\nname = 'p'\nversion = '1'\n[project.entry-points.'p.plugins']\na = 'b:c'\n",
+        "setup.cfg": "[options.entry_points]\npytest11 =\n    x = y\nP.More =\n    Big = d.e:F [extra]\n",
+        "setup.py": "setup(entry_points={'console_scripts': 'run = p:main'})",
+    }
+    text = metadata(files)["p-1.dist-info/entry_points.txt"]
+    assert text.split("\n\n") == ["[console_scripts]\nrun = p:main", "[p.plugins]\na = b:c", "[P.More]\nBig = d.e:F\n"]

@@ -1,14 +1,22 @@
 """The trees of a task, what is taken of an agent's work, and what is tested: on real repositories, no sandbox."""
 
+import contextlib
 import io
 import json
 import os
+import shutil
+import signal
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
-from hermes_swe_smith import trees
+from hermes_swe_smith import manifest, trees
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hermes_core.sandbox.guest import archives
 
 BUG = """\
 diff --git a/src/pkg/core.py b/src/pkg/core.py
@@ -83,21 +91,21 @@ class Bench:
         bundle = tmp_path / "source.bundle"
         git(origin, "bundle", "create", "-q", str(bundle), ref)
         commit = git(origin, "rev-parse", ref).strip()
-        trees.make_repository({"repo": self.repo, "bundle": str(bundle), "commit": commit, "read": []}, b"")
+        trees.make_repository({"repo": self.repo, "bundle": str(bundle), "commit": commit, "read": []}, NOTHING)
         patches = {"patch": arguments.pop("patch", BUG), "test_patch": arguments.pop("test_patch", "")}
         self.tests = arguments.pop("test_files", ["tests/test_core.py", "tests/test_other.py"])
         hidden = arguments.pop("hidden", ["tests/test_core.py"])
-        defaults = {"base_is": "clean", "patch_is": "bug", "has_fix": True, "test_files": self.tests, "hidden": hidden}
+        defaults = {"doctests": {}, "base_is": "clean", "patch_is": "bug", "test_files": self.tests, "hidden": hidden}
         self.made = trees.make_trees(
-            {"repo": self.repo, "task": self.task, **defaults, **arguments}, json.dumps(patches).encode()
+            {"repo": self.repo, "task": self.task, **defaults, **arguments}, io.BytesIO(json.dumps(patches).encode())
         )
         notes = tmp_path / "notes.json"
         notes.write_text(json.dumps({"modules": ["pytest", "_pytest", "json", "typing"]}))
 
     def checkout(self):
         """The agent's checkout, as it gets it."""
-        repo, agent = Path(self.task, "agent").read_text().splitlines()
-        return self.unpack(trees.Repository(repo).archive(agent, self.task), "slot")
+        repo, agent, digest = Path(self.task, "agent").read_text().splitlines()
+        return self.unpack({**trees.Repository(repo).archive(agent, self.task), "digest": digest}, "slot")
 
     @property
     def fix(self):
@@ -105,29 +113,62 @@ class Bench:
 
     def unpack(self, answer, name):
         root = self.tmp / name
-        with tarfile.open(answer["tar"]) as tar:
+        shutil.rmtree(root, ignore_errors=True)
+        with tarfile.open(answer["tar"], "r:") as tar:
             tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # Python 3.11.2 has no filters
             tar.extractall(root)
         os.unlink(answer["tar"])
+        assert manifest.of_directory(str(root)) == answer["digest"]
         return root
 
-    @property
     def arguments(self):
-        notes = str(self.tmp / "notes.json")
-        return {"task": self.task, "test_files": self.tests, "import_path": ["src"], "modules": notes}
+        """For one operation."""
+        return {
+            "task": self.task,
+            "import_path": ["src"],
+            "modules": str(self.tmp / "notes.json"),
+            "cpu_s": 60,
+            "work": tempfile.mkdtemp(dir=self.tmp),
+        }
 
-    def take(self, root, max_bytes=1 << 20):
-        """The agent's work: what is tested of it, and the answer."""
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            tar.add(root, ".")
-        answer = trees.take_work({**self.arguments, "max_bytes": max_bytes}, buffer.getvalue())
-        return contents(self.unpack(answer, "tested")), answer
+    def take(self, root, max_bytes=1 << 20, max_workspace=64 << 20):
+        """The agent's work: what is tested of it, and the answer with the patch."""
+        return self.take_tar(packed(root), max_bytes, max_workspace)
+
+    def take_tar(self, data, max_bytes=1 << 20, max_workspace=64 << 20):
+        """The same from the bytes of a tar."""
+        arguments = {**self.arguments(), "max_patch": max_bytes, "max_workspace": max_workspace}
+        before = everything(self.repo)
+        answer = trees.take_work(arguments, io.BytesIO(data))
+        assert everything(self.repo) == before, "something stays of the work"
+        patch = Path(arguments["work"], "patch").read_bytes().decode()
+        return contents(self.unpack(answer, "tested")), {**answer, "patch": patch}
 
     def rescore(self, patch):
         """What is tested of a recorded patch."""
-        answer = trees.give_tests(self.arguments, patch.encode("utf-8", "surrogateescape"))
+        answer = trees.give_tests(self.arguments(), io.BytesIO(patch.encode("utf-8", "surrogateescape")))
         return contents(self.unpack(answer, "again"))
+
+
+NOTHING = io.BytesIO()
+
+
+def packed(root):
+    """A tar of a directory as the guest makes it."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(writer, 1)
+        os._exit(archives.pack(str(root), 1 << 30) != {})
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        data = file.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return data
+
+
+def everything(folder):
+    return sorted(str(path) for path in Path(folder).rglob("*"))
 
 
 def contents(root):
@@ -332,17 +373,37 @@ def test_a_directory_in_the_place_of_a_configuration_file(bench):
     assert tested == {**BUGGY, "src/pkg/fine.py": b"x\n"}
 
 
-def test_a_bug_in_a_protected_file_is_not_mended_by_restoring(tmp_path, origin):
-    patch = BUG.replace("src/pkg/core.py", "tests/conftest.py").replace(
-        "@@ -1,2 +1,2 @@\n def double(x):\n-    return 2 * x\n+    return 3 * x\n", "@@ -1 +1 @@\n-X = 1\n+X = 2\n"
-    )
-    bench = Bench(tmp_path, origin, patch=patch)
-    tested, _ = bench.take(bench.checkout())
-    assert tested["tests/conftest.py"] == b"X = 2\n"
+@pytest.mark.parametrize("path", ["tests/conftest.py", "tests/test_core.py", "tests/data/table.csv", "setup.cfg"])
+def test_a_bug_that_restoring_the_tests_would_undo_is_refused(tmp_path, origin, path):
+    with pytest.raises(trees.Refused, match=f"only files of the tests.*{path}") as refused:
+        Bench(tmp_path, origin, patch=change_of(path))
+    assert refused.value.code == "patch"
+    assert not os.listdir(tmp_path / "task")
+
+
+def change_of(path):
+    """A patch that writes something else into a file of one line."""
+    old = FILES[path].decode()
+    return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-{old}+[other]\n"
+
+
+def test_of_a_bug_in_sources_and_tests_the_part_in_the_tests_is_undone(tmp_path, origin):
+    bench = Bench(tmp_path, origin, patch=BUG + change_of("tests/conftest.py"))
+    root = bench.checkout()
+    write(root, {"tests/conftest.py": b"mine\n"})
+    tested, answer = bench.take(root)
+    assert tested["tests/conftest.py"] == FILES["tests/conftest.py"]
+    assert b"3 * x" in tested["src/pkg/core.py"]
+    assert answer["restored"] == ["tests/conftest.py"]
+
+
+def test_tests_that_are_in_the_file_with_the_bug_are_refused(tmp_path, origin):
+    with pytest.raises(trees.Refused, match="both the bug and tests"):
+        Bench(tmp_path, origin, test_files=["src/pkg/core.py"], hidden=[], patch=BUG)
 
 
 def test_tests_beside_the_source_are_restored_but_the_source_is_not(tmp_path, origin):
-    bench = Bench(tmp_path, origin, test_files=["src/pkg/core.py"], hidden=[], patch=BUG, has_fix=True)
+    bench = Bench(tmp_path, origin, test_files=["src/pkg/__init__.py"], hidden=[], patch=BUG)
     root = bench.checkout()
     write(root, {"src/pkg/test_more.py": b"mine\n", "src/pkg/util.py": b"mine\n"})
     names, _ = bench.take(root)
@@ -411,10 +472,10 @@ def test_a_repository_from_a_url(tmp_path, origin, of):
     }
     if of == "nothing":
         with pytest.raises(trees.Refused) as refused:
-            trees.make_repository(arguments, b"")
+            trees.make_repository(arguments, NOTHING)
         assert refused.value.code == "repository"
         return
-    trees.make_repository(arguments, b"")
+    trees.make_repository(arguments, NOTHING)
     found = trees.Repository(arguments["repo"]).git("rev-parse", trees.BASE).decode().strip()
     assert found == (tip if of == "an older commit" else newest)
 
@@ -422,7 +483,7 @@ def test_a_repository_from_a_url(tmp_path, origin, of):
 def test_a_url_where_nothing_is(tmp_path):
     with pytest.raises(trees.Refused, match="nowhere"):
         trees.make_repository(
-            {"repo": str(tmp_path / "r.git"), "url": "file:///nowhere", "commit": None, "read": []}, b""
+            {"repo": str(tmp_path / "r.git"), "url": "file:///nowhere", "commit": None, "read": []}, NOTHING
         )
 
 
@@ -441,7 +502,9 @@ def test_the_program_as_it_is_sent(bench):
     for name, text in _sources().items():
         (programs / "hermes_swe_smith" / f"{name}.py").write_text(text)
     argv = [sys.executable, "-I", "-S", "-c", _LOADER, str(programs), "give_tests"]
-    data = json.dumps(bench.arguments).encode() + b"\n" + bench.fix.encode()
+    arguments = bench.arguments()
+    os.rmdir(arguments["work"])
+    data = json.dumps(arguments).encode() + b"\n" + bench.fix.encode()
     done = subprocess.run(argv, input=data, capture_output=True, check=True, env={"PATH": os.environ["PATH"]})
     assert contents(bench.unpack(json.loads(done.stdout), "tested")) == FILES
 
@@ -450,3 +513,230 @@ def test_the_archive_leaves_nothing_behind_when_it_fails(bench):
     with pytest.raises(subprocess.CalledProcessError):
         trees.Repository(bench.repo).archive("0" * 40, bench.task)
     assert sorted(os.listdir(bench.task)) == ["agent", "fix.patch", "trees.json"]
+
+
+# --- any work at all ------------------------------------------------------------------------------------------------
+
+EXAMPLES = int(os.environ.get("HERMES_FUZZ_EXAMPLES", "15"))
+"""How many cases each property is tried on; a long run takes thousands."""
+
+fuzz = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, database=None
+)
+
+ODD = [b"\x1f\x8b\x08\x04x", b"BZh9", b"\xfd7zXZ", b"11 path=x\n", b"././@LongLink", b"\xff", b" ", b"-", b":(glob)*"]
+ODD += [
+    b".gitattributes",
+    b".gitmodules",
+    b"git~1",
+    ".g\u200cit".encode(),
+    b"\xef\xbb\xbf",
+    b"a\\b",
+    b"a\tb",
+    b'"',
+    b"\r",
+]
+ODD += [b"n" * 200, b"src", b"pkg", b"core.py", b"tests", b"conftest.py", b"a.log", b"build", b"__pycache__", b"..."]
+
+
+def _can_be_a_name(name):
+    return name not in (b".", b"..", b".gitignore") and name.lower() != b".git"
+
+
+names = st.one_of(
+    st.sampled_from(ODD),
+    st.binary(min_size=1, max_size=12).map(lambda name: name.replace(b"/", b"_").replace(b"\0", b"0")),
+).filter(_can_be_a_name)
+paths = st.lists(names, min_size=1, max_size=4).map(b"/".join)
+ignores = st.lists(st.sampled_from(["*.log", "!*.log", "build/", "!*", "/src/*", "a", "\\#", "[", "**/x", " ", "*\\"]))
+kinds = st.one_of(
+    st.binary(max_size=300).map(lambda content: ("file", content)),
+    st.sampled_from([b"x\r\n", b"\xef\xbb\xbfx", b"\0", b"caf\xe9\n"]).map(lambda content: ("program", content)),
+    paths.map(lambda target: ("link", target)),
+    st.just(("directory", b"")),
+    st.just(("gone", b"")),
+    st.just(("hard link", b"")),
+)
+changes = st.lists(st.tuples(paths, kinds), max_size=12)
+
+
+def change(root, path, kind, content):
+    """One change of a checkout; those that can't be made are none."""
+    place = os.path.join(os.fsencode(root), path)
+    try:
+        if kind == "gone":
+            subprocess.run([b"rm", b"-rf", b"--", place], check=True)
+            return
+        if kind == "link" and (os.path.basename(path).lower() == b".gitmodules" or not trees._is_text(content)):
+            return  # what git keeps none of, and no patch
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        if kind == "directory":
+            os.mkdir(place)
+        elif kind == "link":
+            os.symlink(content, place)
+        elif kind == "hard link":
+            os.link(os.path.join(os.fsencode(root), b"src/pkg/crlf.txt"), place)
+        else:
+            with open(place, "wb") as file:
+                file.write(content)
+            os.chmod(place, 0o755 if kind == "program" else 0o644)
+    except OSError:
+        return
+
+
+@pytest.fixture(scope="module")
+def fuzz_bench(tmp_path_factory, origin):
+    made = Bench(tmp_path_factory.mktemp("fuzz"), origin)
+    made.start = made.checkout().rename(made.tmp / "start")
+    return made
+
+
+@pytest.mark.slow
+@fuzz
+@given(changes, ignores)
+def test_any_work_is_taken_as_git_takes_it(fuzz_bench, made, ignored):
+    """Beside a real git in a real checkout: the same tree, which comes back from the patch and from the archive."""
+    bench = fuzz_bench
+    with tempfile.TemporaryDirectory(dir=bench.tmp) as scratch:
+        root = Path(scratch, "checkout")
+        shutil.copytree(bench.start, root, symlinks=True)
+        real = ["git", "-c", "core.protectNTFS=false", "-c", "core.protectHFS=false", "-c", "core.quotePath=false"]
+        real += ["--git-dir", scratch + "/git", "--work-tree", str(root)]
+
+        def do(*words):
+            return subprocess.run([*real, *words], env=ENV, capture_output=True, check=True, cwd=root).stdout
+
+        do("init", "-q", "--template=")
+        os.makedirs(scratch + "/git/info", exist_ok=True)
+        Path(scratch, "git/info/attributes").write_text(trees.ATTRIBUTES)
+        Path(scratch, "git/info/exclude").write_text(trees.LEFT_BEHIND)
+        do("add", "-A", "-f")
+        if ignored:
+            (root / ".gitignore").write_text("\n".join(ignored))
+        for path, (kind, content) in made:
+            change(root, path, kind, content)
+        do("add", "-A")
+        expected = do("write-tree").decode().strip()
+        data = packed(root)
+        _, answer = bench.take_tar(data)
+        again = trees.Repository(bench.repo, tempfile.mkdtemp(dir=scratch))
+        agent = Path(bench.task, "agent").read_text().splitlines()[1]
+        try:
+            assert again.patched(agent, answer["patch"], "the patch") == expected
+        except trees.Refused as refused:
+            # Of an empty file below a directory that begins with a space, git can't read its own patch.
+            assert "lacks filename information" in str(refused)
+            return
+        bench.rescore(answer["patch"])
+
+
+def mangled(draw, data):
+    """Bytes with some of them changed, left out, doubled, or put elsewhere."""
+    data = bytearray(data)
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, max(0, len(data) - 1)))
+        end = min(len(data), at + draw(st.sampled_from([1, 8, 12, 100, 512, 1024])))
+        match draw(st.sampled_from(["change", "cut", "double", "digits", "end"])):
+            case "change":
+                data[at:end] = draw(st.binary(min_size=end - at, max_size=end - at))
+            case "cut":
+                del data[at:end]
+            case "double":
+                data[at:at] = data[at:end]
+            case "digits":
+                data[at : at + 12] = draw(
+                    st.sampled_from([b"77777777777\0", b"\xff" * 12, b"\x80" + b"\xff" * 11, bytes(12)])
+                )
+            case "end":
+                del data[end:]
+    return bytes(data)
+
+
+def checksummed(data):
+    """The checksums of a tar's headers set right, so that more than those is met."""
+    data = bytearray(data)
+    for at in range(0, len(data) - 511, 512):
+        if data[at + 257 : at + 262] == b"ustar":
+            data[at + 148 : at + 156] = b" " * 8
+            data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    return bytes(data)
+
+
+@contextlib.contextmanager
+def no_hang(seconds=20):
+    def over(*_):
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+OURS = (trees.Refused, tarfile.TarError, ValueError, KeyError, EOFError, OSError, subprocess.CalledProcessError)
+
+
+@pytest.mark.slow
+@fuzz
+@given(st.data(), st.booleans())
+def test_no_archive_makes_another_tree_or_takes_for_ever(fuzz_bench, data, right):
+    bench = fuzz_bench
+    tar = mangled(data.draw, packed(bench.start))
+    with no_hang():
+        try:
+            tested, answer = bench.take_tar(checksummed(tar) if right else tar, max_workspace=1 << 20)
+        except OURS:
+            return
+    # Whatever it was read as is a patch that gives the same tree, with the tests as they were.
+    assert bench.rescore(answer["patch"]) == tested
+    assert all(tested[name] == FILES[name] for name in FILES if name.startswith("tests/"))
+
+
+@pytest.mark.slow
+@fuzz
+@given(st.data())
+def test_no_patch_reaches_beyond_its_tree(fuzz_bench, data):
+    bench = fuzz_bench
+    patch = mangled(data.draw, bench.fix.encode()).decode("utf-8", "surrogateescape")
+    before = everything(bench.tmp)
+    with no_hang():
+        try:
+            tested = bench.rescore(patch)
+        except OURS:
+            tested = FILES
+    assert all(tested[name] == FILES[name] for name in FILES if name.startswith("tests/"))
+    new = [path for path in set(everything(bench.tmp)) - set(before) if "/again" not in path]
+    assert all(Path(path).parts[len(bench.tmp.parts)].startswith("tmp") for path in new), new
+
+
+def test_what_a_test_patch_adds_belongs_to_the_tests_and_not_to_the_bug(tmp_path, origin):
+    added = "diff --git a/tests/data/new.csv b/tests/data/new.csv\nnew file mode 100644\n--- /dev/null\n"
+    bench = Bench(tmp_path, origin, test_patch=added + "+++ b/tests/data/new.csv\n@@ -0,0 +1 @@\n+3,4\n")
+    assert "tests/data/new.csv" not in contents(bench.checkout())
+    tested, _ = bench.take(tmp_path / "slot")
+    assert tested["tests/data/new.csv"] == b"3,4\n"
+    assert b"3 * x" in tested["src/pkg/core.py"]
+
+
+def test_a_source_with_doctests_is_the_agents_and_their_examples_are_the_clean_trees(tmp_path, origin):
+    project = tmp_path / "project"
+    git(tmp_path, "clone", "-q", str(origin), str(project))
+    source = b'def double(x):\n    """>>> double(1)\n    2\n    """\n    return 2 * x\n'
+    write(project, {"src/pkg/core.py": source})
+    write(project, {"src/pkg/other.py": b"def made(): pass\nmade.__doc__ = '>>> 1'\n"})
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "-m", "doctests")
+    write(project, {"src/pkg/core.py": source.replace(b"2 * x", b"3 * x")})
+    patch = git(project, "diff")
+    doctests = {"src/pkg/core.py": ["pkg.core.double"], "src/pkg/other.py": ["pkg.other.made"]}
+    bench = Bench(tmp_path, project, patch=patch, doctests=doctests, hidden=["src/pkg/core.py"])
+    root = bench.checkout()
+    assert b"3 * x" in (root / "src/pkg/core.py").read_bytes()
+    write(root, {"src/pkg/core.py": b"mine\n", "src/pkg/other.py": b"mine\n"})
+    tested, answer = bench.take(root)
+    assert tested["src/pkg/core.py"] == b"mine\n"
+    assert answer["doctests"] == {"src/pkg/core.py::pkg.core.double": [">>> double(1)\n    2\n    ", 1]}
+    assert answer["restored"] == ["src/pkg/other.py"]  # its docstring can't be read from the source

@@ -1,10 +1,12 @@
 """Rewards and details from test reports."""
 
+from dataclasses import replace
+
 import pytest
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import TestCommand
 from hermes_swe_smith.rows import parse_row
-from hermes_swe_smith.verify import score
+from hermes_swe_smith.verify import disturbed, score
 
 from hermes_core.envs.pytest_run import PytestReport, ReportStatus
 
@@ -92,3 +94,23 @@ def test_test_commands(command, args, env, on_path):
 def test_other_commands_are_refused(command):
     with pytest.raises(ValueError, match=r"pytest|command"):
         TestCommand.parse(command)
+
+
+@pytest.mark.parametrize(
+    ("found", "again"),
+    [
+        (report(), False),
+        (report("t.py::a"), False),
+        (replace(report(), disturbance="memory"), False),
+        (replace(report("t.py::a"), disturbance="memory"), True),
+        (replace(report(status=ReportStatus.CUT), disturbance="memory"), True),
+        (replace(report(status=ReportStatus.NO_REPORT), disturbance="memory"), True),
+    ],
+)
+def test_tests_that_something_has_killed_are_run_again_unless_all_have_passed(found, again):
+    assert disturbed(found) == ("memory" if again else None)
+
+
+def test_the_reason_names_what_was_killed(task):
+    _, details = score(task, replace(report(status=ReportStatus.CUT), disturbance="it was killed"), SweSmithConfig())
+    assert details["reason"].endswith("it was killed")

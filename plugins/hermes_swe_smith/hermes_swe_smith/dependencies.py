@@ -65,6 +65,21 @@ for distribution in list(importlib.metadata.distributions()):
 """
 
 
+# Says what is installed of the project, whose code is imported from a checkout.
+_ADD_METADATA = """
+import importlib.metadata, json, os, sys, sysconfig
+name, files = json.load(sys.stdin)
+try:
+    importlib.metadata.distribution(name)
+except importlib.metadata.PackageNotFoundError:
+    for path, text in files.items():
+        path = os.path.join(sysconfig.get_path("purelib"), path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+"""
+
+
 @dataclass(frozen=True)
 class TestEnvironment:
     """A prepared virtual environment."""
@@ -122,6 +137,7 @@ async def prepare_environment(
         else:
             pythonpath = await installer.install_project(repository, programs)
         await installer.add_scripts(repository.scripts)
+        await installer.add_metadata(repository.metadata)
         notes = await installer.run([f"{directory}/venv/bin/python", "-I", "-c", _NOTES, *pythonpath], "looking around")
         await commands.write_file(f"{directory}/notes.json", notes.stdout)
 
@@ -134,11 +150,12 @@ async def prepare_environment(
 
 
 def environment_key(source: Source, repository: Repository) -> str:
-    """Names an environment by what is in it: repositories with the same pins, and no commands, share one."""
+    """Names an environment by what is in it: repositories with the same pins, and nothing to install, share one."""
     if source.requirements is None:
         return source.key
     commands = [f"{name}={target}" for name, target in sorted(repository.scripts.items())]
-    pins = "\n".join((source.python, *sorted(source.requirements), *commands))
+    metadata = [f"{path}={text}" for path, text in sorted(repository.metadata.items())]
+    pins = "\n".join((source.python, *sorted(source.requirements), *commands, *metadata))
     return hashlib.sha256(pins.encode()).hexdigest()[:16]
 
 
@@ -211,6 +228,13 @@ class _Installer:
             except CommandError:
                 text = wrapper(f"{self._directory}/venv/bin/python", target)
                 await self._commands.write_file(path, text.encode(), mode=0o755)
+
+    async def add_metadata(self, files: Mapping[str, str]) -> None:
+        """Make the project's `.dist-info`, if the pins have not installed it."""
+        if files:
+            name = next(iter(files)).partition("-")[0]
+            argv = [f"{self._directory}/venv/bin/python", "-I", "-c", _ADD_METADATA]
+            await self.run(argv, "the project's metadata", stdin=json.dumps([name, files]).encode())
 
     async def install_project(self, repository: Repository, programs: str) -> tuple[str, ...]:
         """Install what the project needs, and pytest, and give the project's import directories."""

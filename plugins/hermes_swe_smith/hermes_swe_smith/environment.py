@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.envs.base import Environment, Item
-from hermes_core.errors import SetupFailed, VerifierError
+from hermes_core.errors import VerifierError
 from hermes_core.hookspecs import hookimpl
 from hermes_swe_smith import demo_tasks
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks, read_rows
 from hermes_swe_smith.dependencies import TestEnvironment, installer_variables, prepare_environment
+from hermes_swe_smith.reach import Reach
 from hermes_swe_smith.repos import Catalog
 from hermes_swe_smith.rows import Task
-from hermes_swe_smith.verify import Score, run_tests, score, undone, unsolved
+from hermes_swe_smith.verify import Score, disturbed, run_tests, score, undone, unsolved
 from hermes_swe_smith.workspace import (
     ENVIRONMENT_LINK,
     OperationRefused,
@@ -35,8 +36,9 @@ from hermes_swe_smith.workspace import (
 )
 
 if TYPE_CHECKING:
+    from hermes_core.envs.pytest_run import PytestReport
     from hermes_core.envs.rollout import Rollout
-    from hermes_core.envs.workspace import LeasedSlot
+    from hermes_core.envs.workspace import Fresh, LeasedSlot
     from hermes_core.sandbox.preparation import NewSandbox
 
 _PROMPT = """\
@@ -73,6 +75,7 @@ class SweSmithEnvironment(Environment):
         self._catalog = Catalog({}, None, "")
         self._scratch = ExitStack()
         self._repositories: dict[tuple[str, str], Repository] = {}
+        self._reach = Reach()
         self._installer_variables = installer_variables(self.config.installer_variables)
 
     async def setup(self) -> None:
@@ -133,6 +136,7 @@ class SweSmithEnvironment(Environment):
         """Give the agent the buggy tree."""
         task = self._task(item)
         trees_dir, environment = await self._prepared(rollout, task)
+        await self._reach.look(rollout, task, self._catalog.source(task), self._tasks.values())
         await give_checkout(rollout, task, trees_dir, environment)
         return {"repo_dir": f"{rollout.commands.workspace_dir}/{task.directory}", "base_commit": task.base_commit}
 
@@ -151,12 +155,10 @@ class SweSmithEnvironment(Environment):
         limits = {"max_workspace": self.config.max_workspace_bytes, "max_patch": self.config.max_patch_bytes}
         try:
             tested = await take_work(rollout, task, trees_dir, environment, **limits)
+            rollout.record_patch(tested.patch)
+            return await self._score(task, tested, rollout)
         except OperationRefused as refused:
             return unsolved(refused.message)
-        except SetupFailed as error:
-            raise VerifierError(error.message, hint=error.hint) from error
-        rollout.record_patch(tested.patch)
-        return await self._score(task, tested, rollout)
 
     async def score_patch(self, item: Item, patch: str, rollout: Rollout) -> Score:
         """Test a recorded patch, as verification did."""
@@ -173,12 +175,17 @@ class SweSmithEnvironment(Environment):
     async def _score(self, task: Task, tested: Tested, rollout: Rollout) -> Score:
         """Run the tests on what is to be tested, in a fresh slot of this sandbox or another one."""
         source = self._catalog.source(task)
+
+        async def lay_out(fresh: Fresh) -> None:
+            await give_tested(rollout, tested, fresh.commands, task.directory)
+
+        async def check(fresh: Fresh) -> PytestReport:
+            _, environment = await self._prepared(fresh, task)
+            async with fresh.processor():
+                return await run_tests(fresh, task, tested, source, environment, timeout_s=self.config.test_timeout_s)
+
         try:
-            async with rollout.fresh_slot() as fresh:
-                await give_tested(rollout, tested, fresh.commands, task.directory)
-                _, environment = await self._prepared(fresh, task)
-                async with fresh.processor():
-                    report = await run_tests(fresh, task, source, environment, self.config.test_timeout_s)
+            report = await rollout.check_afresh(lay_out, check, disturbed=disturbed)
         finally:
             await forget_tested(rollout, tested)
         reward, details = score(task, report, self.config)

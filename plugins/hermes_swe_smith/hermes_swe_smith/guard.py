@@ -3,7 +3,7 @@
 Sent into the sandbox with `trees.py`; standard library only, Python >= 3.8.
 """
 
-# ruff: noqa: PTH119, PTH120
+# ruff: noqa: PTH118, PTH120
 # (pathlib would be one import more)
 
 from __future__ import annotations
@@ -18,69 +18,136 @@ if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no
     Entry = tuple[str, str]
     Tree = dict[str, Entry]
 
-CONFIGURATION = ("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml")
-"""What pytest reads at the top of a checkout."""
+CONFIGURATION = (
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    ".coveragerc",
+)
+"""What pytest, and coverage in its process, read at the top of a checkout."""
 
-STARTUP = ("conftest", "sitecustomize", "usercustomize")
-METADATA = re.compile(r"\.(dist-info|egg-info|egg|egg-link|pth)$")
-TEST_DIRECTORY = re.compile(r"^tests?$|^tests?[_-]|[_-]tests?$")
+STARTUP = ("sitecustomize", "usercustomize")
+METADATA = re.compile(r"\.(dist-info|egg-info|egg|egg-link|pth)$", re.IGNORECASE)
+COMPILED = re.compile(r"(^|/)__pycache__/|\.py[co]$")
+"""Python and pytest run these in place of the sources beside them, if they only claim to be of the same age."""
+
+IMPORTABLE = (".py", ".so", ".pyd")
+TEST_DIRECTORY = re.compile(r"^tests?$|^tests?[_-]|[_-]tests?$|^testing$|^testdata$", re.IGNORECASE)
 TEST_MODULE = re.compile(r"^(test_.*|.*_test|tests?)\.py$")
 
 
 class Guard:
     """Which files of the tested tree are the clean tree's, whatever the agent did.
 
-    The files of the tests, everything in the test directories that they lie in, test modules beside them, `conftest.py`
-    anywhere, and what configures pytest. Never a file that the bug is in, unless the tests themselves are in it.
+    Those that belong to the tests by their name or place: `conftest.py` anywhere, what configures pytest, all that is
+    in the test directories of the tests' files, and test modules beside them. And the tests' files themselves, wherever
+    they are. Everything else is the agent's, also a source file whose doctests are among the tests.
     """
 
     def __init__(self, test_files: Iterable[str], bug: set[str]) -> None:
+        """Args:
+        test_files: the files of the tests, but for sources that have no other tests than doctests.
+        bug: the files that the bug is in.
+        """
         self._files = set(test_files)
-        self._bug = bug - self._files
         self._beside = {os.path.dirname(path) for path in self._files}
-        self._below = tuple({top + "/" for top in map(_test_directory, self._files) if top})
+        sources = bug - self._files
+        self._below = tuple({top + "/" for path in self._files for top in [_test_directory(path, sources)] if top})
 
     def protects(self, path: str) -> bool:
-        if path in self._bug:
-            return False
-        name = os.path.basename(path)
+        """Whether the clean tree's version is tested."""
+        return path in self._files or self.belongs(path)
+
+    def belongs(self, path: str) -> bool:
+        """Whether its name or place makes it one of the tests'."""
+        folder, name = os.path.split(path)
         return (
-            path in self._files
-            or path.startswith(self._below)
+            name == "conftest.py"
             or path in CONFIGURATION
-            or name == "conftest.py"
-            or (os.path.dirname(path) in self._beside and bool(TEST_MODULE.match(name)))
+            or path.startswith(self._below)
+            or (folder in self._beside and bool(TEST_MODULE.match(name)))
         )
 
 
-def _test_directory(path: str) -> str:
-    """The topmost directory above a test file that is one of tests by its name, or nothing."""
+def _test_directory(path: str, bug: set[str]) -> str:
+    """The topmost directory above a test file that is one of tests by its name, or nothing.
+
+    One with the bug in it is a package of the project's that is named like tests (`test_tools/core.py`), unless it is
+    called `tests` and nothing else.
+    """
     parts = path.split("/")[:-1]
-    for depth, part in enumerate(parts, 1):
-        if TEST_DIRECTORY.search(part):
-            return "/".join(parts[:depth])
-    return ""
+    named = ["/".join(parts[:depth]) for depth, part in enumerate(parts, 1) if TEST_DIRECTORY.search(part)]
+    for folder in named:
+        if not any(each.startswith(folder + "/") for each in bug):
+            return folder
+    plain = [folder for folder in named if folder.split("/")[-1].lower() in ("test", "tests")]
+    return plain[-1] if plain else ""
 
 
-def shadows(tested: Tree, clean: Tree, import_path: list[str], modules: set[str]) -> set[str]:
-    """Files that the clean tree has not and that Python would take for a module of its own or of the environment."""
-    roots = ["" if entry in (".", "") else entry.strip("/") + "/" for entry in import_path]
-    found = set()
-    for path in tested:
-        if path in clean:
-            continue
-        parts = path.split("/")
-        if any(part.split(".")[0] in STARTUP[1:] or METADATA.search(part) for part in parts):
-            found.add(path)
-        for root in roots:
-            if not path.startswith(root):
-                continue
-            first = path[len(root) :].split("/")[0]
-            if first.split(".")[0] in modules and not any(
-                p == root + first or p.startswith(root + first + "/") for p in clean
-            ):
-                found.add(path)
-    return found
+def shadows(tested: Tree, clean: Tree, kept: Tree, import_path: list[str], modules: set[str]) -> set[str]:
+    """Files that the clean tree has not and that Python would take for a module of the environment or of the tests.
+
+    Args:
+        tested: what is tested but for what is kept.
+        kept: the files that are the clean tree's whatever the agent did.
+        import_path: where the project is imported from, relative to the checkout.
+        modules: what can be imported without the project.
+    """
+    sources = [path for path in kept if path.endswith(".py")]
+    roots = {"" if entry in (".", "") else entry.strip("/") + "/" for entry in import_path}
+    roots.update(_import_root(path, tested, kept) for path in sources)
+    taken = {_module(path) for path in sources} | {parent for path in sources for parent in _parents(path)}
+    directories = {parent for path in clean for parent in _parents(path)}
+    return {
+        path
+        for path in tested
+        if path not in clean
+        and (_is_startup(path) or _is_namesake(path, taken, directories) or _hides(path, roots, modules, directories))
+    }
+
+
+def _is_startup(path: str) -> bool:
+    """Whether Python reads such a file by itself, or in place of another."""
+    parts = path.split("/")
+    return bool(COMPILED.search(path)) or any(
+        part.split(".")[0] in STARTUP or METADATA.search(part) is not None for part in parts
+    )
+
+
+def _import_root(path: str, tested: Tree, kept: Tree) -> str:
+    """The directory that pytest makes importable for a file: the first above it that is no package."""
+    folder = os.path.dirname(path)
+    while folder and any(f"{folder}/__init__.py" in tree for tree in (tested, kept)):
+        folder = os.path.dirname(folder)
+    return folder and folder + "/"
+
+
+def _is_namesake(path: str, taken: set[str], directories: set[str]) -> bool:
+    """Whether it has the name of a kept module or package in another form: `test_x/__init__.py` beside `test_x.py`."""
+    new = [parent for parent in _parents(path) if parent not in directories]
+    if path.endswith(IMPORTABLE):
+        new.append(path)
+    return any(_module(each) in taken for each in new)
+
+
+def _hides(path: str, roots: Iterable[str], modules: set[str], directories: set[str]) -> bool:
+    """Whether it would be imported from one of the roots in place of a module of the environment."""
+    for root in roots:
+        first, inside, _ = path[len(root) :].partition("/")
+        importable = path.startswith(root) and (inside or first.endswith(IMPORTABLE))
+        if importable and first.split(".")[0] in modules and root + first not in directories:
+            return True
+    return False
+
+
+def _module(path: str) -> str:
+    """The path up to the first dot of its last part, which is how Python names what it imports."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, name.split(".")[0])
 
 
 def in_the_way(tested: Tree, kept: Tree) -> set[str]:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from hermes_core.errors import DatasetError
 from hermes_core.settings import requirement
+from hermes_swe_smith import doctests
 from hermes_swe_smith.config import SweSmithConfig
 
 Variant = Literal["swe-smith", "swe-smith-2025", "oracle"]
@@ -108,8 +109,17 @@ class Task:
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        """The files of all tests, sorted."""
-        return tuple(sorted({test_file(node_id) for node_id in self.node_ids}))
+        """The files of all tests that can't be doctests of a module, sorted."""
+        return tuple(sorted({test_file(node_id) for node_id in self.node_ids if not _may_be_doctest(node_id)}))
+
+    @property
+    def doctests(self) -> dict[str, list[str]]:
+        """The names of what can be doctests of a module, by file: `pkg.mod.func` in `pkg/mod.py`."""
+        found: dict[str, list[str]] = {}
+        for node_id in filter(_may_be_doctest, self.node_ids):
+            path, _, name = node_id.partition("::")
+            found.setdefault(path, []).append(name)
+        return found
 
     @property
     def fail_to_pass_files(self) -> tuple[str, ...]:
@@ -120,6 +130,11 @@ class Task:
 def test_file(node_id: str) -> str:
     """The file of a pytest node id, relative to the checkout."""
     return node_id.split("::", 1)[0]
+
+
+def _may_be_doctest(node_id: str) -> bool:
+    path, _, name = node_id.partition("::")
+    return bool(doctests.objects(path, name))
 
 
 def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Task:

@@ -1,19 +1,34 @@
-"""The commands that a project would install (`console_scripts`), read from its packaging files without running them."""
+"""The commands and the metadata that a project would install, read from its packaging files without running them."""
 
 from __future__ import annotations
 
 import ast
 import configparser
+import contextlib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-FILES = ("pyproject.toml", "setup.cfg", "setup.py")
-"""Where they are declared, at the top of a checkout."""
+_VERSIONED = ("__init__", "__about__", "__version__", "_version", "version", "about")
+
+FILES = (
+    "pyproject.toml",
+    "setup.cfg",
+    "setup.py",
+    *(f"{root}*/{name}.py" for root in ("", "src/") for name in _VERSIONED),
+    *("*.py", "src/*.py", "VERSION", "VERSION.txt", "version.txt"),
+)
+"""Where they are declared in a checkout: packaging files, and what these name for the version."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _TARGET = re.compile(r"[\w.]+:[\w.]+")
+_VERSION = re.compile(r"[A-Za-z0-9][\w.!+-]*", re.ASCII)
+_UNKNOWN = "0.0.0"
+"""The version of a project that computes it, from tags for instance."""
+
+EntryPoints = dict[str, dict[str, str]]
+"""By group, name to `module:attribute`."""
 
 
 def console_scripts(files: Mapping[str, str]) -> dict[str, str]:
@@ -22,11 +37,29 @@ def console_scripts(files: Mapping[str, str]) -> dict[str, str]:
     Args:
         files: the texts of those of `FILES` that there are.
     """
-    found: dict[str, str] = {}
-    found.update(_from_pyproject(files.get("pyproject.toml", "")))
-    found.update(_from_setup_cfg(files.get("setup.cfg", "")))
-    found.update(_from_setup_py(files.get("setup.py", "")))
+    found = _entry_points(files).get("console_scripts", {})
     return {name: target for name, target in found.items() if _NAME.fullmatch(name) and _TARGET.fullmatch(target)}
+
+
+def metadata(files: Mapping[str, str]) -> dict[str, str]:
+    """The files of the project's `.dist-info`, relative to `site-packages`; nothing if it has no name.
+
+    Without `pytest11`: pytest would load these before the tests are to have a say.
+    """
+    name, version = _name_and_version(files)
+    if not _NAME.fullmatch(name):
+        return {}
+    if not _VERSION.fullmatch(version):
+        version = _UNKNOWN
+    lines = []
+    for group, points in _entry_points(files).items():
+        if group != "pytest11":
+            lines += [f"[{group}]", *(f"{point} = {target}" for point, target in points.items()), ""]
+    folder = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version.replace('-', '_')}.dist-info"
+    return {
+        f"{folder}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{folder}/entry_points.txt": "\n".join(lines),
+    }
 
 
 def wrapper(python: str, target: str) -> str:
@@ -38,13 +71,80 @@ def wrapper(python: str, target: str) -> str:
     )
 
 
-def _from_pyproject(text: str) -> dict[str, str]:
+def _name_and_version(files: Mapping[str, str]) -> tuple[str, str]:
+    """As the packaging files say; a version that they say where to find is looked up there."""
+    pyproject, cfg, setup = _pyproject(files), _setup_cfg(files), _setup_py(files)
+    project, poetry = _table(pyproject, "project"), _table(pyproject, "tool", "poetry")
+    declared = {**setup, **dict(cfg.items("metadata") if cfg.has_section("metadata") else ()), **poetry, **project}
+    name, version = declared.get("name"), declared.get("version")
+    dynamic = _table(pyproject, "tool", "setuptools", "dynamic", "version")
+    if isinstance(version, str) and version.startswith(("attr:", "file:")):
+        kind, _, where = version.partition(":")
+        dynamic = {kind: where.strip()}
+    elif isinstance(version, str):
+        return str(name or ""), version
+    hatch, flit = _table(pyproject, "tool", "hatch", "version"), _table(pyproject, "tool", "flit", "module")
+    module = str(flit.get("name") or name).replace("-", "_")
+    if isinstance(dynamic.get("file"), str):
+        version = files.get(dynamic["file"], "").strip()
+    elif isinstance(hatch.get("path"), str):
+        version = _assigned(files.get(hatch["path"], ""), ("__version__", "VERSION", "version"))
+    else:
+        module, _, attribute = str(dynamic.get("attr") or f"{module}.__version__").rpartition(".")
+        paths = [f"{root}{module.replace('.', '/')}{end}" for root in ("", "src/") for end in (".py", "/__init__.py")]
+        version = next((found for path in paths if (found := _assigned(files.get(path, ""), (attribute,)))), "")
+    return str(name or ""), version
+
+
+def _assigned(source: str, names: tuple[str, ...]) -> str:
+    """The text that a module assigns to one of the names, if it is written there as such."""
     try:
-        data = tomllib.loads(text)
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError):
+        return ""
+    for statement in statements:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        value = getattr(getattr(statement, "value", None), "value", None)
+        if isinstance(value, str) and any(isinstance(target, ast.Name) and target.id in names for target in targets):
+            return value
+    return ""
+
+
+def _entry_points(files: Mapping[str, str]) -> EntryPoints:
+    """What is declared in any of the ways; nothing of what is no text."""
+    pyproject, cfg = _pyproject(files), _setup_cfg(files)
+    options = dict(cfg.items("options.entry_points")) if cfg.has_section("options.entry_points") else {}
+    places: list[Mapping[str, Any]] = [
+        {"console_scripts": _table(pyproject, "tool", "poetry", "scripts")},
+        _table(pyproject, "tool", "poetry", "plugins"),
+        {"console_scripts": _table(pyproject, "project", "scripts")},
+        _table(pyproject, "project", "entry-points"),
+        options,
+        _table(_setup_py(files), "entry_points"),
+    ]
+    found: EntryPoints = {}
+    for place in places:
+        for group, points in place.items():
+            found.setdefault(group, {}).update(_points(points))
+    return {group: points for group, points in found.items() if points}
+
+
+def _points(value: object) -> dict[str, str]:
+    """Name to target, of a table, or of lines `name = target`."""
+    if isinstance(value, dict):
+        return {name: _bare(target) for name, target in value.items() if isinstance(target, str)}
+    lines = value.splitlines() if isinstance(value, str) else value
+    if not isinstance(lines, list | tuple):
+        return {}
+    pairs = (line.partition("=") for line in lines if isinstance(line, str))
+    return {name.strip(): _bare(target) for name, sign, target in pairs if sign}
+
+
+def _pyproject(files: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(files.get("pyproject.toml", ""))
     except tomllib.TOMLDecodeError:
         return {}
-    tables = (_table(data, "tool", "poetry", "scripts"), _table(data, "project", "scripts"))
-    return {name: _bare(target) for table in tables for name, target in table.items() if isinstance(target, str)}
 
 
 def _table(data: Any, *path: str) -> dict[str, Any]:
@@ -53,40 +153,26 @@ def _table(data: Any, *path: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _from_setup_cfg(text: str) -> dict[str, str]:
+def _setup_cfg(files: Mapping[str, str]) -> configparser.ConfigParser:
     parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read_string(text)
-        lines = parser.get("options.entry_points", "console_scripts", fallback="")
-    except configparser.Error:
-        return {}
-    return _from_lines(lines.splitlines())
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    with contextlib.suppress(configparser.Error):
+        parser.read_string(files.get("setup.cfg", ""))
+    return parser
 
 
-def _from_setup_py(text: str) -> dict[str, str]:
-    """What a literal `entry_points={"console_scripts": [...]}` says."""
+def _setup_py(files: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments that are written out in a setup.py, of whatever it calls."""
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+        tree = ast.parse(files.get("setup.py", ""))
+    except (SyntaxError, ValueError, RecursionError):
         return {}
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "entry_points":
-            try:
-                value = ast.literal_eval(node.value)
-            except (ValueError, TypeError):
-                continue
-            lines = value.get("console_scripts") if isinstance(value, dict) else None
-            if isinstance(lines, str):
-                lines = lines.splitlines()
-            if isinstance(lines, list | tuple):
-                found.update(_from_lines(line for line in lines if isinstance(line, str)))
+        if isinstance(node, ast.keyword) and node.arg in ("entry_points", "name", "version"):
+            with contextlib.suppress(ValueError, TypeError):
+                found.setdefault(node.arg, ast.literal_eval(node.value))
     return found
-
-
-def _from_lines(lines: Iterable[str]) -> dict[str, str]:
-    pairs = (line.partition("=") for line in lines)
-    return {name.strip(): _bare(target) for name, sign, target in pairs if sign}
 
 
 def _bare(target: str) -> str:

@@ -3,41 +3,61 @@
 Standard library and git, Python >= 3.8. It runs as the preparation user, who shares nothing with the slots. There is
 never a working tree: trees are made in temporary indexes, an agent's work arrives as a tar whose members are hashed and
 never unpacked, and what leaves is a tar again. So nothing that an agent wrote (configuration, attributes, hooks, links,
-odd names) is ever acted upon.
+odd names) is ever acted upon. What is made of an agent's work lies in a directory of its own, the objects included,
+which the caller removes; and whatever it is made of, no process of ours takes more processor time or memory for it
+than `confine` allows.
 
 Files are the repository's bytes: no line-end conversion, no filter, no keyword, no `export-ignore`.
 
 Called with an operation's name as the last argument; standard input is a JSON line of arguments, then a payload.
-Prints one JSON line; `{"error": code, "message": text}` for what the caller has to deal with.
+Prints one JSON line, of a bounded length; `{"error": code, "message": text}` for what the caller has to deal with, of
+which `failed` is a git that failed for no reason that is known here.
 """
 
-# ruff: noqa: PTH102, PTH103, PTH108, PTH118, PTH120, PTH123
+# ruff: noqa: PTH102, PTH103, PTH104, PTH108, PTH118, PTH119, PTH120, PTH123
 # (pathlib would be one import more)
 
 from __future__ import annotations
 
+import ast
+import fnmatch
 import hashlib
 import io
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
-from typing import TYPE_CHECKING, Any
+import zlib
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, cast
 
+from hermes_swe_smith import manifest
+from hermes_swe_smith.doctests import docstring
 from hermes_swe_smith.guard import Guard, in_the_way, shadows, undone
+from hermes_swe_smith.manifest import FILE, LINK, MODULE, PROGRAM
 
 if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no harm on 3.8
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    Entry = tuple[str, str]  # mode and object id, as git has them
-    Tree = dict[str, Entry]  # path to entry, of every file of a tree
+    from hermes_swe_smith.manifest import Tree
 
-FILE, PROGRAM, LINK, MODULE = "100644", "100755", "120000", "160000"
+BLOCK = 1 << 20
 
-ATTRIBUTES = "* -text !eol -ident !filter !working-tree-encoding -export-ignore -export-subst\n"
-"""Stands above whatever a tree's own .gitattributes say."""
+ATTRIBUTES = "* -text -crlf !eol -ident !filter !working-tree-encoding -export-ignore -export-subst\n"
+"""Stands above whatever a tree's own .gitattributes say: git looks no further for any of these."""
+
+MEMORY = 2 << 30
+"""What each of our processes may take for an agent's work."""
+MAX_PATH = 1024
+"""Bytes of a file's path below the checkout: far from what the kernel takes, wherever the checkout lies."""
+MAX_GITIGNORES = 4 << 20
+"""Bytes of all .gitignore files of a checkout together."""
+NAMED = 50
+"""How many of the files that were restored or removed an answer names."""
 
 LEFT_BEHIND = """__pycache__/
 *.py[co]
@@ -66,6 +86,17 @@ OWN_CONFIGURATION_ONLY = {
 }
 """Keeps git from reading anybody else's configuration, and from asking."""
 
+SETTINGS = (
+    "core.protectNTFS=false",
+    "core.protectHFS=false",
+    "core.quotePath=true",
+    "gc.auto=0",
+    "core.packedGitWindowSize=32m",
+    "core.packedGitLimit=256m",
+    "core.bigFileThreshold=32m",
+)
+"""How git writes names, and how little memory it takes: larger files are streamed, and no text to it."""
+
 
 class Refused(Exception):
     """Something that the caller has to deal with: a code and a message."""
@@ -76,10 +107,16 @@ class Refused(Exception):
 
 
 class Repository:
-    """A bare repository, and git kept from reading anybody's configuration."""
+    """A bare repository, and git kept from reading anybody's configuration.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        objects: a directory that new objects go to, in place of the repository.
+    """
+
+    def __init__(self, path: str, objects: str = "") -> None:
         self.path = path
+        own = os.path.join(path, "objects")
+        self.objects = objects or own
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "XDG_")) or name in KEPT
         }
@@ -87,23 +124,37 @@ class Repository:
             OWN_CONFIGURATION_ONLY,
             GIT_DIR=path,
             HOME=path,
+            GIT_OBJECT_DIRECTORY=self.objects,
         )
+        if objects:
+            self._environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = own
 
-    def git(self, *words: str, data: bytes = b"", ok: tuple[int, ...] = (0,), **env: str) -> bytes:
-        """Run git and give what it prints; another status than `ok` raises `subprocess.CalledProcessError`."""
-        settings = ["core.protectNTFS=false", "core.protectHFS=false", "core.quotePath=true", "gc.auto=0"]
-        options = [word for setting in settings for word in ("-c", setting)]
-        done = subprocess.run(
-            ["git", *options, *words],
-            input=data,
-            capture_output=True,
-            cwd=env.get("GIT_WORK_TREE", self.path),
-            env=dict(self._environment, **env),
-            check=False,
-        )
+    def git(
+        self, *words: str, data: bytes = b"", ok: tuple[int, ...] = (0,), most: int | None = None, **env: str
+    ) -> bytes:
+        """Run git and give what it prints; another status than `ok` raises `subprocess.CalledProcessError`.
+
+        Args:
+            most: bytes of output; more end it with SIGXFSZ.
+        """
+        options = [word for setting in SETTINGS for word in ("-c", setting)]
+        limit = None if most is None else partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(
+                ["git", *options, *words],
+                input=data,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                cwd=env.get("GIT_WORK_TREE", self.path),
+                env=dict(self._environment, **env),
+                preexec_fn=limit,
+                check=False,
+            )
+            output.seek(0)
+            printed = output.read()
         if done.returncode not in ok:
-            raise subprocess.CalledProcessError(done.returncode, ["git", *words], done.stdout, done.stderr)
-        return done.stdout
+            raise subprocess.CalledProcessError(done.returncode, ["git", *words], printed, done.stderr)
+        return printed
 
     def read(self, tree: str) -> Tree:
         """Every file of a tree."""
@@ -137,31 +188,41 @@ class Repository:
                 raise Refused("patch", f"{what} does not apply: {_said(error)}") from error
             return self.git("write-tree", "--missing-ok", GIT_INDEX_FILE=index).decode().strip()
 
-    def store(self, contents: list[bytes]) -> None:
-        """Put blobs into the repository, byte for byte."""
-        if not contents:
-            return
-        with tempfile.TemporaryDirectory() as scratch:
-            paths = [os.path.join(scratch, str(number)) for number in range(len(contents))]
-            for path, content in zip(paths, contents):  # noqa: B905 - not on 3.8
-                with open(path, "wb") as file:
-                    file.write(content)
-            listing = "".join(path + "\n" for path in paths).encode()
-            self.git("hash-object", "-w", "--no-filters", "--stdin-paths", data=listing)
+    def contents(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The contents of blobs by name."""
+        found = {}
+        output = io.BytesIO(self.git("cat-file", "--batch", data="".join(name + "\n" for name in names).encode()))
+        while head := output.readline():
+            name, _, size = head.split()
+            found[name.decode()] = output.read(int(size))
+            output.read(1)
+        return found
 
-    def diff(self, before: str, after: str, but: Iterable[str] = ()) -> str:
-        """A patch from one tree to the other, but not of some files, that `git apply` takes; always text."""
+    def diff(self, before: str, after: str, but: Iterable[str] = (), most: int | None = None) -> str:
+        """A patch from one tree to the other, but not of some files, that `git apply` takes; always text.
+
+        Raises:
+            Refused: it has more than `most` bytes, as UTF-8.
+        """
+        try:
+            return self._diff(before, after, but, most)
+        except subprocess.CalledProcessError as error:
+            if most is None or error.returncode != -signal.SIGXFSZ:
+                raise
+            raise _too_large("patch", most) from error
+
+    def _diff(self, before: str, after: str, but: Iterable[str], most: int | None) -> str:
         options = ["-p", "--binary", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv"]
         words = ["diff-tree", *options, before, after, "--", *(f":(exclude,literal){path}" for path in but)]
         try:
-            return self.git(*words).decode("utf-8")
+            return self.git(*words, most=most).decode("utf-8")
         except UnicodeDecodeError:  # a text file in another encoding: git's binary form is plain ASCII
             with tempfile.TemporaryDirectory() as scratch:
                 attributes = os.path.join(scratch, "attributes")
                 with open(attributes, "w", encoding="ascii") as file:
                     file.write("* -diff\n")
                 setting = "core.attributesFile=" + attributes
-                return self.git("-c", setting, *words).decode("utf-8")
+                return self.git("-c", setting, *words, most=most).decode("utf-8")
 
     def ignored(self, paths: Iterable[str], gitignores: dict[str, bytes]) -> set[str]:
         """Which of the paths the given .gitignore files, and `LEFT_BEHIND`, exclude."""
@@ -184,14 +245,65 @@ class Repository:
         descriptor, path = tempfile.mkstemp(suffix=".tar", dir=directory)
         os.close(descriptor)
         try:
-            self.git("-c", "tar.umask=0022", "archive", "--format=tar", "-o", path, tree)
+            # Behind an entry of ours: the first bytes of an archive are a name, from which some programs guess.
+            self.git("-c", "tar.umask=0022", "archive", "--format=tar", "--prefix=./", "-o", path, tree)
         except BaseException:
             os.unlink(path)
             raise
         return {"tar": path}
 
 
-def make_repository(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
+class Blobs:
+    """Puts the contents of files into a directory of objects, piece by piece.
+
+    Args:
+        known: names of blobs that are in the repository already.
+    """
+
+    def __init__(self, directory: str, known: set[str]) -> None:
+        self.sizes: dict[str, int] = {}
+        self._directory = directory
+        self._known = known
+
+    def add(self, source: IO[bytes], size: int) -> str:
+        """Store the next `size` bytes of a stream; the blob's name."""
+        pieces: Iterable[bytes] = _pieces(source, size)
+        if size <= BLOCK:  # as most are, and most of those are as they were, which needs no writing
+            pieces = [b"".join(pieces)]
+        name = manifest.blob_name(size, pieces) if isinstance(pieces, list) else ""
+        if name not in self._known:
+            name = self._store(size, pieces)
+        self.sizes[name] = size
+        return name
+
+    def _store(self, size: int, pieces: Iterable[bytes]) -> str:
+        """Write a loose object, uncompressed: it is read once or twice and then removed."""
+        head = b"blob %d\0" % size
+        name, packer = hashlib.sha1(head), zlib.compressobj(0)
+        incoming = os.path.join(self._directory, "incoming")
+        with open(incoming, "wb") as file:
+            file.write(packer.compress(head))
+            for piece in pieces:
+                name.update(piece)
+                file.write(packer.compress(piece))
+            file.write(packer.flush())
+        found = name.hexdigest()
+        os.makedirs(os.path.join(self._directory, found[:2]), exist_ok=True)
+        os.rename(incoming, os.path.join(self._directory, found[:2], found[2:]))
+        self._known.add(found)
+        return found
+
+
+def _pieces(source: IO[bytes], size: int) -> Iterator[bytes]:
+    while size:
+        piece = source.read(min(BLOCK, size))
+        if not piece:
+            raise EOFError("the archive is cut off")
+        size -= len(piece)
+        yield piece
+
+
+def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     """Make the bare repository `repo` from a bundle or a URL, note its base commit, and give some files' texts."""
     repo = Repository(arguments["repo"])
     os.makedirs(repo.path)
@@ -213,10 +325,13 @@ def make_repository(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]
 
 
 def _texts(repo: Repository, paths: list[str]) -> dict[str, str]:
-    """The texts of those of the files that there are."""
-    tree = repo.read(BASE)
-    entries = {path: tree[path] for path in paths if path in tree and tree[path][0] in (FILE, PROGRAM)}
-    return {path: repo.git("cat-file", "blob", name).decode("utf-8", "replace") for path, (_, name) in entries.items()}
+    """The texts of the files that there are of these, where `*` stands for a part of a path."""
+    found = {}
+    for path, (mode, name) in repo.read(BASE).items():
+        wanted = any(path.count("/") == each.count("/") and fnmatch.fnmatchcase(path, each) for each in paths)
+        if wanted and mode in (FILE, PROGRAM):
+            found[path] = repo.git("cat-file", "blob", name).decode("utf-8", "replace")
+    return found
 
 
 def _fetch(repo: Repository, url: str, commit: str | None) -> str:
@@ -229,142 +344,232 @@ def _fetch(repo: Repository, url: str, commit: str | None) -> str:
         return commit or "refs/hermes/head"
 
 
-def make_trees(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """Make the task's trees; their files go to `trees.json` in the directory `task`, the agent's tree's id to `agent`.
+def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
+    """Make the task's trees; files go to `trees.json` in the directory `task`, id and digest of the agent's to `agent`.
 
     `clean` passes every test. `buggy` has the bug. `agent` is `buggy` without the hidden files. What makes `clean` of
     it, those files aside, is the reference solution, `fix.patch`.
     """
     repo = Repository(arguments["repo"])
-    patches = json.loads(payload)
-    base = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
+    patches = json.load(stream)
+    listed = {*arguments["test_files"], *arguments["doctests"]}
     to_buggy = arguments["patch_is"] == "bug"
     if arguments["base_is"] == "clean":
-        clean, buggy = base, repo.patched(base, patches["patch"], "`patch`", reverse=not to_buggy)
+        clean = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
+        buggy = repo.patched(clean, patches["patch"], "`patch`", reverse=not to_buggy)
     else:
-        clean, buggy = repo.patched(base, patches["patch"], "`patch`", reverse=to_buggy), base
-    clean = repo.patched(clean, patches["test_patch"], "`test_patch`")
+        buggy = _with_removed_tests(repo, listed)
+        clean = repo.patched(buggy, patches["patch"], "`patch`", reverse=to_buggy)
     clean_files, buggy_files = repo.read(clean), repo.read(buggy)
-    missing = [path for path in arguments["test_files"] if path not in clean_files]
-    if missing and arguments["base_is"] == "buggy":
-        clean_files.update(_from_parent(repo, missing))
-        clean = repo.write(clean_files)
-        missing = [path for path in missing if path not in clean_files]
+    bug = {path for path in {*clean_files, *buggy_files} if clean_files.get(path) != buggy_files.get(path)}
+    clean = repo.patched(clean, patches["test_patch"], "`test_patch`")
+    clean_files = repo.read(clean)
+    missing = sorted(path for path in listed if path not in clean_files)
     if missing:
         raise Refused("tests", f"the repository has no {', '.join(missing[:5])}")
-    hidden = set(arguments["hidden"])
+    examples, others = _examples(repo, clean_files, arguments["doctests"])
+    tests = {*arguments["test_files"], *others}
+    guard = Guard(tests, bug)
+    if patches["patch"]:
+        _check_that_the_bug_stays(guard, bug, tests)
+    hidden = {path for path in arguments["hidden"] if guard.belongs(path) or (path in tests and path.endswith(".py"))}
     agent_files = {path: entry for path, entry in buggy_files.items() if path not in hidden}
     agent = repo.write(agent_files)
+    listings = {"clean": clean_files, "agent": agent_files}
+    noted = {"tests": sorted(tests), "bug": sorted(bug), "doctests": examples}
+    trees = {"repo": repo.path, "agent": agent, "files": listings, **noted}
     fix = repo.diff(agent, clean, but=hidden)
-    if arguments["has_fix"] and not fix:
-        raise Refused("patch", "`patch` changes nothing but hidden test files")
-    listings = {"clean": clean_files, "buggy": buggy_files, "agent": agent_files}
-    trees = {"repo": repo.path, "agent": agent, "files": listings}
-    texts = {"trees.json": json.dumps(trees), "agent": f"{repo.path}\n{agent}\n", "fix.patch": fix}
+    texts = {
+        "trees.json": json.dumps(trees),
+        "agent": f"{repo.path}\n{agent}\n{manifest.of_tree(agent_files)}\n",
+        "fix.patch": fix,
+    }
     for name, text in texts.items():
         with open(os.path.join(arguments["task"], name), "w", encoding="utf-8") as file:
             file.write(text)
     return {}
 
 
-def _from_parent(repo: Repository, paths: list[str]) -> Tree:
-    """Test files from the commit before: SWE-smith's branches end with one that removes them."""
+def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str]) -> None:
+    """Refuse a task whose tests would be run without the bug whatever the agent does, or be the agent's."""
+    mixed = sorted(path for path in bug & tests if path.endswith(".py") and not guard.belongs(path))
+    if mixed:
+        raise Refused("tests", f"{mixed[0]} has both the bug and tests of the task, which can't be kept from the agent")
+    if not bug:
+        raise Refused("patch", "`patch` changes nothing")
+    if all(map(guard.protects, bug)):
+        raise Refused(
+            "patch",
+            f"`patch` changes only files of the tests ({', '.join(sorted(bug)[:5])}); they are as in the clean tree "
+            "when the tests are run, so that there is no bug",
+        )
+
+
+def _examples(
+    repo: Repository, clean: Tree, doctests: dict[str, list[str]]
+) -> tuple[dict[str, tuple[str, int]], set[str]]:
+    """The clean tree's docstring of each doctest by node id; and the files of which it does not show all of them."""
+    found, others = {}, set()
+    for path, names in doctests.items():
+        try:
+            module = ast.parse(repo.git("cat-file", "blob", clean[path][1]))
+        except (SyntaxError, ValueError):
+            others.add(path)
+            continue
+        for name in names:
+            text = docstring(module, path, name)
+            if text:
+                found[f"{path}::{name}"] = text
+            else:
+                others.add(path)
+    return found, others
+
+
+def _with_removed_tests(repo: Repository, listed: set[str]) -> str:
+    """The base's tree with the tests' files of the commit before: SWE-smith's branches end by removing some."""
+    files = repo.read(BASE)
     try:
         before = repo.read(BASE + "^1")
     except subprocess.CalledProcessError:
-        return {}
-    return {path: before[path] for path in paths if path in before}
+        before = {}
+    files.update({path: before[path] for path in listed if path in before and path not in files})
+    return repo.write(files)
 
 
-def check_out(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
+def check_out(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     """Unpack the base commit's tree at `to`, for an installer."""
     repo = Repository(arguments["repo"])
     answer = repo.archive(BASE, os.path.dirname(arguments["to"]))
     try:
-        with tarfile.open(answer["tar"], encoding="utf-8", errors="surrogateescape") as tar:
+        with tarfile.open(answer["tar"], "r:", encoding="utf-8", errors="surrogateescape") as tar:
             tar.extractall(arguments["to"])
     finally:
         os.unlink(answer["tar"])
     return {}
 
 
-def take_work(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
-    """The agent's work, from a tar of its checkout, as a patch of the agent's tree; and the tested tree (`_tested`)."""
+def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
+    """The agent's work, from a tar of its checkout, as a patch of the agent's tree; and the tested tree (`_tested`).
+
+    Everything that is made for it lies in the directory `work`, the patch in its file `patch`.
+    """
     trees = _Trees(arguments)
     repo, before = trees.repo, trees.files("agent")
-    after, contents, gitignores = _read_tar(payload)
+    blobs = Blobs(repo.objects, {name for mode, name in before.values() if mode != MODULE})
+    after = _read_work(stream, blobs, arguments["max_workspace"])
     added = [path for path in after if path not in before]
-    for path in repo.ignored(added, gitignores):
-        after.pop(path, None)
-    known = {name for _, name in before.values()}
-    new = {name for _, name in after.values()} - known
-    repo.store([content for name, content in contents.items() if name in new])
-    after.update({path: entry for path, entry in before.items() if entry[0] == MODULE})
-    try:
-        tree = repo.write(after)
-    except subprocess.CalledProcessError as error:
-        raise Refused("work", f"the checkout holds what git can't keep: {_said(error)}") from error
-    patch = repo.diff(trees.agent, tree)
-    if len(patch) > arguments["max_bytes"]:
-        raise Refused("too_large", f"the patch has {len(patch)} bytes, more than {arguments['max_bytes']}")
-    return dict(_tested(arguments, trees, after), patch=patch)
+    for path in repo.ignored(added, _gitignores(repo, after, blobs)):
+        del after[path]
+    modules = {path: entry for path, entry in before.items() if entry[0] == MODULE}
+    for path in in_the_way(after, modules):
+        del after[path]
+    after.update(modules)
+    patch = repo.diff(trees.agent, repo.write(after), most=arguments["max_patch"])
+    with open(os.path.join(arguments["work"], "patch"), "w", encoding="utf-8", newline="") as file:
+        file.write(patch)
+    return _tested(arguments, trees, after)
 
 
-def _read_tar(payload: bytes) -> tuple[Tree, dict[str, bytes], dict[str, bytes]]:
-    """The files of a tar as entries, their contents by object id, and its .gitignore files. Nothing is unpacked."""
-    files: Tree = {}
-    contents: dict[str, bytes] = {}
-    gitignores: dict[str, bytes] = {}
-    with tarfile.open(fileobj=io.BytesIO(payload), encoding="utf-8", errors="surrogateescape") as tar:
+def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
+    """The files of a plain tar that git can keep; their contents are stored, and none is unpacked or held in memory.
+
+    Every name of a file counts with all of its content, as a tested tree has no hard links.
+    """
+    seen: Tree = {}
+    left = most
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK, encoding="utf-8", errors="surrogateescape") as tar:
         for member in tar:
-            path = os.path.normpath(member.name)
-            parts = path.split("/")
-            if ".git" in (part.casefold() for part in parts) or ".." in parts or path.startswith("/"):
-                continue
-            if member.issym():
-                if parts[-1].casefold() == ".gitmodules":
-                    continue
-                mode, content = LINK, os.fsencode(member.linkname)
-            elif member.isreg() or member.islnk():
-                file = tar.extractfile(member)
-                if file is None:
-                    continue
-                mode, content = PROGRAM if member.mode & 0o100 else FILE, file.read()
-                if parts[-1] == ".gitignore":
-                    gitignores[path] = content
+            tar.members = []  # type: ignore[attr-defined]  # else it keeps every one
+            path = _path(member.name)
+            if member.islnk():
+                entry = seen[_path(member.linkname)]
+            elif member.issym():
+                target = os.fsencode(member.linkname)
+                if not _is_text(target):
+                    continue  # no patch that is text can hold it: of links git makes no binary form
+                entry = LINK, blobs.add(io.BytesIO(target), len(target))
+            elif member.isreg():
+                if member.size > left:
+                    raise _too_large("checkout", most)
+                content = cast("IO[bytes]", tar.extractfile(member))
+                entry = PROGRAM if member.mode & 0o100 else FILE, blobs.add(content, member.size)
             else:
                 continue
-            name = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            files[path] = (mode, name)
-            contents[name] = content
-    return files, contents, gitignores
+            left -= tarfile.BLOCKSIZE + blobs.sizes[entry[1]]
+            if left < 0:
+                raise _too_large("checkout", most)
+            seen[path] = entry
+    kept = {path: entry for path, entry in seen.items() if _can_be_kept(path, entry[0])}
+    long = max((len(os.fsencode(path)) for path in kept), default=0)
+    if long > MAX_PATH:
+        raise Refused("work", f"a file's path has {long} bytes, more than {MAX_PATH}")
+    return kept
 
 
-def give_tests(arguments: dict[str, Any], payload: bytes) -> dict[str, Any]:
+def _path(name: str) -> str:
+    """The path of an archive's member, or "" for the top. Raises ValueError for what no archive of ours has."""
+    path = "" if name == "." else name[2:] if name.startswith("./") else name
+    if path and (not {"", ".", ".."}.isdisjoint(path.split("/")) or "\0" in path):
+        raise ValueError(f"not the path of a file: {name!r}")
+    return path
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _can_be_kept(path: str, mode: str) -> bool:
+    """Whether git takes such an entry; repositories inside the checkout are files without their `.git`."""
+    parts = path.casefold().split("/")
+    return ".git" not in parts and not (mode == LINK and parts[-1] == ".gitmodules")
+
+
+def _gitignores(repo: Repository, files: Tree, blobs: Blobs) -> dict[str, bytes]:
+    """The contents of the .gitignore files."""
+    names = {
+        path: name for path, (mode, name) in files.items() if os.path.basename(path) == ".gitignore" and mode != LINK
+    }
+    if sum(blobs.sizes[name] for name in names.values()) > MAX_GITIGNORES:
+        raise _too_large(".gitignore files", MAX_GITIGNORES)
+    contents = repo.contents(set(names.values()))
+    return {path: contents[name] for path, name in names.items()}
+
+
+def _too_large(what: str, most: int) -> Refused:
+    return Refused("too_large", f"more than {most} bytes: the {what}")
+
+
+def give_tests(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     """The tested tree of a recorded patch, the payload."""
     trees = _Trees(arguments)
-    work = trees.repo.patched(trees.agent, payload.decode("utf-8", "surrogateescape"), "the patch")
+    work = trees.repo.patched(trees.agent, stream.read().decode("utf-8", "surrogateescape"), "the patch")
     return _tested(arguments, trees, trees.repo.read(work))
 
 
 def _tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, Any]:
     """A tar of what is tested: the agent's work, the tests as they were, and nothing that takes their place.
 
-    `restored` and `removed` name what was undone of the work.
+    `restored` and `removed` name what was undone of the work; `digest` is what is there once the tar is unpacked;
+    `doctests` has the docstrings that doctests are run from.
     """
-    clean, buggy, start = (trees.files(name) for name in ("clean", "buggy", "agent"))
-    bug = {path for path in set(clean) | set(buggy) if clean.get(path) != buggy.get(path)}
-    guard = Guard(arguments["test_files"], bug)
+    clean, start = trees.files("clean"), trees.files("agent")
+    guard = trees.guard
     kept = {path: entry for path, entry in clean.items() if guard.protects(path)}
     tested = {path: entry for path, entry in work.items() if not guard.protects(path)}
     restored = sorted(path for path in set(work) | set(kept) if path not in tested and undone(path, work, start, kept))
-    intruders = shadows(tested, clean, arguments["import_path"], _modules(arguments["modules"]))
+    intruders = shadows(tested, clean, kept, arguments["import_path"], _modules(arguments["modules"]))
     blocked = in_the_way(tested, kept)
     for path in intruders | blocked:
         del tested[path]
     tested.update(kept)
-    answer = trees.repo.archive(trees.repo.write(tested), arguments["task"])
-    return dict(answer, restored=restored, removed=sorted(intruders | blocked))
+    answer = trees.repo.archive(trees.repo.write(tested), arguments["work"])
+    removed = sorted(intruders | blocked)
+    named = {"restored": restored[:NAMED], "removed": removed[:NAMED]}
+    return dict(answer, digest=manifest.of_tree(tested), doctests=trees.doctests, **named)
 
 
 def _modules(path: str) -> set[str]:
@@ -379,16 +584,20 @@ class _Trees:
     def __init__(self, arguments: dict[str, Any]) -> None:
         with open(os.path.join(arguments["task"], "trees.json"), encoding="utf-8") as file:
             self._noted = json.load(file)
-        self.repo = Repository(self._noted["repo"])
+        objects = os.path.join(arguments["work"], "objects")
+        os.makedirs(objects)
+        self.repo = Repository(self._noted["repo"], objects)
         self.agent: str = self._noted["agent"]
+        self.guard = Guard(self._noted["tests"], set(self._noted["bug"]))
+        self.doctests: dict[str, list[Any]] = self._noted["doctests"]
 
     def files(self, name: str) -> Tree:
-        """The files of the tree `clean`, `buggy` or `agent`."""
+        """The files of the tree `clean` or `agent`."""
         return {path: (mode, blob) for path, (mode, blob) in self._noted["files"][name].items()}
 
 
 def _said(error: subprocess.CalledProcessError) -> str:
-    text = error.stderr.decode("utf-8", "replace").strip() or f"git ended with status {error.returncode}"
+    text = error.stderr.decode("utf-8", "replace").strip() or f"it ended with status {error.returncode}"
     return text[-1000:]
 
 
@@ -401,18 +610,29 @@ OPERATIONS = {
 }
 
 
+def confine(work: str, cpu_s: int) -> None:
+    """Have what is done with an agent's work done in the new directory `work`, and within limits for each process."""
+    os.mkdir(work, 0o700)
+    tempfile.tempdir = work
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
 def main() -> int:
     """One operation."""
     arguments = json.loads(sys.stdin.buffer.readline())
-    payload = sys.stdin.buffer.read()
+    if "work" in arguments:
+        confine(arguments["work"], arguments["cpu_s"])
     try:
-        answer = OPERATIONS[sys.argv[-1]](arguments, payload)
+        answer = OPERATIONS[sys.argv[-1]](arguments, sys.stdin.buffer)
     except Refused as refused:
         answer = {"error": refused.code, "message": str(refused)}
     except FileNotFoundError as error:
         if error.filename != "git":
             raise
         answer = {"error": "git", "message": "there is no git in the sandbox"}
+    except subprocess.CalledProcessError as error:
+        answer = {"error": "failed", "message": f"git {' '.join(error.cmd[1:3])}: {_said(error)}"}
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 

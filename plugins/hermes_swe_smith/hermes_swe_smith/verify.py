@@ -21,8 +21,6 @@ Score = tuple[float, dict[str, Any]]
 FAILING_KEPT = 50
 """Failing node ids that the details name."""
 
-_ARGUMENTS = ("--tb=short", "--color=no")
-
 _REASONS = {
     ReportStatus.CUT: "the tests ended before pytest could say so",
     ReportStatus.NO_REPORT: "no report arrived from the tests",
@@ -41,9 +39,9 @@ def undone(tested: Tested) -> dict[str, list[str]]:
 
 
 async def run_tests(
-    fresh: Fresh, task: Task, source: Source, environment: TestEnvironment, timeout_s: float
+    fresh: Fresh, task: Task, tested: Tested, source: Source, environment: TestEnvironment, *, timeout_s: float
 ) -> PytestReport:
-    """Run every test of the task in the fresh slot."""
+    """Run every test of the task in the fresh slot, as the repository's command and configuration say."""
     root = posixpath.join(fresh.commands.workspace_dir, task.directory)
     import_path = [posixpath.normpath(posixpath.join(root, part)) for part in environment.pythonpath]
     if source.command.checkout_on_path:
@@ -55,9 +53,15 @@ async def run_tests(
         root=root,
         timeout_s=timeout_s,
         import_path=list(dict.fromkeys(import_path)),
-        args=(*source.command.args, *_ARGUMENTS),
+        args=source.command.args,
         env=source.command.env,
+        doctests=tested.doctests,
     )
+
+
+def disturbed(report: PytestReport) -> str | None:
+    """Why the tests have to run once more: something was killed that need not have been theirs to kill."""
+    return report.disturbance if not all(map(report.passed, report.outcomes)) else None
 
 
 def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
@@ -79,7 +83,9 @@ def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
     if report.status is ReportStatus.TIMED_OUT:
         details["reason"] = f"the tests did not end within {config.test_timeout_s:g} s"
     elif not report.complete:
-        details["reason"] = _REASONS[report.status]
+        details["reason"] = (
+            f"{_REASONS[report.status]}: {report.disturbance}" if report.disturbance else _REASONS[report.status]
+        )
     if failing:
         details["failing"] = failing[:FAILING_KEPT]
         details["outcomes"] = {node_id: report.outcomes[node_id] for node_id in failing[:FAILING_KEPT]}

@@ -7,18 +7,22 @@ object, so there is no way from it to the fix.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hashlib
 import json
+import logging
+import posixpath
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hermes_core.errors import CommandError, DatasetError, HermesError, SetupFailed
-from hermes_swe_smith import guard, scripts, trees
+from hermes_core.errors import CommandError, DatasetError, HermesError, InfraError, SetupFailed
+from hermes_core.sandbox.streaming import background
+from hermes_swe_smith import doctests, guard, manifest, scripts, trees
 
 if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
@@ -28,28 +32,54 @@ if TYPE_CHECKING:
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task
 
+log = logging.getLogger("hermes_core.swe_smith")
+
 OPERATION_TIMEOUT_S = 300.0
-CHUNK = 4 << 20
+CPU_S = 60
+"""Seconds of processor time that each process may take for an agent's work."""
+CHUNK = 1 << 20
+ANSWER_LIMIT = 8 << 20
+PIECES_AHEAD = 4
+ROOM, ROOM_INODES = 16 << 20, 1000
+"""What a disk has to have left before tests run: with less, a neighbour who fills it would make them fail."""
+
+T = TypeVar("T")
 
 _LOADER = "import sys; sys.path.insert(0, sys.argv[1]); from hermes_swe_smith.trees import main; main()"
 
-# Tells git to make a tar of the tree that the file `agent` names.
-_ARCHIVE = """{ IFS= read -r GIT_DIR && read -r tree; } <"$1" && export GIT_DIR &&
-  exec git -c tar.umask=0022 archive --format=tar -o "$2" "$tree"
+# Tells git to make a tar of the tree that the file `agent` names, and its digest.
+_ARCHIVE = """{ IFS= read -r GIT_DIR && read -r tree && read -r digest; } <"$1" && export GIT_DIR &&
+  echo "$digest" && exec git -c tar.umask=0022 archive --format=tar --prefix=./ -o "$2" "$tree"
 """
 
-# The objects lie beside the checkout, so that taking the agent's work is not taking them too.
-_CHECKOUT = """set -e
-ln -sfn "$1" .venv
-cd "$2"
-git -c init.defaultBranch=main init -q --template= --separate-git-dir "../.$2.git"
-git -c core.looseCompression=0 add -A -f
+_COMMIT = """
+git -c core.looseCompression=0 -c core.protectNTFS=false add -A -f
 export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z
 git -c gc.auto=0 -c maintenance.auto=false commit -q --no-verify --allow-empty -m "The project as it is"
 """
 
+# The objects lie beside the checkout, so that taking the agent's work is not taking them too.
+_CHECKOUT = f"""set -e
+ln -sfn "$1" .venv
+cd "$2"
+git -c init.defaultBranch=main init -q --template= --separate-git-dir "../.$2.git"
+{_COMMIT}"""
+
+# Tests may ask git. The attributes keep it from failing over what an agent wrote into its own.
+_TRACK = f"""set -e
+cd "$1"
+git -c init.defaultBranch=main init -q --template=
+mkdir .git/info
+printf %s "$2" > .git/info/attributes
+{_COMMIT}"""
+
 ENVIRONMENT_LINK = ".venv"
 """Beside the checkout: the virtual environment of its tests."""
+
+
+OF_THE_CHECKOUT = ("too_large", "not_found", "not_a_directory", "permission")
+"""What a slot's user can be told of a checkout that says all: it is the agent's doing, and 0."""
+OF_THE_WORK = (*OF_THE_CHECKOUT, "work")
 
 
 class OperationRefused(HermesError):
@@ -68,6 +98,8 @@ class Repository:
     """Holds `repo.git`."""
     scripts: Mapping[str, str]
     """The commands that the project would install, each with its `module:attribute`."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The files of the `.dist-info` that it would install, relative to `site-packages`."""
 
     @property
     def git_dir(self) -> str:
@@ -77,13 +109,19 @@ class Repository:
 
 @dataclass(frozen=True)
 class Tested:
-    """What is to be tested, as a tar in the site's private space that `give_tested` removes."""
+    """What is to be tested, in the site's private space until `forget_tested` removes it."""
 
+    directory: str
+    """Holds what was made of the agent's work: the tar, the patch, and git's objects."""
     tar: str
+    digest: str
+    """What is there once the tar is unpacked, as `manifest.py` counts it."""
     restored: tuple[str, ...]
     """Files that belong to the tests and that the agent had changed: they are as they were."""
     removed: tuple[str, ...]
     """Files of the agent that would take the place of others."""
+    doctests: Mapping[str, tuple[str, int]]
+    """The docstrings that doctests are run from, with their line, by node id."""
     patch: str = ""
     """The agent's work, against the tree that it started from."""
 
@@ -105,7 +143,7 @@ async def operate(
     programs: str,
     operation: str,
     arguments: Mapping[str, Any],
-    payload: bytes = b"",
+    payload: bytes | AsyncIterator[bytes] = b"",
     *,
     env: Mapping[str, str] | None = None,
     timeout_s: float = OPERATION_TIMEOUT_S,
@@ -120,9 +158,10 @@ async def operate(
         SetupFailed: it broke, took too long, or the sandbox has no python3.
     """
     argv = ["python3", "-I", "-S", "-c", _LOADER, programs, operation]
-    data = json.dumps(dict(arguments)).encode() + b"\n" + payload
+    head = json.dumps(dict(arguments)).encode() + b"\n"
+    data = head + payload if isinstance(payload, bytes) else _after(head, payload)
     try:
-        done = await commands.run(argv, stdin=data, env=env, timeout_s=timeout_s, output_limit=64 << 20)
+        done = await commands.run(argv, stdin=data, env=env, timeout_s=timeout_s, output_limit=ANSWER_LIMIT)
     except CommandError as error:
         raise SetupFailed(f"{operation}: {error.message}", hint="the sandbox needs python3 and git") from error
     if not done.ok:
@@ -130,7 +169,12 @@ async def operate(
         raise SetupFailed(
             f"{operation} failed: {reason or done.returncode}", hint="the sandbox needs git and python3 >= 3.8"
         )
-    answer: dict[str, Any] = json.loads(done.stdout)
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError as error:
+        raise SetupFailed(f"{operation} gave no answer: {done.text[-500:]!r}") from error
+    if answer.get("error") == "failed":
+        raise SetupFailed(f"{operation} failed: {answer['message']}")
     if "error" in answer:
         raise OperationRefused(answer["error"], answer["message"])
     return answer
@@ -172,15 +216,16 @@ async def prepare_repository(
             ) from refused
         if source.bundle is not None:
             await commands.remove(f"{directory}/source.bundle")
-        declared = json.dumps(scripts.console_scripts(answer["files"]))
-        await commands.write_file(f"{directory}/scripts.json", declared.encode())
+        files = answer["files"]
+        declared = {"scripts": scripts.console_scripts(files), "metadata": scripts.metadata(files)}
+        await commands.write_file(f"{directory}/project.json", json.dumps(declared).encode())
 
     programs = await prepare_programs(site)
     directory = await site.prepare(f"swe-smith-repo-{source.key}", build, private=True)
     place = (site.sandbox_id, directory)
     if place not in known:
-        declared = await site.preparation.read_file(f"{directory}/scripts.json")
-        known[place] = Repository(directory, json.loads(declared.data))
+        declared = await site.preparation.read_file(f"{directory}/project.json")
+        known[place] = Repository(directory, **json.loads(declared.data))
     return known[place]
 
 
@@ -198,8 +243,8 @@ async def prepare_trees(site: LeasedSlot | NewSandbox, task: Task, repository: R
             "base_is": task.base_is,
             "patch_is": task.patch_is,
             "test_files": task.test_files,
+            "doctests": task.doctests,
             "hidden": task.fail_to_pass_files if hide else (),
-            "has_fix": bool(task.patch),
         }
         patches = json.dumps({"patch": task.patch, "test_patch": task.test_patch}).encode()
         try:
@@ -210,6 +255,7 @@ async def prepare_trees(site: LeasedSlot | NewSandbox, task: Task, repository: R
                 hint="is the row of this repository and commit? `variant` and `patch_is` say how it is read",
             ) from refused
 
+    programs = await prepare_programs(site)
     parts = (
         repository.directory,
         task.instance_id,
@@ -218,9 +264,10 @@ async def prepare_trees(site: LeasedSlot | NewSandbox, task: Task, repository: R
         task.base_is,
         task.patch_is,
         str(hide),
+        *task.node_ids,
+        programs,
     )
     key = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    programs = await prepare_programs(site)
     return await site.prepare(f"swe-smith-task-{key}", build, private=True)
 
 
@@ -230,16 +277,7 @@ async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environmen
     Raises:
         SetupFailed: git does not work in the slot.
     """
-    private = site.preparation
-    tar = f"{trees_dir}/{uuid.uuid4().hex}.tar"
-    archive = ["sh", "-c", _ARCHIVE, "sh", f"{trees_dir}/agent", tar]
-    try:
-        made = await private.run(archive, env=trees.OWN_CONFIGURATION_ONLY, timeout_s=OPERATION_TIMEOUT_S)
-        if not made.ok:
-            raise SetupFailed(f"instance {task.instance_id!r}: no tar of its tree: {made.error_text.strip()[-1000:]}")
-        await site.commands.tar_in(task.directory, _read(private, tar))
-    finally:
-        await _remove(private, tar)
+    await _unpack_untouched(site, trees_dir, site.commands, task.directory)
     script = ["sh", "-c", _CHECKOUT, "sh", environment.venv, task.directory]
     done = await site.commands.run(script, timeout_s=OPERATION_TIMEOUT_S, merge_stderr=True)
     if not done.ok:
@@ -256,14 +294,40 @@ async def take_work(
 
     Raises:
         OperationRefused: there is no checkout any more, or it can't be taken; `message` says why.
+        InfraError: an untouched checkout can't be taken either.
     """
-    try:
-        left = await site.files(task.directory, max_bytes=max_workspace)
-    except CommandError as error:
-        raise OperationRefused(error.code, f"the checkout can't be read: {error.message}") from error
-    arguments = {**_test_arguments(task, trees_dir, environment), "max_bytes": max_patch}
+    arguments = {
+        **_test_arguments(task, trees_dir, environment),
+        "max_workspace": max_workspace,
+        "max_patch": max_patch,
+    }
     programs = await prepare_programs(site)
-    return _tested(await operate(site.preparation, programs, "take_work", arguments, left))
+
+    async def take(checkout: str) -> Tested:
+        with _undecided():
+            async with _work(site, trees_dir) as directory:
+                pipe = _Pipe()
+                async with background(pipe.feed(site.commands, checkout, max_workspace)) as packing:
+                    argued = {**arguments, "work": directory}
+                    try:
+                        answer = await operate(site.preparation, programs, "take_work", argued, pipe.pieces())
+                    except HermesError:
+                        if packing.done():
+                            packing.result()  # why it got half an archive
+                        raise
+                    await packing
+                patch = b"".join([piece async for piece in _read(site.preparation, f"{directory}/patch")])
+                return _tested(directory, answer, patch.decode())
+
+    async def control() -> None:
+        checkout = f"untouched-{uuid.uuid4().hex}"
+        with _undecided():
+            await _unpack_untouched(site, trees_dir, site.commands, checkout)
+        await forget_tested(site, await take(checkout))
+
+    clear = site.commands.clear
+    room = (lambda: clear(keep=[task.directory]), clear)
+    return await _decided("the work can't be taken", lambda: take(task.directory), room, control)
 
 
 async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment, patch: str) -> Tested:
@@ -273,19 +337,171 @@ async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: 
         OperationRefused: it does not apply to this task.
     """
     data = patch.encode("utf-8", "surrogateescape")
-    arguments = _test_arguments(task, trees_dir, environment)
     programs = await prepare_programs(site)
-    return _tested(await operate(site.preparation, programs, "give_tests", arguments, data))
+    async with _work(site, trees_dir) as directory:
+        arguments = {**_test_arguments(task, trees_dir, environment), "work": directory}
+        return _tested(directory, await operate(site.preparation, programs, "give_tests", arguments, data))
 
 
 async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, directory: str) -> None:
-    """Unpack what is to be tested in a slot."""
-    await to.tar_in(directory, _read(site.preparation, tested.tar))
+    """Unpack what is to be tested in a slot, see to it that nothing else is there, and make it a git repository.
+
+    Raises:
+        OperationRefused: that can't be done with the agent's work, and can with an untouched tree.
+        InfraError: it can't be done at all.
+    """
+    trees_dir = posixpath.dirname(tested.directory)
+
+    async def give() -> None:
+        with _undecided():
+            await to.tar_in(directory, _read(site.preparation, tested.tar))
+            await _check(to, directory, tested.digest)
+
+    async def clear() -> None:
+        await to.clear()
+        await site.commands.clear()  # the work was taken from there
+
+    async def control() -> None:
+        with _undecided():
+            digest = await _unpack_untouched(site, trees_dir, to, directory)
+            await _check(to, directory, digest)
+
+    await _decided("the work can't be unpacked as it was taken", give, (clear, clear), control)
+    done = await to.run(["sh", "-c", _TRACK, "sh", directory, trees.ATTRIBUTES], timeout_s=OPERATION_TIMEOUT_S)
+    if not done.ok:  # that is for its tests to find out: what an agent leaves must not end its rollout
+        log.warning("no git repository could be made of what is to be tested: %s", done.error_text.strip()[-1000:])
 
 
 async def forget_tested(site: LeasedSlot, tested: Tested) -> None:
-    """Remove the tar."""
-    await _remove(site.preparation, tested.tar)
+    """Remove all that was made of the agent's work."""
+    await _remove(site.preparation, tested.directory)
+
+
+class _Undecided(HermesError):
+    """What was done with an agent's work failed, and that may be the work's doing or ours."""
+
+
+@contextlib.contextmanager
+def _undecided() -> Iterator[None]:
+    """Raise `_Undecided` for every failure of a command or an operation but those that tell of the work itself."""
+    try:
+        yield
+    except OperationRefused as refused:
+        if refused.code in OF_THE_WORK:
+            raise
+        raise _Undecided(refused.message) from refused
+    except (CommandError, SetupFailed) as error:
+        raise _Undecided(error.message) from error
+
+
+async def _decided(
+    what: str,
+    attempt: Callable[[], Awaitable[T]],
+    room: Sequence[Callable[[], Awaitable[None]]],
+    control: Callable[[], Awaitable[None]],
+) -> T:
+    """The outcome of an attempt at something with the agent's work; `control` does the same with an untouched tree.
+
+    What fails with the one twice, and not with the other, is the agent's doing, and deserves no more than 0: an agent
+    that could have its rollout discarded would learn to. What fails with both is not.
+
+    Args:
+        room: what makes room on the disk before the second attempt, and before the control.
+
+    Raises:
+        OperationRefused: the agent's doing.
+        InfraError: ours.
+    """
+    for make_room in room:
+        try:
+            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+                return await attempt()
+        except (_Undecided, TimeoutError) as error:
+            failure = error
+        with contextlib.suppress(CommandError, TimeoutError):
+            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+                await make_room()
+    reason = getattr(failure, "message", f"no end after {OPERATION_TIMEOUT_S:g} s")
+    try:
+        async with asyncio.timeout(OPERATION_TIMEOUT_S):
+            await control()
+    except (_Undecided, OperationRefused, CommandError, TimeoutError) as error:
+        raise InfraError(f"{what}, and nor can an untouched tree: {error}; {reason}") from failure
+    raise OperationRefused("work", f"{what}, while an untouched tree can: {reason}") from failure
+
+
+class _Pipe:
+    """A directory's tar on its way from a slot: a few pieces at a time, so that its size is no matter here."""
+
+    def __init__(self) -> None:
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue(PIECES_AHEAD)
+
+    async def feed(self, commands: SlotCommands, path: str, max_bytes: int) -> None:
+        """Pack the directory.
+
+        Raises:
+            OperationRefused: it is none, or too large.
+        """
+        try:
+            await commands.tar_out_to(self._pieces.put, path, max_bytes=max_bytes)
+        except CommandError as error:
+            await self._pieces.put(b"")
+            if error.code not in OF_THE_CHECKOUT:
+                raise
+            raise OperationRefused(error.code, f"the checkout can't be read: {error.message}") from error
+        await self._pieces.put(b"")
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """What was packed, as it comes, to its end or to where it failed."""
+        while piece := await self._pieces.get():
+            yield piece
+
+
+@contextlib.asynccontextmanager
+async def _work(site: LeasedSlot, trees_dir: str) -> AsyncIterator[str]:
+    """The path of a new directory for what is made of an agent's work; removed if that fails."""
+    directory = f"{trees_dir}/work-{uuid.uuid4().hex}"
+    try:
+        yield directory
+    except BaseException:
+        await _remove(site.preparation, directory)
+        raise
+
+
+async def _unpack_untouched(site: LeasedSlot, trees_dir: str, to: SlotCommands, directory: str) -> str:
+    """Unpack the tree that agents start from; its digest.
+
+    Raises:
+        CommandError, SetupFailed: it can't be done.
+    """
+    private = site.preparation
+    tar = f"{trees_dir}/{uuid.uuid4().hex}.tar"
+    archive = ["sh", "-c", _ARCHIVE, "sh", f"{trees_dir}/agent", tar]
+    try:
+        made = await private.run(archive, env=trees.OWN_CONFIGURATION_ONLY, timeout_s=OPERATION_TIMEOUT_S)
+        if not made.ok:
+            raise SetupFailed(f"no tar of the task's tree: {made.error_text.strip()[-1000:]}")
+        await to.tar_in(directory, _read(private, tar))
+    finally:
+        await _remove(private, tar)
+    return made.text.strip()
+
+
+async def _check(commands: SlotCommands, directory: str, digest: str) -> None:
+    """Make sure that a directory holds what it should, and nothing beside, and that tests there will find some room.
+
+    Raises:
+        SetupFailed: it does not, or can't be looked at.
+    """
+    argv = ["python3", "-I", "-S", "-c", _sources()["manifest"], directory]
+    done = await commands.run(argv, timeout_s=OPERATION_TIMEOUT_S)
+    if not done.ok:
+        raise SetupFailed(f"what was unpacked can't be looked at: {done.error_text.strip()[-1000:]}")
+    found, room, inodes = done.text.split()
+    if found != digest:
+        raise SetupFailed("what was unpacked is not what was sent")
+    if int(room) < ROOM or int(inodes) < ROOM_INODES:
+        raise SetupFailed(f"{room} bytes and {inodes} inodes are left for the tests")
 
 
 async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
@@ -310,19 +526,26 @@ async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
 def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment) -> dict[str, Any]:
     return {
         "task": trees_dir,
-        "test_files": task.test_files,
         "import_path": environment.pythonpath,
         "modules": environment.notes,
+        "cpu_s": CPU_S,
     }
 
 
-def _tested(answer: Mapping[str, Any]) -> Tested:
-    return Tested(answer["tar"], tuple(answer["restored"]), tuple(answer["removed"]), answer.get("patch", ""))
+def _tested(directory: str, answer: Mapping[str, Any], patch: str = "") -> Tested:
+    undone = tuple(answer["restored"]), tuple(answer["removed"])
+    return Tested(directory, answer["tar"], answer["digest"], *undone, answer["doctests"], patch)
 
 
 async def _remove(commands: SlotCommands, path: str) -> None:
     with contextlib.suppress(CommandError):
-        await commands.remove(path)
+        await commands.remove(path, recursive=True)
+
+
+async def _after(head: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield head
+    async for piece in rest:
+        yield piece
 
 
 async def _send(commands: SlotCommands, path: str, data: bytes) -> None:
@@ -344,5 +567,5 @@ async def _read(commands: SlotCommands, path: str) -> AsyncIterator[bytes]:
 @functools.cache
 def _sources() -> dict[str, str]:
     """The programs' modules by name."""
-    files = [Path(module.__file__ or "") for module in (guard, trees)]
+    files = [Path(module.__file__ or "") for module in (doctests, guard, manifest, trees)]
     return {file.stem: file.read_text(encoding="utf-8") for file in files}

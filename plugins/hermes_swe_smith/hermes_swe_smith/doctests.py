@@ -1,0 +1,79 @@
+"""Finds the docstrings of doctests in sources, without running them.
+
+An agent may change a source file that has doctests, so their examples must not come from its version: they are the
+clean tree's, and run against the agent's code. Sent into the sandbox with `trees.py`; standard library only,
+Python >= 3.8.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no harm on 3.8
+    from collections.abc import Iterator
+
+    Docstring = tuple[str, int]
+    """The text, and its first line's number from 0."""
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def objects(path: str, name: str) -> list[list[str]]:
+    """What a doctest can be of, by its name: `[["Class", "method"]]` for `pkg.mod.Class.method` in `src/pkg/mod.py`.
+
+    A name starts with the module's, which begins at any directory of its path. So there may be several readings; none
+    means that it is no doctest's name.
+    """
+    if not path.endswith(".py"):
+        return []
+    parts, words = path[:-3].split("/"), name.split(".")
+    whole = (parts, parts[:-1]) if parts[-1] == "__init__" else (parts,)
+    modules = [module[start:] for module in whole for start in range(len(module))]
+    return [words[len(module) :] for module in modules if words[: len(module)] == module]
+
+
+def docstring(module: ast.Module, path: str, name: str) -> Docstring | None:
+    """The docstring with the examples of a doctest, or None if the source does not show it."""
+    if any(isinstance(each, _DEFINITIONS) and each.name == name for each in module.body):
+        return None  # a test function that is called like its module
+    found = [_docstring(module, words) for words in objects(path, name)]
+    return next(filter(None, found), None)
+
+
+def _docstring(node: ast.AST, words: list[str]) -> Docstring | None:
+    if not words:
+        return _with_examples(node.body[0].value if node.body and isinstance(node.body[0], ast.Expr) else None)
+    if words[0] == "__test__" and isinstance(node, ast.Module):
+        return _with_examples(_test_dictionary(node).get(".".join(words[1:])))
+    found = None
+    for definition in _statements(node):
+        if isinstance(definition, _DEFINITIONS) and definition.name == words[0]:
+            found = _docstring(definition, words[1:]) or found  # the later one is what the name stands for
+    return found
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a body, with those of the branches in it, but not of what is defined there."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield child
+            if not isinstance(child, _DEFINITIONS):
+                yield from _statements(child)
+
+
+def _test_dictionary(module: ast.Module) -> dict[object, ast.expr]:
+    """What `__test__ = {"name": ...}` has."""
+    for statement in module.body:
+        if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)):
+            continue
+        if any(isinstance(target, ast.Name) and target.id == "__test__" for target in statement.targets):
+            pairs = zip(statement.value.keys, statement.value.values)  # noqa: B905 - not on 3.8
+            return {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
+    return {}
+
+
+def _with_examples(value: ast.expr | None) -> Docstring | None:
+    if isinstance(value, ast.Constant) and isinstance(value.value, str) and ">>>" in value.value:
+        return value.value, value.lineno - 1
+    return None

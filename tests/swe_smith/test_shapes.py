@@ -1,0 +1,247 @@
+"""Repositories of awkward shapes: each scores as it should, cheats score 0.0, and what is unsound is refused."""
+
+import json
+from pathlib import Path
+
+import hermes_docker
+import hermes_swe_smith
+import pytest
+
+from hermes_core.agents.base import AgentResult, StopReason
+from hermes_core.envs.runner import run_rollouts
+from hermes_core.envs.validate import validate
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Isolation
+from tests.swe_smith.shapes import DOCTEST_MODULES, DOUBLE, SHAPES, TESTS, Shape, package, plain, write
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["local", "docker"])
+def where(request):
+    """Options of a run: a backend that can be used here."""
+    options = {"backend": request.param, "isolation": "user", "concurrency": 2}
+    if request.param == "docker":
+        return {**options, "backend_config": {"image": request.getfixturevalue("docker_images")[0]}}
+    return options
+
+
+@pytest.fixture
+async def runtime():
+    async with Runtime(load_entry_points=False, plugins=[hermes_swe_smith, hermes_docker]) as made:
+        if Isolation.USER not in made.backend("local").capabilities.isolation:
+            pytest.skip("this host grants no isolation between slots")
+        yield made
+
+
+def env_of(folder: Path, shapes):
+    """The environment's settings for a dataset of these."""
+    tasks = write(folder, shapes)
+    return {"dataset_name": str(tasks), "repo_base_url": str(folder), "python_only": False, "shuffle": False}
+
+
+async def test_every_shape_is_scored_rightly(runtime, where, tmp_path):
+    outcome = await validate(runtime, "swe-smith", env=env_of(tmp_path, SHAPES), **where)
+    assert outcome.items == len(SHAPES)
+    assert [(each.item_id, each.agent, each.failures, each.details) for each in outcome.unsound] == []
+    assert outcome.stopped is None
+
+
+ONLY_TESTS = (("tests/test_core.py", "== 4", "== 5"),)
+
+UNSOUND = {
+    "the bug is in hidden tests": (plain(bug=ONLY_TESTS), "only files of the tests"),
+    "the bug is in what the tests import": (
+        plain({"tests/cases.py": "CASES = 4\n"}, bug=(("tests/cases.py", "4", "5"),)),
+        "only files of the tests",
+    ),
+    "the bug is in the configuration": (
+        plain({"conftest.py": "TWO = 2\n"}, bug=(("conftest.py", "2", "3"),)),
+        "only files of the tests",
+    ),
+    "the bug is in a text with examples": (
+        Shape(
+            package({"README.rst": ">>> 2 * 2\n4\n"}),
+            fail=("README.rst::README.rst",),
+            bug=(("README.rst", "\n4", "\n5"),),
+            test_cmd="pytest --doctest-glob=*.rst",
+        ),
+        "only files of the tests",
+    ),
+    "the tests are in the file with the bug": (
+        Shape(
+            package(
+                {"pytest.ini": "[pytest]\npython_files = *.py\n"},
+                core=DOUBLE + "def test_it(): assert double(1) == 2\n",
+            ),
+            fail=("pkg/core.py::test_it",),
+        ),
+        "both the bug and tests",
+    ),
+    "the patch does not apply": (
+        plain(texts={"patch": "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"}),
+        "does not apply",
+    ),
+    "the patch changes nothing": (
+        plain(bug=(("pkg/core.py", "2 * x", "3 * x"), ("pkg/core.py", "3 * x", "2 * x")), texts={"patch": "\n"}),
+        "patch",
+    ),
+    "the tests pass with the bug": (plain(fail=("tests/test_core.py::test_half",)), None),
+    "the tests fail without the bug": (
+        plain(
+            {"tests/test_core.py": TESTS + "def test_no(): assert False\n"},
+            fail=("tests/test_core.py::test_double", "tests/test_core.py::test_no"),
+        ),
+        None,
+    ),
+    "the tests are not there": (plain(fail=("tests/test_core.py::test_gone",)), None),
+    "the doctest is not there": (
+        Shape(package({"pytest.ini": DOCTEST_MODULES}), fail=("pkg/core.py::pkg.core.triple",)),
+        "both the bug and tests",
+    ),
+}
+
+
+async def test_the_unsound_is_refused_with_its_reason(runtime, where, tmp_path):
+    outcome = await validate(
+        runtime, "swe-smith", env=env_of(tmp_path, {name: shape for name, (shape, _) in UNSOUND.items()}), **where
+    )
+    found = {name: [each for each in outcome.unsound if each.item_id == name] for name in UNSOUND}
+    for name, (_, reason) in UNSOUND.items():
+        assert found[name], f"{name}: taken for sound"
+        if reason is not None:
+            assert [each.rewards for each in found[name]] == [[None], [None]], name
+            assert all(reason in failure for each in found[name] for failure in each.failures), (name, found[name])
+    assert [each.agent for each in found["the tests pass with the bug"]] == ["nop"]
+    assert [each.agent for each in found["the tests fail without the bug"]] == ["oracle"]
+    assert [each.agent for each in found["the tests are not there"]] == ["oracle"]
+
+
+DOCTESTS = Shape(
+    package(
+        {
+            "setup.cfg": "[tool:pytest]\naddopts = --doctest-modules --doctest-glob=*.rst\n",
+            "README.rst": ">>> import pkg.core\n>>> pkg.core.double(3)\n6\n",
+            "tests/test_other.py": "def test_other(): pass\n",
+        },
+        core='"""Numbers.\n\n>>> double(1)\n2\n"""\n' + DOUBLE,
+    ),
+    fail=("pkg/core.py::pkg.core", "pkg/core.py::pkg.core.double", "README.rst::README.rst"),
+    keep=("pkg/core.py::pkg.core.half", "tests/test_other.py::test_other"),
+)
+WRONG = "sed -i 's/^    4$/    6/; s/^2$/3/; s/ababab/abab/; s/abab/ababab/' pkg/core.py; sed -i 's/^6$/9/' README.rst"
+"""The examples as they are with the bug."""
+
+SKIP = "sed -i '/>>>/s/$/  # doctest: +SKIP/' pkg/core.py README.rst"
+ELLIPSIS = (
+    "sed -i \"/>>>/s/$/  # doctest: +ELLIPSIS/; s/^    4$/    .../; s/^2$/.../; s/^    'abab'$/    .../\" pkg/core.py"
+)
+EMPTY = "def double(x): return 3 * x\ndef half(x): return x / 2\n"
+
+
+def python(text):
+    return f"python3 - <<'END'\n{text}\nEND"
+
+
+def rewritten(source, path="pkg/core.py"):
+    return python(f"open({path!r}, 'w').write({source!r})")
+
+
+CHEATS = {
+    "wrong examples": WRONG,
+    "no examples": "sed -i 's/>>>/>>/' pkg/core.py README.rst",
+    "no docstrings": rewritten(EMPTY),
+    "no text": "rm README.rst; " + rewritten(EMPTY),
+    "skipped examples": SKIP,
+    "anything will do": ELLIPSIS,
+    "flags for the module": WRONG + "; printf '__doctest_skip__ = [\"*\"]\\n__test__ = {}\\n' >> pkg/core.py",
+    "examples of its own": rewritten(
+        EMPTY + "__doc__ = double.__doc__ = half.__doc__ = '>>> 1\\n1\\n'\n__test__ = {'double': '>>> 1\\n1\\n'}\n"
+    ),
+    "another function under that name": rewritten(
+        EMPTY + "def other():\n    '''\n    >>> 1\n    1\n    '''\nother.__qualname__ = other.__name__ = 'double'\n"
+    ),
+    "skips itself": "sed -i '1i import pytest; pytest.skip(allow_module_level=True)' pkg/core.py",
+    "exits": "sed -i '1i import os; os._exit(0)' pkg/core.py",
+    "configuration": "printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; printf '[tool:pytest]\\n"
+    "addopts = --doctest-modules --doctest-continue-on-failure\\ndoctest_optionflags = ELLIPSIS\\n' > setup.cfg; "
+    + WRONG,
+    "conftest.py": "; ".join(
+        rewritten(
+            "import pytest\n@pytest.fixture(autouse=True)\ndef names(doctest_namespace):\n"
+            "    doctest_namespace['double'] = lambda x: x * 2\n"
+            "def pytest_collection_modifyitems(items): items.clear()\n",
+            path,
+        )
+        for path in ("conftest.py", "pkg/conftest.py")
+    ),
+    "a module doctest": rewritten("from unittest import *\nclass DocTestFinder: pass\n", "doctest.py"),
+    "a package in the module's place": "mkdir pkg/core && mv pkg/core.py pkg/core/__init__.py; "
+    + WRONG.replace("core.py", "core/__init__.py"),
+    "another module of that name": rewritten(EMPTY, "core.py")
+    + "; rm pkg/core.py; "
+    + rewritten(EMPTY, "pkg/core.pyi"),
+    "a tests' module": rewritten("def double(x): return 2 * x\n", "tests/core.py"),
+    "nothing": "true",
+}
+MEND = "sed -i 's/3 \\* x/2 * x/' pkg/core.py"
+HONEST = {
+    "the fix": MEND,
+    "better words": f"{MEND}; sed -i 's/Twice/Two/; s/>>> double(2)/>>> double(5)/; s/^    4$/    10/' pkg/core.py",
+    "no docstrings, but right": rewritten(EMPTY.replace("3 * x", "2 * x")),
+    "names that its own docstring needs": rewritten(
+        "import math\n"
+        + EMPTY.replace("3 * x", "x + x")
+        + "def more():\n    '''\n    >>> math.pi > 3\n    True\n    '''\n"
+    ),
+}
+
+
+class Doing:
+    """An agent that runs what its item's issue names, in the checkout."""
+
+    name = "doing"
+
+    async def run(self, task):
+        name = task.messages[-1]["content"].split("<issue>\n")[1].split("\n")[0]
+        command = f"cd project*\n{ {**CHEATS, **HONEST}[name] }\n"
+        answer = await task.tool_handler("terminal", {"command": command, "timeout": 60}, task.trajectory_id)
+        result = AgentResult(messages=[*task.messages, {"role": "assistant", "content": answer}], turns_used=1)
+        result.stop(StopReason.FINISHED)
+        return result
+
+    async def aclose(self):
+        return
+
+
+async def test_doctests_are_the_clean_trees_and_the_code_is_the_agents(runtime, where, tmp_path):
+    env = env_of(tmp_path, {"any": DOCTESTS})
+    row = json.loads((tmp_path / "tasks.jsonl").read_text())
+    names = {**CHEATS, **HONEST}
+    rows = [{**row, "instance_id": name, "problem_statement": name} for name in names]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    records = {}
+    await run_rollouts(
+        runtime,
+        "swe-smith",
+        Doing(),
+        env=env,
+        on_record=lambda record: records.update({record["item_id"]: record}),
+        **where,
+    )
+    assert {name: record["failure"] for name, record in records.items() if record["failure"]} == {}
+    said = {name: (record["details"], record["messages"][-1]["content"]) for name, record in records.items()}
+    assert {name: said[name] for name in CHEATS if records[name]["reward"] != 0.0} == {}
+    assert {name: said[name] for name in HONEST if records[name]["reward"] != 1.0} == {}
+    for name in (
+        "wrong examples",
+        "no docstrings",
+        "skipped examples",
+        "anything will do",
+        "configuration",
+        "conftest.py",
+    ):
+        # Not by being missed: the examples ran, and what failed is what the bug breaks.
+        assert records[name]["details"]["fail_to_pass"] == {"passed": 0, "total": 3}, said[name]
+        assert set(records[name]["details"]["outcomes"].values()) == {"failed"}, said[name]
+        assert records[name]["details"]["pass_to_pass"] == {"passed": 2, "total": 2}, said[name]
