@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -43,6 +44,8 @@ class StopReason(StrEnum):
     """The last answer was cut off at `max_tokens` and called no tool."""
     CONTEXT_LENGTH = "context_length"
     """The conversation no longer fits the model's context."""
+    REFUSED = "refused"
+    """The endpoint or the chat template took the prompt, and takes it no more with what was said since."""
     CONTENT_FILTER = "content_filter"
     """The endpoint withheld the answer."""
     EMPTY_RESPONSE = "empty_response"
@@ -132,6 +135,9 @@ class AgentTask:
     seed_key: str | None = None
     """What tells this rollout from the others in every run alike (item and rollout index), for sampling seeds; the
     trajectory id if None."""
+    waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """`async with task.waiting():` around each request to a model: that time is not the agent's. It has a limit of its
+    own, over which it raises `ModelError`."""
     result: AgentResult = field(default_factory=AgentResult)
     """The result in the making: `run` fills and returns this very object. So whoever cancels `run`, or gets an
     exception from it, still holds what was said and done so far."""
@@ -180,8 +186,10 @@ class AgentSettings(BaseModel):
     """Sampling seed. Each rollout sends one of its own, derived from this and its task's `seed_key`."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds for one request, from the first byte sent to the last byte received."""
-    max_retries: int = Field(default=5, ge=0)
-    """How often one request is repeated after a failure that may pass."""
+    endpoint_patience_s: float = Field(default=300.0, ge=0)
+    """Seconds for which a failing endpoint is asked again, counted from the first failure. Then the run ends."""
+    max_retries: int | None = Field(default=None, ge=0)
+    """How often one request is repeated after a failure that may pass, at most; None as long as patience lasts."""
     max_retry_wait_s: float = Field(default=60.0, ge=0)
     """The longest wait in seconds before a repetition, whatever `Retry-After` asks for."""
     max_response_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)

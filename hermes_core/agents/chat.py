@@ -3,155 +3,322 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hermes_core.agents.base import Message
 from hermes_core.agents.model import sendable
-from hermes_core.errors import ConfigError, UsageError
+from hermes_core.agents.parsers.scan import THINKING
+from hermes_core.errors import ConfigError, UnknownNameError, UsageError
+
+OPENS_NEXT = ("<|user|>", "<|observation|>", "<|tool_response>")
+"""Tokens that end an answer by beginning what comes next. GLM has no others; Gemma 4 ends a call with a tool's."""
 
 END_OF_TURN = (
-    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "</s>"),
-    *("<|end_of_sentence|>", "<｜end▁of▁sentence｜>", "<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<|return|>"),
-    # GLM has no token for it: an answer ends where the next message begins, and behind a call that is a tool's.
-    *("<|user|>", "<|observation|>"),
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+    *("</s>", "<|end_of_sentence|>", "<｜end▁of▁sentence｜>", "<end_of_turn>", "<turn|>", "<|END_OF_TURN_TOKEN|>"),
+    *("<|return|>", "<|call|>"),
+    *OPENS_NEXT,
 )
 """Special tokens that end an answer, in the models that are in use. A tokenizer's own end token is always one."""
 
-_PROBE_TOOL: Mapping[str, Any] = {
+PROBE_TOOL: Mapping[str, Any] = {
     "type": "function",
     "function": {
         "name": "probe_of_tools",
         "description": "Look",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "description": "Where"},
+                "depth": {"type": "integer", "description": "How deep"},
+                "hidden": {"type": "boolean", "description": "Hidden files, too"},
+            },
+            "required": ["path"],
+        },
     },
 }
+"""What templates are tried out with."""
+
+_NAME = PROBE_TOOL["function"]["name"]
+
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "conversation", "chat_template"})
+"""What a template is always given: not for settings to give."""
+
+_REMEMBERED = 4096
+"""Shapes of conversations that are known to be rendered whole, at most."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is asked: the token ids, and whether the template has begun its thinking for it."""
+    """What a model is asked."""
 
     tokens: list[int]
-    thinking: bool = False
+    begun: str = ""
+    """What of the answer the template has written itself: the mark that thinking begins with, or nothing."""
+
+
+@dataclass(frozen=True)
+class WrittenCall:
+    """A call as the template writes it into the conversation."""
+
+    text: str
+    """The answer that it is, without what surrounds an answer."""
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How an answer is put into a conversation that is rendered for what comes after it."""
+
+    whole_past: bool
+    """Some templates insist on it. Long conversations would take longer with each turn."""
+    content: bool
+    """Whether the mark is its content too. Gemma 4 writes that behind the tools' results."""
+    calls: int | None
+    """So many of its calls, at most: Llama 3.1 makes one at a time."""
+    text_arguments: bool
+    """Whether the arguments are JSON text. Most templates take mappings, DeepSeek's text."""
+
+
+_WAYS = tuple(
+    itertools.starmap(_Way, itertools.product((False, True), (True, False), (None, 1), (False, True)))  # in this order
+)
+_PLAIN_WAYS = tuple(_Way(past, content=True, calls=None, text_arguments=False) for past in (False, True))
+"""For an answer without calls."""
 
 
 class Chat:
-    """Renders conversations for one tokenizer. It changes nothing in it and keeps nothing: one serves all rollouts.
+    """Renders conversations for one tokenizer. It changes nothing in it, and one serves all rollouts.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
+        template: a chat template in place of the tokenizer's own.
+        template_kwargs: more variables for the template, such as `enable_thinking`.
 
     Raises:
-        ConfigError: it has no chat template, or no end token.
+        ConfigError: there is no chat template, or no end token, or a variable is not the settings' to give.
+        UnknownNameError: the template has no such variable.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(
+        self, tokenizer: Any, *, template: str | None = None, template_kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.turnstile = asyncio.Lock()
         """Held by whoever works on a long text, so that the event loop gets its turn in between."""
         name = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
-        self._name = str(name)
-        if not getattr(tokenizer, "chat_template", None):
+        self.name = str(name)
+        if not template and not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
-                f"{self._name} has no chat template", hint="use the tokenizer of an instruction-tuned model"
+                f"{self.name} has no chat template",
+                hint="use the tokenizer of an instruction-tuned model, or set chat_template",
             )
+        self._template = template
+        self._variables = dict(template_kwargs or {})
+        self._check_variables()
         added = {str(token): index for index, token in tokenizer.added_tokens_decoder.items()}
-        known = {added[text] for text in END_OF_TURN if text in added}
         own = {tokenizer.eos_token_id} - {None}
-        self.end_tokens: frozenset[int] = frozenset(own | known)
+        self.end_tokens: frozenset[int] = frozenset(own | {added[text] for text in END_OF_TURN if text in added})
         """The token ids that end an answer."""
+        self._opening = frozenset(added[text] for text in OPENS_NEXT if text in added)
+        self.closing_tokens = self.end_tokens - self._opening
+        """Those of them that begin nothing."""
         if not self.end_tokens:
-            raise ConfigError(f"{self._name} has no end token", hint="set eos_token in its tokenizer_config.json")
+            raise ConfigError(f"{self.name} has no end token", hint="set eos_token in its tokenizer_config.json")
+        self.vocabulary: int = max([len(tokenizer), *(index + 1 for index in added.values())])
+        """Token ids are below this."""
+        self._whole: set[tuple[Any, ...]] = set()
+        """Shapes of conversations that are rendered with nothing left out, each with the way to do it."""
 
-    def check(self, *, tools: bool) -> None:
-        """Try the template out, with tools if rollouts will have some.
+    def check(self, *, tools: bool, system: bool = False) -> None:
+        """Try the template out, with tools and a message of the system if rollouts will have some.
 
         Raises:
-            ConfigError: it ignores them, can't be rendered, or ends answers with no end token.
+            ConfigError: it ignores them, can't be rendered, ends answers with no end token, or leaves something out.
         """
         user: Message = {"role": "user", "content": "Look."}
-        call = {"id": "call00000", "type": "function", "function": {"name": "probe_of_tools", "arguments": "{}"}}
-        result: Message = {"role": "tool", "tool_call_id": "call00000", "name": "probe_of_tools", "content": "{}"}
-        offered = [dict(_PROBE_TOOL)] if tools else []
-        answer: Message = {"role": "assistant", "content": "", **({"tool_calls": [call]} if tools else {})}
+        offered = [dict(PROBE_TOOL)] if tools else []
         try:
-            if tools and "probe_of_tools" not in self._render([user], offered):
+            if tools and _NAME not in self._render([user], offered):
                 raise ConfigError(
-                    f"the chat template of {self._name} ignores `tools`: the model would never know of them",
-                    hint="use a model whose template has tools, or give the tokenizer one that does",
+                    f"the chat template of {self.name} ignores `tools`: the model would never know of them",
+                    hint="use a model whose template has tools, or set chat_template to one that does",
                 )
-            self.continuation([user, answer, result if tools else user], 1, offered)
+            self.prompt([*([{"role": "system", "content": "Be brief."}] if system else []), user], offered)
+            if not tools:
+                self.continuation([user, {"role": "assistant", "content": ""}, user], 1, offered)
+                return
+            for count in (1, 2):
+                calls = [_call("{}", f"call0000{number}") for number in range(count)]
+                answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+                self.continuation([user, answer, *(_result(call["id"], "{}") for call in calls)], 1, offered)
         except UsageError as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{self._name}: {error.message}", hint=error.hint) from error
+            raise ConfigError(f"{self.name}: {error.message}", hint=error.hint) from error
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """The whole conversation, ready for the model's answer.
 
         Raises:
-            UsageError: the template refuses it.
+            UsageError: the template refuses it, or leaves a message out.
         """
-        text = self._render(messages, tools)
-        return Prompt(self._encode(text), _begins_thinking(text))
+        shape = _shape(messages)
+        if shape not in self._whole:
+            marked, marks = _marked(messages)
+            _refuse_if_lost(marks, self._render_any(marked, tools), messages, "the prompt")
+            self._remember(shape)
+        text = self._render_any(messages, tools)
+        return Prompt(self._encode(text), _begun(text))
 
     def continuation(self, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """What follows the model's answer `messages[answered]`, from the token that ends it on.
 
         The answer itself is not rendered: a template would write it differently from how the model did. In its place
-        stands a mark that nothing in the conversation can hold, and what comes after that is taken.
+        stands a mark that nothing in the conversation can hold, and what comes after that is taken. The first time
+        that a conversation has this shape, the messages after the answer are marked as well, and looked for.
 
         Raises:
-            UsageError: the template refuses the conversation, or ends the answer with no end token.
+            UsageError: the template refuses the conversation, ends the answer with no end token, or leaves out what
+                was said since.
         """
-        mark = f"mark{secrets.token_hex(12)}"
-        text = self._with_mark(messages, answered, tools, mark)
-        _, found, tail = text.rpartition(mark)
-        tokens = self._encode(tail) if found else []
-        ends = (place for place, token in enumerate(tokens) if token in self.end_tokens)
-        begin = next(ends, None)
-        if begin is None:
-            raise UsageError(
-                "the chat template ends an assistant's message with none of the tokenizer's end tokens",
-                hint="set eos_token in tokenizer_config.json to the token that ends an answer",
-            )
-        return Prompt(tokens[begin:], _begins_thinking(text))
+        shape = ("after", *_shape(messages[answered:]))
+        refusal: UsageError | None = None
+        for way in _WAYS if messages[answered].get("tool_calls") else _PLAIN_WAYS:
+            try:
+                if (shape, way) not in self._whole:
+                    since, marks = _marked(messages[answered + 1 :])
+                    tried = [*messages[: answered + 1], *since]
+                    text = self.decode(self._after(way, tried, answered, tools).tokens)
+                    _refuse_if_lost(marks, text, messages[answered + 1 :], "what follows an answer")
+                    self._remember((shape, way))
+                return self._after(way, messages, answered, tools)
+            except UsageError as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
+
+    def follows(self, last: int, prompt: Prompt) -> Prompt:
+        """The continuation without the token that ends an answer, where the answer's `last` token has done that.
+
+        A token that begins the next message as well is left out only where the model has written that very one.
+        """
+        first = prompt.tokens[0]
+        done = last == first or (last in self.end_tokens and first not in self._opening)
+        return Prompt(prompt.tokens[1:], prompt.begun) if done else prompt
+
+    def written_calls(self) -> Iterator[WrittenCall]:
+        """A call, as the template writes it into a conversation: with each kind of id and arguments that it takes."""
+        for identifier, as_text in itertools.product(("call00000", f"functions.{_NAME}:0"), (False, True)):
+            user, inside, result = (_mark() for _ in range(3))
+            arguments = {"path": f"{inside} é ü/*.py", "depth": 3, "hidden": True}
+            answer: Message = {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [_call(json.dumps(arguments, ensure_ascii=False), identifier)],
+            }
+            asked: Message = {"role": "user", "content": user}
+            try:
+                before = self._render([asked], [PROBE_TOOL]).rpartition(user)[2]
+                whole = self._render([asked, answer, _result(identifier, result)], [PROBE_TOOL], as_text=as_text)
+            except UsageError:
+                continue
+            head, found, tail = whole.rpartition(user)[2].partition(result)[0].rpartition(inside)
+            if found:
+                text = self._unframed(head, before) + inside + self._up_to_end(tail)
+                yield WrittenCall(text, _NAME, arguments)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of these tokens, special ones included."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def _with_mark(
-        self, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]], mark: str
-    ) -> str:
+    def _after(
+        self, way: _Way, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]
+    ) -> Prompt:
+        """What follows the answer, when it is rendered this way."""
+        mark = _mark()
         calls = [
             {**call, "function": {**call["function"], "arguments": json.dumps({"at": mark})}}
             for call in messages[answered].get("tool_calls") or ()
-        ]
+        ][: way.calls]
         first = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
-        refusal: UsageError | None = None
-        # What was said in between is not rendered: it changes nothing after the mark, and long conversations would take
-        # longer with each turn. A template that insists gets all of it; and templates of models that make one call at a
-        # time (Llama 3.1) get one.
-        for past in (messages[:first], messages[:answered]):
-            for some in (calls, calls[:1]):
-                answer: Message = {"role": "assistant", "content": mark, **({"tool_calls": some} if some else {})}
-                try:
-                    return self._render([*past, answer, *messages[answered + 1 :]], tools)
-                except UsageError as error:
-                    refusal = error
-        assert refusal is not None
-        raise refusal
+        past = messages[:answered] if way.whole_past else messages[:first]
+        answer: Message = {"role": "assistant", "content": mark if way.content else ""}
+        if calls:
+            answer["tool_calls"] = calls
+        text = self._render([*past, answer, *messages[answered + 1 :]], tools, as_text=way.text_arguments)
+        _, found, tail = text.rpartition(mark)
+        tokens = self._encode(tail) if found else []
+        begin = next((place for place, token in enumerate(tokens) if token in self.end_tokens), None)
+        if begin is None:
+            raise UsageError(
+                "the chat template ends an assistant's message with none of the tokenizer's end tokens",
+                hint="set eos_token in tokenizer_config.json to the token that ends an answer",
+            )
+        return Prompt(tokens[begin:], _begun(text))
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+    def _unframed(self, head: str, before: str) -> str:
+        """`head` without what stands before any answer, as far as that is in `before`."""
+        tokens = self._encode(head)
+        common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokens, self._encode(before), strict=False))
+        return self.decode(tokens[sum(1 for _ in common) :])
+
+    def _up_to_end(self, tail: str) -> str:
+        return self.decode(list(itertools.takewhile(lambda token: token not in self.end_tokens, self._encode(tail))))
+
+    def _remember(self, shape: tuple[Any, ...]) -> None:
+        if len(self._whole) >= _REMEMBERED:
+            self._whole.clear()
+        self._whole.add(shape)
+
+    def _check_variables(self) -> None:
+        """Refuse variables that the template would ignore without a word."""
+        if not self._variables:
+            return
+        if taken := sorted(_OURS & self._variables.keys()):
+            raise ConfigError(f"chat_template_kwargs can't have {', '.join(taken)}", hint="leave it out")
+        import jinja2
+        import jinja2.meta
+
+        own = self._template or self.tokenizer.chat_template
+        environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+        known: set[str] = set()
+        for text in own.values() if isinstance(own, Mapping) else (own,):
+            try:
+                # `{% generation %}` is of transformers alone; it has no variables.
+                plain = text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+                known |= jinja2.meta.find_undeclared_variables(environment.parse(plain))
+            except jinja2.TemplateError:
+                return  # a tag of some tokenizer's own: nothing can be told
+        for name in self._variables:
+            if name not in known:
+                raise UnknownNameError("variable", name, known - _OURS, where=f"of the chat template of {self.name}")
+
+    def _render_any(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        """The conversation, with the arguments of its calls as mappings or as text, as the template takes them."""
+        try:
+            return self._render(messages, tools)
+        except UsageError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            return self._render(messages, tools, as_text=True)
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, as_text: bool = False) -> str:
+        given = self._variables if self._template is None else {**self._variables, "chat_template": self._template}
         try:
             text: str = self.tokenizer.apply_chat_template(
-                _for_template(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+                _for_template(messages, as_text),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **given,
             )
         except Exception as error:  # a template is a program of the model's makers: it raises what it likes
             raise UsageError(
@@ -164,9 +331,57 @@ class Chat:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
-def _for_template(messages: Sequence[Message]) -> list[Message]:
-    """The messages as templates take them: the arguments of calls as mappings, no field that is None."""
-    return [_plain_calls(message) if message.get("tool_calls") else message for message in sendable(messages)]
+def _mark() -> str:
+    return f"mark{secrets.token_hex(12)}"
+
+
+def _call(arguments: str, identifier: str) -> dict[str, Any]:
+    return {"id": identifier, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
+
+
+def _result(identifier: str, content: str) -> Message:
+    return {"role": "tool", "tool_call_id": identifier, "name": _NAME, "content": content}
+
+
+def _shape(messages: Sequence[Message]) -> tuple[Any, ...]:
+    """What a template can make differences by, and all that marks stand for."""
+    return tuple((message["role"], len(message.get("tool_calls") or ())) for message in messages)
+
+
+def _marked(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
+    """The messages with a mark in place of each text that is not the model's, and these marks."""
+    marks: list[str] = []
+    marked: list[Message] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            marked.append(message)
+            continue
+        marks.append(_mark())
+        marked.append({**message, "content": json.dumps({"output": marks[-1]})})
+    return marked, marks
+
+
+def _refuse_if_lost(marks: Sequence[str], text: str, messages: Sequence[Message], place: str) -> None:
+    """Refuse a template that leaves out what a model is to be told.
+
+    Raises:
+        UsageError: a mark is not there; names the role of its message.
+    """
+    told = [message["role"] for message in messages if message["role"] != "assistant"]
+    for mark, role in zip(marks, told, strict=True):
+        if mark not in text:
+            what = "a tool's result" if role == "tool" else f"a message of the {role}"
+            raise UsageError(
+                f"the chat template leaves {what} out of {place}, or ends the answer with a token that is not known"
+                " here: the model would never see it",
+                hint="set chat_template to one that renders every message, or eos_token to what ends an answer",
+            )
+
+
+def _for_template(messages: Sequence[Message], as_text: bool) -> list[Message]:
+    """The messages as templates take them: the arguments of calls as mappings or as text, no field that is None."""
+    ready = sendable(messages)
+    return ready if as_text else [_plain_calls(message) if message.get("tool_calls") else message for message in ready]
 
 
 def _plain_calls(message: Message) -> Message:
@@ -177,6 +392,7 @@ def _plain_calls(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def _begins_thinking(prompt: str) -> bool:
-    """Some templates write the `<think>` that an answer begins with themselves."""
-    return prompt.rstrip().endswith("<think>")
+def _begun(prompt: str) -> str:
+    """Some templates write the mark that thinking begins with themselves."""
+    end = prompt.rstrip()
+    return next((mark for mark in THINKING if end.endswith(mark.rstrip())), "")

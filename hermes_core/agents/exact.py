@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message, text_checksum
 from hermes_core.agents.chat import Chat
-from hermes_core.agents.failures import ContextLengthExceeded
-from hermes_core.agents.generate import GenerateServer, Sampled
+from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded
+from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.model import ModelAgent
 from hermes_core.agents.replies import Reply
+from hermes_core.agents.retries import Choice
+from hermes_core.agents.wires import Sampled
 
 if TYPE_CHECKING:
     from hermes_core.agents.parsers.base import Parser
@@ -93,19 +95,23 @@ class ExactSession:
         chat: renders the prompts.
         parser: reads calls and reasoning out of the answers.
         max_length: tokens of a sequence at most, prompt and answers together.
+        end_thinking: whether a call inside of thinking that was never closed is made, and not only reported.
     """
 
-    def __init__(self, server: GenerateServer, chat: Chat, parser: Parser, *, max_length: int) -> None:
+    def __init__(
+        self, server: GenerateServer, chat: Chat, parser: Parser, *, max_length: int, end_thinking: bool = False
+    ) -> None:
         self._server = server
         self._chat = chat
         self._parser = parser
         self._max_length = max_length
+        self._end_thinking = end_thinking
         self._answers = 0
         self.nodes: list[Node] = []
 
     def get_state(self) -> Mapping[str, Any]:
         """The sequences so far, under `nodes`."""
-        return {"nodes": self.nodes, "end_tokens": self._chat.end_tokens, "decode": self._chat.decode}
+        return {"nodes": self.nodes, "end_tokens": self._chat.closing_tokens, "decode": self._chat.decode}
 
     async def chat_completion(
         self,
@@ -134,9 +140,11 @@ class ExactSession:
                 f"the conversation has {asked} tokens, of {self._max_length} at most",
                 hint="allow fewer turns or shorter tool results, or raise max_token_length",
             )
+        limit = min(max_tokens or room, room)
         sampled = await self._server.sample(
-            node.tokens + array("i", prompt.tokens), max_tokens=min(max_tokens or room, room), temperature=temperature
+            node.tokens + array("i", prompt.tokens), max_tokens=limit, temperature=temperature
         )
+        self._check(sampled, limit)
         async with self._chat.turnstile:
             await asyncio.sleep(0)
         # Only now: a request that failed or was cancelled leaves no trace in the sequences.
@@ -145,7 +153,7 @@ class ExactSession:
         if node not in self.nodes:
             self.nodes.append(node)
         self._answers += 1
-        reply = self._read(sampled, offered, asked, thinking=prompt.thinking)
+        reply = self._read(sampled, offered, asked, prompt.begun)
         node.heard = [_told(message) for message in (*messages, reply.as_message())]
         return reply
 
@@ -156,18 +164,31 @@ class ExactSession:
             known = len(node.heard)
             if known < len(told) and told[:known] == node.heard:
                 prompt = self._chat.continuation(messages, known - 1, tools)
-                if node.tokens[-1] in self._chat.end_tokens:  # the model has ended its answer itself
-                    prompt = type(prompt)(prompt.tokens[1:], prompt.thinking)
-                return node, prompt
+                return node, self._chat.follows(node.tokens[-1], prompt)
         return Node(), self._chat.prompt(messages, tools)
 
-    def _read(
-        self, sampled: Sampled, tools: Sequence[Mapping[str, Any]], prompt_tokens: int, *, thinking: bool
-    ) -> Reply:
+    def _check(self, sampled: Sampled, limit: int) -> None:
+        """Refuse tokens that can't be what was asked for.
+
+        Raises:
+            BadCompletion: there are more of them than were asked for, or some that the tokenizer does not have.
+        """
+        if len(sampled.tokens) > limit:
+            raise BadCompletion(
+                f"the server gave {len(sampled.tokens)} tokens, and was asked for {limit} at most",
+                hint="check that the server keeps to max_tokens, and has nothing of its own in place of it",
+            )
+        if (largest := max(sampled.tokens)) >= self._chat.vocabulary:
+            raise BadCompletion(
+                f"the server gave the token {largest}, and {self._chat.name} has {self._chat.vocabulary}",
+                hint="set tokenizer_name to the tokenizer of the model that the server has loaded",
+            )
+
+    def _read(self, sampled: Sampled, tools: Sequence[Mapping[str, Any]], prompt_tokens: int, begun: str) -> Reply:
         written = sampled.tokens[:-1] if sampled.tokens[-1] in self._chat.end_tokens else sampled.tokens
         text = self._chat.decode(written)
-        parsed = self._parser.parse(f"<think>{text}" if thinking else text, tools)
-        calls = parsed.tool_calls(self._answers, cut=sampled.finish_reason == "length")
+        parsed = self._parser.parse(f"{begun}{text}", tools)
+        calls = parsed.tool_calls(self._answers, cut=sampled.finish_reason == "length", end_thinking=self._end_thinking)
         return Reply(
             content=parsed.content,
             calls=calls,
@@ -192,30 +213,40 @@ class ExactAgent:
     Args:
         settings: how to sample; `base_url`, `extra_body` and `seed` are not used.
         servers: they are the caller's to close.
-        chat, parser, max_length: as `ExactSession` takes them.
+        chat, parser, max_length, end_thinking: as `ExactSession` takes them.
     """
 
     name = "model"
 
     def __init__(
-        self, settings: AgentSettings, servers: Sequence[GenerateServer], chat: Chat, parser: Parser, max_length: int
+        self,
+        settings: AgentSettings,
+        servers: Sequence[GenerateServer],
+        chat: Chat,
+        parser: Parser,
+        max_length: int,
+        *,
+        end_thinking: bool = False,
     ) -> None:
         self.settings = settings.model_copy(update={"extra_body": None, "seed": None})
         self.max_length = max_length
         self._chat = chat
         self._parser = parser
-        self._busy = dict.fromkeys(range(len(servers)), 0)
+        self._end_thinking = end_thinking
         self._servers = servers
+        self._choice = Choice([server.endpoint for server in servers])
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
-        chosen = min(self._busy, key=self._busy.__getitem__)
-        self._busy[chosen] += 1
-        try:
-            session = ExactSession(self._servers[chosen], self._chat, self._parser, max_length=self.max_length)
+        with self._choice.one() as chosen:
+            session = ExactSession(
+                self._servers[chosen],
+                self._chat,
+                self._parser,
+                max_length=self.max_length,
+                end_thinking=self._end_thinking,
+            )
             return await ModelAgent(self.settings, session).run(task)
-        finally:
-            self._busy[chosen] -= 1
 
     async def aclose(self) -> None:
         """Holds nothing open."""

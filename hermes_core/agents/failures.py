@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from hermes_core.errors import ModelError
 
 _PASSING_STATUS = frozenset({408, 409, 425, 429})
+_ABOUT_THE_REQUEST = frozenset({400, 413, 422})
 _TOO_LONG = re.compile(
     r"context[ _-]?(length|window|size)|maximum context|(input|prompt) (is )?too long|too many tokens"
     r"|longer than the (model|maximum)|max_model_len|exceeds? the maximum (number of tokens|length)",
@@ -18,6 +19,14 @@ _TOO_LONG = re.compile(
 
 class ContextLengthExceeded(ModelError):
     """The conversation no longer fits the model's context: the end of a rollout rather than a failure."""
+
+
+class ConversationRefused(ModelError):
+    """What was asked can't be answered as it is. If that is what the model made of it, the rollout ends with it."""
+
+
+class EndpointDown(ModelError):
+    """The endpoint answers nobody, or refuses everybody: it ends the run, as no other rollout would do better."""
 
 
 class BadCompletion(ModelError):
@@ -47,6 +56,20 @@ def may_pass(error: BaseException) -> bool:
     return (status in _PASSING_STATUS or status >= 500) and _code(error) != "insufficient_quota"
 
 
+def refuses_now(error: BaseException) -> bool:
+    """Whether this refusal passes at a server that has answered before: one that is restarted, or behind a gateway."""
+    return status_of(error) in (401, 404)
+
+
+def refuses_all(error: BaseException, *, answered: bool) -> bool:
+    """Whether every request would be refused alike, for as long as nobody changes something.
+
+    Args:
+        answered: whether the server ever answered one.
+    """
+    return _code(error) == "insufficient_quota" or (not answered and status_of(error) in (401, 403, 404))
+
+
 def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "", attempts: int = 1) -> ModelError:
     """The `ModelError` for what a client raised: what went wrong, and what to do next.
 
@@ -57,7 +80,12 @@ def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "",
     place = f"the model endpoint {public_url(endpoint)}" if endpoint else "the model endpoint"
     tries = f" after {attempts} attempts" if attempts > 1 else ""
     if isinstance(error, ModelError):
-        return type(error)(f"{error.message}{tries}", hint=error.hint) if tries else error
+        if not tries:
+            return error
+        counted = error.twin()
+        counted.message = f"{error.message}{tries}"
+        counted.args = (counted.message,)
+        return counted
     status = status_of(error)
     if status is not None:
         return _for_status(status, error, place, model, tries)
@@ -96,7 +124,7 @@ def public_url(url: str) -> str:
 
 def _for_status(status: int, error: BaseException, place: str, model: str, tries: str) -> ModelError:
     said = _said(error)
-    if status in (400, 413, 422) and (_code(error) == "context_length_exceeded" or _TOO_LONG.search(said)):
+    if status in _ABOUT_THE_REQUEST and (_code(error) == "context_length_exceeded" or _TOO_LONG.search(said)):
         return ContextLengthExceeded(
             f"the conversation no longer fits the context of model {model!r}: {said}",
             hint="allow fewer turns or shorter tool results, or use a model with a longer context",
@@ -112,13 +140,15 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
         hint = "top up the account or use another key; waiting does not help"
     elif status == 429:
         message = f"{place} still limits the rate{tries} (HTTP 429): {said}"
-        hint = "lower the concurrency, or raise max_retries and max_retry_wait_s"
+        hint = "lower the concurrency, or raise endpoint_patience_s"
     elif status >= 500 or status in _PASSING_STATUS:
         message = f"{place} failed{tries} (HTTP {status}): {said}"
         hint = "look at the server's own log; the run can be resumed when it is well again"
     else:
         message = f"{place} refused the request (HTTP {status}): {said}"
         hint = "check that the model takes tools and the sampling parameters that are set"
+        if status in _ABOUT_THE_REQUEST:
+            return ConversationRefused(message, hint=hint)
     return ModelError(message, hint=hint)
 
 

@@ -1,35 +1,24 @@
-"""Asks a server's `/generate` for tokens: token ids in, the sampled token ids and their logprobs out.
-
-Two wire formats: `vllm`, that of the API server of Atropos' example trainer (`POST /generate` with
-`{"prompt": {"prompt_token_ids": […]}, "logprobs": 0, …}`), and `sglang`, SGLang's native one.
-"""
+"""Asks a server for tokens: token ids in, the sampled token ids and their logprobs out (`wires` has the formats)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.failures import BadCompletion, ResponseTooLarge
-from hermes_core.agents.retries import explained, is_loopback, persist
-from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.agents.failures import BadCompletion, ResponseTooLarge, public_url
+from hermes_core.agents.retries import Endpoint, is_loopback
+from hermes_core.agents.wires import WIRES, Sampled, Wire, checked
+from hermes_core.errors import ConfigError, ModelError, UnknownNameError
 
 if TYPE_CHECKING:
     import aiohttp
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """One completion as the server sampled it; both lists have the same length."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    """`stop` or `length`."""
+_UNNAMED = "default"
+"""The model's name that names none: the server has one."""
 
 
 class GenerateServer:
@@ -37,62 +26,115 @@ class GenerateServer:
 
     Args:
         settings: `base_url` (with or without `/v1` at its end), the key, the time limit and the retries.
-        kind: the wire format, `vllm` or `sglang`.
+        kind: what the server is, `vllm` or `sglang`. Which of its wires it speaks is found out by the first request.
         at_once: requests under way at a time, at most; more of them wait here.
 
     Raises:
         ConfigError: no server is named.
-        UnknownNameError: there is no such wire format.
+        UnknownNameError: there is no such kind.
     """
 
     def __init__(self, settings: AgentSettings, kind: str, *, at_once: int = 512) -> None:
-        if kind not in _FORMATS:
-            raise UnknownNameError("wire format", kind, _FORMATS)
+        if kind not in WIRES:
+            raise UnknownNameError("kind of server", kind, WIRES)
         if not settings.base_url or not settings.base_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"the base URL {settings.base_url!r} is no URL of a {kind} server", hint="write http://HOST:PORT/v1"
             )
         self.settings = settings
         self.kind = kind
-        self.url = f"{settings.base_url.rstrip('/').removesuffix('/v1')}/generate"
-        self._write, self._read = _FORMATS[kind]
+        self.url = settings.base_url.rstrip("/").removesuffix("/v1")
+        self.endpoint = Endpoint(settings, self.url, settings.model or _UNNAMED)
+        self._wires = WIRES[kind]
+        self._name = {"model": settings.model} if settings.model and settings.model != _UNNAMED else {}
         self._room = asyncio.Semaphore(at_once)
         key = settings.api_key.get_secret_value() if settings.api_key else ""
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._client: aiohttp.ClientSession | None = None
 
-    async def sample(self, prompt: Sequence[int], *, max_tokens: int, temperature: float | None) -> Sampled:
+    @property
+    def wire(self) -> Wire:
+        """The format that is used; until the server has answered, the first that it may speak."""
+        return self._wires[0]
+
+    async def sample(
+        self, prompt: Sequence[int], *, max_tokens: int, temperature: float | None, top_k: int | None = None
+    ) -> Sampled:
         """One completion of the prompt.
+
+        Args:
+            top_k: draw from so many tokens only; None, as training needs it, is from all of them.
 
         Raises:
             ModelError: the server failed, for good or too often, or gave no tokens and logprobs; says what to do.
             ContextLengthExceeded: the prompt does not fit the model's context.
         """
-        sampling = {"max_tokens": max_tokens, **({} if temperature is None else {"temperature": temperature})}
+        given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
+        sampling = {key: value for key, value in given.items() if value is not None}
         # Written out at once: the tokens would take ten times as much memory for as long as the server thinks.
-        body = json.dumps(self._write(list(prompt), sampling), separators=(",", ":")).encode()
+        bodies = {wire: _json({**wire.write(list(prompt), sampling), **wire.named(self._name)}) for wire in self._wires}
         del prompt
-        return await persist(lambda: self._ask(body), self.settings, self._explain)
+        return await self.endpoint.ask(lambda: self._ask(bodies))
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The server's own tokens of a text, with no special ones added; None if it does not tell.
+
+        Raises:
+            ModelError: the server failed.
+        """
+        body = _json({"prompt": text, "add_special_tokens": False, **self._name})
+        try:
+            content = await self.endpoint.ask(lambda: self._post_if_there("/tokenize", body), proves=False)
+            return [int(token) for token in json.loads(content)["tokens"]]
+        except (KeyError, TypeError, ValueError):
+            return None
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
         if self._client is not None:
             await self._client.close()
 
-    async def _ask(self, body: bytes) -> Sampled:
+    async def _ask(self, bodies: Mapping[Wire, bytes]) -> Sampled:
+        """The completion, over the first wire that the server knows; the others are not tried again."""
+        for wire in self._wires:
+            try:
+                content = await self._post(wire.path, bodies[wire])
+            except _Refused as refused:
+                if len(self._wires) > 1 and refused.no_such_path:
+                    continue
+                raise
+            try:
+                sampled = checked(wire.read(json.loads(content)))
+            except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
+                _no_tokens(self.url, wire, content, error)
+            self._wires = (wire,)
+            return sampled
+        paths = ", ".join(wire.path for wire in self._wires)
+        raise ModelError(
+            f"the server at {public_url(self.url)} gives no token ids: it has none of {paths} (HTTP 404)",
+            hint=f"server_type={self.kind} takes {', '.join(dict.fromkeys(wire.server for wire in self._wires))}; "
+            "for any other use server_type=openai, without training",
+        )
+
+    async def _post(self, path: str, body: bytes) -> bytes:
         async with (
             self._room,
             asyncio.timeout(self.settings.request_timeout_s),
-            self._session().post(self.url, data=body) as response,
+            self._session().post(f"{self.url}{path}", data=body) as response,
         ):
             content = await _bounded(response, self.settings.max_response_bytes)
         if response.status >= 400:
             raise _Refused(response, content)
+        return content
+
+    async def _post_if_there(self, path: str, body: bytes) -> bytes:
+        """The answer, or nothing from a server that has no such path, or not for us."""
         try:
-            answer = json.loads(content)
-            return _checked(self._read(answer))
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            _no_tokens(self, content, error)
+            return await self._post(path, body)
+        except _Refused as refused:
+            if refused.status_code in (400, 403, 404, 405, 501):
+                return b""
+            raise
 
     def _session(self) -> aiohttp.ClientSession:
         # Not httpx: with a hundred answers at a time, its five times as long per answer would stall the event loop.
@@ -108,10 +150,6 @@ class GenerateServer:
             )
         return self._client
 
-    def _explain(self, error: Exception, attempts: int) -> Exception:
-        name = self.settings.model or "default"
-        return explained(error, self.settings, endpoint=self.url, model=name, attempts=attempts)
-
 
 class _Refused(Exception):
     """The server answered with an error status; in the shape that `failures` reads."""
@@ -126,6 +164,13 @@ class _Refused(Exception):
         except ValueError:
             self.body = text
 
+    @property
+    def no_such_path(self) -> bool:
+        """Whether it is the server that has no such path, and not the path that has no such model."""
+        body = self.body.get("error", self.body) if isinstance(self.body, dict) else None
+        named = isinstance(body, dict) and body.get("type") == "NotFoundError"  # vLLM's word for a model
+        return self.status_code in (404, 405) and not named
+
 
 async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
     body = bytearray()
@@ -138,57 +183,14 @@ async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(body)
 
 
-def _no_tokens(server: GenerateServer, content: bytes, error: Exception) -> NoReturn:
+def _no_tokens(url: str, wire: Wire, content: bytes, error: Exception) -> NoReturn:
     said = content[:200].decode("utf-8", "replace")
     raise BadCompletion(
-        f"{server.url} gave no token ids with logprobs as {server.kind} does ({type(error).__name__}: {error}): {said}",
-        hint="check server_type, and that the server is one that gives them: for vllm Atropos' own API server, not "
-        "stock vLLM; for sglang its native /generate",
+        f"{public_url(url)}{wire.path} gave no token ids with logprobs as {wire.server} does "
+        f"({type(error).__name__}: {error}): {said}",
+        hint=f"check server_type; if it is right, {wire.advice}",
     ) from error
 
 
-def _checked(sampled: Sampled) -> Sampled:
-    if not sampled.tokens:
-        raise ValueError("no token")
-    for token, logprob in zip(sampled.tokens, sampled.logprobs, strict=True):
-        if type(token) is not int or token < 0:
-            raise ValueError(f"{token!r} is no token id")
-        if not (isinstance(logprob, int | float) and math.isfinite(logprob)):
-            raise ValueError(f"{logprob!r} is no logprob")
-    return sampled
-
-
-def _write_vllm(prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
-    return {"prompt": {"prompt_token_ids": prompt}, "logprobs": 0, "n": 1, **sampling}
-
-
-def _read_vllm(answer: Mapping[str, Any]) -> Sampled:
-    # Each place is a list of one mapping of one token id, as text, to its logprob.
-    places = [next(iter(place[0].items())) for place in answer["logprobs"][0]]
-    return Sampled(
-        [int(token) for token, _ in places], [logprob for _, logprob in places], _reason(answer["finish_reasons"][0])
-    )
-
-
-def _write_sglang(prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = {("max_new_tokens" if key == "max_tokens" else key): value for key, value in sampling.items()}
-    return {"input_ids": prompt, "sampling_params": renamed, "return_logprob": True, "return_text_in_logprobs": False}
-
-
-def _read_sglang(answer: Any) -> Sampled:
-    about = (answer[0] if isinstance(answer, list) else answer)["meta_info"]
-    places = about["output_token_logprobs"]
-    return Sampled(
-        [place[1] for place in places], [place[0] for place in places], _reason(about["finish_reason"]["type"])
-    )
-
-
-def _reason(said: Any) -> str:
-    """`abort` and the like are no end of an answer that could be trained on."""
-    if said not in ("stop", "length"):
-        raise ValueError(f"the completion ended with {said!r}")
-    return str(said)
-
-
-_Format = tuple[Callable[[list[int], Mapping[str, Any]], dict[str, Any]], Callable[[Any], Sampled]]
-_FORMATS: Mapping[str, _Format] = {"vllm": (_write_vllm, _read_vllm), "sglang": (_write_sglang, _read_sglang)}
+def _json(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()

@@ -7,23 +7,38 @@ import copy
 import json
 import logging
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
 from hermes_core.agents.base import AgentResult, Message, StopReason, ToolError, ToolHandler
-from hermes_core.agents.failures import ContextLengthExceeded, as_model_error
+from hermes_core.agents.failures import (
+    ContextLengthExceeded,
+    ConversationRefused,
+    ResponseTooLarge,
+    as_model_error,
+)
 from hermes_core.agents.replies import Reply, ToolCall, encodable, read_reply
 from hermes_core.errors import (
     HermesError,
     InfraError,
     ModelError,
     StaleSlotError,
-    ToolArgumentError,
     UsageError,
     nearest_hint,
 )
 
 logger = logging.getLogger(__name__)
+
+PARALLEL_CALLS = 32
+"""Calls of one turn that run at the same time, at most."""
+
+_ENDS: dict[type[Exception], StopReason] = {
+    ContextLengthExceeded: StopReason.CONTEXT_LENGTH,
+    ConversationRefused: StopReason.REFUSED,
+    ResponseTooLarge: StopReason.LENGTH,
+}
+"""What ends a conversation that had begun, and is no failure of the server's."""
 
 _INTERRUPTED = json.dumps({"error": "interrupted before the tool had answered"})
 
@@ -49,6 +64,7 @@ class HermesAgentLoop:
         temperature, max_tokens, extra_body: for each request; None leaves them out.
         tool_handler: runs one call; may be None only if there are no tools.
         parallel_safe: tools whose calls within one turn may run at the same time.
+        waiting: entered for as long as the server is waited for, as `AgentTask.waiting`.
     """
 
     def __init__(  # noqa: PLR0917 (callers know these by position)
@@ -64,6 +80,7 @@ class HermesAgentLoop:
         tool_handler: ToolHandler | None = None,
         *,
         parallel_safe: Collection[str] = frozenset(),
+        waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         if tool_handler is None and valid_tool_names:
             raise UsageError("tools are given but nothing runs them", hint="pass a tool_handler")
@@ -73,6 +90,7 @@ class HermesAgentLoop:
         self.task_id = task_id or str(uuid.uuid4())
         self.tool_handler = tool_handler
         self.parallel_safe = frozenset(parallel_safe)
+        self._waiting = waiting
         self.result = AgentResult()
         """The result of the current run, complete up to this moment; it survives cancellation and errors."""
         options = {
@@ -99,10 +117,12 @@ class HermesAgentLoop:
         for _ in range(self.max_turns):
             try:
                 reply = await self._ask()
-            except ContextLengthExceeded:
+            except tuple(_ENDS) as failure:
                 if not self.result.turns_used:
-                    raise  # nothing was ever asked: a wrong setting, which must not look like a failed task
-                return self._stop(StopReason.CONTEXT_LENGTH)
+                    raise  # nothing was ever answered: a wrong setting, which must not look like a failed task
+                # The same was taken with less in it. A model that could make its rollout fail by what it writes would
+                # have its bad ones taken out of their group.
+                return self._stop(_ENDS[type(failure)])
             answers = self._record(reply)
             if not reply.calls:
                 return self._stop(_why_it_ended(reply))
@@ -112,9 +132,12 @@ class HermesAgentLoop:
     async def _ask(self) -> Reply:
         """One answer of the model to the conversation so far."""
         try:
-            completion = await self.server.chat_completion(messages=[*self.result.messages], n=1, **self._options)
+            async with self._waiting():
+                completion = await self.server.chat_completion(messages=[*self.result.messages], n=1, **self._options)
             return read_reply(completion, self.result.turns_used + 1)
         except Exception as error:
+            if isinstance(error, UsageError) and self.result.turns_used:
+                raise ConversationRefused(error.message, hint=error.hint) from error
             if isinstance(error, HermesError) and not isinstance(error, ModelError):
                 raise
             failure = as_model_error(error)
@@ -152,9 +175,15 @@ class HermesAgentLoop:
                 await self._run_call(call, answer)
             return
         failure: BaseException | None = None
+        room = asyncio.Semaphore(PARALLEL_CALLS)
+
+        async def run(call: ToolCall, answer: Message) -> None:
+            async with room:
+                await self._run_call(call, answer)
+
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_call(*pair)) for pair in zip(calls, answers, strict=True)]
+                tasks = [group.create_task(run(*pair)) for pair in zip(calls, answers, strict=True)]
         except BaseExceptionGroup as errors:
             failure = errors.exceptions[0]
         if failure is not None:  # raised out here, so that it keeps its own cause instead of the group
@@ -166,9 +195,8 @@ class HermesAgentLoop:
         """Run one call and put its result into its tool message."""
         result, turn = self.result, self.result.turns_used
         result.tool_calls_attempted += 1
-        content, error, valid = await self._answer(call)
+        content, error = await self._answer(call)
         answer["content"] = encodable(content)
-        result.tool_calls_schema_valid += valid and not call.repaired
         if error is None:
             result.tool_calls_executed_ok += 1
             return
@@ -176,26 +204,29 @@ class HermesAgentLoop:
         result.tool_errors.append(ToolError(turn, call.name, call.text, error, answer["content"]))
         logger.debug("trajectory %s, turn %d: %s failed: %s", self.task_id, turn, call.name, error)
 
-    async def _answer(self, call: ToolCall) -> tuple[str, str | None, bool]:
-        """What the model is told: `(content, error or None, whether the call was valid)`."""
+    async def _answer(self, call: ToolCall) -> tuple[str, str | None]:
+        """What the model is told: `(content, error or None)`."""
         if call.name not in self.valid_tool_names and (call.name or call.error is None):
             return _refusal(f"unknown tool {call.name!r}: {nearest_hint(call.name, self.valid_tool_names)}")
         if call.arguments is None:
             return _refusal(str(call.error))
         assert self.tool_handler is not None  # __init__: there are no valid names without one
+        # Counted now, and taken back if the tool refuses the arguments: a call that is cut off while it runs was valid.
+        valid = int(not call.repaired)
+        self.result.tool_calls_schema_valid += valid
         try:
             content = await self.tool_handler(call.name, call.arguments, self.task_id)
             if not isinstance(content, str):
                 raise TypeError(f"a tool handler gives JSON text, not {type(content).__name__}")
-            return content, _error_in(content), True
+            said = _failure_in(content)
+            if said.get("invalid_arguments"):
+                self.result.tool_calls_schema_valid -= valid
+            return content, str(said["error"]) if said else None
         except (InfraError, StaleSlotError):
             raise
-        except ToolArgumentError as error:
-            return _refusal(str(error))
         except Exception as error:
             logger.warning("trajectory %s: tool %s raised", self.task_id, call.name, exc_info=True)
-            content, said, _ = _refusal(f"{call.name} failed: {type(error).__name__}: {error}")
-            return content, said, True
+            return _refusal(f"{call.name} failed: {type(error).__name__}: {error}")
 
     def _stop(self, reason: StopReason) -> AgentResult:
         self.result.stop(reason)
@@ -216,19 +247,19 @@ def _why_it_ended(reply: Reply) -> StopReason:
     return StopReason.FINISHED if reply.content.strip() else StopReason.EMPTY_RESPONSE
 
 
-def _refusal(error: str) -> tuple[str, str, bool]:
+def _refusal(error: str) -> tuple[str, str]:
     """The answer to a call that could not be made."""
-    return json.dumps({"error": error}, ensure_ascii=False), error, False
+    return json.dumps({"error": error}, ensure_ascii=False), error
 
 
-def _error_in(content: str) -> str | None:
-    """What the tool says went wrong. With an exit code, it is a command that ran: its errors are data."""
+def _failure_in(content: str) -> dict[str, Any]:
+    """The tool's answer if it says that something went wrong. With an exit code, it is a command that ran, and data."""
     if '"error"' not in content:
-        return None
+        return {}
     try:
         said = json.loads(content)
     except (ValueError, RecursionError):
-        return None
+        return {}
     if not isinstance(said, dict) or not said.get("error") or said.get("exit_code") is not None:
-        return None
-    return str(said["error"])
+        return {}
+    return said

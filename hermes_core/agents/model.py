@@ -10,14 +10,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
-from hermes_core.agents.failures import ResponseTooLarge
+from hermes_core.agents.failures import EndpointDown, ResponseTooLarge, status_of
 from hermes_core.agents.loop import ChatServer, HermesAgentLoop
 from hermes_core.agents.replies import decode_arguments, read_reply
-from hermes_core.agents.retries import explained, is_loopback, persist
-from hermes_core.errors import ConfigError
+from hermes_core.agents.retries import Endpoint, is_loopback
+from hermes_core.errors import ConfigError, ModelError, nearest_hint
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+CHECK_S = 30.0
+"""Seconds that an endpoint has to list its models."""
+
+_GATEWAY = frozenset({502, 503, 504})
+"""What is said where the server behind it is not there yet. Other failures may just mean that it has no such list."""
 
 _NO_KEY = "none"  # the SDK wants one, and would otherwise send OPENAI_API_KEY to whatever endpoint this is
 
@@ -56,8 +62,14 @@ class ModelAgent:
             extra_body=self._extra_body(task.seed_key or task.trajectory_id),
             tool_handler=task.tool_handler,
             parallel_safe=task.parallel_safe,
+            waiting=task.waiting,
         )
         return await loop.run(task.messages, task.result)
+
+    async def check_endpoint(self) -> None:
+        """Find out whether the endpoint can be used, if it is this agent's own. Raises as `OpenAIServer.check`."""
+        if self._owned is not None:
+            await self._owned.check()
 
     async def aclose(self) -> None:
         """Close the connections to the endpoint."""
@@ -77,7 +89,7 @@ class OpenAIServer:
     """`chat_completion` over an OpenAI-compatible endpoint: one client, bounded answers, bounded repetitions.
 
     Connection failures, time-outs, HTTP 408, 409, 425, 429 and 5xx, and answers that are no chat completion are
-    tried again up to `max_retries` times, waiting as `Retry-After` says or ever longer, at most `max_retry_wait_s`.
+    tried again as `Endpoint` does, waiting as `Retry-After` says or ever longer, at most `max_retry_wait_s`.
     """
 
     def __init__(self, settings: AgentSettings) -> None:
@@ -97,6 +109,7 @@ class OpenAIServer:
         self.settings = settings
         self.model = settings.model
         self._client = _open_client(settings)
+        self.endpoint = Endpoint(settings, settings.base_url or str(self._client.base_url), self.model)
         self._turnstile = asyncio.Lock()
 
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
@@ -110,11 +123,46 @@ class OpenAIServer:
             ModelError: the endpoint failed, for good or too often; says what to do.
             ContextLengthExceeded: the conversation does not fit the model's context.
         """
-        return await persist(
-            lambda: self._ask_once({"model": self.model, "messages": sendable(messages), **request}),
-            self.settings,
-            self._explain,
+        return await self.endpoint.ask(
+            lambda: self._ask_once({"model": self.model, "messages": sendable(messages), **request})
         )
+
+    async def check(self) -> None:
+        """Find out whether the endpoint is there, and knows the key and the model.
+
+        It is asked for its models, and for one token only where that leaves a doubt.
+
+        Raises:
+            ModelError: it can't be used as it is.
+        """
+        names = await self.endpoint.ask(self._models, proves=False)
+        if names is None or self.model in names:
+            return
+        try:
+            await self.chat_completion(messages=[{"role": "user", "content": "Hello"}], max_tokens=1)
+        except EndpointDown as error:
+            if status_of(error.__cause__ or error) == 404 and names:
+                error.hint = nearest_hint(self.model, names)
+            raise
+        except ModelError:  # what it refuses of this request tells nothing of others
+            return
+
+    async def _models(self) -> list[str] | None:
+        """The models that the endpoint says it has, none where it refuses to say; None where it has no list."""
+        try:
+            async with asyncio.timeout(min(self.settings.request_timeout_s, CHECK_S)):
+                answer = await self._client.get("/models", cast_to=object)
+        except Exception as error:
+            status = status_of(error)
+            if status in (401, 403):
+                return []
+            if status is None or status == 429 or status in _GATEWAY:
+                raise
+            return None
+        listed = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(listed, list):
+            return None
+        return [str(model["id"]) for model in listed if isinstance(model, dict) and "id" in model] or None
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
@@ -138,10 +186,6 @@ class OpenAIServer:
             raise
         read_reply(completion, turn=1)  # raises here, where it can be tried again, if this is no completion
         return completion
-
-    def _explain(self, error: Exception, attempts: int) -> Exception:
-        endpoint = self.settings.base_url or str(self._client.base_url)
-        return explained(error, self.settings, endpoint=endpoint, model=self.model, attempts=attempts)
 
 
 def sendable(messages: Sequence[Message]) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Sending a request to a model server again when that can help: how often, after what wait, and what is said then."""
+"""One model server as all who ask it see it: what is tried again, when it is spared, and when it is given up."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.failures import as_model_error, may_pass, status_of
+from hermes_core.agents.failures import (
+    BadCompletion,
+    ContextLengthExceeded,
+    EndpointDown,
+    as_model_error,
+    may_pass,
+    public_url,
+    refuses_all,
+    refuses_now,
+    status_of,
+)
 from hermes_core.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -21,26 +32,184 @@ T = TypeVar("T")
 
 _FIRST_WAIT_S = 0.5
 
+PAUSE_AFTER = 3
+"""Failures in a row, of any requests, after which a server is asked by one request at a time."""
 
-async def persist(
-    ask: Callable[[], Awaitable[T]], settings: AgentSettings, explain: Callable[[Exception, int], Exception]
-) -> T:
-    """What `ask` gives, tried again up to `max_retries` times after a failure that may pass.
+PROBE_EVERY_S = 5.0
+"""Seconds between two such requests, at most, unless the server asks for more."""
 
-    Raises:
-        Whatever `explain(failure, attempts)` gives for the last failure.
+SPARED_S = 60.0
+"""Seconds for which a server that was given up is not chosen where there is another."""
+
+
+class Endpoint:
+    """One model server, shared by all the rollouts that ask it.
+
+    A failure that may pass is tried again, for as long as patience lasts. After some failures in a row the server is
+    paused: one request at a time finds out whether it is well again, and all others wait for the outcome. When that
+    request is given up, so are those that wait, with `EndpointDown`: no other rollout would do better.
+
+    Args:
+        settings: `endpoint_patience_s`, `max_retries`, `max_retry_wait_s`, and the key, which no message repeats.
+        url: where it is, for messages.
+        model: what it is asked for, for messages.
     """
-    attempt = 0
-    while True:
-        attempt += 1
+
+    def __init__(self, settings: AgentSettings, url: str, model: str) -> None:
+        self.url = url
+        self._settings = settings
+        self._model = model
+        self._answered = False
+        """Whether it ever did: a server that once knew the key and the model will know them again."""
+        self._failures = 0
+        self._failing_since = self._tried = 0.0
+        self._free = asyncio.Event()
+        """Cleared while one request tries a paused server."""
+        self._free.set()
+        self._given_up: EndpointDown | None = None
+
+    @property
+    def paused(self) -> bool:
+        """Whether it fails, so that one request at a time is sent to it."""
+        return self._failures >= PAUSE_AFTER
+
+    @property
+    def down(self) -> bool:
+        """Whether it was given up, and has not answered since."""
+        return self._given_up is not None
+
+    @property
+    def spared(self) -> bool:
+        """Whether another server is to be asked, if there is one."""
+        return self.paused and not (self.down and time.monotonic() - self._tried > SPARED_S)
+
+    async def ask(self, request: Callable[[], Awaitable[T]], *, proves: bool = True) -> T:
+        """What `request` gives, tried again after a failure that may pass.
+
+        Args:
+            proves: whether an answer shows that the server knows the key and the model.
+
+        Raises:
+            ModelError: it failed for good, or for too long.
+            EndpointDown: so does every other request.
+        """
+        attempts = 0
+        first_failure: float | None = None
+        while True:
+            async with self._turn():
+                try:
+                    answer = await request()
+                except Exception as error:
+                    attempts += 1
+                    first_failure = first_failure or time.monotonic()
+                    wait = self._wait_after(error, attempts, first_failure)
+                    # In its turn: who waits for this one waits for its next attempt.
+                    logger.info(
+                        "model endpoint: attempt %d failed (%s), again in %.1f s", attempts, _brief(error), wait
+                    )
+                    await asyncio.sleep(wait)
+                else:
+                    self._well(answered=proves)
+                    return answer
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait while another request tries a paused server. Raises `EndpointDown` if that one gave it up."""
+        while not self._free.is_set():
+            await self._free.wait()
+            if self._given_up is not None:
+                raise self._given_up.twin() from self._given_up
+        alone = self.paused
+        if alone:
+            self._free.clear()
         try:
-            return await ask()
-        except Exception as error:
-            if attempt > settings.max_retries or not may_pass(error):
-                raise explain(error, attempt) from error
-            wait = min(settings.max_retry_wait_s, _asked_wait(error) or _backoff(attempt))
-            logger.info("model endpoint: attempt %d failed (%s), again in %.1f s", attempt, _brief(error), wait)
-        await asyncio.sleep(wait)
+            yield
+        finally:
+            if alone:
+                self._free.set()
+
+    def _wait_after(self, error: Exception, attempts: int, first_failure: float) -> float:
+        """Seconds until the next attempt.
+
+        Raises:
+            ModelError: there is to be none.
+        """
+        failure = explained(error, self._settings, endpoint=self.url, model=self._model, attempts=attempts)
+        passing = may_pass(error) or (self._answered and refuses_now(error))
+        if isinstance(failure, BadCompletion) and not self._answered and attempts >= PAUSE_AFTER:
+            passing = False  # it never made sense: it is no server of that kind
+        for_all = not passing and refuses_all(error, answered=self._answered)
+        if isinstance(failure, ContextLengthExceeded) or (self._answered and not passing and not for_all):
+            self._well(answered=True)  # it is that request which is wrong
+            raise failure from error
+        self._ill(error)
+        if passing and not self._out_of_patience(attempts, first_failure):
+            longest = self._settings.max_retry_wait_s
+            soon = min(_backoff(attempts), PROBE_EVERY_S) if self.paused else _backoff(attempts)
+            return min(longest, _asked_wait(error) or soon)
+        if self.paused or for_all:
+            failure = self._given_up = EndpointDown(failure.message, hint=failure.hint)
+            self._failures = max(self._failures, PAUSE_AFTER)
+        raise failure from error
+
+    def _out_of_patience(self, attempts: int, first_failure: float) -> bool:
+        most, patience = self._settings.max_retries, self._settings.endpoint_patience_s
+        # A request that came while the server was failing has no patience of its own.
+        since = min(first_failure, self._failing_since) if self.paused else first_failure
+        return (most is not None and attempts > most) or time.monotonic() - since >= patience
+
+    def _well(self, *, answered: bool) -> None:
+        """It answers."""
+        if self.paused:
+            logger.warning("the model endpoint %s answers again", self._shown)
+        self._answered = self._answered or answered
+        self._failures, self._given_up = 0, None
+        self._free.set()
+
+    def _ill(self, error: Exception) -> None:
+        """It failed."""
+        self._tried = time.monotonic()
+        if not self._failures:
+            self._failing_since = self._tried
+        self._failures += 1
+        if self._failures == PAUSE_AFTER:
+            logger.warning(
+                "the model endpoint %s fails (%s): one request at a time is sent to it until it answers; it is given "
+                "up after %g s",
+                *(self._shown, _brief(error), self._settings.endpoint_patience_s),
+            )
+
+    @property
+    def _shown(self) -> str:
+        return public_url(self.url)
+
+
+class Choice:
+    """Several servers for the same: each user stays on the one that has least to do and is well."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._endpoints = endpoints
+        self._busy = [0] * len(endpoints)
+
+    @contextmanager
+    def one(self) -> Iterator[int]:
+        """The place of the server to use for as long as the block runs.
+
+        Raises:
+            EndpointDown: the block raised it, and all of the servers are down; as another `ModelError` if not all are.
+        """
+        chosen = min(range(len(self._busy)), key=lambda each: (self._endpoints[each].spared, self._busy[each]))
+        self._busy[chosen] += 1
+        try:
+            yield chosen
+        except EndpointDown as error:
+            if all(endpoint.down for endpoint in self._endpoints):
+                raise
+            failure = ModelError(error.message, hint=error.hint, trajectory_id=error.trajectory_id)
+            failure.result = error.result
+            raise failure from error
+        finally:
+            self._busy[chosen] -= 1
 
 
 def explained(error: Exception, settings: AgentSettings, *, endpoint: str, model: str, attempts: int) -> ModelError:

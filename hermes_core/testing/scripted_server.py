@@ -99,6 +99,7 @@ class ScriptedServer:
         models: the models that it says it has; others get a 404.
         api_key: if set, requests without it get a 401.
         keep_requests: how many of the latest request bodies `requests` holds.
+        port: where it listens; 0 is any free one.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class ScriptedServer:
         api_key: str | None = None,
         keep_requests: int = 1000,
         max_request_bytes: int = 64 * 1024 * 1024,
+        port: int = 0,
     ) -> None:
+        self._port = port
         self.script = script
         self.faults = deque(faults)
         self.models = tuple(models)
@@ -127,7 +130,7 @@ class ScriptedServer:
 
     async def __aenter__(self) -> ScriptedServer:
         """Listen on a free port of the loopback interface."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_MAX_HEAD, backlog=1024)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, limit=_MAX_HEAD, backlog=1024)
         port = self._server.sockets[0].getsockname()[1]
         self.base_url = f"http://127.0.0.1:{port}/v1"
         return self

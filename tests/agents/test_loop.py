@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion
 from hermes_core.agents.base import AgentResult, StopReason
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.loop import HermesAgentLoop
-from hermes_core.errors import InfraError, ModelError, SandboxLost, StaleSlotError, ToolArgumentError, UsageError
+from hermes_core.errors import InfraError, ModelError, SandboxLost, StaleSlotError, UsageError
 
 PROMPT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}]
 TOOLS = [
@@ -144,13 +144,24 @@ async def test_repaired_arguments_run_but_do_not_count_as_valid():
     assert (result.tool_calls_schema_valid, result.tool_calls_executed_ok) == (0, 1)
 
 
+async def test_a_call_that_is_cut_off_while_it_runs_was_valid():
+    async def handler(name, arguments, task_id):
+        await asyncio.sleep(60)
+
+    loop = loop_of(Server(says(None, ("echo", "{}"))), handler)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await loop.run(PROMPT)
+    assert (loop.result.tool_calls_attempted, loop.result.tool_calls_schema_valid) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("answer", "valid", "ok"),
     [
         ({"output": "", "error": None}, 1, 1),
         ({"output": "", "exit_code": 2, "error": "no such file"}, 1, 1),  # a command's failure is data
         ({"error": "the file is not there"}, 1, 0),
-        (ToolArgumentError("n must be a number"), 0, 0),
+        ({"error": "n must be a number", "invalid_arguments": True}, 0, 0),
         (ValueError("a bug in the tool"), 1, 0),
         (b"not text", 1, 0),
     ],

@@ -124,7 +124,7 @@ def level() -> list[str]:
 def records(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
     """`records()`: those in the folder `out`."""
 
-    def read(folder: str = "out") -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (tmp_path / folder / "trajectories.jsonl").read_bytes().splitlines()]
+    def read(folder: str = "out", file: str = "trajectories.jsonl") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / folder / file).read_bytes().splitlines()]
 
     return read

@@ -108,7 +108,7 @@ async def test_a_tool_backend_that_can_not_be_is_refused(runtime):
         (
             {"name": "local", "isolation": "shared", "profiles": {"a": {"memory": "much"}}},
             ConfigError,
-            "profile 'a' of backend 'local': memory must be a whole number, not 'much'",
+            "profile 'a': memory must be a whole number, not 'much'",
         ),
     ]:
         with pytest.raises(error, match=message):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hermes_core.agents.parsers import arguments, hermes, llama, mistral, xml
+from hermes_core.agents.parsers import arguments, gemma, harmony, hermes, llama, mistral, xml
 from hermes_core.agents.parsers.base import Call, ParsedText, ToolSchemas
 from hermes_core.agents.parsers.jsontext import Item, skip_space
 from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
@@ -23,7 +23,10 @@ class AutoParser:
     def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
         """Take one answer apart; see `base.Parser`."""
         parsed = self.marked.parse(text, tools)
-        return parsed if parsed.calls or parsed.problems else self.bare.parse(text, tools)
+        if parsed.calls or parsed.problems:
+            return parsed
+        bare = self.bare.parse(text, tools)
+        return bare if bare.calls or bare.problems else parsed
 
     def render(self, calls: Sequence[Call]) -> str:
         """The calls in the `hermes` format."""
@@ -32,7 +35,8 @@ class AutoParser:
 
 def auto() -> AutoParser:
     """All the other formats; `<tool_call>` is told apart by what comes after it."""
-    return AutoParser("auto", TextParser("auto", _MARKS, _read, hermes.hermes().write), llama.llama3_json())
+    marked = TextParser("auto", _MARKS.compiled(), _read, hermes.hermes().write, _MARKS.thinking)
+    return AutoParser("auto", marked, llama.llama3_json())
 
 
 _BY_MARK: dict[str, Reader] = {
@@ -40,24 +44,29 @@ _BY_MARK: dict[str, Reader] = {
     "[TOOL_CALLS]": mistral.read_mistral,
     "<｜tool▁call▁begin｜>": arguments.read_deepseek,
     "<|tool_call_begin|>": arguments.read_kimi,
+    "<|tool_call>": gemma.read_gemma,
     "<|python_tag|>": llama.read_llama,
     "<|python_start|>": llama.read_llama,
 }
 
 _FORMATS = (
     Marks("|".join(map(re.escape, _BY_MARK)), "</longcat_tool_call>"),
+    gemma.MARKS,
+    harmony.MARKS,
     xml.QWEN_MARKS,
     arguments.DEEPSEEK_MARKS,
     arguments.KIMI_MARKS,
     llama.TAG_MARKS,
 )
-_MARKS = Marks("|".join(m.opener for m in _FORMATS), "|".join(m.others for m in _FORMATS)).compiled()
+_MARKS = Marks("|".join(m.opener for m in _FORMATS), "|".join(m.others for m in _FORMATS), harmony.MARKS.thinking)
 _read_json = hermes.json_reader("</tool_call>")
 
 
 def _read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
     if mark[0] in _BY_MARK:
         return _BY_MARK[mark[0]](source, mark)
+    if mark[0].endswith("to="):
+        return harmony.read_harmony(source, mark)
     if mark[0] != "<tool_call>":
         return xml.read_qwen(source, mark)
     is_json = source.text.startswith(("{", "["), skip_space(source.text, mark.end()))

@@ -43,6 +43,8 @@ class ParseProblem:
     """Where `raw` begins in the text."""
     name: str = ""
     """The tool, as far as that could be read."""
+    thought: ParsedCall | None = None
+    """The call, if all that is wrong with it is that it stands inside of thinking that was never closed."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class ParsedText:
     calls: tuple[ParsedCall, ...] = ()
     problems: tuple[ParseProblem, ...] = ()
 
-    def tool_calls(self, turn: int, *, cut: bool = False) -> tuple[ToolCall, ...]:
+    def tool_calls(self, turn: int, *, cut: bool = False, end_thinking: bool = False) -> tuple[ToolCall, ...]:
         """Calls and problems as the agent loop takes them (`Reply.calls`), in the order of the text.
 
         A problem becomes a call without arguments: the loop tells the model what was wrong, and counts it.
@@ -65,10 +67,13 @@ class ParsedText:
             turn: the number of this answer, from which calls without an id get one.
             cut: whether the answer was cut off at the limit on its length: its last call, if it
                 has no end, is then a problem.
+            end_thinking: whether a call inside of thinking that was never closed ends it, and is made.
         """
         made: list[ToolCall] = []
         taken: set[str] = set()
         found: tuple[ParsedCall | ParseProblem, ...] = (*self.calls, *self.problems)
+        if end_thinking:
+            found = tuple((isinstance(item, ParseProblem) and item.thought) or item for item in found)
         items = sorted(found, key=lambda item: item.start)
         for index, item in enumerate(items):
             given = item.id if isinstance(item, ParsedCall) else None

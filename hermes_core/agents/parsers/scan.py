@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hermes_core.agents.parsers.base import Call, ParsedCall, ParsedText, ParseProblem, ToolSchemas
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.typed import Parameters, parameters_of
 
-THINKING = {"<think>": "</think>", "<longcat_think>": "</longcat_think>", "[THINK]": "[/THINK]"}
+THINKING = {
+    "<think>": "</think>",
+    "<longcat_think>": "</longcat_think>",
+    "[THINK]": "[/THINK]",
+    "<|channel>thought\n": "<channel|>",
+}
 """What reasoning stands between. Where the prompt has the opening mark, the answer has the closing one alone."""
 
 END_TOKENS = (
@@ -26,6 +31,10 @@ END_TOKENS = (
     "</longcat_s>",
     "[EOS]",
     "</s>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
+    "<|return|>",
 )
 """What servers may leave at the end of an answer."""
 
@@ -38,10 +47,12 @@ class Marks:
     """A pattern: a call begins here."""
     others: str = ""
     """A pattern: closing tags, section tags. They end a call that is broken, and are not content."""
+    thinking: Mapping[str, str] = field(default_factory=lambda: THINKING)
+    """What reasoning stands between."""
 
     def compiled(self) -> re.Pattern[str]:
         """All of it as one pattern, with a group for each kind of mark."""
-        think, unthink = ("|".join(map(re.escape, marks)) for marks in (THINKING, THINKING.values()))
+        think, unthink = ("|".join(map(re.escape, marks)) for marks in (self.thinking, self.thinking.values()))
         others = f"|(?P<other>{self.others})" if self.others else ""
         return re.compile(f"(?P<open>{self.opener}){others}|(?P<think>{think})|(?P<unthink>{unthink})")
 
@@ -105,11 +116,12 @@ class TextParser:
     marks: re.Pattern[str]
     read: Reader
     write: Callable[[Sequence[Call]], str]
+    thinking: Mapping[str, str] = field(default_factory=lambda: THINKING)
 
     def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
         """Take one answer apart; see `base.Parser`."""
         source = Source(text[: _end(text)], self.marks, parameters_of(tools))
-        return _Scan(source, len(source.text) < len(text.rstrip())).run(self.read)
+        return _Scan(source, len(source.text) < len(text.rstrip()), self.thinking).run(self.read)
 
     def render(self, calls: Sequence[Call]) -> str:
         """The calls as a model of this format writes them, by its chat template."""
@@ -119,8 +131,9 @@ class TextParser:
 class _Scan:
     """One pass over one text."""
 
-    def __init__(self, source: Source, trimmed: bool) -> None:
+    def __init__(self, source: Source, trimmed: bool, thinking: Mapping[str, str]) -> None:
         self.source = source
+        self.thinking = thinking
         self.plain = not trimmed
         """Whether there was nothing yet but content."""
         self.outside: list[str] = []
@@ -144,10 +157,15 @@ class _Scan:
                 position = end
             elif mark.lastgroup == "think":
                 self.outside.append(text[begin : mark.start()])
-                closing = THINKING[mark[0]]
+                closing = self.thinking[mark[0]]
                 end = text.find(closing, position)
-                self.reasoning.append(text[position : end if end >= 0 else len(text)])
-                position = self.since = end + len(closing) if end >= 0 else len(text)
+                if end < 0:
+                    self._endless(read, mark, closing)
+                    begin = len(text)
+                    self.plain = False
+                    break
+                self.reasoning.append(text[position:end])
+                position = self.since = end + len(closing)
             elif mark.lastgroup == "unthink":
                 self._it_was_reasoning(mark)
             else:
@@ -155,6 +173,26 @@ class _Scan:
             self.plain = False
             begin = position
         return self._result(text if self.plain else _joined([*self.outside, text[begin:]]))
+
+    def _endless(self, read: Reader, opening: re.Match[str], closing: str) -> None:
+        """Thinking that nothing closes. The calls in there are not made, and must not vanish unseen either."""
+        text, begin, position = self.source.text, opening.end(), opening.end()
+        message = f"a call inside of {opening[0].strip()} was not made: write {closing} before it"
+        while (mark := self.source.next_mark(position)) is not None:
+            position = mark.end()
+            if mark.lastgroup != "open":
+                continue
+            found, end = read(self.source, mark)
+            position = max(end, position)
+            if found:
+                self.reasoning.append(text[begin : mark.start()])
+                calls = [each if isinstance(each, ParsedCall) else None for each in found]
+                self.problems += [
+                    ParseProblem(message, each.raw, each.start, each.name, call)
+                    for each, call in zip(found, calls, strict=True)
+                ]
+                begin = position
+        self.reasoning.append(text[begin:])
 
     def _it_was_reasoning(self, mark: re.Match[str]) -> None:
         """A closing mark without an opening one: all that stands before it was reasoning, its calls included.

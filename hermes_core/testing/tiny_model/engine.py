@@ -74,6 +74,8 @@ class Engine:
         plan: makes the plan of each completion, for a random model that has to write tool calls; None is no plan.
         max_batch: prompts that are sampled together at most.
         max_waiting: prompts that may wait; more are refused.
+        raw_logprobs: whether logprobs are those at temperature 1, whatever is drawn at: vLLM's way, unless it is
+            started with `--logprobs-mode processed_logprobs`.
         keep: how many of the latest completions `sampled` holds.
         seed: of the draws. They are the same again only if the prompts come in the same batches.
     """
@@ -86,6 +88,7 @@ class Engine:
         plan: MakePlan | None = None,
         max_batch: int = 64,
         max_waiting: int = 4096,
+        raw_logprobs: bool = False,
         keep: int = 10_000,
         seed: int = 0,
     ) -> None:
@@ -98,6 +101,7 @@ class Engine:
         """The latest completions."""
         self.version = 0
         """How often the weights have been lent."""
+        self.raw_logprobs = raw_logprobs
         self._max_batch = max_batch
         self._waiting: queue.Queue[_Row | None] = queue.Queue(max_waiting)
         self._weights = threading.Lock()
@@ -237,7 +241,8 @@ class Engine:
                 narrowed[some] = scores[index, some]
                 scores[index] = narrowed
         chosen = scores.argmax(-1)
-        said = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+        told = torch.log_softmax(logits, -1) if self.raw_logprobs else logprobs
+        said = told.gather(1, chosen[:, None])[:, 0].tolist()
         for row, token, logprob, ids in zip(rows, chosen.tolist(), said, allowed, strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)

@@ -1,11 +1,16 @@
 """Serves an engine over HTTP as vLLM and SGLang do for trainers: token ids in, sampled token ids and logprobs out.
 
-Both formats are told apart by the body of `POST /generate`:
+Four formats, two of which are told apart by the body of `POST /generate`:
 
-- vLLM's, as the API server of Atropos' example trainer has it: `{"prompt": {"prompt_token_ids": […]}, "logprobs": 0,
+- `atropos`: that of the API server of Atropos' example trainer: `{"prompt": {"prompt_token_ids": […]}, "logprobs": 0,
   "n": …, "max_tokens": …, "temperature": …}`, answered by `logprobs[completion][place] = [{"token id": logprob}]`;
-- SGLang's native one: `{"input_ids": […], "sampling_params": {…}, "return_logprob": true}`, answered by
-  `meta_info.output_token_logprobs = [[logprob, token id, text or null], …]`.
+- `sglang`: SGLang's native one: `{"input_ids": […], "sampling_params": {…}, "return_logprob": true}`, answered by
+  `meta_info.output_token_logprobs = [[logprob, token id, text or null], …]`;
+- `tokens`: stock vLLM's `POST /inference/v1/generate`: `{"token_ids": […], "sampling_params": {…}}`, answered by
+  `choices[…] = {"token_ids": […], "logprobs": {"content": [{"token": "token_id:7", "logprob": …}, …]}}`;
+- `completions`: stock vLLM's `POST /v1/completions` with `return_token_ids`.
+
+Stock vLLM and SGLang say at `POST /tokenize` what tokens they make of a text.
 
 What would change the distribution that is sampled from (`top_p`, penalties, `stop` strings, …) is refused unless it is
 neutral: the logprobs would no longer be those of the weights.
@@ -15,9 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import queue
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -37,7 +44,7 @@ class _Sampling(BaseModel):
     n: int = Field(default=1, ge=1, le=256)
     temperature: float = Field(default=1.0, ge=0)
     top_p: Literal[1] = 1
-    top_k: Literal[-1, 0] = -1
+    top_k: Literal[-1, 0, 1] = -1
     min_p: Literal[0] = 0
     presence_penalty: Literal[0] = 0
     frequency_penalty: Literal[0] = 0
@@ -48,6 +55,43 @@ class _Sampling(BaseModel):
 
 class _Ids(BaseModel):
     prompt_token_ids: list[int]
+
+
+class CompletionsRequest(_Sampling):
+    """`POST /v1/completions` as vLLM has it. `max_tokens` has OpenAI's default; of `logprobs`, the sampled token's."""
+
+    model: str | None = None
+    prompt: list[int]
+    max_tokens: int | None = Field(default=16, ge=1)
+    logprobs: Literal[0] | None = None
+    return_token_ids: bool = False
+    stream: Literal[False] = False
+
+
+class TokensSampling(_Sampling):
+    """vLLM's own sampling parameters."""
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    logprobs: Literal[0] | None = None
+
+
+class TokensRequest(BaseModel):
+    """`POST /inference/v1/generate` as vLLM has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    token_ids: list[int]
+    sampling_params: TokensSampling
+    stream: Literal[False] = False
+
+
+class TokenizeRequest(BaseModel):
+    """`POST /tokenize` of a text."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
 
 
 class VllmRequest(_Sampling):
@@ -83,15 +127,35 @@ class TinyModelServer:
     Args:
         engine: what samples; it runs in its own thread, so this server's event loop never waits for it.
         tokenizer: for the texts beside the tokens.
+        wires: which of the formats it speaks.
+        model: the name that requests may give it; another is refused, as vLLM does.
         port: where to listen on the loopback interface; 0 is any free port.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Any, *, port: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        *,
+        wires: Collection[str] = ("atropos", "sglang"),
+        model: str = "tiny",
+        port: int = 0,
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.base_url = ""
         """Where it listens, ending in `/v1` as `server_type: vllm` and `sglang` want it; set once it does."""
+        self._model = model
         self._port = port
+        stock = {
+            "tokens": ("/inference/v1/generate", self._tokens),
+            "completions": ("/v1/completions", self._completions),
+        }
+        self._paths = {path: answer for name, (path, answer) in stock.items() if name in wires}
+        if {"atropos", "sglang"} & set(wires):
+            self._paths["/generate"] = self._either
+        if set(wires) - {"atropos"}:
+            self._paths["/tokenize"] = self._tokenize
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> TinyModelServer:
@@ -99,7 +163,8 @@ class TinyModelServer:
 
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/health", self._health)
-        app.router.add_post("/generate", self._generate)
+        for path, answer in self._paths.items():
+            app.router.add_post(path, partial(self._answer, answer))
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
         async with contextlib.AsyncExitStack() as opening:
             opening.push_async_callback(runner.cleanup)
@@ -120,18 +185,74 @@ class TinyModelServer:
 
         return web.Response()
 
-    async def _generate(self, request: Any) -> Any:
+    async def _answer(self, answer: Callable[[dict[str, Any]], Awaitable[Any]], request: Any) -> Any:
         from aiohttp import web
 
         try:
             body = await request.json()
             if not isinstance(body, dict):
                 raise UsageError("the request is no JSON object")
-            return web.json_response(await (self._sglang(body) if "input_ids" in body else self._vllm(body)))
+            if body.get("model", self._model) != self._model:
+                said = {"message": f"The model `{body['model']}` does not exist.", "type": "NotFoundError", "code": 404}
+                return web.json_response({"error": said}, status=404)
+            return web.json_response(await answer(body))
         except (ValidationError, UsageError, ValueError) as error:
             return web.json_response({"error": {"message": str(error), "type": "BadRequestError"}}, status=400)
         except queue.Full:
             return web.json_response({"error": {"message": "too many requests wait"}}, status=503)
+
+    async def _either(self, body: dict[str, Any]) -> Any:
+        return await (self._sglang(body) if "input_ids" in body else self._vllm(body))
+
+    async def _tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        asked = TokenizeRequest.model_validate(body)
+        tokens = self.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": self.engine.context}
+
+    async def _tokens(self, body: dict[str, Any]) -> dict[str, Any]:
+        asked = TokensRequest.model_validate(body)
+        done = await self._complete(asked.token_ids, asked.sampling_params, asked.sampling_params.max_tokens)
+        choices = []
+        for index, each in enumerate(done):
+            named = [(f"token_id:{token}", logprob) for token, logprob in zip(each.tokens, each.logprobs, strict=True)]
+            content: list[dict[str, Any]] = [
+                {"token": token, "logprob": logprob, "bytes": None, "top_logprobs": []} for token, logprob in named
+            ]
+            logprobs = {"content": content} if asked.sampling_params.logprobs is not None else None
+            choice = {"index": index, "logprobs": logprobs, "finish_reason": each.finish_reason}
+            choices.append({**choice, "token_ids": each.tokens})
+        return {"request_id": uuid.uuid4().hex, "choices": choices, "prompt_logprobs": None, "kv_transfer_params": None}
+
+    async def _completions(self, body: dict[str, Any]) -> dict[str, Any]:
+        asked = CompletionsRequest.model_validate(body)
+        done = await self._complete(asked.prompt, asked, asked.max_tokens)
+        choices = [self._choice(asked, index, each) for index, each in enumerate(done)]
+        written = sum(len(each.tokens) for each in done)
+        usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": written}
+        about = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "model": self._model}
+        return {**about, "choices": choices, "usage": {**usage, "total_tokens": len(asked.prompt) + written}}
+
+    def _choice(self, asked: CompletionsRequest, index: int, done: Sampled) -> dict[str, Any]:
+        stopped = done.finish_reason == "stop"
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._text(done),
+            "logprobs": None,
+            "finish_reason": done.finish_reason,
+            "stop_reason": done.tokens[-1] if stopped and done.tokens[-1] != self.tokenizer.eos_token_id else None,
+            "token_ids": done.tokens if asked.return_token_ids else None,
+            "prompt_token_ids": asked.prompt if asked.return_token_ids else None,
+        }
+        if asked.logprobs is not None:
+            texts = self.tokenizer.batch_decode([[token] for token in done.tokens])
+            top = [{text: logprob} for text, logprob in zip(texts, done.logprobs, strict=True)]
+            choice["logprobs"] = {
+                "tokens": texts,
+                "token_logprobs": done.logprobs,
+                "top_logprobs": top,
+                "text_offset": [],
+            }
+        return choice
 
     async def _vllm(self, body: dict[str, Any]) -> dict[str, Any]:
         asked = VllmRequest.model_validate(body)
@@ -178,11 +299,16 @@ class TinyModelServer:
     async def _complete(self, ids: list[int], asked: _Sampling, max_tokens: int | None) -> Sequence[Sampled]:
         """The completions that were asked for. If the caller goes away, those that still wait are not made."""
         room = max_tokens if max_tokens is not None else self.engine.context - len(ids)
+        one = asked.top_k == 1
+        temperature = 0.0 if one else asked.temperature
         waiting = [
-            asyncio.wrap_future(self.engine.submit(ids, max_tokens=room, temperature=asked.temperature))
+            asyncio.wrap_future(self.engine.submit(ids, max_tokens=room, temperature=temperature))
             for _ in range(asked.n)
         ]
-        return await asyncio.gather(*waiting)
+        done = await asyncio.gather(*waiting)
+        if one and not self.engine.raw_logprobs:  # one token has all the probability that is left
+            return [dataclasses.replace(each, logprobs=(0.0,) * len(each.logprobs)) for each in done]
+        return done
 
     def _text(self, done: Sampled) -> str:
         text: str = self.tokenizer.decode(done.tokens, skip_special_tokens=True)

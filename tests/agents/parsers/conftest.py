@@ -113,6 +113,9 @@ _QWEN_LS = "<tool_call>\n<function=terminal>\n<parameter=command>\nls -la\n</par
 _LLAMA_LS = '{"name": "terminal", "parameters": {"command": "ls -la"}}'
 _KIMI_LS = '<|tool_call_begin|>functions.terminal:0<|tool_call_argument_begin|>{"command": "ls -la"}<|tool_call_end|>'
 
+_GEMMA_LS = '<|tool_call>call:terminal{command:<|"|>ls -la<|"|>}<tool_call|>'
+_HARMONY_LS = ' to=functions.terminal<|channel|>commentary json<|message|>{"command": "ls -la"}<|call|>'
+
 _LLAMA: list[Case] = [
     (_LLAMA_LS, "", [LS]),
     (f"<|python_tag|>{_LLAMA_LS}", "", [LS]),
@@ -155,6 +158,27 @@ WELL_FORMED: dict[str, list[Case]] = {
             "",
             [TYPED],
         ),
+    ],
+    "gemma4": [
+        (_GEMMA_LS, "", [LS]),
+        (f"I'll look.{_GEMMA_LS}<|tool_call>call:list_tools{{}}<tool_call|>", "I'll look.", [LS, LIST]),
+        (
+            '<|tool_call>call:terminal{background:true,command:<|"|>7<|"|>,env:{A:{B:[1]}},'
+            'paths:[<|"|>a<|"|>,<|"|>ü<|"|>],ratio:0.5,timeout:30}<tool_call|>',
+            "",
+            [TYPED],
+        ),
+    ],
+    "gpt_oss": [
+        (_HARMONY_LS, "", [LS]),
+        (
+            "<|channel|>commentary<|message|>I'll look.<|end|><|start|>assistant"
+            '<|channel|>commentary to=functions.terminal <|constrain|>json<|message|>{"command": "ls -la"}<|call|>'
+            "<|start|>assistant to=functions.list_tools<|channel|>commentary json<|message|>{}",
+            "I'll look.",
+            [LS, LIST],
+        ),
+        (f"<|start|>assistant to=functions.terminal<|channel|>commentary<|message|>{TYPED_JSON}", "", [TYPED]),
     ],
     "glm45": _glm("\n"),
     "glm47": _glm(""),

@@ -50,6 +50,9 @@ def one(name: str, command: str = "ls") -> str:
         "glm47": "<tool_call>terminal<arg_key>command</arg_key><arg_value>%s</arg_value></tool_call>",
         "qwen3_coder": "<tool_call>\n<function=terminal>\n<parameter=command>\n%s"
         "\n</parameter>\n</function>\n</tool_call>",
+        "gemma4": '<|tool_call>call:terminal{command:<|"|>%s<|"|>}<tool_call|>',
+        "gpt_oss": "<|start|>assistant to=functions.terminal<|channel|>commentary json<|message|>"
+        '{"command": "%s"}<|call|>',
     }
     bodies |= {"qwen": bodies["hermes"], "llama4_json": bodies["llama3_json"], "auto": bodies["hermes"]}
     return bodies[name] % command
@@ -143,9 +146,61 @@ def test_no_call_in_reasoning_is_made(parse: Parse, format_name: str) -> None:
         assert "rm -rf /" in parsed.reasoning
 
 
-def test_no_call_in_reasoning_without_an_end_is_made(parse: Parse, format_name: str) -> None:
-    parsed = parse(format_name, f"<think>Maybe {one(format_name)} and {one(format_name)}")
-    assert (calls(parsed), parsed.content, parsed.problems) == ([], "", ())
+def test_no_call_in_reasoning_without_an_end_is_made_and_none_vanishes(parse: Parse, format_name: str) -> None:
+    draft, call = one(format_name, "ls -a"), one(format_name)
+    parsed = parse(format_name, f"<think>Maybe {draft} and {call}")
+    assert (calls(parsed), parsed.content) == ([], "")
+    assert [(problem.name, problem.raw in parsed.reasoning) for problem in parsed.problems] == [("terminal", False)] * 2
+    told = parsed.tool_calls(1)
+    assert [(call.name, call.arguments) for call in told] == [("terminal", None)] * 2
+    assert all("a call inside of <think> was not made: write </think> before it" in str(call.error) for call in told)
+    made = parsed.tool_calls(1, end_thinking=True)
+    assert [(call.name, call.arguments, call.error) for call in made] == [
+        ("terminal", {"command": "ls -a"}, None),
+        ("terminal", {"command": "ls"}, None),
+    ]
+
+
+def test_thinking_without_an_end_that_calls_nothing_is_no_problem(parse: Parse, format_name: str) -> None:
+    parsed = parse(format_name, "Well. <think>Maybe I should look, {or} [not]")
+    assert (parsed.calls, parsed.problems) == ((), ())
+    assert (parsed.content, parsed.reasoning) == ("Well.", "Maybe I should look, {or} [not]")
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "auto"])
+def test_the_channels_of_harmony(parse: Parse, name: str) -> None:
+    draft, call = one("gpt_oss", "rm -rf /"), one("gpt_oss")
+    analysis = "<|channel|>analysis<|message|>"
+    parsed = parse(name, f"{analysis}Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Now.<|end|>{call}")
+    assert (calls(parsed), parsed.reasoning, parsed.content, parsed.problems) == ([LS], "Hm.", "Now.", ())
+    parsed = parse(name, f"{analysis}Hm.<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>")
+    assert (calls(parsed), parsed.reasoning, parsed.content) == ([], "Hm.", "Done.")
+    parsed = parse(name, f"{analysis}Maybe {draft}")
+    assert (calls(parsed), len(parsed.problems)) == ([], 1)
+    parsed = parse(name, " to=functions.terminal<|channel|>commentary json")
+    assert [(problem.name, problem.message) for problem in parsed.problems] == [("", "the call has no message")]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "auto"])
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("call:terminal{command:ls -la}", 'a text has to stand between <|"|>'),
+        ('call:terminal{command:<|"|>ls}', "a text has no end"),
+        ("call:terminal{command:}", "an argument has no value"),
+        ('call:terminal{<|"|>command<|"|> 3}', "':' is missing"),
+        ("call:terminal{timeout:3 background:true}", "',' is missing"),
+        ("call:terminal{timeout:1e999}", "is no number"),
+        ("call:terminal" + "{a:" * 60, "nested too deep"),
+        ("terminal", "not of the form call:NAME"),
+    ],
+)
+def test_broken_calls_of_gemma_are_told(parse: Parse, name: str, body: str, said: str) -> None:
+    parsed = parse(name, f"Now.<|tool_call>{body}<tool_call|>")
+    assert (parsed.calls, parsed.content) == ((), "Now.")
+    assert said in parsed.problems[0].message
+    thought = parse(name, f"<|channel>thought\nHm.\n<channel|>{one('gemma4')}")
+    assert (calls(thought), thought.reasoning) == ([LS], "Hm.")
 
 
 def test_no_broken_call_in_reasoning_is_a_problem(parse: Parse, format_name: str) -> None:

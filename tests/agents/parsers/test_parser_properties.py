@@ -25,6 +25,7 @@ _MARKERS = """
     <tool_call> </tool_call> <longcat_tool_call> </longcat_tool_call> <think> </think> [THINK] [/THINK] <|python_tag|>
     [TOOL_CALLS] [ARGS] [CALL_ID] <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜>
     <|tool_calls_section_begin|> <|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|> functions.f:0
+    <|tool_call> <tool_call|> call:f{ <|channel|>analysis<|message|> to=functions.f <|message|> <|end|> <channel|>
     <arg_key> </arg_key> <arg_value> </arg_value> <function= <function=f> </function> <parameter=s> </parameter> >
     ``` ```json { } [ ] " \\ , : ; f s 1 -1.5 true null "name" "arguments" "parameters" <|im_end|> </s> é 日本
     {"name":"f","arguments":{"s":"x"}} {"name": function<｜tool▁sep｜>f
@@ -272,6 +273,7 @@ def test_time_is_linear_in_the_length(name: str) -> None:
 def test_every_format_is_registered(parser_of: Callable[[str], Parser]) -> None:
     formats = (
         "hermes qwen longcat llama3_json llama4_json mistral deepseek_v3 deepseek_v3_1 kimi_k2 glm45 glm47 qwen3_coder"
+        " gemma4 gpt_oss"
     )
     assert set(NAMES) == {*formats.split(), "auto"}
     assert parser_of("deepseek_v31").name == "deepseek_v3_1"

@@ -1,0 +1,189 @@
+"""The formats in which servers take token ids, and give the sampled ones with their logprobs.
+
+| wire | server | |
+|---|---|---|
+| `vllm` | stock vLLM | `POST /inference/v1/generate` with `token_ids` |
+| `vllm` | stock vLLM | `POST /v1/completions` with `return_token_ids` |
+| `vllm` | the API server of Atropos' example trainer | `POST /generate` with `{"prompt": {"prompt_token_ids": […]}}` |
+| `sglang` | stock SGLang | `POST /generate` with `input_ids` |
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Said each time where the server fills in what is not, from the model's `generation_config.json` or its own settings:
+logprobs would not be those of the distribution that is drawn from."""
+
+_NO_LOGPROB = -9999.0
+"""What vLLM gives where it has none."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One completion as the server sampled it; both lists have the same length."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    """`stop` or `length`."""
+    text: str | None = None
+    """What the server says that they are, without special tokens; None if it does not say."""
+
+
+class Wire(ABC):
+    """One format."""
+
+    path: str
+    """Behind the server's root."""
+    server: str
+    """Who speaks it, for messages."""
+    raw_logprobs = False
+    """Whether logprobs are from before the temperature, unless the server was started otherwise."""
+    advice: str
+    """What to do if the answer has no tokens with logprobs."""
+
+    @abstractmethod
+    def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a request; `sampling` has `max_tokens`, and what else is to be as in vLLM."""
+
+    def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
+        """What a request has to say of the model, where the server can have several."""
+        return model
+
+    @abstractmethod
+    def read(self, answer: Any) -> Sampled:
+        """The completion in an answer. Raises all kinds of exceptions for what is none."""
+
+
+class AtroposVllm(Wire):
+    """The API server of Atropos' example trainer."""
+
+    path, server = "/generate", "the API server of Atropos' example trainer"
+    advice = "start it from atroposlib 0.4.0's example_trainer"
+
+    def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
+        """Nothing: it has one model, and takes no other keys."""
+        return {}
+
+    def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a request."""
+        return {"prompt": {"prompt_token_ids": prompt}, "logprobs": 0, "n": 1, **sampling}
+
+    def read(self, answer: Any) -> Sampled:
+        """The completion in an answer."""
+        # Each place is a list of one mapping of one token id, as text, to its logprob.
+        places = [next(iter(place[0].items())) for place in answer["logprobs"][0]]
+        texts = answer.get("text")
+        return Sampled(
+            [int(token) for token, _ in places],
+            [logprob for _, logprob in places],
+            _reason(answer["finish_reasons"][0]),
+            texts[0] if isinstance(texts, list) and texts else None,
+        )
+
+
+class VllmTokens(Wire):
+    """Stock vLLM, tokens in and out. There is no text in it at all."""
+
+    path, server = "/inference/v1/generate", "vLLM"
+    raw_logprobs = True
+    advice = "use vLLM 0.33 or later"
+
+    def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a request."""
+        return {"token_ids": prompt, "sampling_params": {"n": 1, "logprobs": 0, **sampling}}
+
+    def read(self, answer: Any) -> Sampled:
+        """The completion in an answer."""
+        (choice,) = answer["choices"]
+        places = [place["logprob"] for place in choice["logprobs"]["content"]]
+        return Sampled(choice["token_ids"], places, _reason(choice["finish_reason"]))
+
+
+class VllmCompletions(Wire):
+    """Stock vLLM, the OpenAI API's older endpoint, with token ids beside the text."""
+
+    path, server = "/v1/completions", "vLLM"
+    raw_logprobs = True
+    advice = "use vLLM 0.10.2 or later, which knows return_token_ids"
+
+    def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a request."""
+        return {"prompt": prompt, "n": 1, "logprobs": 0, "return_token_ids": True, **_NEUTRAL, **sampling}
+
+    def read(self, answer: Any) -> Sampled:
+        """The completion in an answer."""
+        (choice,) = answer["choices"]
+        logprobs = choice["logprobs"]["token_logprobs"]
+        return Sampled(choice["token_ids"], logprobs, _reason(choice["finish_reason"]), choice.get("text"))
+
+
+class Sglang(Wire):
+    """Stock SGLang."""
+
+    path, server = "/generate", "SGLang"
+    advice = "use SGLang's own server, with its native /generate"
+
+    def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
+        """Nothing: it has one model."""
+        return {}
+
+    def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a request."""
+        renamed = {("max_new_tokens" if key == "max_tokens" else key): value for key, value in sampling.items()}
+        wanted = {"return_logprob": True, "return_text_in_logprobs": False}
+        return {"input_ids": prompt, "sampling_params": {**_NEUTRAL, **renamed}, **wanted}
+
+    def read(self, answer: Any) -> Sampled:
+        """The completion in an answer."""
+        one = answer[0] if isinstance(answer, list) else answer
+        places = one["meta_info"]["output_token_logprobs"]
+        return Sampled(
+            [place[1] for place in places],
+            [place[0] for place in places],
+            _reason(one["meta_info"]["finish_reason"]["type"]),
+            one.get("text"),
+        )
+
+
+WIRES: Mapping[str, tuple[Wire, ...]] = {
+    "vllm": (VllmTokens(), VllmCompletions(), AtroposVllm()),
+    "sglang": (Sglang(),),
+}
+"""What a server of each type may speak; the first of them that it knows is used."""
+
+
+def checked(sampled: Sampled) -> Sampled:
+    """The same, if each token has a logprob, and is one.
+
+    Raises:
+        ValueError, TypeError: it has not.
+    """
+    if not sampled.tokens:
+        raise ValueError("no token")
+    for token, logprob in zip(sampled.tokens, sampled.logprobs, strict=True):
+        if type(token) is not int or token < 0:
+            raise ValueError(f"{token!r} is no token id")
+        if not (isinstance(logprob, int | float) and math.isfinite(logprob)) or logprob <= _NO_LOGPROB:
+            raise ValueError(f"{logprob!r} is no logprob")
+    return sampled
+
+
+def _reason(said: Any) -> str:
+    """`abort` and the like are no end of an answer that could be trained on."""
+    if said not in ("stop", "length"):
+        raise ValueError(f"the completion ended with {said!r}")
+    return str(said)
