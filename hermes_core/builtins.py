@@ -46,6 +46,8 @@ def hermes_register_parsers(registry: Registrar) -> None:
         ("glm45", "xml", "A tag for each argument: GLM 4.5, 4.6"),
         ("glm47", "xml", "The same without line breaks: GLM 4.7"),
         ("qwen3_coder", "xml", "A tag for each argument: Qwen3-Coder"),
+        ("gemma4", "gemma", "Marks, and strings between tokens: Gemma 4"),
+        ("gpt_oss", "harmony", "Messages to functions: gpt-oss"),
         ("auto", "auto", "All of them, told apart by their marks"),
     ):
         registry.add(name, f"{place}.{module}:{name}", summary=summary)

@@ -121,7 +121,7 @@ def _expected(error: Exception) -> list[HermesError]:
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hermes-rl")
 @click.option("-v", "--verbose", count=True, help="Log more: -v what happens, -vv everything.")
-@click.option("--traceback", is_flag=True, help="Show where an expected error came from, too.")
+@click.option("--traceback", is_flag=True, help="Show the traceback of expected errors and failed hooks, too.")
 @click.pass_context
 def main(ctx: click.Context, verbose: int, traceback: bool) -> None:
     """Tool-using agents in sandboxes, scored by what really happened there."""
@@ -217,16 +217,24 @@ def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool)
 @click.argument("backend", nargs=-1)
 @_owner_option
 @click.option("--any-owner", is_flag=True, help="Those of every owner.")
+@click.option("--waiting", is_flag=True, help="Also those that wait for their driver to come back.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
 @_json_option
 @click.pass_context
 def reap(
-    ctx: click.Context, *, backend: tuple[str, ...], owner: str | None, any_owner: bool, dry_run: bool, as_json: bool
+    ctx: click.Context,
+    *,
+    backend: tuple[str, ...],
+    owner: str | None,
+    any_owner: bool,
+    waiting: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """End the sandboxes whose driver is dead.
 
-    Of each BACKEND named, or all; of the owner that is named, by --owner or HERMES_OWNER. A sandbox whose driver still
-    makes its heart beat is left alone. Exits with 1 when one could not be ended.
+    Of each BACKEND named, or all; of the owner that is named, by --owner or HERMES_OWNER. Sandboxes with a live driver
+    are not touched, nor are shells and terminal tasks that wait for theirs. Exits with 1 when one could not be ended.
     """
     import asyncio
 
@@ -240,7 +248,7 @@ def reap(
             if (whose is None) != any_owner or (any_owner and owner):
                 raise UsageError("whose sandboxes?", hint="either --owner NAME (or HERMES_OWNER), or --any-owner")
             found = await find(runtime, backend, whose)
-            return found, await reap_sandboxes(runtime, found.sandboxes, dry_run=dry_run)
+            return found, await reap_sandboxes(runtime, found.sandboxes, waiting=waiting, dry_run=dry_run)
 
     found, outcomes = asyncio.run(work())
     _show("sandboxes", [each.row() for each in outcomes], as_json)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from hermes_core.errors import DatasetError, InfraError, OutputError, PolicyError
+from hermes_core.errors import DatasetError, InfraError, ModelError, OutputError, PolicyError
 from hermes_core.runtime import Runtime
 from hermes_core.screen import say
 from hermes_core.settings import RedactingFormatter, Settings
@@ -57,7 +57,9 @@ def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
     logger.handlers = [handler]
     settings = Settings.load(**given)
     form = "%(levelname)s %(name)s: %(message)s" if verbose else "%(levelname)s: %(message)s"
-    handler.setFormatter(RedactingFormatter(settings.redactor(), form, tracebacks=verbose > 0))
+    ctx = click.get_current_context(silent=True)
+    tracebacks = verbose > 0 or (ctx is not None and bool(ctx.find_root().params.get("traceback")))
+    handler.setFormatter(RedactingFormatter(settings.redactor(), form, tracebacks=tracebacks))
     return Runtime(settings)
 
 
@@ -81,11 +83,11 @@ def finish(
     except asyncio.CancelledError:
         say(interrupted, err=True)
         ctx.exit(EXIT_INTERRUPTED)
-    except (DatasetError, PolicyError, InfraError, OutputError) as error:
+    except (DatasetError, PolicyError, InfraError, ModelError, OutputError) as error:
         if ctx.find_root().params.get("traceback"):
             raise
         say(f"error: {error}", err=True)
-        ctx.exit(EXIT_INCOMPLETE if isinstance(error, InfraError | OutputError) else EXIT_USAGE)
+        ctx.exit(EXIT_USAGE if isinstance(error, DatasetError | PolicyError) else EXIT_INCOMPLETE)
 
 
 async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 LISTED, LISTED_BESIDE = 30, 8
 """Names that a hint lists at most: by themselves, and beside the nearest one."""
@@ -64,6 +64,16 @@ class HermesError(Exception):
         where = ", ".join(f"{word} {value}" for word, value in places if value)
         text = f"{self.message} [{where}]" if where else self.message
         return f"{text} ({self.hint})" if self.hint else text
+
+    def twin(self) -> Self:
+        """The same error as another object, to be changed by one of several who were given it.
+
+        A subclass's `__init__` is not called, whose arguments nobody but the subclass knows: `copy.copy` would.
+        """
+        builtin = next(kind for kind in type(self).__mro__ if kind.__module__ == "builtins")
+        twin = builtin.__new__(type(self), *self.args)
+        twin.__dict__.update(self.__dict__)
+        return twin
 
 
 class UsageError(HermesError):
@@ -125,6 +135,23 @@ class SlotLost(InfraError):
     """The slot is gone with its sandbox, or was quarantined."""
 
 
+class SlotUnclean(SlotLost):
+    """The slot was quarantined, as it could not be proved that everything that its commands had started is dead.
+
+    What dies slowly is the doing of whoever started it: of an agent's own slot this is its result, and no
+    infrastructure failure.
+    """
+
+
+class Disturbed(InfraError):
+    """Work of ours in a slot was killed, or found no room, where nothing of an agent's ran yet: neighbours or the host
+    are short of memory, processes or disk."""
+
+
+DISTURBANCES = frozenset({"killed", "no_space", "spawn"})
+"""Codes of a `CommandError` that is `Disturbed`, where nothing of an agent's ran yet."""
+
+
 class AcquireTimeout(InfraError):
     """No slot became free before the deadline; carries the pool's counts in its message."""
 
@@ -137,7 +164,7 @@ class CommandError(HermesError):
     """A command or file operation inside the slot failed for a reason of its own (missing file, bad directory).
 
     `code` is a stable word for the reason: `not_found`, `is_a_directory`, `not_a_directory`, `permission`,
-    `not_a_file`, `exists`, `no_space`, `too_large`, `invalid`, `unknown_process`, `spawn`, `failed`.
+    `not_a_file`, `exists`, `no_space`, `too_large`, `invalid`, `unknown_process`, `spawn`, `killed`, `failed`.
     """
 
     def __init__(

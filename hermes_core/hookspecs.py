@@ -73,7 +73,7 @@ def hermes_register_environments(registry: Registrar) -> None:
 
 @hookspec
 def hermes_register_sinks(registry: Registrar) -> None:
-    """Add places where trajectories go: `factory(settings) -> Sink`."""
+    """Add places where trajectories go: `factory(target) -> Sink`, the target being TARGET of `--sink NAME=TARGET`."""
 
 
 # Environment hooks: one implementation, the environment's own; plugins may wrap it.

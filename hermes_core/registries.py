@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,10 @@ from hermes_core.errors import HermesError, PluginError, UnknownNameError
 
 if TYPE_CHECKING:
     from hermes_core.tools.base import Tool
+
+_PLUGIN_KINDS = ("backend", "environment")
+_DISTRIBUTION = re.compile(r"[a-z][a-z0-9_-]*", re.IGNORECASE)
+"""What a plugin's distribution, `hermes-rl-NAME`, can be called."""
 
 
 class PluginStatus(StrEnum):
@@ -89,6 +94,11 @@ class Entry:
             ) from error
 
 
+def words(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Several words, or one that was written without its brackets."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
 class Claims:
     """What one plugin claims, gathered while its registration hooks run."""
 
@@ -102,20 +112,20 @@ class Claims:
         name: str,
         value: Any,
         *,
-        aliases: Iterable[str] = (),
+        aliases: str | Iterable[str] = (),
         summary: str = "",
-        requires: Iterable[str] = (),
+        requires: str | Iterable[str] = (),
     ) -> None:
         """Record a claim on `name` and `aliases`.
 
         Raises:
             PluginError: a name is empty, has white space, or starts with a dash.
         """
-        aliases = tuple(aliases)
+        aliases, requires = words(aliases), words(requires)
         for word in (name, *aliases):
             if not isinstance(word, str) or not re.fullmatch(r"[^\s-]\S*", word):
                 raise PluginError(f"{word!r} cannot be the name of a {kind}", hint="use letters, digits, '-' and '_'")
-        self.entries.append(Entry(kind, name, value, self.plugin, aliases, summary, tuple(requires)))
+        self.entries.append(Entry(kind, name, value, self.plugin, aliases, summary, requires))
 
 
 class Registrar(Claims):
@@ -130,9 +140,9 @@ class Registrar(Claims):
         name: str,
         factory: str | Callable[..., Any],
         *,
-        aliases: Iterable[str] = (),
+        aliases: str | Iterable[str] = (),
         summary: str = "",
-        requires: Iterable[str] = (),
+        requires: str | Iterable[str] = (),
     ) -> None:
         """Claim `name` (and `aliases`) for `factory`.
 
@@ -160,10 +170,10 @@ class ToolRegistrar(Claims):
         self.claim("tool", tool.name, tool, summary=tool.description, requires=tool.requires)
 
     def add_toolset(
-        self, name: str, *, tools: Iterable[str] = (), includes: Iterable[str] = (), summary: str = ""
+        self, name: str, *, tools: str | Iterable[str] = (), includes: str | Iterable[str] = (), summary: str = ""
     ) -> None:
         """A named group of tools, and of the toolsets that it includes."""
-        self.claim("toolset", name, {"tools": tuple(tools), "includes": tuple(includes)}, summary=summary)
+        self.claim("toolset", name, {"tools": words(tools), "includes": words(includes)}, summary=summary)
 
     def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
         """A weighted choice of toolsets: the chance of each, in percent."""
@@ -239,6 +249,9 @@ class Registry:
 
     def _unknown(self, name: str) -> UnknownNameError:
         error = UnknownNameError(self.kind, name, self.names())
+        misspelt = difflib.get_close_matches(name, self.names(), n=1, cutoff=0.75)
+        if self.kind in _PLUGIN_KINDS and not misspelt and _DISTRIBUTION.fullmatch(name):
+            error.hint = f"{error.hint}; a plugin may provide it: pip install hermes-rl-{_folded(name)}"
         failed = [plugin.label for plugin in self.absent if plugin.wrong]
         if failed:
             error.hint = f"{error.hint}; not loaded: {', '.join(failed)}, see `hermes-rl plugins`"
@@ -246,7 +259,11 @@ class Registry:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line: `ImportError: No module named 'docker'`."""
+    """An exception in one line: `ImportError: No module named 'docker'`; the first one of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, HermesError):
+        return str(error)
     return f"{type(error).__name__}: {error}".split("\n", 1)[0].rstrip(": ")
 
 

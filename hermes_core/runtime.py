@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentSettings
     from hermes_core.agents.parsers.base import Parser
     from hermes_core.envs.base import Environment
+    from hermes_core.envs.store import Sink
     from hermes_core.hooks import Observers
     from hermes_core.sandbox.checkpoint import Checkpoint
     from hermes_core.sandbox.provision import PrepareSandbox
@@ -103,6 +104,28 @@ class Runtime:
             self._backends[entry.name] = self._keep(backend)
         return self._backends[entry.name]
 
+    def profiles(
+        self,
+        name: str,
+        given: Mapping[str, Mapping[str, Any] | SandboxConfig] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> dict[str, SandboxConfig]:
+        """The profiles by name, in the terms of the backend of this name; there is always one called `default`.
+
+        Args:
+            given: None is the settings' profiles.
+            config: keys set in every profile.
+
+        Raises:
+            UnknownNameError: the backend, the default profile or a key does not exist.
+            ConfigError: a profile has a wrong value.
+        """
+        backend = self.backend(name)
+        named = {"default": {}, **(self.settings.profiles if given is None else given)}
+        if self.settings.default_profile not in named:
+            raise UnknownNameError("profile", self.settings.default_profile, named, where="in default_profile")
+        return {name: _profile(backend, name, profile, config or {}) for name, profile in named.items()}
+
     def tool_backend(
         self,
         name: str,
@@ -134,7 +157,7 @@ class Runtime:
         return self._keep(
             ToolBackend(
                 backend,
-                profiles=self._profiles(backend, self.settings.profiles if profiles is None else profiles, config),
+                profiles=self.profiles(name, profiles, config),
                 tools=self.tools,
                 isolation=level,
                 owner=self.owner,
@@ -194,10 +217,7 @@ class Runtime:
         from hermes_core.agents.base import AgentSettings
 
         entry = self.agents.entry(name)
-        given = settings or AgentSettings()
-        unset = {"model", "base_url", "api_key"} - given.model_fields_set
-        filled = given.model_copy(update={key: getattr(self.settings, key) for key in unset})
-        agent: Agent = self._make(entry, filled)
+        agent: Agent = self._make(entry, self.agent_settings(settings or AgentSettings()))
         return self._keep(agent)
 
     def parser(self, name: str) -> Parser:
@@ -214,6 +234,25 @@ class Runtime:
         if not isinstance(parser, Parser):
             raise PluginError(f"parser {name!r} of {entry.plugin.label} made {parser!r}, which is no Parser")
         return parser
+
+    def sink(self, name: str, target: str = "") -> Sink:
+        """A new sink of that name, closed by whoever asked for it.
+
+        Args:
+            target: where the records are to go, in the sink's own terms: a path, a URL.
+
+        Raises:
+            UnknownNameError: no plugin provides it.
+            UsageError, ConfigError: it refuses this target.
+            PluginError: two plugins claim it, or it cannot be imported or made.
+        """
+        made: Sink = self._make(self.sinks.entry(name), target)
+        return made
+
+    def agent_settings(self, given: AgentSettings) -> AgentSettings:
+        """The settings with this runtime's model, endpoint and key for those of them that were not given."""
+        unset = {"model", "base_url", "api_key"} - given.model_fields_set
+        return given.model_copy(update={key: getattr(self.settings, key) for key in unset})
 
     async def close(self, thing: Closable) -> None:
         """Close something that was made here now, not only with the runtime, which lives longer than many of them."""
@@ -277,20 +316,6 @@ class Runtime:
         if self._closed:
             raise UsageError("this runtime is closed", hint="make a new Runtime")
 
-    def _profiles(
-        self,
-        backend: Backend,
-        profiles: Mapping[str, Mapping[str, Any] | SandboxConfig],
-        config: Mapping[str, Any] | None,
-    ) -> dict[str, SandboxConfig]:
-        """The profiles as the backend's own models; a profile called `default` is always there."""
-        if self.settings.default_profile not in {*profiles, "default"}:
-            known = {*profiles, "default"}
-            raise UnknownNameError("profile", self.settings.default_profile, known, where="in default_profile")
-        return {
-            name: _profile(backend, name, given, config or {}) for name, given in {"default": {}, **profiles}.items()
-        }
-
     def _new_tools(self) -> ToolRegistry:
         from hermes_core.tools.registry import ToolRegistry
 
@@ -318,11 +343,11 @@ def _profile(
 ) -> SandboxConfig:
     """One profile, with the keys of `config` set in it."""
     what = f"profile {name!r} of backend {backend.name!r}"
-    if isinstance(given, SandboxConfig):
-        if not isinstance(given, backend.config_class):
-            raise ConfigError(f"{what} is a {type(given).__name__}", hint=f"use {backend.config_class.__name__}")
-        given = given.model_dump(exclude_unset=True)
-    return validated(backend.config_class, {**given, **config, "name": name}, what)
+    if not isinstance(given, SandboxConfig):
+        given = backend.config_class.from_dict(name, given)
+    elif not isinstance(given, backend.config_class):
+        raise ConfigError(f"{what} is a {type(given).__name__}", hint=f"use {backend.config_class.__name__}")
+    return validated(backend.config_class, {**given.model_dump(exclude_unset=True), **config, "name": name}, what)
 
 
 class _SandboxEvents:

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
@@ -34,7 +35,10 @@ VARIABLES = {
 READ_ELSEWHERE = ("HERMES_CONFIG", "HERMES_ENV_FILE", "HERMES_REQUIRE", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG")
 """Further variables of ours: two files that `Settings.load` reads, and those that the tests use."""
 
-_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|(ACCESS|SECRET|PRIVATE)_KEY|TOKEN|SECRET|PASSWORD|PASSWD)(_ID)?$")
+_SECRET_NAME = re.compile(
+    # SWE-smith's FAIL_TO_PASS is none.
+    r"(API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|_(KEY|PWD|PAT|AUTH)|(?<!_TO)_PASS|CREDENTIALS?)(_ID)?$"
+)
 _SHORTEST_SECRET = 8
 
 
@@ -93,7 +97,8 @@ class Settings(BaseModel):
             values["plugins"] = tuple(variables["HERMES_PLUGINS"].replace(",", " ").split())
         values.update(given)
         if path := values.get("profiles_file"):
-            values = {**_read_profiles(Path(path), "profiles_file (HERMES_PROFILES_FILE)"), **values}
+            profiles, default = read_profiles(Path(path), "profiles_file (HERMES_PROFILES_FILE)")
+            values = {"profiles": profiles, "default_profile": default, **values}
         if isinstance(values.setdefault("secrets", {}), Mapping):
             values["secrets"] = {**_secrets(variables), **values["secrets"]}
         _warn_of_misspelt(variables)
@@ -104,7 +109,7 @@ class Settings(BaseModel):
         known = {name: secret.get_secret_value() for name, secret in self.secrets.items()}
         if self.api_key is not None:
             known.setdefault("OPENAI_API_KEY", self.api_key.get_secret_value())
-        return Redactor(known)
+        return Redactor({**known, **url_secrets("base_url", self.base_url or "")})
 
 
 class Redactor:
@@ -296,26 +301,25 @@ def read_dotenv(environ: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _read_profiles(path: Path, named_by: str) -> dict[str, Any]:
-    """`profiles` and `default_profile` from a profiles file."""
-    data = read_yaml(path, named_by)
-    known = ("profiles", "default_profile")
-    for key in data:
-        if key not in known:
-            raise UnknownNameError("key", key, known, where=f"of {path}")
-    return data
-
-
-def read_profiles(path: Path) -> tuple[dict[str, Any], str]:
+def read_profiles(path: Path, named_by: str = "") -> tuple[dict[str, Any], str]:
     """The profiles of a YAML file by their names, and the name of its default one: `default`, or else the first.
+
+    Args:
+        named_by: where the path is from, for messages: a variable.
 
     Raises:
         ConfigError: it can't be read, or has no profiles.
         UnknownNameError: it has another key, or no profile of the default one's name.
     """
-    data = _read_profiles(path, "")
+    data = read_yaml(path, named_by)
+    known = ("profiles", "default_profile")
+    for key in data:
+        if key not in known:
+            raise UnknownNameError("key", key, known, where=f"of {path}")
     profiles = data.get("profiles")
-    if not isinstance(profiles, dict) or not profiles:
+    if profiles and not isinstance(profiles, dict):
+        raise ConfigError(f"{path}: profiles must be a mapping, not {profiles!r:.80}", hint=_HINTS["dict_type"])
+    if not profiles:
         raise ConfigError(f"{path} has no profiles", hint="write `profiles:`, and the profiles' names below it")
     found = {str(name): given or {} for name, given in profiles.items()}
     default = str(data.get("default_profile", "default" if "default" in found else next(iter(found))))
@@ -325,11 +329,50 @@ def read_profiles(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _secrets(variables: Mapping[str, str]) -> dict[str, SecretStr]:
-    """The values that look like secrets by their variable's name; paths and plain numbers are none."""
+    """The values that look like secrets by their variable's name, unless they are paths here, and what URLs carry."""
+    found: dict[str, str] = {}
+    for name, value in variables.items():
+        if _SECRET_NAME.search(name.upper()) and not _is_path(value):
+            found[name] = value
+        found.update(url_secrets(name, value))
+    return {name: SecretStr(value) for name, value in found.items()}
+
+
+def _is_path(value: str) -> bool:
+    """Whether the value names something on this disk. A key may begin with a slash too."""
+    if not value.startswith(("/", "~")):
+        return False
+    try:
+        return Path(value).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, a user that does not exist
+        return False
+
+
+def url_secrets(name: str, value: str) -> dict[str, str]:
+    """The password and the keys that a URL carries, as it spells them and decoded, each under a name for messages.
+
+    Args:
+        name: where the URL is from: a variable or a setting.
+    """
+    if "://" not in value:
+        return {}
+    try:
+        url = urlsplit(value)
+        query = parse_qsl(url.query)
+    except ValueError:  # no URL after all
+        return {}
+    login = url.netloc.rpartition("@")[0]
+    user, _, password = login.partition(":")
+    if not password and url.scheme in ("http", "https"):  # a token; elsewhere it is the name of an account
+        password = user
+    given = {"password": password, **{key: text for key, text in query if _SECRET_NAME.search(key.upper())}}
+    if password:
+        given["login"] = f"{url.scheme}://{login}@"  # long enough to be found, however short the password is
     return {
-        name: SecretStr(value)
-        for name, value in variables.items()
-        if _SECRET_NAME.search(name.upper()) and not value.startswith(("/", "~")) and not value.isdigit()
+        f"the {key} in {name}{mark}": text
+        for key, spelt in given.items()
+        for mark, text in (("", spelt), (", decoded", unquote(spelt)), (", encoded", quote(spelt, safe="")))
+        if text
     }
 
 

@@ -24,7 +24,7 @@ from hermes_core.sandbox.checkpoint import Checkpoint, saved_in
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.results import ProcessStatus, Slot, WindowSize
 from hermes_core.sandbox.tool_backend import ToolBackend
-from hermes_core.screen import say
+from hermes_core.screen import printable, say
 
 DETACH = b"\x1d"
 """Ctrl-]."""
@@ -146,7 +146,7 @@ async def _attached(commands: SlotCommands, process: ProcessStatus, greeting: st
     works: set[asyncio.Task[Any]] = set()
     try:
         with _raw():
-            say(greeting + "\r", err=True)  # not before: what is typed upon it is the slot's
+            click.echo(printable(greeting) + "\r", err=True)  # not before: what is typed upon it is the slot's
             works |= {
                 asyncio.create_task(_shown(commands, process)),
                 asyncio.create_task(_typed(commands, process.process_id)),

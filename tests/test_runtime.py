@@ -195,7 +195,7 @@ async def test_profiles_come_from_the_settings_or_the_caller() -> None:
         (
             {"profiles": {"a": {"colur": "x"}}},
             UnknownNameError,
-            "key 'colur' of profile 'a' of backend 'paper'.*'colour'",
+            "key 'colur' of profile 'a'.*'colour'",
         ),
         ({"config": {"cpu": -1}}, ConfigError, "profile 'default' of backend 'paper': cpu"),
         ({"profiles": {"a": SandboxConfig()}}, ConfigError, "is a SandboxConfig .use PaperConfig"),

@@ -92,6 +92,7 @@ def test_profiles_come_from_their_file(here: Path) -> None:
     [
         ("profile: {}", "did you mean 'profiles'"),
         ("profiles: 3", "profiles must be a mapping, not 3"),
+        ("profiles: {}", "has no profiles"),
         ("profiles: {a: 3}", "profiles.a must be a mapping, not 3"),
         ("- a\n- b", "holds no mapping"),
         ("1: a", "holds no mapping"),
@@ -132,7 +133,7 @@ def test_secrets_that_the_driver_knows_are_redacted(here: Path) -> None:
         "MODAL_TOKEN_ID": "ak-modal-token",
         "DB_PASSWORD": "short",
         "GITHUB_TOKEN": "ghp_0123456789",
-        "SSH_PRIVATE_KEY": "/home/someone/.ssh/id",
+        "SSH_PRIVATE_KEY": str(here),
         "GIT_CONFIG_KEY_0": "safe.directory",
         "TOKENIZER_NAME": "some-tokenizer",
     }
@@ -140,8 +141,59 @@ def test_secrets_that_the_driver_knows_are_redacted(here: Path) -> None:
     text = "sk-abcdefghijkl ak-modal-token ghp_0123456789 wandb-0123456789 given-secret-value"
     names = ("OPENAI_API_KEY", "MODAL_TOKEN_ID", "GITHUB_TOKEN", "WANDB_API_KEY", "given")
     assert redact(text) == " ".join(f"[redacted: {name}]" for name in names)
-    untouched = "short /home/someone/.ssh/id safe.directory some-tokenizer"
+    untouched = f"short {here} safe.directory some-tokenizer"
     assert redact(untouched) == untouched
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PGPASSWORD",
+        "GITHUB_PAT",
+        "MYSQL_PWD",
+        "SSH_PASSPHRASE",
+        "REDIS_AUTH",
+        "HFTOKEN",
+        "SMTP_PASS",
+        "SIGNING_KEY",
+        "AWS_CREDENTIALS",
+    ],
+)
+@pytest.mark.parametrize("value", ["correct-horse", "/begins/with+a=slash", "~tilde-first", "123456789012"])
+def test_secrets_are_known_by_the_names_that_programs_give_them_whatever_they_begin_with(
+    here: Path, name: str, value: str
+) -> None:
+    assert Settings.load({name: value}).redactor()(f"<{value}>") == f"<[redacted: {name}]>"
+
+
+def test_names_that_only_look_like_those_of_secrets_are_none(here: Path) -> None:
+    environ = {
+        "PWD": "/nowhere/at-all",
+        "OLDPWD": "/nowhere/else",
+        "TOKENIZER_NAME": "some-tokenizer",
+        "FAIL_TO_PASS": "test_something",
+        "KEYMAP": "colemak-dh",
+    }
+    assert Settings.load(environ).secrets == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "hidden"),
+    [
+        ("http://me:pa55w0rd-long@host:1/v1", "pa55w0rd-long"),
+        ("http://me:pw@host:1/v1", "me:pw"),
+        ("https://ghp_0123456789@host/v1", "ghp_0123456789"),
+        ("postgres://me:p%40ss-word-1@host/db", "p@ss-word-1"),
+        ("https://host/v1?api_key=query-0123456789", "query-0123456789"),
+    ],
+)
+def test_what_a_url_carries_is_redacted(here: Path, url: str, hidden: str) -> None:
+    for settings in (Settings(base_url=url), Settings.load({"DATABASE_URL": url})):
+        assert hidden not in settings.redactor()(f"{url} and {hidden}" if len(hidden) >= 8 else url)
+
+
+def test_an_account_in_a_url_is_no_secret(here: Path) -> None:
+    assert Settings.load({"DOCKER_HOST": "ssh://hermes-agent@host", "BROKEN": "http://[::1"}).secrets == {}
 
 
 def test_a_settings_repr_shows_no_secret(here: Path) -> None:

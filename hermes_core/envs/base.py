@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hermes_core.errors import DatasetError
+from hermes_core.errors import DatasetError, SetupFailed
 from hermes_core.sandbox.contract import Isolation
 
 if TYPE_CHECKING:
@@ -19,6 +20,15 @@ Item = Mapping[str, Any]
 """One task of an environment: a row of its dataset."""
 
 _ID_FIELDS = ("id", "instance_id", "problem_id", "task_id")
+
+
+class Need(StrEnum):
+    """What each slot must have to itself, whatever else its isolation level promises."""
+
+    NETWORK = "network"
+    """A localhost of its own: no other slot's server answers there, and none takes its ports."""
+    TMP = "tmp"
+    """A /tmp of its own."""
 
 
 class EnvironmentConfig(BaseModel):
@@ -73,6 +83,9 @@ class Environment(ABC):
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
     isolation: Isolation = Isolation.USER
     """The weakest isolation between slots that the tasks accept."""
+    needs: frozenset[Need] = frozenset()
+    """What each slot must have to itself; tasks that name a port need `Need.NETWORK`. With any of them, levels below
+    `namespace` are refused, and so are backends that can't give it."""
     default_toolsets: tuple[str, ...] = ("terminal", "file")
     """The toolsets of the model when the configuration names none."""
 
@@ -116,8 +129,17 @@ class Environment(ABC):
             hint=f"give each row one of the fields {', '.join(_ID_FIELDS)}, or override item_id()",
         )
 
+    @property
+    def least_isolation(self) -> Isolation:
+        """The weakest isolation between slots that gives the environment what it asks for."""
+        return max(self.isolation, Isolation.NAMESPACE) if self.needs else self.isolation
+
     def image(self, item: Item) -> str | None:
         """The image that this item's sandboxes are made from; None is that of the profile."""
+        return None
+
+    def profile(self, item: Item) -> str | None:
+        """The profile (image, resources, limits) of this item's sandboxes; None is the run's."""
         return None
 
     prepare_sandbox: PrepareSandbox | None = None
@@ -139,5 +161,11 @@ class Environment(ABC):
         messages: list[dict[str, Any]] = []
         if self.config.system_prompt:
             messages.append({"role": "system", "content": self.config.system_prompt})
-        messages.append({"role": "user", "content": self.format_prompt(item)})
+        prompt = self.format_prompt(item)
+        if not isinstance(prompt, str):
+            raise SetupFailed(
+                f"format_prompt of environment {self.name!r} gave {prompt!r}, not a text",
+                hint="return what the agent is asked to do, for every item",
+            )
+        messages.append({"role": "user", "content": prompt})
         return messages

@@ -14,6 +14,7 @@ from hermes_core.cli_support import EXIT_INCOMPLETE, finish, terminal_width
 from hermes_core.envs.cli_options import DottedCommand, dotted, merged, read_config
 from hermes_core.envs.report import Failures, rescoring_text, summary_text, validation_text
 from hermes_core.envs.summary import RunSummary
+from hermes_core.errors import UnknownNameError
 from hermes_core.screen import say
 
 if TYPE_CHECKING:
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
     from hermes_core.runtime import Runtime
 
 Command = Callable[..., Any]
+
+_AS_BEFORE = ("backend", "profile")
+"""What a rescoring takes from the run, unless it is told something else."""
+
+_OPTIONS = (
+    *("profile", "isolation", "concurrency", "group_size", "seed"),
+    *("rollout_timeout", "model_timeout", "stop_on_infra"),
+)
+"""Fields of `RunOptions` that have an option of the same name."""
+
+_WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
+"""What a configuration file does not say."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -42,6 +55,7 @@ def _run_options(command: Command) -> Command:
     """The options that all three commands have."""
     options = [
         click.option("--backend", metavar="NAME", help="What makes the sandboxes [local]."),
+        click.option("--profile", metavar="NAME", help="A profile of HERMES_PROFILES_FILE [its default one]."),
         click.option("--isolation", metavar="LEVEL", help="shared, user, namespace or dedicated [user]."),
         click.option("--allow-unisolated", is_flag=True, help="Accept a weaker level than is asked for."),
         click.option("--concurrency", type=int, metavar="C", help="Rollouts at the same time [4]."),
@@ -68,7 +82,9 @@ _items_option = click.option("--items", type=int, callback=_at_least_one, metava
 @click.option("--model", metavar="M", help="The model's name.")
 @click.option("--base-url", metavar="URL", help="The OpenAI-compatible endpoint (key: OPENAI_API_KEY).")
 @click.option("--rollout-timeout", type=float, metavar="S", help="Seconds for the agent; then it is verified [3600].")
+@click.option("--model-timeout", type=float, metavar="S", help="Seconds to wait for the model, in a rollout [3600].")
 @click.option("--out", callback=_folder, metavar="DIR", help="Where the records go; none are kept without it.")
+@click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="A plugin's sink that records go to as well.")
 @click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
 @_run_options
 @click.pass_context
@@ -92,6 +108,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             settings=_agent_settings(ctx, config["agent"], given),
             out_dir=given["out"],
             resume=given["resume"],
+            sinks=given["sink"],
             on_record=failures.add,
             progress=progress_on(sys.stderr),
             **_options(ctx, runtime, config, given),
@@ -157,7 +174,7 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
             directory,
             env=_env(ctx, runtime, ran["environment"], config["env"], given),
             progress=progress_on(sys.stderr),
-            **_options(ctx, runtime, config, {**given, "backend": _first(given["backend"], ran["backend"])}),
+            **_options(ctx, runtime, config, {**given, **{key: given[key] or ran.get(key) for key in _AS_BEFORE}}),
         )
 
     outcome = finish(ctx, main)
@@ -199,13 +216,22 @@ def _agent_settings(ctx: click.Context, section: Mapping[str, Any], given: Mappi
 def _options(
     ctx: click.Context, runtime: Runtime, config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields of `RunOptions`: the file's, then the flags."""
+    """The fields of `RunOptions`: the file's, then the flags.
+
+    Raises:
+        UnknownNameError: the file's section `run` has a key that is none of them.
+    """
+    from hermes_core.envs.options import RunOptions
+
+    for key in config["run"].keys() - RunOptions.model_fields.keys():
+        place = {"agent": "it is a section of its own: `agent: NAME`, or `agent: {name: NAME, …}`"}
+        hint = place.get(key) or ("it is for the command line" if key in _WRITTEN_ONLY else None)
+        raise UnknownNameError("key", key, RunOptions.model_fields, where="of the run", hint=hint)
     backend = str(_first(given["backend"], config["backend"].get("name"), config["run"].get("backend"), "local"))
     section = {key: value for key, value in config["backend"].items() if key != "name"}
     written = dotted(ctx, "backend")
     options = {**config["run"], "backend": backend}
     if section or written:
         options["backend_config"] = merged(section, written, runtime.backend(backend).config_class)
-    names = ("isolation", "concurrency", "group_size", "seed", "rollout_timeout", "stop_on_infra")
-    flags = {name: given[name] for name in names if given.get(name) is not None}
+    flags = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
     return {**options, **flags, **({"allow_unisolated": True} if given["allow_unisolated"] else {})}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,22 +13,20 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.base import Environment
 from hermes_core.envs.rollout import Limits
 from hermes_core.errors import UsageError
-from hermes_core.sandbox.contract import Isolation, SandboxConfig
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.settings import validated
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime
 
-log = logging.getLogger(__name__)
-
 BASELINES = frozenset({"oracle", "nop"})
 """Agents that run nothing but what the environment itself provides."""
 
-ON_DRIVER_HOST = frozenset({"local"})
-"""Backends whose sandboxes are on the driver's own host."""
-
 MOST_AT_A_TIME = 1 << 16
 """Rollouts of a group, and at the same time, at most: more is a slip of the keyboard."""
+
+PATIENCE = frozenset({"endpoint_patience_s", "max_retries", "max_retry_wait_s", "request_timeout_s"})
+"""Settings of an agent that change nothing in a reward: a run that ended for want of them is resumed with more."""
 
 COST = frozenset({"prices", "max_cost"})
 """Settings of a profile that change nothing in a record."""
@@ -47,6 +44,8 @@ class RunOptions(BaseModel):
     """The backend's name."""
     backend_config: dict[str, Any] = Field(default_factory=dict)
     """Settings of its sandboxes, in the backend's own terms; they come before the profile's."""
+    profile: str | None = None
+    """The profile of rollouts whose item names none; None is the settings' `default_profile`."""
     isolation: str | None = None
     """The level between slots; None is `user`, or more where the environment asks for more."""
     allow_unisolated: bool = False
@@ -58,7 +57,10 @@ class RunOptions(BaseModel):
     seed: int | None = None
     """Seed of the order of items, the tools drawn, and the model's sampling, where those have none of their own."""
     rollout_timeout: float | None = Field(default=3600.0, gt=0)
-    """Seconds for the agent; over it the rollout is verified as it is. None is no limit."""
+    """Seconds for the agent, without its waits for the model; over it the rollout is verified as it is. None is no
+    limit."""
+    model_timeout: float | None = Field(default=3600.0, gt=0)
+    """Seconds that a rollout may wait for the model in all; over it it fails with kind `model`. None is no limit."""
     setup_timeout: float = Field(default=1800.0, gt=0)
     """Seconds for the set-up of a workspace."""
     verify_timeout: float = Field(default=3600.0, gt=0)
@@ -66,32 +68,43 @@ class RunOptions(BaseModel):
     infra_retries: int = Field(default=2, ge=0)
     """How often a rollout that met an infrastructure failure is begun anew."""
     stop_on_infra: float | None = Field(default=None, ge=0, le=1)
-    """Stop when more than this share of the last rollouts (at least 10, at most 20) were infrastructure failures."""
+    """Stop when more than this share of the last rollouts (at least 10, at most 20) were failures of the infrastructure
+    or of the model's endpoint."""
 
     @property
     def limits(self) -> Limits:
         """The limits of one rollout."""
-        return Limits(self.rollout_timeout, self.setup_timeout, self.verify_timeout, self.infra_retries)
+        return Limits(
+            rollout_timeout_s=self.rollout_timeout,
+            model_timeout_s=self.model_timeout,
+            setup_timeout_s=self.setup_timeout,
+            verify_timeout_s=self.verify_timeout,
+            infra_retries=self.infra_retries,
+        )
 
 
-def granted_isolation(options: RunOptions, environment: Environment, backend: str, agent: str) -> Isolation:
+def granted_isolation(options: RunOptions, environment: Environment, backend: Backend, agent: str) -> Isolation:
     """The level to run at.
 
     Raises:
         UnknownNameError: there is no level of that name.
         UsageError: it is weaker than the environment accepts, or a model would work unisolated on the driver's host.
     """
+    least = environment.least_isolation
     if options.isolation is None:
-        return max(Isolation.USER, environment.isolation)
+        return max(Isolation.USER, least)
     level = Isolation.parse(options.isolation)
     if options.allow_unisolated:
         return level
-    if level < environment.isolation:
-        raise UsageError(
-            f"environment {environment.name!r} accepts no isolation below {environment.isolation.label!r}",
-            hint=f"use --isolation {environment.isolation.label}, or --allow-unisolated if you trust what runs",
+    if level < least:
+        needs = (
+            f": each slot needs a {' and a '.join(sorted(environment.needs))} of its own" if environment.needs else ""
         )
-    if level < Isolation.USER and backend in ON_DRIVER_HOST and agent not in BASELINES:
+        raise UsageError(
+            f"environment {environment.name!r} accepts no isolation below {least.label!r}{needs}",
+            hint=f"use --isolation {least.label}, or --allow-unisolated if you trust what runs",
+        )
+    if level < Isolation.USER and backend.capabilities.on_driver_host and agent not in BASELINES:
         raise UsageError(
             f"agent {agent!r} would run commands of a model on this host, with your rights (isolation {level.label!r})",
             hint="use --isolation user or namespace, another backend, or --allow-unisolated if you trust the model",
@@ -101,23 +114,36 @@ def granted_isolation(options: RunOptions, environment: Environment, backend: st
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How large the pool of a run is."""
+    """How large the pool of a profile is in a run."""
 
-    config: Mapping[str, Any]
-    """The settings that make it so, without those that the profile or the caller made."""
+    defaults: Mapping[str, Any]
+    """Settings for what neither the profile nor the caller says."""
+    given: Mapping[str, Any]
+    """The caller's settings, which come before the profile's."""
     concurrency: int
     """Rollouts that it has room for at the same time, as many as asked for at most."""
 
+    def applied(self, profile: SandboxConfig, *, warm: bool) -> SandboxConfig:
+        """Return the profile in this size.
 
-def pool_size(options: RunOptions, isolation: Isolation, profile: Mapping[str, Any] | SandboxConfig) -> PoolSize:
+        Args:
+            warm: make sandboxes before the first rollout asks for one, unless the profile says how many.
+
+        Raises:
+            UnknownNameError, ConfigError: the caller's settings are wrong.
+        """
+        defaults = self.defaults if warm else {**self.defaults, "min_sandboxes": 0}
+        settings = {**defaults, **profile.model_dump(exclude_unset=True), **self.given, "name": profile.name}
+        return validated(type(profile), settings, f"profile {profile.name!r}")
+
+
+def pool_size(options: RunOptions, isolation: Isolation, profile: SandboxConfig) -> PoolSize:
     """Slots for the agents of all concurrent rollouts, and a reserve of as many for their verification.
 
     Raises:
         UsageError: the profile has no slot beside its reserve.
     """
-    if isinstance(profile, SandboxConfig):
-        profile = profile.model_dump(exclude_unset=True)
-    given = {**profile, **options.backend_config}
+    given = {**profile.model_dump(exclude_unset=True), **options.backend_config}
     reserve = _number(given, "reserve_slots", options.concurrency)
     wanted = options.concurrency + reserve
     most = 1 if isolation is Isolation.DEDICATED else MOST_SLOTS
@@ -127,11 +153,10 @@ def pool_size(options: RunOptions, isolation: Isolation, profile: Mapping[str, A
     room = slots * sandboxes - reserve
     if room < 1:
         raise UsageError(
-            f"{slots} slots in {sandboxes} sandboxes leave none for agents beside the reserve of {reserve}",
+            f"profile {profile.name!r}: {slots} slots in {sandboxes} sandboxes leave none for agents beside the "
+            f"reserve of {reserve}",
             hint="raise slots_per_sandbox or max_sandboxes, or lower reserve_slots",
         )
-    if room < options.concurrency:
-        log.warning("the profile has room for %d rollouts at a time, not for %d", room, options.concurrency)
     defaults = {
         "slots_per_sandbox": slots,
         "max_sandboxes": sandboxes,
@@ -140,8 +165,7 @@ def pool_size(options: RunOptions, isolation: Isolation, profile: Mapping[str, A
         "acquire_timeout_s": 300.0,
         "execution_timeout_s": 180.0,
     }
-    config = {key: value for key, value in defaults.items() if key not in profile} | options.backend_config
-    return PoolSize(config, min(room, options.concurrency))
+    return PoolSize(defaults, options.backend_config, min(room, options.concurrency))
 
 
 def _number(given: Mapping[str, Any], key: str, default: int) -> int:
@@ -162,9 +186,8 @@ def agent_settings(
     """
     if not isinstance(given, AgentSettings):
         given = validated(AgentSettings, given or {}, "the agent")
-    inherited = {key: getattr(runtime.settings, key) for key in ("model", "base_url", "api_key")}
-    missing = {key: value for key, value in {**inherited, "seed": seed}.items() if getattr(given, key) is None}
-    return given.model_copy(update=missing)
+    filled = runtime.agent_settings(given)
+    return filled if filled.seed is not None else filled.model_copy(update={"seed": seed})
 
 
 def run_configuration(
@@ -175,7 +198,11 @@ def run_configuration(
     How many rollouts run at a time, and when the run gives up (for its cost, too), is not part of it.
     """
     backend_config = {key: value for key, value in options.backend_config.items() if key not in COST}
-    model = settings.model_dump(mode="json", exclude={"api_key"}) if settings and agent not in BASELINES else None
+    model = (
+        settings.model_dump(mode="json", exclude={"api_key", *PATIENCE})
+        if settings and agent not in BASELINES
+        else None
+    )
     return {
         "environment": environment.name,
         "env": environment.config.model_dump(mode="json"),
@@ -183,10 +210,12 @@ def run_configuration(
         "agent_settings": model,
         "backend": options.backend,
         "backend_config": backend_config,
+        **({"profile": options.profile} if options.profile else {}),
         "isolation": isolation.label,
         "group_size": options.group_size,
         "seed": options.seed,
         "rollout_timeout": options.rollout_timeout,
+        "model_timeout": options.model_timeout,
         "setup_timeout": options.setup_timeout,
         "verify_timeout": options.verify_timeout,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,15 +14,17 @@ from hermes_core.envs.base import Environment
 from hermes_core.envs.options import RunOptions, pool_size
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.trajectory import Redact
-from hermes_core.errors import HermesError, PluginError
+from hermes_core.errors import HermesError, PluginError, UnknownNameError
 from hermes_core.hooks import EnvironmentHooks, environment_hooks
 from hermes_core.registries import describe
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.settings import Redactor
+from hermes_core.settings import Redactor, url_secrets
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime
     from hermes_core.sandbox.tool_backend import ToolBackend
+
+log = logging.getLogger(__name__)
 
 
 def make_environment(
@@ -75,13 +78,26 @@ def new_backend(
     """
     if rollouts is not None:
         options = options.model_copy(update={"concurrency": max(1, min(options.concurrency, rollouts))})
-    profile = runtime.settings.profiles.get(runtime.settings.default_profile, {})
-    size = pool_size(options, isolation, profile)
-    config = {**size.config, "min_sandboxes": 0} if environment.item_images else size.config
+    isolation = runtime.backend(options.backend).capabilities.least(isolation)
+    profiles = runtime.profiles(options.backend)
+    used = options.profile or runtime.settings.default_profile
+    if used not in profiles:
+        raise UnknownNameError("profile", used, profiles)
+    sizes = {name: pool_size(options, isolation, profile) for name, profile in profiles.items()}
+    if sizes[used].concurrency < options.concurrency:
+        room = sizes[used].concurrency
+        log.warning("profile %s has room for %d rollouts at a time, not for %d", used, room, options.concurrency)
     backend = runtime.tool_backend(
-        options.backend, isolation=isolation, config=config, prepare_sandbox=environment.prepare_sandbox
+        options.backend,
+        isolation=isolation,
+        profiles={
+            # Only what every rollout takes is made before one asks for it.
+            name: sizes[name].applied(profile, warm=name == used and not environment.item_images)
+            for name, profile in profiles.items()
+        },
+        prepare_sandbox=environment.prepare_sandbox,
     )
-    return backend, 0 if rollouts == 0 else size.concurrency
+    return backend, 0 if rollouts == 0 else sizes[used].concurrency
 
 
 def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> EnvironmentHooks:
@@ -110,6 +126,16 @@ async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettin
         await runtime.close(made)
 
 
+async def check_endpoint(agent: Agent) -> None:
+    """Find out, before the first sandbox is made, whether the agent's model can be asked.
+
+    Raises:
+        ModelError: it can't.
+    """
+    if (check := getattr(agent, "check_endpoint", None)) is not None:
+        await check()
+
+
 def new_context(
     runtime: Runtime,
     environment: Environment,
@@ -128,16 +154,20 @@ def new_context(
         backend=backend,
         tools=runtime.tools,
         backend_name=options.backend,
+        profile=options.profile or runtime.settings.default_profile,
         limits=options.limits,
         redact=redact or runtime.redact,
     )
 
 
 def redactor(runtime: Runtime, settings: AgentSettings | None = None) -> Redact:
-    """What takes the secrets that the driver knows out of a text, the agent's key included."""
-    if settings is None or settings.api_key is None:
+    """What takes the secrets that the driver knows out of a text, the agent's key and its URL's password included."""
+    if settings is None:
         return runtime.redact
-    own = Redactor({"the agent's api_key": settings.api_key.get_secret_value()})
+    known = url_secrets("the agent's base_url", settings.base_url or "")
+    if settings.api_key is not None:
+        known["the agent's api_key"] = settings.api_key.get_secret_value()
+    own = Redactor(known)
     return lambda text: own(runtime.redact(text))
 
 

@@ -11,11 +11,12 @@ What code under test can still do, as it runs in the same process as pytest, is 
 `docs/threat-model.md` says so. What it can't do is to be counted as passed by dying, by hanging, by writing a file, or
 by printing something: an outcome that did not arrive is a failure, and so is everything if the last word is missing.
 
-Protocol: the driver sends one JSON object (`root`, `import_path`, `args`, `ids`, `timeout_s`, `env`, `output_bytes`)
-on standard input and reads two lines: one as soon as the supervisor runs, before any test, and the report.
+Protocol: the driver sends one JSON object (`root`, `import_path`, `args`, `ids`, `doctests`, `timeout_s`, `env`,
+`output_bytes`) on standard input and reads two lines: one as soon as the supervisor runs, before any test, and the
+report.
 """
 
-# ruff: noqa: PTH113, PTH118, PTH120
+# ruff: noqa: PTH113, PTH118, PTH120, PTH123
 # (pathlib would be one import more in each of the two processes)
 
 from __future__ import annotations
@@ -39,11 +40,20 @@ LOADER = "import sys; exec(compile(sys.argv[1], '<pytest_report>', 'exec'), {'__
 PASSED, FAILED, ERROR, SKIPPED, XFAILED, XPASSED, MISSING = "p", "f", "e", "s", "x", "X", "-"
 """One test's outcome as one character of the report's `outcomes`. Only `p` counts as passed."""
 
-_WORSE = PASSED + XPASSED + XFAILED + SKIPPED + FAILED + ERROR  # of several outcomes of one id, the rightmost counts
+_WORSE = (PASSED, XPASSED, XFAILED, SKIPPED, FAILED, ERROR)  # of several outcomes of one id, the rightmost counts
 _TEXTS = 20
 _TEXT_CHARS = 2000
+_WHERE_CHARS = 500
 _REPORT_BYTES = 64 << 20
+_LINE_BYTES = 1 << 20
+_EVENTS_EACH, _EVENTS_BESIDE = 10, 1000
+_OOM_KILLS = (
+    ("/proc/vmstat", b"oom_kill "),  # of the host, where the kernel counts them (Linux 4.13)
+    ("/sys/fs/cgroup/memory.events", b"oom_kill "),
+    ("/sys/fs/cgroup/memory/memory.oom_control", b"oom_kill "),
+)
 _PR_SET_DUMPABLE = 4
+_ROOM, _ROOM_INODES = 1 << 20, 10
 
 
 def supervise(source: str) -> int:
@@ -72,14 +82,13 @@ class _Run:
     """The test process as the supervisor sees it: two pipes, a deadline, and what has arrived so far."""
 
     def __init__(self, config: dict[str, Any], source: str) -> None:
-        self.outcomes = [MISSING] * len(config["ids"])
-        self.texts: list[list[str]] = []
-        self.facts: dict[str, Any] = {}
+        self.results = Results(len(config["ids"]))
+        self.facts = self.results.facts
         self.timed_out = False
         self.output = _Tail(config["output_bytes"])
-        self._partial = b""
-        self._received = 0
-        self._results, results_end = os.pipe()
+        self._oom_kills = _oom_kills()
+        self._root = config["root"]
+        self._events, results_end = os.pipe()
         self._printed, printed_end = os.pipe()
         arguments = [sys.executable, "-s", "-B", "-c", LOADER, source, "tests"]
         self.process = subprocess.Popen(
@@ -94,7 +103,7 @@ class _Run:
         )
         os.close(results_end)
         os.close(printed_end)
-        for descriptor in (self._results, self._printed):
+        for descriptor in (self._events, self._printed):
             os.set_blocking(descriptor, False)
         assert self.process.stdin is not None
         try:
@@ -105,7 +114,7 @@ class _Run:
 
     def watch(self, deadline: float) -> None:
         """Read until the last word has arrived, the process has ended, or the deadline has passed."""
-        readers = {self._results: self._take_results, self._printed: self.output.add}
+        readers = {self._events: self.results.add, self._printed: self.output.add}
         with selectors.DefaultSelector() as selector:
             for descriptor in readers:
                 selector.register(descriptor, selectors.EVENT_READ)
@@ -144,39 +153,113 @@ class _Run:
             status = "finished" if "status" in self.facts else "cut"
         return {
             "report": status,
-            "outcomes": "".join(self.outcomes),
-            "texts": self.texts,
+            "outcomes": "".join(self.results.outcomes),
+            "texts": self.results.texts,
             "pytest": self.facts.get("pytest"),
             "pytest_status": self.facts.get("status"),
             "exit_code": self.process.returncode,
             "broken": self.facts.get("broken"),
+            "oom_kills": _oom_kills() != self._oom_kills,
+            "disk_full": _disk_is_full(self._root),
             "output": self.output.text(),
         }
 
-    def _take_results(self, data: bytes) -> None:
-        self._received += len(data)
-        if self._received > _REPORT_BYTES:
-            return
-        lines = (self._partial + data).split(b"\n")
-        self._partial = lines.pop()
-        for line in lines:
+
+class Results:
+    """What has arrived of the tests' outcomes. Code under test can send anything: what that stood for stays missing.
+
+    Attributes:
+        outcomes: one character for each test.
+        texts: of the first failures: where, and the end of the traceback.
+        facts: `pytest`, its version; `status`, its exit status, which is the last word; `broken`, why it can't begin.
+    """
+
+    def __init__(self, tests: int) -> None:
+        self.outcomes = [MISSING] * tests
+        self.texts: list[list[str]] = []
+        self.facts: dict[str, Any] = {}
+        self._lines = _Lines(_LINE_BYTES, _REPORT_BYTES, _EVENTS_BESIDE + _EVENTS_EACH * tests)
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes of the pipe."""
+        for line in self._lines.add(data):
             try:
-                self._take(json.loads(line))
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-                continue  # not of our reporter's making; what it stood for stays missing
+                event = json.loads(line.decode("ascii"))
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(event, dict):
+                self._take(event)
 
     def _take(self, event: dict[str, Any]) -> None:
-        if "outcome" in event:
-            index, outcome = int(event["index"]), event["outcome"]
+        index, outcome = event.get("index"), event.get("outcome")
+        if type(index) is int and 0 <= index < len(self.outcomes) and outcome in _WORSE:
             before = self.outcomes[index]
             if before == MISSING or _WORSE.index(outcome) > _WORSE.index(before):
                 self.outcomes[index] = outcome
-        text = event.pop("text", None)
-        if text and len(self.texts) < _TEXTS:
-            self.texts.append([str(event.get("where", ""))[:500], str(text)[-_TEXT_CHARS:]])
-        for fact in ("pytest", "status", "broken"):
-            if fact in event:
-                self.facts.setdefault(fact, event[fact])
+        where, text = event.get("where"), event.get("text")
+        if isinstance(where, str) and isinstance(text, str) and len(self.texts) < _TEXTS:
+            self.texts.append([where[:_WHERE_CHARS], text[-_TEXT_CHARS:]])
+        for fact in ("pytest", "broken"):
+            if isinstance(event.get(fact), str):
+                self.facts.setdefault(fact, event[fact][:_TEXT_CHARS])
+        if type(event.get("status")) is int and 0 <= event["status"] <= 255:
+            self.facts.setdefault("status", event["status"])
+
+
+class _Lines:
+    """The lines of a stream, none longer than a limit; beyond so many bytes or lines the stream has no more of them."""
+
+    def __init__(self, longest: int, most_bytes: int, most: int) -> None:
+        self._longest = longest
+        self._bytes_left = most_bytes
+        self._left = most
+        self._partial = bytearray()
+        self._skipping = False
+
+    def add(self, data: bytes) -> list[bytes]:
+        """The lines that are complete now."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0 or self._left < 0:
+            return []
+        *whole, rest = data.split(b"\n")
+        lines = []
+        for piece in whole:
+            self._extend(piece)
+            if not self._skipping:
+                lines.append(bytes(self._partial))
+            self._partial.clear()
+            self._skipping = False
+        self._extend(rest)
+        self._left -= len(whole)
+        return lines if self._left >= 0 else []
+
+    def _extend(self, piece: bytes) -> None:
+        self._skipping = self._skipping or len(self._partial) + len(piece) > self._longest
+        if self._skipping:
+            self._partial.clear()
+        else:
+            self._partial += piece
+
+
+def _disk_is_full(path: str) -> bool:
+    """Whether there is next to no room left where the tests ran."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _ROOM or (disk.f_files > 0 and disk.f_favail < _ROOM_INODES)
+
+
+def _oom_kills() -> list[int]:
+    """How many processes the kernel has killed for want of memory so far, by each of its counts that can be read."""
+    counts = []
+    for path, word in _OOM_KILLS:
+        try:
+            with open(path, "rb") as file:
+                counts += [int(line[len(word) :]) for line in file if line.startswith(word)]
+        except (OSError, ValueError):
+            continue
+    return counts
 
 
 def _read_available(descriptor: int, take: Callable[[bytes], None], most: int = 1 << 22) -> bool:
@@ -258,13 +341,8 @@ def run_tests() -> None:
 
 
 def _arguments(config: dict[str, Any]) -> list[str]:
-    import importlib.util
-
-    arguments: list[str] = list(config["args"])
-    arguments += ["--rootdir=" + config["root"], "-p", "no:cacheprovider", "-p", "no:randomly", "--maxfail=0"]
-    if importlib.util.find_spec("pytest_cov") and "no:pytest_cov" not in arguments:
-        arguments.append("--no-cov")
-    return arguments
+    """The command's own, and what makes node ids relative to the root; another option could change what tests see."""
+    return [*config["args"], "--rootdir=" + config["root"]]
 
 
 class Reporter:
@@ -275,6 +353,12 @@ class Reporter:
         self.ids = {node_id: index for index, node_id in enumerate(config["ids"])}
         self.import_path = config["import_path"]
         self.later = _Later(self.import_path)
+        self._doctests: dict[str, dict[str, tuple[str, int]]] = {}
+        for node_id, docstring in config["doctests"].items():
+            path, _, name = node_id.partition("::")
+            self._doctests.setdefault(path, {})[name] = docstring
+        others = {node_id.split("::")[0] for node_id in self.ids if node_id not in config["doctests"]}
+        self._only_doctests = {os.path.join(self.root, path) for path in self._doctests if path not in others}
         self._results = config["results"]
 
     def send(self, **event: Any) -> None:
@@ -283,9 +367,9 @@ class Reporter:
             data = data[os.write(self._results, data) :]
 
     def files(self) -> list[str]:
-        """The files of the wanted tests that exist, in the order in which they were named."""
-        files = dict.fromkeys(node_id.split("::")[0] for node_id in self.ids)
-        return [name for name in files if os.path.isfile(os.path.join(self.root, name))]
+        """The files of the wanted tests that exist, in the order in which pytest would come upon them."""
+        files = {node_id.split("::")[0] for node_id in self.ids}
+        return [name for name in sorted(files, key=_parts) if os.path.isfile(os.path.join(self.root, name))]
 
     def pytest_load_initial_conftests(self) -> None:
         """The plugins are loaded: from here on the project's own modules come first."""
@@ -293,7 +377,10 @@ class Reporter:
         sys.path[:] = self.import_path + [entry for entry in sys.path if entry not in self.import_path]
 
     def pytest_cmdline_main(self, config: Any) -> None:
-        """No worker processes of xdist: the selection and the reporter are in this one."""
+        """One process, every test, in order. Options would not do: those of a plugin that is not loaded end pytest."""
+        config.option.maxfail = 0
+        if hasattr(config.option, "randomly_reorganize"):
+            config.option.randomly_reorganize = False
         if hasattr(config.option, "numprocesses"):
             config.option.numprocesses = None
             config.option.dist = "no"
@@ -305,6 +392,25 @@ class Reporter:
         if hasattr(config, "ArgsSource"):
             config.args_source = config.ArgsSource.ARGS
 
+    def pytest_pycollect_makemodule(self, module_path: Any) -> Iterator[None]:
+        """No tests are looked for in a source file that is named for its doctests alone."""
+        made = yield
+        if str(module_path) in self._only_doctests:
+            made.force_result(None)  # type: ignore[attr-defined]
+
+    def pytest_make_collect_report(self, collector: Any) -> Iterator[None]:
+        """The given docstrings in place of what a module has."""
+        import doctest
+
+        finder: Any = doctest.DocTestFinder
+        find = finder.find
+        if collector.nodeid in self._doctests:
+            finder.find = _finding(self._doctests[collector.nodeid])
+        try:
+            yield
+        finally:
+            finder.find = find
+
     def pytest_collection_modifyitems(self, items: list[Any]) -> Iterator[None]:
         """After everyone else's: keep what is wanted."""
         yield
@@ -312,7 +418,7 @@ class Reporter:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.send(where=report.nodeid, text=report.longreprtext[-_TEXT_CHARS:])
+            self.send(where=report.nodeid[:_WHERE_CHARS], text=report.longreprtext[-_TEXT_CHARS:])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         index = self.ids.get(report.nodeid)
@@ -320,9 +426,27 @@ class Reporter:
         if index is None or outcome is None:
             return
         if outcome in (FAILED, ERROR):
-            self.send(index=index, outcome=outcome, where=report.nodeid, text=report.longreprtext[-_TEXT_CHARS:])
+            where, text = report.nodeid[:_WHERE_CHARS], report.longreprtext[-_TEXT_CHARS:]
+            self.send(index=index, outcome=outcome, where=where, text=text)
         else:
             self.send(index=index, outcome=outcome)
+
+
+def _parts(path: str) -> list[str]:
+    return path.split("/")
+
+
+def _finding(docstrings: dict[str, tuple[str, int]]) -> Callable[..., list[Any]]:
+    """`DocTestFinder.find` with these examples and the names of the module that is searched."""
+
+    def find(finder: Any, module: Any, *_: Any, **__: Any) -> list[Any]:
+        names = {"__name__": "__main__", **vars(module)}
+        return [
+            finder._parser.get_doctest(text, dict(names), name, getattr(module, "__file__", None), line)
+            for name, (text, line) in docstrings.items()
+        ]
+
+    return find
 
 
 class _Later:
@@ -344,6 +468,8 @@ def _outcome(report: Any) -> str | None:
     """The outcome that one phase of a test decides, or None."""
     if report.failed:
         return FAILED if report.when == "call" else ERROR
+    if hasattr(report, "context"):  # a subtest decides nothing else: its test's own report follows
+        return None
     expected_to_fail = hasattr(report, "wasxfail")
     if report.skipped:
         return XFAILED if expected_to_fail else SKIPPED
@@ -358,7 +484,8 @@ def _as_plugin(reporter: Reporter, pytest: Any) -> Reporter:
     pytest.hookimpl(tryfirst=True)(kind.pytest_load_initial_conftests)
     pytest.hookimpl(tryfirst=True)(kind.pytest_cmdline_main)
     pytest.hookimpl(trylast=True)(kind.pytest_configure)
-    pytest.hookimpl(hookwrapper=True, tryfirst=True)(kind.pytest_collection_modifyitems)
+    for hook in (kind.pytest_pycollect_makemodule, kind.pytest_make_collect_report, kind.pytest_collection_modifyitems):
+        pytest.hookimpl(hookwrapper=True, tryfirst=True)(hook)
     return reporter
 
 

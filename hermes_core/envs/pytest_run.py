@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hermes_core.envs import pytest_report
-from hermes_core.errors import CommandError, VerifierError
+from hermes_core.errors import DISTURBANCES, CommandError, Disturbed, VerifierError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.results import CommandResult
 
@@ -20,6 +21,8 @@ GRACE_S = 15.0
 
 OUTPUT_KEPT = 8000
 """Bytes of pytest's own output that are kept, from its end."""
+
+T = TypeVar("T")
 
 _OUTCOMES = {
     pytest_report.PASSED: "passed",
@@ -58,7 +61,9 @@ class PytestReport:
     pytest_version: str | None = None
     pytest_status: int | None = None
     duration_s: float = 0.0
-    details: Mapping[str, Any] = field(default_factory=dict)
+    disturbance: str | None = None
+    """What was killed with SIGKILL while the tests ran, or which room was gone, in words, if that is known. The tests
+    themselves can bring it about, and so can a neighbour, or a host without any left."""
 
     @property
     def complete(self) -> bool:
@@ -80,6 +85,7 @@ async def run_pytest(
     import_path: Sequence[str] = (),
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    doctests: Mapping[str, tuple[str, int]] | None = None,
 ) -> PytestReport:
     """Run exactly these tests in the slot, each in one pytest session, and report each of them.
 
@@ -94,9 +100,12 @@ async def run_pytest(
         import_path: absolute directories that come first in `sys.path`, once pytest and its plugins are loaded.
         args: further arguments for pytest; none may name a file to collect.
         env: further environment variables of the tests.
+        doctests: for node ids that are doctests of modules, the docstring to take the examples from and its line from
+            0; what the module itself says is not asked.
 
     Raises:
         VerifierError: the interpreter or pytest could not be started, before any code of the project ran.
+        Disturbed: the same, as the supervisor was killed or no process could be had.
     """
     node_ids = list(node_ids)
     config = {
@@ -106,12 +115,15 @@ async def run_pytest(
         "ids": node_ids,
         "timeout_s": timeout_s,
         "env": dict(env or {}),
+        "doctests": dict(doctests or {}),
         "output_bytes": OUTPUT_KEPT,
     }
     argv = [python, "-I", "-S", "-c", pytest_report.LOADER, _source()]
     try:
         done = await commands.run(argv, stdin=json.dumps(config).encode(), timeout_s=timeout_s + GRACE_S)
     except CommandError as error:
+        if error.code in DISTURBANCES:
+            raise Disturbed(f"the tests could not be started: {error.message}") from error
         raise VerifierError(
             f"the tests' interpreter {python} can't be started: {error.message}",
             hint="the slot's user must be able to run it: see `hermes-rl doctor`",
@@ -121,34 +133,71 @@ async def run_pytest(
 
 def _report(done: CommandResult, node_ids: Sequence[str], python: str) -> PytestReport:
     lines = [_parsed(line) for line in done.stdout.splitlines()]
+    killed = "the supervisor of the tests was killed" if done.signal == signal.SIGKILL and not done.timed_out else None
     if not lines or "supervisor" not in lines[0]:
+        if killed is not None:
+            raise Disturbed(f"{killed} before it could begin")
         raise VerifierError(
             f"the tests' interpreter {python} does not work: {done.error_text.strip()[-500:] or done.returncode}",
             hint="the slot's user must be able to run it: see `hermes-rl doctor`",
         )
-    answer = lines[1] if len(lines) == 2 and "report" in lines[1] else {}
+    answer = lines[1] if len(lines) == 2 else {}
     if answer.get("report") == "broken":
         raise VerifierError(
-            f"pytest can't be imported by {python}: {answer['broken']}",
+            f"pytest can't be imported by {python}: {answer.get('broken')}",
             hint="the requirements of the repository must name pytest 7 or later",
         )
-    codes = answer.get("outcomes") or pytest_report.MISSING * len(node_ids)
-    status = ReportStatus(answer["report"]) if answer else ReportStatus.NO_REPORT
+    status, codes = _ended(answer), answer.get("outcomes")
+    if (
+        status is None
+        or not isinstance(codes, str)
+        or len(codes) != len(node_ids)
+        or not _OUTCOMES.keys() >= set(codes)
+    ):
+        status, codes, answer = ReportStatus.NO_REPORT, pytest_report.MISSING * len(node_ids), {}
     return PytestReport(
         status=ReportStatus.TIMED_OUT if done.timed_out else status,
         outcomes={node_id: _OUTCOMES[code] for node_id, code in zip(node_ids, codes, strict=True)},
-        texts=[(where, text) for where, text in answer.get("texts", ())],
-        output=answer.get("output", ""),
-        pytest_version=answer.get("pytest"),
-        pytest_status=answer.get("pytest_status"),
-        duration_s=answer.get("duration_s", done.duration_s),
+        texts=_texts(answer.get("texts")),
+        output=_of_kind(answer.get("output"), str) or "",
+        pytest_version=_of_kind(answer.get("pytest"), str),
+        pytest_status=_of_kind(answer.get("pytest_status"), int),
+        duration_s=_of_kind(answer.get("duration_s"), float) or done.duration_s,
+        disturbance=killed or _disturbance(status, answer),
     )
+
+
+_SAID = (ReportStatus.FINISHED, ReportStatus.CUT, ReportStatus.TIMED_OUT)
+
+
+def _ended(answer: Mapping[str, Any]) -> ReportStatus | None:
+    """How the report says that the run ended; None if it says nothing that it could say."""
+    word = answer.get("report")
+    return ReportStatus(word) if word in _SAID else None
+
+
+def _disturbance(status: ReportStatus, answer: Mapping[str, Any]) -> str | None:
+    """What anybody can have done to a run whose supervisor lived."""
+    if status is ReportStatus.CUT and answer.get("exit_code") == -signal.SIGKILL:
+        return "the test process was killed"
+    if answer.get("oom_kills"):
+        return "the kernel killed processes for want of memory while the tests ran"
+    return "the disk was full when the tests had ended" if answer.get("disk_full") else None
+
+
+def _texts(value: object) -> list[tuple[str, str]]:
+    pairs = value if isinstance(value, list) else []
+    return [(pair[0], pair[1]) for pair in pairs if isinstance(pair, list) and [*map(type, pair)] == [str, str]]
+
+
+def _of_kind(value: object, kind: type[T]) -> T | None:
+    return value if isinstance(value, kind) else None
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -21,6 +21,9 @@ SHOWN = 10
 LONGEST = 600
 """Characters of a failure that are shown at most."""
 
+_TELLING = ("reason", "output", "texts", "failing")
+"""What in the details of a reward is most likely to explain it, in this order."""
+
 _PLACES = re.compile(r" \[(sandbox|slot|trajectory) [^\]]*\]")
 
 
@@ -102,8 +105,8 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
         word = "flaky" if verdict.flaky else "wrong"
         rewards = ", ".join("none" if reward is None else f"{reward:g}" for reward in verdict.rewards)
         lines.append(f"{word}: {verdict.item_id} with {verdict.agent}: {rewards}")
-        for failure in verdict.failures[:1]:
-            lines += _indented(_shortened(failure), 2, width)
+        for reason in [*verdict.failures, *map(_said, verdict.details)][:1]:
+            lines += _indented(_shortened(reason), 2, width)
     if len(outcome.unsound) > SHOWN:
         lines.append(f"… and {len(outcome.unsound) - SHOWN} more: --json lists all")
     if outcome.stopped:
@@ -112,6 +115,13 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
     times = "once" if outcome.repeat == 1 else f"{outcome.repeat} times"
     lines.append(f"{outcome.items - unsound} of {outcome.items} items are sound, each tried {times} with either agent")
     return "\n".join(lines)
+
+
+def _said(details: Mapping[str, Any]) -> str:
+    """What a verification gives as the details of a reward, the most telling first."""
+    first = [key for key in _TELLING if details.get(key)]
+    told = [(key, details[key]) for key in [*first, *(key for key in details if key not in _TELLING)]]
+    return "; ".join(f"{key}: {value}" for key, value in told) or "the verification gave no details"
 
 
 def rescoring_text(outcome: Rescoring) -> str:

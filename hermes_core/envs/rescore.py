@@ -14,7 +14,7 @@ from hermes_core.envs.options import RunOptions, granted_isolation
 from hermes_core.envs.parts import hooks_for, make_environment, new_backend, new_context, open_agent, set_up
 from hermes_core.envs.progress import NoProgress, Progress
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
-from hermes_core.envs.runner import each
+from hermes_core.envs.runner import STOPPING, each
 from hermes_core.envs.store import RUN, OutputFolder, read_records, read_run
 from hermes_core.envs.summary import Key, Tally
 from hermes_core.envs.trajectory import Trajectory, dump_record
@@ -39,11 +39,13 @@ class Rescoring:
     """The others, as their lines in `rescored.jsonl`, without details and timings."""
     without_patch: int
     """Rollouts that recorded none."""
+    stopped: str | None = None
+    """Why it ended before every patch had been tried."""
 
     @property
     def agrees(self) -> bool:
         """Whether every patch got the same reward again."""
-        return not self.differing
+        return not self.differing and self.stopped is None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -81,7 +83,7 @@ async def rescore(
             raise UsageError(
                 f"environment {made.name!r} can't verify a patch by itself", hint="it would need score_patch()"
             )
-        isolation = granted_isolation(chosen, made, chosen.backend, str(ran["agent"]))
+        isolation = granted_isolation(chosen, made, runtime.backend(chosen.backend), str(ran["agent"]))
         places, without_patch = _places_of_patches(path)
         new_backend(runtime, made, chosen, isolation)
         hooks = hooks_for(runtime, made, "nop")
@@ -95,7 +97,8 @@ async def rescore(
         if concurrency:
             await stack.enter_async_context(backend)
         await again.all(_at(path, places), len(places), concurrency)
-    return Rescoring(len(places), len(places) - len(again.differing), tuple(again.differing), without_patch)
+    differing = tuple(again.differing)
+    return Rescoring(again.verified, again.verified - len(differing), differing, without_patch, again.stopped)
 
 
 class _Again:
@@ -103,6 +106,8 @@ class _Again:
 
     def __init__(self, context: RolloutContext, items: Mapping[str, Item], out: Path, progress: Progress) -> None:
         self.differing: list[Mapping[str, Any]] = []
+        self.verified = 0
+        self.stopped: str | None = None
         self._context = context
         self._items = items
         self._out = out
@@ -115,6 +120,8 @@ class _Again:
         self._progress.begin(total, self._tally)
         try:
             await each(patches, self._one, concurrency)
+        except STOPPING as error:
+            self.stopped = str(error)
         finally:
             self._progress.end(self._tally)
 
@@ -141,6 +148,7 @@ class _Again:
             "agrees": record["reward"] is not None and record["reward"] == recorded["reward"],
             "failure": record["failure"],
         }
+        self.verified += 1
         self._write(dump_record({**line, "details": record["details"], "timings": record["timings"]}), "ab")
         if not line["agrees"]:
             self.differing.append(line)

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes_core.agents.base import Agent, AgentResult, AgentTask, Message, StopReason
 from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.trajectory import Redact, Trajectory, plain
-from hermes_core.envs.workspace import Fresh, LeasedSlot
-from hermes_core.errors import FailureKind, HermesError, SetupFailed, UnknownNameError, VerifierError
+from hermes_core.envs.workspace import Fresh, LeasedSlot, ModelTime, Origin
+from hermes_core.errors import (
+    DISTURBANCES,
+    CommandError,
+    Disturbed,
+    FailureKind,
+    HermesError,
+    InfraError,
+    ModelError,
+    PolicyError,
+    SetupFailed,
+    SlotUnclean,
+    UnknownNameError,
+    UsageError,
+    VerifierError,
+)
+from hermes_core.sandbox.cost import CostLimitReached
 from hermes_core.sandbox.results import Slot
 
 if TYPE_CHECKING:
@@ -27,8 +41,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-ScorePatch = Callable[[Item, str, "Rollout"], Awaitable[tuple[float, Mapping[str, Any]]]]
+Score = tuple[float, Mapping[str, Any]]
+ScorePatch = Callable[[Item, str, "Rollout"], Awaitable[Score]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,10 @@ class Limits:
     """How long a rollout may take, in seconds, and how often it is begun anew."""
 
     rollout_timeout_s: float | None = 3600.0
-    """The agent's time; over it the rollout stops with `time_limit` and is verified all the same. None is no limit."""
+    """The agent's time, without its waits for the model; over it the rollout stops with `time_limit` and is verified
+    all the same. None is no limit."""
+    model_timeout_s: float | None = 3600.0
+    """What the agent may wait for the model in all; over it the rollout fails with kind `model`. None is no limit."""
     setup_timeout_s: float = 1800.0
     """The set-up hook's time; over it the rollout fails with kind `setup`."""
     verify_timeout_s: float = 3600.0
@@ -61,7 +80,7 @@ class RolloutContext:
     """Their schemas, made once for many rollouts."""
     backend_name: str = ""
     profile: str | None = None
-    """The profile of the slots; None is the backend's default."""
+    """The profile of the slots of items that name none; None is the backend's default."""
     limits: Limits = field(default_factory=Limits)
     redact: Redact | None = None
     """Takes out of a text the secrets that the driver knows."""
@@ -72,14 +91,36 @@ class Rollout(LeasedSlot):
 
     Attributes:
         trajectory_id: unique; the same when the rollout is begun anew after an infrastructure failure.
+        unclean: why the agent's slot can't be used any more, if what the agent has started does not die.
+        overran: whether the hook's time was over while it waited for a command in a slot.
     """
 
     def __init__(self, context: RolloutContext, trajectory: Trajectory, slot: Slot) -> None:
-        super().__init__(context.backend, slot, trajectory.note_infra, group=trajectory.group)
+        super().__init__(context.backend, slot, self._met, group=trajectory.group)
+        self.unclean: SlotUnclean | None = None
+        self.overran = False
         self.trajectory_id = trajectory.trajectory_id
+        self._ours: list[CommandError] = []
         self._context = context
         self._trajectory = trajectory
         self._driver_state: dict[str, Any] = {}
+        self.used = False
+        """Whether the agent ever did anything in it."""
+
+    def _met(self, error: BaseException, origin: Origin) -> None:
+        """Take down whose doing an error is."""
+        if isinstance(error, SlotUnclean) and origin is Origin.AGENT:
+            self.unclean = self.unclean or error
+        elif isinstance(error, InfraError):
+            self._trajectory.note_infra(error)
+        elif isinstance(error, CommandError) and origin is Origin.PREPARATION:
+            self._ours.append(error)
+        elif isinstance(error, asyncio.CancelledError) and origin is not Origin.PREPARATION:
+            self.overran = self.limit is not None and self.limit.expired()
+
+    def is_of_the_work(self, error: CommandError) -> bool:
+        """Whether a command failed because of what the agent left: not where no slot can write."""
+        return error not in self._ours
 
     async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> str:
         """Run one tool call of the model and give what it is told, as JSON text.
@@ -90,6 +131,7 @@ class Rollout(LeasedSlot):
         Raises:
             InfraError, StaleSlotError: they end the rollout. Everything else that goes wrong is told to the model.
         """
+        self.used = True
         context = self._context
         if tool_name not in context.tool_names:
             error = UnknownNameError("tool", tool_name, context.tool_names)
@@ -102,7 +144,10 @@ class Rollout(LeasedSlot):
         context.hooks.observers.tool_called(
             trajectory_id=self.trajectory_id, tool_name=tool_name, arguments=args, result=result
         )
-        return json.dumps(plain(result.to_tool_result(), context.redact), ensure_ascii=False)
+        told = result.to_tool_result()
+        if result.metadata.get("invalid_arguments"):  # said here, for agents that count them
+            told = {"error": result.error, "invalid_arguments": True}
+        return json.dumps(plain(told, context.redact), ensure_ascii=False)
 
     def _driver_context(self) -> CallContext:
         """What a tool that runs here is given: nothing of the slot."""
@@ -113,22 +158,71 @@ class Rollout(LeasedSlot):
         )
 
     @asynccontextmanager
-    async def fresh_slot(self) -> AsyncIterator[Fresh]:
+    async def fresh_slot(self, *, apart_from: str | None = None) -> AsyncIterator[Fresh]:
         """A fresh slot from the reserve that agents never take, on the agent's sandbox where possible; reset after.
+
+        Args:
+            apart_from: the id of a sandbox that it is on only if no other one has a vacant slot.
 
         Raises:
             InfraError: there is none to be had.
         """
         lease = self._context.backend.lease(
-            f"{self.trajectory_id}-verify", profile=self.slot.profile, group=self.group, verification=True
+            f"{self.trajectory_id}-verify",
+            profile=self.slot.profile,
+            group=self.group,
+            verification=True,
+            apart_from=apart_from,
         )
         slot = await self._watch(lease.__aenter__())
         try:
-            fresh = Fresh(self._context.backend, slot, self._note_infra, group=self.group)
+            fresh = Fresh(self._context.backend, slot, self._met, group=self.group)
             fresh.limit = self.limit
+            fresh.alone = fresh.sandbox_id == apart_from
             yield fresh
         finally:
             await lease.__aexit__(*sys.exc_info())
+
+    async def check_afresh(
+        self,
+        lay_out: Callable[[Fresh], Awaitable[object]],
+        check: Callable[[Fresh], Awaitable[T]],
+        *,
+        disturbed: Callable[[T], str | None],
+    ) -> T:
+        """What a check in a fresh slot finds; found anew, once, where something spoiled it that anybody can have done.
+
+        A process that was killed, or found no room, tells nothing of who took the memory: a neighbour can, and a host
+        under pressure does it by itself. So the check is run once more: in another sandbox if one has room, else with
+        all processors of this one to itself, and with the agent's slot emptied. The record says so. What the second
+        time brings counts, as code under test can kill itself at will.
+
+        Args:
+            lay_out: puts into the slot what `check` needs, and runs nothing of the agent's. It takes nothing from the
+                agent's slot, which may be empty.
+            check: may run the agent's code.
+            disturbed: why an outcome of `check` need not be the agent's doing; None if it is.
+
+        Raises:
+            Disturbed: nothing of the agent's could be run, twice.
+            Whatever `lay_out` and `check` raise.
+        """
+        async with self.fresh_slot() as fresh:
+            place = fresh.sandbox_id
+            try:
+                outcome = await _checked(lay_out, check, fresh)
+            except Disturbed as error:
+                reason: str | None = error.message
+            else:
+                reason = disturbed(outcome)
+                if reason is None:
+                    return outcome
+        self._trajectory.repeated = reason
+        log.warning("trajectory %s: its check is repeated: %s", self.trajectory_id, reason)
+        with suppress(SlotUnclean):  # then it is quarantined, and nothing of it runs
+            await self._backend.empty(self.slot)
+        async with self.fresh_slot(apart_from=place) as fresh:
+            return await self._watch(_checked(lay_out, check, fresh))
 
     def hook_arguments(self, item: Item) -> dict[str, Any]:
         """The arguments that every environment hook can take."""
@@ -137,6 +231,18 @@ class Rollout(LeasedSlot):
     def record_patch(self, patch: str) -> None:
         """Keep the agent's work as a patch in the record, for `hermes-rl rescore` and for reading."""
         self._trajectory.patch = patch
+
+
+async def _checked(
+    lay_out: Callable[[Fresh], Awaitable[object]], check: Callable[[Fresh], Awaitable[T]], fresh: Fresh
+) -> T:
+    try:
+        await lay_out(fresh)
+    except CommandError as error:
+        if error.code not in DISTURBANCES:
+            raise
+        raise Disturbed(error.message, slot_id=error.slot_id) from error
+    return await check(fresh)
 
 
 async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajectory) -> Trajectory:
@@ -183,12 +289,18 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
                 prompt = context.environment.initial_messages(item)
                 async with _within(rollout, limits.setup_timeout_s, SetupFailed):
                     on_slot["workspace_meta"] = await hooks.setup(**on_slot)
-            with trajectory.stage("agent"):
-                trajectory.result = await _work(context, trajectory, prompt, on_slot)
-            with trajectory.stage("verify"):
-                await context.backend.kill_everything(rollout.slot)
-                async with _within(rollout, limits.verify_timeout_s, VerifierError):
-                    trajectory.score(*await hooks.verify(result=trajectory.result, **on_slot))
+            try:
+                with trajectory.stage("agent"):
+                    trajectory.result = await _work(context, trajectory, prompt, on_slot)
+                with trajectory.stage("verify"):
+                    await rollout.kill_everything()
+                    verified = hooks.verify(result=trajectory.result, **on_slot)
+                    trajectory.score(*await _judged(rollout, verified, limits.verify_timeout_s))
+            except SlotUnclean:
+                if rollout.unclean is None:
+                    raise
+            if rollout.unclean is not None:
+                trajectory.score(0.0, {"reason": f"the agent's slot: {rollout.unclean.message}"})
 
 
 async def _score_patch(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> None:
@@ -197,30 +309,64 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
     with trajectory.records_failure():
         async with _leased(context, item, trajectory) as rollout:
             with trajectory.stage("verify"):
-                async with _within(rollout, context.limits.verify_timeout_s, VerifierError):
-                    trajectory.score(*await score_patch(item, patch, rollout))
+                verified = score_patch(item, patch, rollout)
+                trajectory.score(*await _judged(rollout, verified, context.limits.verify_timeout_s))
+
+
+async def _judged(rollout: Rollout, verified: Awaitable[Score], limit_s: float) -> Score:
+    """What the hook finds; or 0, where it did not come to its end because of what the agent left.
+
+    An agent that could make its verification fail would have its bad rollouts taken out of their group.
+
+    Raises:
+        VerifierError: the hook was not done in time, and it was not a command in a slot that took it.
+    """
+    try:
+        async with _within(rollout, limit_s, VerifierError):
+            return await verified
+    except CommandError as error:
+        if not rollout.is_of_the_work(error):
+            raise
+        return 0.0, {"reason": f"the verification met what the agent left: {error.message}"}
+    except VerifierError as error:
+        if not rollout.overran:
+            raise
+        return 0.0, {"reason": f"the verification of what the agent left was {error.message}"}
 
 
 async def _work(
     context: RolloutContext, trajectory: Trajectory, prompt: list[Message], on_slot: Mapping[str, Any]
 ) -> AgentResult:
-    """Let the agent work until it is done or its time is up; what it did until then stands."""
+    """Let the agent work until it is done or its time is up; what it did until then stands.
+
+    Raises:
+        ModelError: the model failed, took too long, or never answered.
+    """
+    rollout: Rollout = on_slot["rollout"]
+
+    async def solve() -> None:
+        rollout.used = True
+        await context.hooks.solve(**on_slot)
+
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,
         messages=prompt,
         tool_schemas=list(context.tool_schemas),
-        tool_handler=on_slot["rollout"].tool_handler,
-        solve=functools.partial(context.hooks.solve, **on_slot),
+        tool_handler=rollout.tool_handler,
+        solve=solve,
+        waiting=ModelTime(rollout, context.limits.model_timeout_s).waiting,
         parallel_safe=frozenset(name for name in context.tool_names if context.tools.get(name).parallel_safe),
         seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",
         result=trajectory.result,
     )
     try:
-        async with asyncio.timeout(context.limits.rollout_timeout_s) as limit:
+        async with asyncio.timeout(context.limits.rollout_timeout_s) as rollout.limit:
             return await context.agent.run(task)
-    except TimeoutError:
-        if not limit.expired():
+    except TimeoutError as error:
+        if rollout.limit is None or not rollout.limit.expired():
             raise
+        if not rollout.used and len(task.result.messages) <= len(prompt):
+            raise ModelError("the model never answered", hint="check its endpoint, or raise the time limit") from error
         task.result.stop(StopReason.TIME_LIMIT)
         return task.result
 
@@ -228,14 +374,18 @@ async def _work(
 @asynccontextmanager
 async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -> AsyncIterator[Rollout]:
     """The rollout's slot, both ways timed. A slot that can't be reset is the pool's to deal with: the score stands."""
+    profile, image = context.environment.profile(item), context.environment.image(item)
     lease = context.backend.lease(
-        trajectory.trajectory_id,
-        profile=context.profile,
-        image=context.environment.image(item),
-        group=trajectory.group,
+        trajectory.trajectory_id, profile=profile or context.profile, image=image, group=trajectory.group
     )
     with trajectory.stage("acquire"):
-        slot = await lease.__aenter__()
+        try:
+            slot = await lease.__aenter__()
+        except (UsageError, PolicyError) as error:
+            if isinstance(error, CostLimitReached) or (profile is None and image is None):
+                raise
+            # No other rollout need meet it: it is this item that asks for what can't be had.
+            raise SetupFailed(error.message, hint=error.hint) from error
     try:
         yield Rollout(context, trajectory, slot)
     finally:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
+from hermes_core.agents.failures import EndpointDown
 from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, granted_isolation, run_configuration
 from hermes_core.envs.parts import (
     broken,
+    check_endpoint,
     hooks_for,
     make_environment,
     new_backend,
@@ -44,6 +46,9 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+STOPPING = (CostLimitReached, EndpointDown)
+"""What keeps rollouts from being begun, and those that were begun from nothing: they end by themselves."""
+
 SYNC_EVERY_S = 1.0
 """Seconds between two waits for the disk."""
 
@@ -58,7 +63,7 @@ async def run_rollouts(
     out_dir: str | Path | None = None,
     resume: bool = False,
     on_record: Callable[[Mapping[str, Any]], None] | None = None,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[Sink | str] = (),
     progress: Progress | None = None,
     **options: Any,
 ) -> RunSummary:
@@ -72,7 +77,8 @@ async def run_rollouts(
         out_dir: where the records, `run.json` and `summary.json` go; None keeps nothing.
         resume: go on with the run in `out_dir`: what is scored there is not done again.
         on_record: called with each record as it is written, on the event loop.
-        sinks: where else the records go, those of cancelled rollouts excepted; closed at the end.
+        sinks: where else the records go, those of cancelled rollouts excepted; closed at the end. A text is the name
+            of a plugin's sink, or `NAME=TARGET`.
         options: the fields of `RunOptions`: `backend`, `concurrency`, `group_size`, `isolation`, `seed`, ….
 
     Returns:
@@ -83,12 +89,15 @@ async def run_rollouts(
         DatasetError: the dataset can't be used.
         OutputError: the records can't be written.
         InfraError: the backend could not be started.
+        ModelError: the model's endpoint is not there, or refuses the key or the model; before a sandbox is made.
     """
     chosen = validated(RunOptions, options, "the run")
     filled = agent_settings(runtime, settings, chosen.seed)
     async with AsyncExitStack() as stack:
+        opened: list[Sink] = []
         for sink in sinks:
-            stack.push_async_callback(sink.aclose)
+            opened.append(_open_sink(runtime, sink) if isinstance(sink, str) else sink)
+            stack.push_async_callback(opened[-1].aclose)
         # Whatever is wrong with what was asked for is found first: before the dataset is read, and a sandbox is made.
         if resume and out_dir is None:
             raise UsageError("nothing says which run to resume", hint="give its folder: --out DIR")
@@ -96,7 +105,7 @@ async def run_rollouts(
         made = make_environment(runtime, environment, env, chosen.seed)
         tools = Tools(runtime, made, chosen.seed)
         worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
-        isolation = granted_isolation(chosen, made, chosen.backend, worker.name)
+        isolation = granted_isolation(chosen, made, runtime.backend(chosen.backend), worker.name)
         new_backend(runtime, made, chosen, isolation)
         hooks = hooks_for(runtime, made, worker.name)
         redact = redactor(runtime, filled)
@@ -105,7 +114,7 @@ async def run_rollouts(
             tools=tools,
             jobs=Jobs(made, chosen.group_size),
             on_record=on_record,
-            sinks=sinks,
+            sinks=opened,
             progress=progress or NoProgress(),
             stop_on_infra=chosen.stop_on_infra,
         )
@@ -120,8 +129,14 @@ async def run_rollouts(
         run.usage = backend.usage
         context = new_context(runtime, made, worker, backend, chosen, hooks=hooks, redact=redact)
         if concurrency:
+            await check_endpoint(worker)
             await stack.enter_async_context(backend)
         return await run.all(context, concurrency)
+
+
+def _open_sink(runtime: Runtime, spec: str) -> Sink:
+    name, _, target = spec.partition("=")
+    return runtime.sink(name, target)
 
 
 @dataclass(frozen=True)
@@ -178,6 +193,8 @@ class Run:
         self.progress.begin(len(self.jobs), self.tally)
         try:
             await each(self._left(), lambda job: self._one(context, job), concurrency)
+        except STOPPING as error:
+            self._stopped = str(error)
         except BaseException as error:
             self._stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
             self._finish(self.usage())
@@ -207,7 +224,11 @@ class Run:
                 yield job
 
     async def _one(self, context: RolloutContext, job: Job) -> None:
-        """One rollout and its record. A cancelled one has its record too: it runs again when the run is resumed."""
+        """One rollout and its record. A cancelled one has its record too: it runs again when the run is resumed.
+
+        Raises:
+            CostLimitReached, EndpointDown: no other rollout can be begun.
+        """
         trajectory = Trajectory(
             environment=context.environment.name,
             item_id=job.item_id,
@@ -219,20 +240,25 @@ class Run:
         context.hooks.observers.trajectory_started(
             trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=job.item_id
         )
+        down: EndpointDown | None = None
         try:
             await run_rollout(self.tools.offered(context, job.item_id), job.item, trajectory)
         except asyncio.CancelledError:
             self._keep(context, trajectory)
             raise
-        except CostLimitReached as error:  # those that have their slots are finished
-            self._stopped = str(error)
-            return
+        except EndpointDown as error:  # a failure of the model like others, that ends the run
+            down = error
+        except Exception:  # refused before it began: there is nothing to keep
+            _tell_finished(context, trajectory, trajectory.to_record(context.redact))
+            raise
         record = self._keep(context, trajectory)
         for sink in self.sinks:
             await sink.write(record)
         if self.folder is not None and time.monotonic() - self._synced > SYNC_EVERY_S:
             self._synced = time.monotonic()
             await _in_thread(self.folder.sync)
+        if down is not None:
+            raise down
 
     def _keep(self, context: RolloutContext, trajectory: Trajectory) -> dict[str, Any]:
         record = trajectory.to_record(context.redact)
@@ -240,20 +266,32 @@ class Run:
             self.folder.append(record)
         self.tally.add(record)
         self.progress.update(self.tally)
-        context.hooks.observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=record)
+        _tell_finished(context, trajectory, record)
         if self.on_record is not None:
             self.on_record(record)
         if self.stop_on_infra is not None and self.tally.infra_rate() > self.stop_on_infra:
-            self._stopped = f"{self.tally.infra_rate():.0%} of the last rollouts were infrastructure failures"
+            rate = self.tally.infra_rate()
+            self._stopped = (
+                f"{rate:.0%} of the last rollouts were failures of the infrastructure or the model's endpoint"
+            )
         return record
 
 
 async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurrency: int) -> None:
-    """Do `work` on every job, `concurrency` at a time; the first that raises ends it all, with just its exception."""
+    """Do `work` on every job, `concurrency` at a time; the first that raises ends it all, with just its exception.
+
+    What is `STOPPING` lets those that were begun end by themselves.
+    """
+    stopped: list[HermesError] = []
 
     async def worker() -> None:
         for job in jobs:
-            await work(job)
+            if stopped:
+                return
+            try:
+                await work(job)
+            except STOPPING as error:
+                stopped.append(error)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -261,6 +299,12 @@ async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurre
                 group.create_task(worker())
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0]  # noqa: B904 - the others are its cancelled neighbours
+    if stopped:
+        raise stopped[0]
+
+
+def _tell_finished(context: RolloutContext, trajectory: Trajectory, record: Mapping[str, Any]) -> None:
+    context.hooks.observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=record)
 
 
 class Tools:

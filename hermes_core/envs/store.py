@@ -13,13 +13,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from hermes_core.envs.summary import RunSummary, Tally
+from hermes_core.envs.summary import Key, RunSummary, Tally
 from hermes_core.envs.trajectory import dump_record
 from hermes_core.errors import OutputError, UsageError
 
 log = logging.getLogger(__name__)
 
 TRAJECTORIES, RUN, SUMMARY, LOCK = "trajectories.jsonl", "run.json", "summary.json", ".lock"
+SUPERSEDED = "superseded.jsonl"
+"""What earlier sessions left of rollouts that a resumed one does again."""
 
 
 class Sink(Protocol):
@@ -36,7 +38,8 @@ class OutputFolder:
     """A run's folder, locked for as long as this is open.
 
     Each record is one write of one whole line to a file opened for appending, so after `kill -9` at most the last line
-    is torn; it is cut off when the run is resumed. A run that ends without a record leaves nothing of its own behind.
+    is torn; it is cut off when the run is resumed. Each rollout has one line: those without a score, which a resumed
+    run does again, are moved to `superseded.jsonl` first. A run that ends without a record leaves nothing of its own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,9 +94,11 @@ class OutputFolder:
                 self._check_same(configuration)
             elif resume:
                 log.warning("there is no run in %s to resume: one begins there", self.path)
-            self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._begun = not held
-            self._size = self._recover(tally)
+            if held:
+                self._recover(trajectories, tally)
+            self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._size = os.fstat(self._file).st_size
         except OSError as error:
             raise self._unusable(error) from error
         self._write_run(configuration, about, resumed=bool(held))
@@ -160,23 +165,40 @@ class OutputFolder:
             hint="give the same options to resume it, or name another folder",
         )
 
-    def _recover(self, tally: Tally) -> int:
-        """Read the records that are here, cut a torn end off, and return the size that is left."""
-        good = 0
-        for number, line, end in _lines(self.path / TRAJECTORIES):
+    def _recover(self, trajectories: Path, tally: Tally) -> None:
+        """Read the records that are here, and keep of each rollout the line with its score."""
+        size = trajectories.stat().st_size
+        scored: dict[Key, int] = {}
+        number = 0
+        for number, line, end in _lines(trajectories):
             try:
                 if not line.endswith(b"\n"):
                     raise ValueError("the line is torn")
-                tally.add(json.loads(line), earlier=True)
+                record = json.loads(line)
+                Tally().add(record)  # raises for what is none
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                if end != os.fstat(self._file).st_size:
-                    place = f"{self.path / TRAJECTORIES}, line {number}"
+                if end != size:
+                    place = f"{trajectories}, line {number}"
                     raise UsageError(f"{place}: no record of a rollout", hint="remove that line to go on") from error
                 log.warning("%s: the last line is torn, as after a crash; its rollout runs again", self.path)
-                break
-            good = end
-        os.ftruncate(self._file, good)
-        return good
+                continue
+            if record["reward"] is not None:
+                scored[str(record["item_id"]), int(record["rollout_index"])] = number
+                tally.add(record, earlier=True)
+        if number != len(scored):
+            self._keep_only(set(scored.values()), trajectories)
+
+    def _keep_only(self, numbers: set[int], trajectories: Path) -> None:
+        """Move the other lines to `superseded.jsonl`; if killed meanwhile, they are in both, until it is done again."""
+        kept = trajectories.with_name(f".{TRAJECTORIES}.new")
+        with kept.open("wb") as keeping, (self.path / SUPERSEDED).open("ab") as rest:
+            for number, line, _ in _lines(trajectories):
+                if number in numbers or line.endswith(b"\n"):
+                    (keeping if number in numbers else rest).write(line)
+            for file in (rest, keeping):
+                file.flush()
+                os.fsync(file.fileno())
+        kept.replace(trajectories)
 
     def _write_run(self, configuration: Mapping[str, Any], about: Mapping[str, Any], *, resumed: bool) -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")

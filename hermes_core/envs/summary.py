@@ -104,7 +104,7 @@ class Tally:
         if not earlier:
             self.failed += outcome.reward is None and failure != FailureKind.CANCELLED
             self.session += 1
-            self._recent.append(failure == FailureKind.INFRA)
+            self._recent.append(failure in (FailureKind.INFRA, FailureKind.MODEL))
 
     def start_session(self) -> None:
         """Count the session's time from now on."""
@@ -121,7 +121,7 @@ class Tally:
         return len(self._outcomes)
 
     def infra_rate(self, least: int = 10) -> float:
-        """The share of infrastructure failures among the last rollouts; 0 as long as there are less than `least`."""
+        """The share of the last rollouts that our infrastructure or the model's failed; 0 for less than `least`."""
         return sum(self._recent) / len(self._recent) if len(self._recent) >= least else 0.0
 
     def rate(self) -> float:

@@ -1,23 +1,47 @@
-"""The environment `tasks`: a JSONL file of commands that set a task up, check it and solve it. It needs no code."""
+"""The environment `tasks`: a JSONL file of commands that set a task up, check it and solve it. It needs no code.
+
+A check runs where the agent worked, and reads what the agent left there: that is what such tasks are about. It must not
+read more of it than its author wrote down. So a check has a home and a temporary directory that the agent never saw, a
+PATH without the agent's directories, and a Python that imports nothing from the workspace unless told to.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from hermes_core.envs.base import Environment, EnvironmentConfig, Item
+from hermes_core.envs.base import Environment, EnvironmentConfig, Item, Need
 from hermes_core.envs.rollout import Rollout
-from hermes_core.errors import DatasetError, SetupFailed
+from hermes_core.errors import CommandError, DatasetError, SetupFailed
 from hermes_core.hookspecs import hookimpl
 from hermes_core.sandbox.results import CommandResult
 from hermes_core.settings import requirement
 
 OUTPUT_KEPT = 4000
 """Characters of a check's output that the details keep."""
+
+# The agent is dead; what it has left in its directories is not used to make new ones. Prints what the check's variables
+# are made of, a line each.
+_ROOM = """set -e
+ifs=$IFS IFS=: path=
+for part in $PATH; do
+  case $part in
+    "${HOME:-/}"|"${HOME:-/}"/*|"${TMPDIR:-/tmp}"|"${TMPDIR:-/tmp}"/*|"$PWD"|"$PWD"/*) ;;
+    /tmp|/tmp/*|/var/tmp|/var/tmp/*|/dev/shm|/dev/shm/*) ;;
+    /*) path=$path${path:+:}$part ;;
+  esac
+done
+IFS=$ifs PATH=$path
+room=$(mktemp -d)
+mkdir "$room/home" "$room/tmp"
+printf '%s\\n' "$room" "$path" "$HOME" "$TMPDIR"
+"""
+
+_PYTHON = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONPATH": ""}
 
 
 class TasksConfig(EnvironmentConfig):
@@ -27,6 +51,8 @@ class TasksConfig(EnvironmentConfig):
     """The JSONL file."""
     setup_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds for each set-up command, and each command of the solution."""
+    needs: tuple[Need, ...] = ()
+    """What each slot must have to itself: `network` where tasks name a port, `tmp` where they name a file in /tmp."""
     check_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds for each command of the check; over it the task counts as not done."""
 
@@ -41,7 +67,16 @@ def _commands(value: object) -> tuple[str, ...]:
     return tuple(commands)
 
 
+def _files(value: object) -> object:
+    for name in value if isinstance(value, Mapping) else ():
+        path = PurePosixPath(str(name))
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in str(name):
+            raise ValueError(f"has {str(name)!r}, which is no path of a file below the check's home")
+    return value
+
+
 Commands = Annotated[tuple[str, ...], BeforeValidator(_commands)]
+Files = Annotated[dict[str, str], BeforeValidator(_files)]
 
 
 class TaskRow(BaseModel):
@@ -54,6 +89,8 @@ class TaskRow(BaseModel):
     prompt: str = Field(min_length=1)
     check: Commands = Field(min_length=1)
     """The task is done when all of them exit with 0."""
+    files: Files = Field(default_factory=dict)
+    """Texts that the check finds below its home `~`, by path. The agent never sees them."""
     setup: Commands = ()
     solution: Commands = ()
     """The reference solution, for the agent `oracle`."""
@@ -64,7 +101,10 @@ class TaskRow(BaseModel):
 
 
 class TasksEnvironment(Environment):
-    """Shell commands as tasks. The check runs in the agent's own slot, after the agent's processes are dead."""
+    """Shell commands as tasks. The check runs in the agent's own slot, after the agent's processes are dead.
+
+    What the workspace holds is the agent's: a check that runs or imports something from there trusts it.
+    """
 
     name = "tasks"
     config_class = TasksConfig
@@ -72,6 +112,7 @@ class TasksEnvironment(Environment):
 
     def __init__(self, config: TasksConfig) -> None:
         super().__init__(config)
+        self.needs = frozenset(config.needs)
         self._items: Sequence[Item] = ()
 
     async def setup(self) -> None:
@@ -115,16 +156,43 @@ class TasksEnvironment(Environment):
 
     @hookimpl
     async def verify_and_score_trajectory(self, item: Item, rollout: Rollout) -> tuple[float, dict[str, Any]]:
-        """1.0 if every command of the check exits with 0, else 0.0 and what the failing one said."""
-        failed = await self._run(rollout, item["check"], self.config.check_timeout_s)
+        """1.0 if every command of the check exits with 0, else 0.0 and what the failing one said.
+
+        A workspace that no check can be run in is the agent's doing, and 0.0 too.
+        """
+        try:
+            env = await self._furnish(item, rollout)
+            failed = await self._run(rollout, item["check"], self.config.check_timeout_s, env)
+        except CommandError as error:
+            return 0.0, {"reason": f"the check can't be run: {error.message}"}
         if failed is None:
             return 1.0, {}
         return 0.0, {"exit_code": failed.returncode, "timed_out": failed.timed_out, "output": _tail(failed)}
 
-    async def _run(self, rollout: Rollout, commands: Sequence[str], timeout_s: float) -> CommandResult | None:
+    async def _furnish(self, item: Item, rollout: Rollout) -> dict[str, str]:
+        """Make the check's home, with the task's files in it, and its temporary directory; the variables of the check.
+
+        Raises:
+            CommandError: the agent has made that impossible.
+        """
+        commands = rollout.commands
+        made = await commands.run(["/bin/sh", "-c", _ROOM], timeout_s=self.config.check_timeout_s)
+        lines = made.text.splitlines()
+        if not made.ok or len(lines) != 4:
+            raise CommandError(f"it can't be given a home: {made.error_text.strip()[-OUTPUT_KEPT:]}")
+        room, path, agent_home, agent_tmp = lines
+        home = f"{room}/home"
+        for name, text in item["files"].items():
+            await commands.write_file(f"{home}/{name}", text.encode())
+        own = {"HOME": home, "TMPDIR": f"{room}/tmp", "PATH": path}
+        return {**own, "AGENT_HOME": agent_home, "AGENT_TMPDIR": agent_tmp, **_PYTHON}
+
+    async def _run(
+        self, rollout: Rollout, commands: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
+    ) -> CommandResult | None:
         """Run the commands in order; the result of the first that fails, or None."""
         for command in commands:
-            done = await rollout.commands.run(command, timeout_s=timeout_s, merge_stderr=True)
+            done = await rollout.commands.run(command, env=env, timeout_s=timeout_s, merge_stderr=True)
             if not done.ok:
                 return done
         return None

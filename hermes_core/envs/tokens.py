@@ -104,6 +104,14 @@ def _refuse(sequence: TokenSequence) -> str | None:
     return None
 
 
+def _ended_twice(last: int, following: int, end_tokens: Collection[int]) -> bool:
+    """Whether an answer's last token and the one behind it are the same, or both end an answer and begin nothing.
+
+    What follows an answer begins with an end token, unless the answer has one: so the same twice is one too many.
+    """
+    return last == following or (last in end_tokens and following in end_tokens)
+
+
 def _changed(node: Any, sequence: TokenSequence, state: Mapping[str, Any]) -> str | None:
     """Why the sequence is not what was asked and sampled, turn by turn, or None. Nothing to check without turns."""
     turns = _field(node, "turns")
@@ -120,7 +128,7 @@ def _changed(node: Any, sequence: TokenSequence, state: Mapping[str, Any]) -> st
             return f"the tokens of answer {number} are not those that the server sampled"
         if checksum != turn.prompt_checksum:
             return f"the tokens before answer {number} are not those that the server was asked with"
-        if turn.stop < len(tokens) and {tokens[turn.stop - 1], tokens[turn.stop]} <= set(end_tokens):
+        if turn.stop < len(tokens) and _ended_twice(tokens[turn.stop - 1], tokens[turn.stop], end_tokens):
             return f"answer {number} ends with two end tokens"
         expected[turn.start : turn.stop] = turn.sampled
     if masks != expected:

@@ -3,30 +3,98 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
-from hermes_core.errors import CommandError
+from hermes_core.errors import CommandError, VerifierError
+from hermes_core.sandbox.commands import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     from hermes_core.envs.rollout import Rollout
+
+_NO_SUCH_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+"""What the names of a slot's files can meet here, where paths are longer and systems differ."""
 
 PART = 16 << 20
 """Bytes of a file that are carried at a time."""
 
 MAX_DIR_BYTES = 1 << 30
-"""Bytes of a directory that is carried, at most."""
+"""Bytes of a directory, or of a file that goes to a disk, that are carried at most."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Pending(Coroutine[Any, Any, T]):
+    """What a call gives until it is awaited: a coroutine that says so to whoever takes it for the result."""
+
+    def __init__(self, call: str, work: Coroutine[Any, Any, T]) -> None:
+        self._call = call
+        self._work = work
+        self.begun = False
+        """Whether anybody has awaited it."""
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        self.begun = True
+        return self._work.__await__()
+
+    def send(self, value: Any) -> Any:
+        """As a coroutine's: tasks call it."""
+        self.begun = True
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As a coroutine's."""
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        """As a coroutine's."""
+        self._work.close()
+
+    def refuse(self, *_: Any) -> NoReturn:
+        """Refuse whatever a result could be asked.
+
+        Raises:
+            VerifierError: always.
+        """
+        raise VerifierError(
+            f"{self._call} was not awaited, and has not run", hint=f"write `await {self._call}`, in an `async def`"
+        )
+
+    __getitem__ = __bool__ = __iter__ = __len__ = __contains__ = refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what Python itself looks for
+            raise AttributeError(name)
+        self.refuse()
+
+
+def _awaited(method: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]]) -> Callable[..., Pending[T]]:
+    """A method whose call is remembered until it is awaited."""
+
+    @functools.wraps(method)
+    def call(self: ToolContext, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
+        pending = Pending(f"ctx.{method.__name__}(…)", method(self, *args, **kwargs))
+        self._pending.append(pending)
+        return pending
+
+    return call
 
 
 class ToolContext:
     """The slot of one rollout, for `compute_reward`. What the agent started is dead when it is called.
 
-    Bytes go both ways as they are, whatever there is of them. What fails for a reason of its own (no such file) is in
-    the result, under `error`; an `InfraError` is raised, and is never a reward.
+    Bytes go both ways as they are, up to a limit. What fails for a reason of its own (no such file, too large a one) is
+    in the result, under `error`; an `InfraError` is raised, and is never a reward.
     """
 
     def __init__(self, rollout: Rollout) -> None:
@@ -34,7 +102,19 @@ class ToolContext:
         """The rollout's trajectory id."""
         self.rollout = rollout
         """The same slot with all that environment hooks can do: fresh slots, diffs, prepared directories."""
+        self._pending: list[Pending[Any]] = []
 
+    def check_awaited(self) -> None:
+        """Make sure that every call was awaited.
+
+        Raises:
+            VerifierError: one was not, and so has not run.
+        """
+        for pending in self._pending:
+            if not pending.begun:
+                pending.refuse()
+
+    @_awaited
     async def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:  # noqa: ASYNC109 - the known name
         """Run a shell command; `exit_code` (124 after the time limit) and `output`, standard error included."""
         try:
@@ -43,6 +123,7 @@ class ToolContext:
             return {"exit_code": -1, "output": "", "error": str(error)}
         return {"exit_code": done.returncode, "output": done.text}
 
+    @_awaited
     async def read_file(self, path: str) -> dict[str, Any]:
         """A text file: `content`, with U+FFFD for what is not UTF-8, and `size` in bytes; or `error`."""
         try:
@@ -51,58 +132,68 @@ class ToolContext:
             return {"error": str(error)}
         return {"content": data.decode("utf-8", "replace"), "size": len(data)}
 
+    @_awaited
     async def read_bytes(self, path: str) -> bytes:
-        """A whole file. `CommandError` if there is none."""
-        whole = bytearray()
-        while True:
-            part = await self.rollout.commands.read_file(path, offset=len(whole), limit=PART)
-            whole += part.data
-            if not part.data or len(whole) >= part.size:
-                return bytes(whole)
+        """A whole file. `CommandError` if there is none, or it has more than 64 MiB."""
+        return b"".join([part async for part in self._parts(path, MAX_FILE_BYTES)])
 
+    @_awaited
     async def write_file(self, path: str, content: str | bytes) -> dict[str, Any]:
         """Replace a file, its directories made: `success` and `bytes`; or `error`."""
         data = content.encode() if isinstance(content, str) else content
         return await _told(self._write(path, data))
 
+    @_awaited
     async def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
         """A file of this host into the slot: `success` and `bytes`; or `error`."""
         return await _told(self._write(remote, await asyncio.to_thread(Path(local).read_bytes)))
 
+    @_awaited
     async def upload_dir(self, local: str | Path, remote: str) -> dict[str, Any]:
         """A directory of this host into the slot, links as links: `success` and `bytes`; or `error`."""
         packed = await asyncio.to_thread(_packed, Path(local))
         return await _told(self._unpack(remote, packed))
 
+    @_awaited
     async def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
         """A file of the slot to this host: `success` and `bytes`; or `error`."""
         return await _told(self._fetch(remote, Path(local)))
 
+    @_awaited
     async def download_dir(self, remote: str, local: str | Path) -> dict[str, Any]:
         """A directory of the slot to this host: `success`, `bytes` and `left_out`; or `error`.
 
-        Links and devices are left out, and named; nothing lands outside of `local`.
+        Links, devices and names that this host can't have are left out, and named; nothing lands outside of `local`.
         """
         try:
             packed = await self.rollout.commands.tar_out(remote, max_bytes=MAX_DIR_BYTES)
-        except CommandError as error:
+            left_out = await asyncio.to_thread(_unpacked, packed, Path(local))
+        except (CommandError, tarfile.TarError, ValueError, OverflowError) as error:
             return {"success": False, "error": str(error)}
-        left_out = await asyncio.to_thread(_unpacked, packed, Path(local))
         return {"success": True, "bytes": len(packed), "left_out": left_out}
 
+    @_awaited
     async def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Lines of the slot's files that match a pattern, as the tool `search_files` gives them."""
         found: dict[str, Any] = json.loads(await self.call_tool("search_files", {"pattern": query, "path": path}))
         return found
 
+    @_awaited
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> str:
         """Call any tool that runs in a sandbox; what the model would be told, as JSON text."""
         result = await self.rollout.exec_tool(name, dict(args or {}))
         return json.dumps(result.to_tool_result(), ensure_ascii=False, default=str)
 
+    @_awaited
     async def cleanup(self) -> None:
         """Kill everything that runs in the slot."""
         await self.rollout.kill_everything()
+
+    def forget(self) -> None:
+        """Drop the calls that nobody has awaited, without Python's warning about each."""
+        for pending in self._pending:
+            if not pending.begun:
+                pending.close()
 
     async def _write(self, path: str, data: bytes) -> int:
         for begin in range(0, max(len(data), 1), PART):
@@ -114,9 +205,23 @@ class ToolContext:
         return len(data)
 
     async def _fetch(self, path: str, local: Path) -> int:
-        data = await self.read_bytes(path)
-        await asyncio.to_thread(_write, local, data)
-        return len(data)
+        size = 0
+        async for part in self._parts(path, MAX_DIR_BYTES):
+            await asyncio.to_thread(_write, local, part, append=size > 0)
+            size += len(part)
+        return size
+
+    async def _parts(self, path: str, most: int) -> AsyncIterator[bytes]:
+        """A file in parts; an empty one is one part. An agent can make it of any size, at no cost."""
+        size = 0
+        while True:
+            part = await self.rollout.commands.read_file(path, offset=size, limit=PART)
+            size += len(part.data)
+            if max(size, part.size) > most:
+                raise CommandError(f"{path} has {part.size} bytes, more than {most}", code="too_large")
+            yield part.data
+            if not part.data or size >= part.size:
+                return
 
 
 async def _told(work: Any) -> dict[str, Any]:
@@ -126,9 +231,10 @@ async def _told(work: Any) -> dict[str, Any]:
         return {"success": False, "error": str(error)}
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, *, append: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    with path.open("ab" if append else "wb") as file:
+        file.write(data)
 
 
 def _packed(folder: Path) -> bytes:
@@ -141,19 +247,29 @@ def _packed(folder: Path) -> bytes:
 def _unpacked(packed: bytes, folder: Path) -> list[str]:
     """Unpack files and directories; the names of what is neither (links, devices) or would land outside."""
     left_out = []
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
         for member in archive:
             parts = PurePosixPath(member.name).parts
-            target = folder.joinpath(*parts)
-            if ".." in parts or member.name.startswith("/"):
-                left_out.append(member.name)
-            elif member.isdir():
-                target.mkdir(parents=True, exist_ok=True)
-            elif member.isreg():
-                content = archive.extractfile(member)
-                assert content is not None  # it is a regular file
-                _write(target, content.read())
-                target.chmod(0o755 if member.mode & 0o100 else 0o644)
-            else:
+            outside = ".." in parts or member.name.startswith("/")
+            if outside or not _unpack(archive, member, folder.joinpath(*parts)):
                 left_out.append(member.name)
     return left_out
+
+
+def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> bool:
+    """Put a file or a directory where it belongs; False if it is neither, or can't have that name on this host."""
+    try:
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+        elif member.isreg():
+            content = archive.extractfile(member)
+            assert content is not None  # it is a regular file
+            _write(target, content.read())
+            target.chmod(0o755 if member.mode & 0o100 else 0o644)
+        else:
+            return False
+    except OSError as error:
+        if error.errno not in _NO_SUCH_NAME:
+            raise
+        return False
+    return True

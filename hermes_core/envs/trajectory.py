@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any
 
 from hermes_core.agents.base import AgentResult
+from hermes_core.agents.failures import EndpointDown
 from hermes_core.envs.tokens import tokens_of
 from hermes_core.errors import (
     DatasetError,
@@ -76,13 +77,15 @@ class Trajectory:
     timings: dict[str, float] = field(default_factory=dict)
     infra_retries: int = 0
     """How often this rollout was begun anew after an infrastructure failure."""
+    repeated: str | None = None
+    """Why its check was run a second time, if it was."""
     _infra: InfraError | None = field(default=None, init=False)
     _failed_stage: str | None = field(default=None, init=False)
 
     def begin_again(self) -> None:
         """Forget an attempt that the infrastructure spoiled."""
         self.infra_retries += 1
-        self.reward, self.details, self.failure, self.patch = None, {}, None, None
+        self.reward, self.details, self.failure, self.patch, self.repeated = None, {}, None, None, None
         self.result, self.timings = AgentResult(), {}
         self._infra = self._failed_stage = None
 
@@ -122,6 +125,7 @@ class Trajectory:
 
         Raises:
             UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
+            EndpointDown: the model answers nobody. It is recorded, too.
         """
         try:
             yield
@@ -132,11 +136,14 @@ class Trajectory:
         except Exception as error:
             stage = self._failed_stage or "acquire"
             if stage == "acquire" and isinstance(error, (UsageError, PolicyError)):
+                self._fail(FailureKind.CANCELLED, _message(error))
                 raise
             kind = failure_kind(error, stage)
             if not isinstance(error, HermesError):
                 log.warning("trajectory %s: %s failed", self.trajectory_id, stage, exc_info=error)
             self._fail(kind, _message(error))
+            if isinstance(error, EndpointDown):
+                raise
 
     def _fail(self, kind: FailureKind, message: str) -> None:
         self.reward = None
@@ -188,6 +195,8 @@ class Trajectory:
             record["failure"] = {"kind": str(self.failure.kind), "stage": self.failure.stage, "message": message}
         if self.infra_retries:
             record["details"]["infra_retries"] = self.infra_retries
+        if self.repeated is not None:
+            record["details"]["check_repeated"] = clean.redact(self.repeated)
         if len(exact.sequences) > 1:  # the conversation's past was changed on the way
             record["sequences"] = [sequence.lists() for sequence in exact.sequences]
         if exact.refused:
@@ -202,10 +211,12 @@ class Trajectory:
 
 def failure_kind(error: Exception, stage: str) -> FailureKind:
     """What an error in a stage means for the trainer: whose doing it was."""
-    if isinstance(error, InfraError) or stage in ("acquire", "kill", "release"):
+    if isinstance(error, InfraError):
         return FailureKind.INFRA
     if stage == "setup" or isinstance(error, (SetupFailed, DatasetError)):
         return FailureKind.SETUP
+    if stage in ("acquire", "kill", "release"):
+        return FailureKind.INFRA
     return FailureKind.MODEL if stage == "agent" else FailureKind.VERIFIER
 
 
@@ -238,9 +249,12 @@ class _Cleaner:
         if isinstance(value, str):
             return self._text(value, path)
         if depth < MAX_DEPTH and isinstance(value, Mapping):
-            return {str(key): self(part, f"{path}.{key}", depth + 1) for key, part in value.items()}
+            named = [(self._text(str(key), path), part) for key, part in value.items()]
+            return {name: self(part, f"{path}.{name}", depth + 1) for name, part in named}
         if depth < MAX_DEPTH and isinstance(value, (list, tuple, set, frozenset)):
             return [self(part, f"{path}.{index}", depth + 1) for index, part in enumerate(value)]
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):  # its text would nest as deep, without end
+            return f"[nested more than {MAX_DEPTH} levels deep]"
         if isinstance(value, Real):
             return self(float(value), path)
         return self._text(str(value), path)

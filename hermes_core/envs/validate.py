@@ -32,6 +32,8 @@ class Verdict:
     """None for a rollout without a reward."""
     failures: list[str] = field(default_factory=list)
     """What those said."""
+    details: list[Mapping[str, Any]] = field(default_factory=list)
+    """What the verification said of each reward that is not the expected one."""
 
     @property
     def sound(self) -> bool:
@@ -96,7 +98,7 @@ async def validate(
     async with AsyncExitStack() as stack:
         made = make_environment(runtime, environment, env, chosen.seed)
         tools = Tools(runtime, made, chosen.seed)
-        isolation = granted_isolation(chosen, made, chosen.backend, "oracle")
+        isolation = granted_isolation(chosen, made, runtime.backend(chosen.backend), "oracle")
         new_backend(runtime, made, chosen, isolation)
         hooks = hooks_for(runtime, made, "oracle")
         await stack.enter_async_context(set_up(made))
@@ -122,5 +124,7 @@ def _collector(agent: str, found: dict[str, Verdict]) -> Callable[[Mapping[str, 
         verdict.rewards.append(record["reward"])
         if record["failure"]:
             verdict.failures.append(f"{record['failure']['stage']}: {record['failure']['message']}")
+        elif record["reward"] != EXPECTED[agent]:
+            verdict.details.append(record["details"])
 
     return take

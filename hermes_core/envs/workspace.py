@@ -7,9 +7,10 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hermes_core.errors import CommandError, InfraError
+from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.preparation import Build, as_build
 from hermes_core.sandbox.results import ExecutionResult, Slot
@@ -41,6 +42,21 @@ git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --
 """
 
 
+class Origin(Enum):
+    """Where an error was met."""
+
+    AGENT = "agent"
+    """In the agent's own slot."""
+    FRESH = "fresh"
+    """In a slot that no agent has written in."""
+    PREPARATION = "preparation"
+    """In what no slot can write."""
+
+
+Note = Callable[[BaseException, Origin], None]
+"""Is told of every error of a slot, and every cancellation of what runs in it, on its way to the hook."""
+
+
 class LeasedSlot:
     """One leased slot. Every `InfraError` met in it is noted, so that a hook cannot swallow one by mistake.
 
@@ -49,17 +65,20 @@ class LeasedSlot:
         commands: what can be done in the slot, as the slot's user.
         preparation: the same as the preparation user of the slot's sandbox, in the directory of prepared things.
         limit: the time limit of the hook that uses it, if there is one.
+        alone: whether `processor` holds all of the sandbox's processors.
     """
 
-    def __init__(
-        self, backend: ToolBackend, slot: Slot, note_infra: Callable[[InfraError], None], *, group: str | None = None
-    ) -> None:
+    alone = False
+
+    origin = Origin.AGENT
+
+    def __init__(self, backend: ToolBackend, slot: Slot, note: Note, *, group: str | None = None) -> None:
         self.slot = slot
         self.group = group
         self.limit: asyncio.Timeout | None = None
         self._backend = backend
-        self._note_infra = note_infra
-        self.commands = cast("SlotCommands", _Watched(backend.commands(slot), note_infra))
+        self._note = note
+        self.commands = cast("SlotCommands", _Watched(backend.commands(slot), note, self.origin))
 
     @property
     def sandbox_id(self) -> str:
@@ -69,7 +88,7 @@ class LeasedSlot:
     @property
     def preparation(self) -> SlotCommands:
         """The preparation user's commands on this slot's sandbox."""
-        return cast("SlotCommands", _Watched(self._backend.preparation(self.slot), self._note_infra))
+        return cast("SlotCommands", _Watched(self._backend.preparation(self.slot), self._note, Origin.PREPARATION))
 
     async def exec_tool(
         self,
@@ -83,18 +102,33 @@ class LeasedSlot:
             timeout: seconds; None is the profile's `execution_timeout`.
 
         Raises:
+            UnknownNameError, ToolArgumentError: there is no such tool, or it takes no such arguments. A model is
+                told so; a hook that went on would score its own mistake.
             InfraError: the sandbox failed. Everything else that goes wrong is in the result.
             StaleSlotError: the slot was released.
         """
-        return await self._watch(self._backend.execute(self.slot, tool_name, args or {}, timeout_s=timeout))
+        tool = self._backend.tool(tool_name)
+        result = await self._watch(self._backend.execute(self.slot, tool, args or {}, timeout_s=timeout))
+        if result.metadata.get("invalid_arguments"):
+            raise ToolArgumentError(result.error, slot_id=self.slot.slot_id, trajectory_id=self.slot.trajectory_id)
+        return result
 
     async def kill_everything(self) -> None:
         """Kill every process of the slot; all are dead when it returns.
 
         Raises:
-            InfraError: the sandbox can't be reached, or that they are dead can't be proved.
+            InfraError: the sandbox can't be reached.
+            SlotUnclean: that they are dead can't be proved.
         """
         await self._watch(self._backend.kill_everything(self.slot))
+
+    async def empty(self) -> None:
+        """Kill every process of the slot, and remove its files.
+
+        Raises:
+            InfraError, SlotUnclean: as `kill_everything` does.
+        """
+        await self._watch(self._backend.empty(self.slot))
 
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
         """Make a directory once per sandbox and key, as a user that no slot has; slots can read it, not write it.
@@ -118,18 +152,21 @@ class LeasedSlot:
         """Hold one of the sandbox's processors while the block runs, for work that keeps one busy, such as tests.
 
         It waits until one is free, which the hook's time limit does not count. Whatever runs at a time beyond them
-        slows down all the others, and runs into time limits that it would keep alone.
+        slows down all the others, and runs into time limits that it would keep alone. A check that is repeated on the
+        sandbox that it was disturbed on holds all of them.
 
         Raises:
             InfraError: the sandbox is gone.
         """
         async with AsyncExitStack() as stack:
-            with self._clock_stopped():
-                await self._watch(stack.enter_async_context(self._backend.processor(self.slot)))
+            with self.clock_stopped():
+                turn = self._backend.processor(self.slot, alone=self.alone)
+                await self._watch(stack.enter_async_context(turn))
             yield
 
     @contextmanager
-    def _clock_stopped(self) -> Iterator[None]:
+    def clock_stopped(self) -> Iterator[None]:
+        """What happens here does not count against `limit`."""
         limit = self.limit
         due = None if limit is None or limit.expired() else limit.when()
         if limit is None or due is None:
@@ -179,7 +216,7 @@ class LeasedSlot:
         if not done.ok:
             reason = done.error_text.strip()[-500:] or f"exit code {done.returncode}"
             raise CommandError(f"no diff of {path!r} against {base!r}: {reason}", slot_id=self.slot.slot_id)
-        if done.truncated or len(done.stdout) > max_bytes:
+        if done.stdout_truncated or len(done.stdout) > max_bytes:
             size = f"{done.stdout_bytes} bytes, more than {max_bytes}"
             raise CommandError(f"the diff of {path!r} has {size}", code="too_large", slot_id=self.slot.slot_id)
         return done.stdout
@@ -188,20 +225,55 @@ class LeasedSlot:
         try:
             return await awaitable
         except InfraError as error:
-            self._note_infra(error)
+            self._note(error, self.origin)
             raise
+
+
+class ModelTime:
+    """What the agent in a slot waits for its model: none of the agent's own time, and limited by itself.
+
+    Args:
+        limit_s: for all of it; None is no limit.
+    """
+
+    def __init__(self, slot: LeasedSlot, limit_s: float | None) -> None:
+        self._slot = slot
+        self._limit_s = self._left_s = limit_s
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """One wait, as `AgentTask.waiting` says."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            with self._slot.clock_stopped():
+                async with asyncio.timeout(self._left_s) as limit:
+                    yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ModelError(
+                f"the model took longer than the {self._limit_s:g} s that a rollout may wait for it",
+                hint="look at what keeps its endpoint busy, lower the concurrency, or raise model_timeout",
+            ) from error
+        finally:
+            if self._left_s is not None:
+                self._left_s = max(0.0, self._left_s - (clock() - began))
 
 
 class Fresh(LeasedSlot):
     """A fresh slot for verification: another lease than the agent's, which no agent has written in."""
 
+    origin = Origin.FRESH
+
 
 class _Watched:
-    """`SlotCommands` whose infrastructure errors are noted on their way out."""
+    """`SlotCommands` whose errors are noted on their way out."""
 
-    def __init__(self, commands: SlotCommands, note_infra: Callable[[InfraError], None]) -> None:
+    def __init__(self, commands: SlotCommands, note: Note, origin: Origin) -> None:
         self._commands = commands
-        self._note_infra = note_infra
+        self._note = note
+        self._origin = origin
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._commands, name)
@@ -212,8 +284,8 @@ class _Watched:
         async def watched(*args: Any, **kwargs: Any) -> Any:
             try:
                 return await attribute(*args, **kwargs)
-            except InfraError as error:
-                self._note_infra(error)
+            except (HermesError, asyncio.CancelledError) as error:
+                self._note(error, self._origin)
                 raise
 
         return watched

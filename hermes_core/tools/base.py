@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from hermes_core.errors import ConfigError, UsageError
+from hermes_core.registries import words
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.results import ExecutionResult, Slot
 
@@ -101,9 +102,13 @@ class Tool:
     """The toolsets that it joins; one that does not exist yet is made."""
     parallel_safe: bool = False
     """Whether calls of one turn may run at the same time as others that are parallel-safe."""
+    timeout_s: float | None = None
+    """Seconds after which a call of a `driver` tool is cut off; None is the caller's limit, or 180."""
     requires: tuple[str, ...] = ()
     """What it needs to work, in words, for listings: an environment variable, a program."""
 
     def __post_init__(self) -> None:
+        for several in ("toolsets", "requires"):
+            object.__setattr__(self, several, words(getattr(self, several)))
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"{self.name!r} can't be a tool's name", hint="use 1 to 64 letters, digits, '_' or '-'")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from pydantic import Field
@@ -19,6 +22,9 @@ LINE_CHARS = 2000
 """Longer lines are cut."""
 SIMILAR = 5
 """How many similar names are suggested at most."""
+_COMPARED = 500
+_COMPARED_CHARS = 64
+"""How many names, and how much of each, are compared with the one that is not there: likeness takes quadratic time."""
 
 _PART_BYTES = 1 << 20
 _COUNT_BYTES = 8 << 20
@@ -209,12 +215,18 @@ async def similar_names(commands: SlotCommands, path: str) -> list[str]:
         entries = [entry.path for entry in await commands.list_dir(directory or ".")]
     except CommandError:
         return []
-    wanted = name.lower()
-    by_folded = {entry.lower(): entry for entry in entries}
-    close = difflib.get_close_matches(wanted, by_folded, n=SIMILAR, cutoff=0.6)
+    close = await asyncio.to_thread(_closest, name.lower(), {entry.lower(): entry for entry in entries})
+    return [posixpath.join(directory, entry) for entry in close]
+
+
+def _closest(wanted: str, by_folded: Mapping[str, str]) -> list[str]:
+    """The entries whose folded names are most like the wanted one, then those that contain it but for its suffix."""
+    starts = {each[:_COMPARED_CHARS]: each for each in islice(by_folded, _COMPARED)}
+    alike = difflib.get_close_matches(wanted[:_COMPARED_CHARS], starts, n=SIMILAR, cutoff=0.6)
+    close = [starts[each] for each in alike]
     stem = wanted.partition(".")[0]
     close += [each for each in by_folded if stem and stem in each and each not in close]
-    return [posixpath.join(directory, by_folded[each]) for each in close[:SIMILAR]]
+    return [by_folded[each] for each in close[:SIMILAR]]
 
 
 async def run_write_file(ctx: CallContext, params: WriteFileParams) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
@@ -17,6 +17,9 @@ from hermes_core.tools.limits import OUTPUT_CHARS
 
 LINE_CHARS = 500
 """Longer lines are cut."""
+
+MAX_COMPARED = 1_000_000
+"""How often a part of a glob is compared with one of a name, at most: some seconds' work."""
 
 Answer = dict[str, Any]
 
@@ -117,29 +120,46 @@ class Found:
     def answer(self, data: bytes) -> Answer:
         """The page that was asked for."""
         text = data.decode("utf-8", "replace")
-        if self.engine is Engine.FIND or self.params.output_mode == "files_only":
-            return self._files(text)
-        return self._counts(text) if self.params.output_mode == "count" else self._lines(text)
+        listed = self.engine is Engine.FIND or self.params.output_mode == "files_only"
+        # Of names the last piece is empty, or was cut in the middle.
+        names = text.split("\n" if self.engine is Engine.POSIX else "\0")[:-1] if listed else []
+        records = [] if listed else self._records(text)
+        most = self._affordable(names or [path for path, _ in records])
+        found = self if most is None else replace(self, whole=False)
+        if listed:
+            return found._files(names[:most])
+        return (found._counts if self.params.output_mode == "count" else found._lines)(records[:most])
 
-    def _files(self, text: str) -> Answer:
-        # The last piece is empty, or was cut in the middle.
-        names = text.split("\n" if self.engine is Engine.POSIX else "\0")[:-1]
+    def _affordable(self, names: Sequence[str]) -> int | None:
+        """How many of these names can be compared with the globs; None is all."""
+        if self._all_wanted:
+            return None
+        parts = [glob.count("/") + 1 for glob in self.globs]
+        room = MAX_COMPARED
+        for number, name in enumerate(names):
+            depth = name.count("/") + 1
+            room -= sum(each if each == 1 else each * depth for each in parts)
+            if room < 0:
+                return number
+        return None
+
+    def _files(self, names: Sequence[str]) -> Answer:
         files = sorted(self.place.name(name) for name in names if self._wanted(name))
         page = self._page(files)
         return {"files": page, **self._more(len(files), len(page))}
 
-    def _counts(self, text: str) -> Answer:
+    def _counts(self, records: Sequence[tuple[str, str]]) -> Answer:
         counts = sorted(
             (self.place.name(path), int(rest))
-            for path, rest in self._records(text)
+            for path, rest in records
             if rest.isdecimal() and int(rest) and self._wanted(path)
         )
         page = self._page(counts)
         answer: Answer = {"counts": dict(page), **self._more(len(counts), len(page))}
         return {**answer, "total_matches": sum(count for _, count in counts)} if self.whole else answer
 
-    def _lines(self, text: str) -> Answer:
-        lines = sorted(self._parsed(text), key=lambda line: (line.path, line.number))
+    def _lines(self, records: Sequence[tuple[str, str]]) -> Answer:
+        lines = sorted(self._parsed(records), key=lambda line: (line.path, line.number))
         matches = [line for line in lines if line.matches]
         page = self._fitting(self._page(matches))
         around = range(-self.params.context, self.params.context + 1)
@@ -148,9 +168,9 @@ class Found:
         entries = [line.entry() for line in lines if (line.path, line.number) in (shown if line.matches else near)]
         return {"matches": entries, **self._more(len(matches), len(page))}
 
-    def _parsed(self, text: str) -> list[_Line]:
+    def _parsed(self, records: Sequence[tuple[str, str]]) -> list[_Line]:
         lines = []
-        for path, rest in self._records(text):
+        for path, rest in records:
             numbered = _NUMBERED.fullmatch(rest)
             if numbered and self._wanted(path):
                 content = numbered[3].removesuffix("\r")
@@ -166,10 +186,12 @@ class Found:
         pieces = (piece.partition("\0") for piece in text.split("\n")[:-1])
         return [(path, rest) for path, nul, rest in pieces if nul]
 
+    @property
+    def _all_wanted(self) -> bool:
+        return self.engine is Engine.RIPGREP or not self.globs
+
     def _wanted(self, found: str) -> bool:
-        if self.engine is Engine.RIPGREP or not self.globs:
-            return True
-        return any(path_matches(found.removeprefix("./"), glob) for glob in self.globs)
+        return self._all_wanted or any(path_matches(found.removeprefix("./"), glob) for glob in self.globs)
 
     def _page(self, items: list[_T]) -> list[_T]:
         return items[self.params.offset : self.params.offset + self.params.limit]

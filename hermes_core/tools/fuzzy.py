@@ -32,6 +32,7 @@ ALIKE = 0.8
 # Likeness takes quadratic time in the worst case, and the text is the model's: so it has bounds.
 _MAX_ANCHORED = 20
 _MAX_WORDS = 500
+_MAX_CHARS = 20_000
 _NEAREST_LINES = 1000
 _NEAREST_CHARS = 200
 
@@ -137,13 +138,39 @@ def with_single_blanks(line: str) -> str:
 
 
 def find_lines(lines: Sequence[str], wanted: Sequence[str], key: LineKey, start: int = 0) -> Iterator[int]:
-    """The indices at or after `start` where `wanted` stands in `lines`, each line seen through `key`."""
+    """The indices at or after `start` where `wanted` stands in `lines`, each line seen through `key`.
+
+    Of those that overlap others, only the second is given.
+    """
     if not wanted:
         return
-    first, *rest = (key(line) for line in wanted)
-    for n in range(start, len(lines) - len(rest)):
-        if key(lines[n]) == first and all(key(lines[n + m]) == line for m, line in enumerate(rest, 1)):
-            yield n
+    # As one text, which `str.find` searches in linear time, however alike the lines are.
+    text = "\n" + "".join(f"{key(line)}\n" for line in lines[start:])
+    quoted = "\n" + "".join(f"{key(line)}\n" for line in wanted)
+    number, counted = start, 0
+    for place in find_apart(text, quoted, shared=1):
+        number, counted = number + text.count("\n", counted, place), place
+        yield number
+
+
+def find_apart(text: str, old: str, *, shared: int = 0) -> Iterator[int]:
+    """Where `old` stands in `text`: the places that don't overlap, and the second one if it overlaps the first.
+
+    That one makes the place ambiguous. To look for all that overlap would take quadratic time.
+
+    Args:
+        shared: how many characters of its end may be the start of the next one.
+    """
+    first = text.find(old)
+    if first < 0:
+        return
+    yield first
+    after = first + len(old) - shared
+    if 0 <= (second := text.find(old, first + 1)) < after:
+        yield second
+    while (place := text.find(old, after)) >= 0:
+        yield place
+        after = place + len(old) - shared
 
 
 def reindent(new: Sequence[str], quoted: Sequence[str], found: Sequence[str]) -> list[str]:
@@ -261,7 +288,7 @@ def _punctuation(text: str, old: str, new: str) -> list[Match]:
 
 
 def _places(text: str, old: str, new: str) -> list[Match]:
-    return [Match(m.start(), m.start() + len(old), new) for m in re.finditer(f"(?={re.escape(old)})", text)]
+    return [Match(place, place + len(old), new) for place in find_apart(text, old)]
 
 
 # What is only alike.
@@ -269,7 +296,7 @@ def _places(text: str, old: str, new: str) -> list[Match]:
 
 def _anchors(text: str, old: str, new: str) -> list[Match]:
     quoted = _without_blank_edges(old).split("\n")
-    if len(quoted) < 3:
+    if not 3 <= len(quoted) <= _MAX_WORDS:
         return []
     lines = text.split("\n")
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
@@ -298,7 +325,10 @@ def _anchored_end(lines: Sequence[str], first: int, quoted: Sequence[str]) -> in
 
 
 def _likeness(one: Sequence[str], other: Sequence[str]) -> float:
-    words = [re.findall(r"\w+|\S", "\n".join(lines)) for lines in (one, other)]
+    texts = ["\n".join(lines) for lines in (one, other)]
+    if max(map(len, texts)) > _MAX_CHARS:
+        return 0.0
+    words = [re.findall(r"\w+|\S", text) for text in texts]
     if max(map(len, words)) > _MAX_WORDS:
         return 0.0
     return difflib.SequenceMatcher(None, words[0], words[1], autojunk=False).ratio()

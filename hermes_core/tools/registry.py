@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -19,12 +20,16 @@ from hermes_core.errors import (
     ToolArgumentError,
     UnknownNameError,
 )
+from hermes_core.registries import words
 from hermes_core.sandbox.results import ExecutionResult
 from hermes_core.tools.base import CallContext, Tool, ToolOutcome
 from hermes_core.tools.schema import function_schema, parse_arguments
 from hermes_core.tools.toolsets import Distribution, Toolset
 
 logger = logging.getLogger(__name__)
+
+DRIVER_TIMEOUT_S = 180.0
+"""Seconds that a tool of the driver's may take where neither it nor its caller says otherwise."""
 
 _Named = TypeVar("_Named", Tool, Toolset, Distribution)
 
@@ -52,7 +57,7 @@ class ToolRegistry:
         _add("tool", self._tools, tool)
 
     def add_toolset(
-        self, name: str, tools: Iterable[str] = (), includes: Iterable[str] = (), *, summary: str = ""
+        self, name: str, tools: str | Iterable[str] = (), includes: str | Iterable[str] = (), *, summary: str = ""
     ) -> None:
         """Add a named group of tools, and of the tools of other groups. Names are looked up when it is resolved.
 
@@ -60,7 +65,7 @@ class ToolRegistry:
             PluginError: another toolset has this name.
             ConfigError: the name is reserved.
         """
-        _add("toolset", self._toolsets, Toolset(name, tuple(tools), tuple(includes), summary))
+        _add("toolset", self._toolsets, Toolset(name, words(tools), words(includes), summary))
 
     def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
         """Add a weighted choice of toolsets: each is drawn by itself with its probability in percent.
@@ -137,12 +142,16 @@ def _add(what: str, known: dict[str, _Named], new: _Named) -> None:
 
 
 async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:
+    limit: float | None = None  # in a slot, who calls keeps the time: of a channel that is lost, no tool is to blame
     if tool.where == "driver":
-        ctx = replace(ctx, commands=None, slot=None)
+        limit = tool.timeout_s or (DRIVER_TIMEOUT_S if ctx.timeout_s is None else ctx.timeout_s)
+        ctx = replace(ctx, commands=None, slot=None, timeout_s=limit)
     else:
         ctx.require_commands()
     try:
-        return _result(await tool.handler(ctx, parse_arguments(tool, args)))
+        async with asyncio.timeout(limit):
+            outcome = await tool.handler(ctx, parse_arguments(tool, args))
+        return _result(outcome)
     except (InfraError, StaleSlotError):
         raise
     except ToolArgumentError as error:
@@ -152,7 +161,15 @@ async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> E
     except PolicyError as error:
         return _failed(_message(error), ErrorKind.POLICY)
     except TimeoutError:
+        logger.warning("tool %s was not done in time in trajectory %s", tool.name, ctx.trajectory_id)
         return _failed(f"{tool.name} was not done within its time limit", ErrorKind.TIMEOUT, timed_out=True)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody has cancelled us: something inside the tool was, and let through it would end the whole run.
+        logger.exception("tool %s was cancelled from within in trajectory %s", tool.name, ctx.trajectory_id)
+        return _failed(f"{tool.name} failed: it was cancelled from within", ErrorKind.COMMAND)
     except Exception as error:
         logger.exception("tool %s failed in trajectory %s", tool.name, ctx.trajectory_id)
         return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ErrorKind.COMMAND)

@@ -64,8 +64,8 @@ async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
         argv = _content_argv(engine, params, globs, place.start)
     result = await commands.run(argv, cwd=place.directory, timeout_s=limit_s, output_limit=_KEPT_BYTES)
     # The output is data here, not text to show: of what was cut, only the unbroken first half can be read.
-    data = result.stdout[: _KEPT_BYTES // 2] if result.truncated else result.stdout
-    found = Found(params, place, engine, globs, whole=not result.truncated and not result.timed_out)
+    data = result.stdout[: _KEPT_BYTES // 2] if result.stdout_truncated else result.stdout
+    found = Found(params, place, engine, globs, whole=not result.stdout_truncated and not result.timed_out)
     answer = await asyncio.to_thread(found.answer, data)  # in a thread: some MB of output take their time
     if result.timed_out:
         return {**answer, "note": f"stopped after {limit_s:g} s: these are not all; narrow the path or the pattern"}

@@ -28,6 +28,9 @@ from hermes_core.tools.fuzzy import find_lines, reindent, with_single_blanks, wi
 BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
 _FILE = re.compile(r"\*\*\* (Update|Add|Delete) File:(.*)")
 _MOVE = re.compile(r"\*\*\* Move to:(.*)")
+MAX_SEARCHED = 20_000_000
+"""How many lines the changes and hints of one file may have to be looked for in, all told: some seconds' work."""
+
 _LINE_NUMBERS = re.compile(r"-\d+(?:,\d+)? \+\d+(?:,\d+)? @@(.*)")
 
 
@@ -188,9 +191,13 @@ def apply_hunks(text: str, file: FilePatch) -> str:
     """The text of a file after its hunks, which apply from top to bottom.
 
     Raises:
-        PatchError: a hunk's lines are not there, or in more than one place.
+        PatchError: a hunk's lines are not there, or in more than one place; or there is too much to look for.
     """
     lines = text.split("\n")
+    searches = sum(1 + len(hunk.hints) for hunk in file.hunks)
+    if searches * len(lines) > MAX_SEARCHED:
+        message = f"{file.path}: {searches} changes and '@@' lines are too many for {len(lines)} lines"
+        raise PatchError(message, hint="split the patch, or write the file anew")
     ends_with_newline = not lines[-1]
     if ends_with_newline:
         lines.pop()
@@ -226,9 +233,9 @@ def _locate(lines: Sequence[str], hunk: Hunk, start: int, path: str) -> int:
     # The line that a hint names may be quoted once more, as the change's own first line.
     for first in (start, start - 1) if hunk.hints else (start,):
         for key in _KEYS:
-            places = list(find_lines(lines, wanted, key, first))
-            if hunk.at_end:
-                places = [place for place in places if place + len(wanted) == len(lines)]
+            places = list(
+                find_lines(lines, wanted, key, max(first, len(lines) - len(wanted)) if hunk.at_end else first)
+            )
             if len(places) > 1 and not hunk.hints:
                 raise _ambiguous(hunk, places, path)
             if places:

@@ -10,16 +10,19 @@ from pydantic import BaseModel
 
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.baselines import NopAgent, OracleAgent
+from hermes_core.agents.failures import EndpointDown
 from hermes_core.envs.base import Environment
 from hermes_core.envs.rollout import Limits, RolloutContext, run_rescoring, run_rollout
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
+    CommandError,
     FailureKind,
     InfraError,
     ModelError,
     PolicyError,
     SandboxLost,
     SetupFailed,
+    SlotUnclean,
     VerifierError,
 )
 from hermes_core.hooks import environment_hooks
@@ -27,6 +30,7 @@ from hermes_core.plugins import PluginManager
 from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
+from hermes_core.tools.slot_tools import SLOT_TOOLS
 
 ITEM = {"id": "one"}
 
@@ -58,7 +62,9 @@ class Slots:
                 raise failure[1]
 
     @asynccontextmanager
-    async def lease(self, trajectory_id=None, *, profile=None, image=None, group=None, verification=False):
+    async def lease(
+        self, trajectory_id=None, *, profile=None, image=None, group=None, verification=False, apart_from=None
+    ):
         kind = "fresh" if verification else "slot"
         self.images.append(image)
         self.note(f"acquire {kind}", None)
@@ -72,6 +78,12 @@ class Slots:
         return Commands(self, slot)
 
     preparation = commands
+
+    def tool(self, name):
+        return SLOT_TOOLS[name]
+
+    async def empty(self, slot):
+        self.note("empty", slot)
 
     async def execute(self, slot, tool, args, *, timeout_s=None):
         tool_name = tool if isinstance(tool, str) else tool.name
@@ -328,6 +340,51 @@ async def test_over_its_time_the_rollout_is_verified_as_it_is():
     assert backend.log[-3:] == ["acquire slot", "kill", "release slot"]
 
 
+async def test_waiting_for_the_model_is_none_of_the_agents_time():
+    async def work(task):
+        for _ in range(3):
+            async with task.waiting():
+                await asyncio.sleep(0.3)
+        task.result.messages.append({"role": "assistant", "content": "done"})
+        task.result.stop(StopReason.FINISHED)
+
+    done = await roll(agent=Doing(work), limits=Limits(rollout_timeout_s=0.5))
+    assert (done.reward, done.result.stop_reason) == (1.0, StopReason.FINISHED)
+
+
+async def test_waiting_has_a_limit_of_its_own_over_all_waits():
+    async def work(task):
+        task.result.messages.append({"role": "assistant", "content": "so far"})
+        for _ in range(10):
+            async with task.waiting():
+                await asyncio.sleep(0.1)
+
+    done = await roll(agent=Doing(work), limits=Limits(model_timeout_s=0.35))
+    assert (done.reward, done.failure.kind) == (None, FailureKind.MODEL)
+    assert "model_timeout" in done.failure.message
+
+
+async def test_a_rollout_in_which_the_model_never_answered_is_the_models_failure():
+    done = await roll(agent=Doing(lambda task: asyncio.sleep(60)), limits=Limits(rollout_timeout_s=0.05))
+    assert (done.reward, done.failure.kind) == (None, FailureKind.MODEL)
+
+
+async def test_a_solution_that_takes_too_long_is_verified_as_it_is():
+    async def solve(_):
+        await asyncio.sleep(60)
+
+    done = await roll(Plain(solve=solve), OracleAgent(), limits=Limits(rollout_timeout_s=0.05))
+    assert (done.reward, done.result.stop_reason) == (1.0, StopReason.TIME_LIMIT)
+
+
+async def test_an_endpoint_that_is_down_is_recorded_and_goes_on_to_end_the_run():
+    trajectory = Trajectory("plain", "one", "one", 0, "doing", "fake")
+    work = Doing(lambda task: raising(EndpointDown("nobody there"))(task))
+    with pytest.raises(EndpointDown):
+        await run_rollout(context(agent=work), ITEM, trajectory)
+    assert (trajectory.reward, trajectory.failure.kind) == (None, FailureKind.MODEL)
+
+
 async def test_a_time_out_of_the_agents_own_is_not_the_rollouts():
     async def work(task):
         raise TimeoutError("a request")
@@ -400,6 +457,18 @@ async def test_tools_are_routed_and_the_model_is_told_json():
     assert all("unknown tool" in told[name]["error"] for name in ("hidden", "bash", "shel", "nonsense"))
     assert "did you mean 'shell'" in told["shel"]["error"]
     assert [event for event in backend.log if event.startswith("execute")] == ["execute shell in /data/slot"]
+
+
+async def test_arguments_that_a_tool_refuses_are_not_valid_by_its_schema():
+    told = {}
+
+    async def work(task):
+        told.update(json.loads(await task.tool_handler("look", {"txt": "the sekret"}, task.trajectory_id)))
+
+    done = await roll(agent=Doing(work), redact=lambda text: text.replace("sekret", "***"))
+    assert done.failure is None
+    assert told["invalid_arguments"] is True
+    assert told["error"].startswith("wrong arguments for look") and "sekret" not in told["error"]
 
 
 async def test_what_the_model_is_told_is_redacted():
@@ -475,7 +544,7 @@ async def test_an_item_names_its_image():
 async def test_waiting_for_a_processor_is_not_the_hooks_time(works_s, kind):
     class Busy(Slots):
         @asynccontextmanager
-        async def processor(self, slot):
+        async def processor(self, slot, *, alone=False):
             await asyncio.sleep(0.3)
             yield
 
@@ -517,3 +586,94 @@ async def test_rescoring_asks_the_environment_and_begins_anew_like_a_rollout():
     trajectory = Trajectory("plain", "one", "one", 0, "doing", "fake")
     await run_rescoring(context(Patches(), backend=backend), ITEM, "P", trajectory)
     assert (trajectory.reward, trajectory.details, trajectory.infra_retries) == (1.0, {"patch": "P"}, 1)
+
+
+def checking(outcomes, ran=None):
+    """A hook that checks afresh: what it finds is worth what it says, and `killed` is a disturbance."""
+
+    async def verify(given):
+        async def lay_out(fresh):
+            await fresh.commands.run("lay out")
+
+        async def check(fresh):
+            await fresh.commands.run("check")
+            return outcomes.pop(0)
+
+        found = await given.rollout.check_afresh(
+            lay_out, check, disturbed=lambda found: found if found == "killed" else None
+        )
+        return float(found == "passed"), {"found": found}
+
+    return verify
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reward", "repeated"),
+    [
+        (["passed"], 1.0, None),
+        (["failed"], 0.0, None),
+        (["killed", "passed"], 1.0, "killed"),
+        (["killed", "killed"], 0.0, "killed"),
+    ],
+)
+async def test_a_check_that_was_killed_is_repeated_once_and_the_record_says_so(outcomes, reward, repeated):
+    backend = Slots()
+    done = await roll(Plain(verify=checking(outcomes)), backend=backend)
+    assert (done.reward, done.failure, outcomes) == (reward, None, [])
+    assert done.to_record()["details"].get("check_repeated") == repeated
+    assert backend.log.count("empty") == backend.log.count("run check") - 1
+
+
+@pytest.mark.parametrize("code", ["killed", "no_space", "spawn"])
+async def test_what_could_not_be_laid_out_is_laid_out_once_more(code):
+    backend = Slots(("run lay out", CommandError("no", code=code)))
+    done = await roll(Plain(verify=checking(["passed"])), backend=backend)
+    assert (done.reward, done.repeated) == (1.0, "no")
+
+
+async def test_what_can_never_be_laid_out_for_want_of_room_is_infrastructure():
+    backend = Slots(*[("run lay out", CommandError("no", code="no_space"))] * 2)
+    done = await roll(Plain(verify=checking([])), backend=backend, limits=Limits(infra_retries=0))
+    assert (done.reward, done.failure.kind) == (None, FailureKind.INFRA)
+
+
+async def test_what_can_be_laid_out_nowhere_is_the_agents_doing():
+    backend = Slots(("run lay out", CommandError("no such name", code="invalid")))
+    done = await roll(Plain(verify=checking([])), backend=backend)
+    assert (done.reward, done.failure, done.repeated) == (0.0, None, None)
+    assert "no such name" in done.details["reason"]
+
+
+@pytest.mark.parametrize("event", ["kill", "execute shell in /data/slot", "run check"])
+async def test_a_slot_that_does_not_die_is_the_agents_doing_wherever_it_is_met(event):
+    async def work(task):
+        await task.tool_handler("shell", {}, task.trajectory_id)
+
+    async def verify(given):
+        try:
+            await given.rollout.commands.run("check")
+        except Exception:
+            pass
+        return 1.0
+
+    backend = Slots((event, SlotUnclean("alive")))
+    done = await roll(Plain(verify=verify), Doing(work), backend)
+    assert (done.reward, done.failure, done.infra_retries) == (0.0, None, 0)
+    assert "alive" in done.details["reason"]
+
+
+async def test_a_fresh_slot_that_does_not_die_is_nobodys_doing():
+    backend = Slots(("run lay out", SlotUnclean("alive")))
+    done = await roll(Plain(verify=checking([])), backend=backend, limits=Limits(infra_retries=0))
+    assert (done.reward, done.failure.kind) == (None, FailureKind.INFRA)
+
+
+@pytest.mark.parametrize(("call", "reward"), [("commands", 0.0), ("preparation", None)])
+async def test_a_command_that_fails_in_verification_is_the_work_of_who_can_write_there(call, reward):
+    async def verify(given):
+        await getattr(given.rollout, call).run("look")
+
+    backend = Slots(("run look", CommandError("nothing there", code="not_found")))
+    done = await roll(Plain(verify=verify), backend=backend)
+    assert done.reward == reward
+    assert (done.failure is None) == (reward is not None)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from hermes_core.testing.scripted_server import Fault, ScriptedServer
+
 pytestmark = pytest.mark.slow
 
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
@@ -178,17 +180,47 @@ def test_a_file_configures_and_the_command_line_wins(run, dataset, tmp_path):
     assert configuration["backend_config"] == {"slots_per_sandbox": 6}
 
 
-def test_secrets_are_in_no_file(run, dataset, tmp_path):
-    settings = ["--model", "m", "--base-url", "http://127.0.0.1:1/v1", "--agent.max_retries=0"]
-    done = run(
-        *["rollout", "tasks", dataset(GOOD), "--out", "out", *settings, *ISOLATION], OPENAI_API_KEY="sk-not-to-be-seen"
+def test_a_profile_is_chosen_by_name_and_a_wrong_one_is_refused(run, dataset, tmp_path):
+    (tmp_path / "profiles.yaml").write_text(
+        "profiles:\n  small: {env_vars: {SIZE: small}}\n  big: {env_vars: {SIZE: big}, slots_per_sandbox: 3}\n"
     )
+    rows = dataset({"id": "a", "check": 'test "$SIZE" = big', "solution": "true"})
+    rollout = ["rollout", "tasks", rows, "--agent", "nop", "--json", *ISOLATION]
+
+    def solved(*arguments) -> int:
+        done = run(*rollout, *arguments, HERMES_PROFILES_FILE="profiles.yaml")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["solved"]
+
+    assert (solved(), solved("--profile", "big", "--out", "out")) == (0, 1)
+    assert json.loads((tmp_path / "out/run.json").read_text())["configuration"]["profile"] == "big"
+    refused = run(*rollout, "--profile", "bgi", HERMES_PROFILES_FILE="profiles.yaml")
+    assert refused.returncode == 2
+    assert "did you mean 'big'" in refused.stderr
+
+
+async def test_secrets_are_in_no_file(run, dataset, tmp_path):
+    async with ScriptedServer((), faults=[Fault(500, "no sk-not-to-be-seen")]) as server:
+        settings = ["--model", "scripted", "--base-url", server.base_url, "--agent.max_retries=0"]
+        arguments = ["rollout", "tasks", dataset(GOOD), "--out", "out", *settings, *ISOLATION]
+        done = await asyncio.to_thread(run, *arguments, OPENAI_API_KEY="sk-not-to-be-seen")
     assert done.returncode == 3, done.stderr
     assert records(tmp_path / "out")[0]["failure"]["kind"] == "model"
     files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
     assert len(files) >= 3
     assert not any(b"sk-not-to-be-seen" in path.read_bytes() for path in files)
     assert "sk-not-to-be-seen" not in done.stdout + done.stderr
+
+
+async def test_a_password_in_the_endpoints_url_is_in_no_file(run, dataset, tmp_path):
+    async with ScriptedServer((), faults=[Fault(500, "not today")]) as server:
+        url = server.base_url.replace("//", "//someone:sekret-pw@")
+        options = ["--model", "scripted", "--base-url", url, "--agent.max_retries=0", "--out", "out", *ISOLATION]
+        done = await asyncio.to_thread(run, "rollout", "tasks", dataset(GOOD), *options)
+    assert done.returncode == 3, done.stderr
+    assert server.base_url.partition("//")[2] in (tmp_path / "out/run.json").read_text()
+    texts = [path.read_text() for path in (tmp_path / "out").iterdir()] + [done.stdout, done.stderr]
+    assert not any("sekret-pw" in text for text in texts)
 
 
 def test_validate_lists_what_is_wrong_and_what_is_flaky(run, dataset):
@@ -206,6 +238,38 @@ def test_validate_lists_what_is_wrong_and_what_is_flaky(run, dataset):
     assert found["flaky", "oracle"]["flaky"] is True
     assert found["solved", "nop"]["rewards"] == [1.0] * 12
     assert "no solution" in found["none", "oracle"]["failures"][0]
+
+
+def test_validate_says_why_a_reward_is_wrong(run, dataset):
+    row = {"id": "a", "check": "echo the answer is missing; test -f answer", "solution": "true"}
+    done = run("validate", "tasks", dataset(row), *ISOLATION)
+    assert done.returncode == 3, done.stderr
+    assert "wrong: a with oracle: 0\n  output: the answer is missing" in done.stdout
+
+
+def test_the_traceback_of_a_hook_is_shown_where_it_is_asked_for(run, tmp_path):
+    (tmp_path / "broken_hook.py").write_text(
+        "from hermes_core.envs.base import Environment\n"
+        "from hermes_core.hookspecs import hookimpl\n"
+        "class Broken(Environment):\n"
+        "    name = 'broken'\n"
+        "    def items(self):\n        return [{'id': '1'}]\n"
+        "    def format_prompt(self, item):\n        return 'p'\n"
+        "    @hookimpl\n"
+        "    def verify_and_score_trajectory(self, item):\n        return item['reward']\n"
+        "@hookimpl\n"
+        "def hermes_register_environments(registry):\n    registry.add('broken', Broken)\n"
+    )
+    metadata = tmp_path / "broken_hook-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-hook\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[hermes_core]\nbroken = broken_hook\n")
+    places = {"HERMES_PLUGINS": "broken", "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    rollout = ["rollout", "broken", "--agent", "nop", *ISOLATION]
+    short, whole = run(*rollout, **places), run("--traceback", *rollout, **places)
+    assert (short.returncode, whole.returncode) == (3, 3), short.stderr
+    assert "KeyError: 'reward'" in short.stderr and "Traceback" not in short.stderr
+    assert 'broken_hook.py", line 11, in verify_and_score_trajectory' in whole.stderr
 
 
 def test_validate_of_sound_items_exits_with_0(run, dataset):

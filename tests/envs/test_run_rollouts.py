@@ -1,10 +1,12 @@
 """Many rollouts on the real local backend: scores, groups, limits, lost sandboxes, resuming, cancelling."""
 
 import asyncio
+import functools
 import json
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,13 @@ import pytest
 from hermes_core.agents.base import StopReason
 from hermes_core.envs.base import Environment
 from hermes_core.envs.runner import run_rollouts
-from hermes_core.errors import DatasetError, SetupFailed, UnknownNameError, UsageError
+from hermes_core.errors import ConfigError, DatasetError, InfraError, SetupFailed, UnknownNameError, UsageError
 from hermes_core.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.cost import Meter
 from hermes_core.settings import Settings
-from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
+from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
+from hermes_core.tools.base import Tool, ToolParams
 
 ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
 
@@ -193,6 +196,75 @@ async def test_a_group_is_placed_on_one_sandbox_where_it_fits(runtime):
     assert len({found[0] for found in places.values()}) > 1
 
 
+class Collecting:
+    """A plugin whose sink keeps what it is given."""
+
+    def __init__(self):
+        self.targets, self.kept, self.closed = [], [], 0
+
+    @hookimpl
+    def hermes_register_sinks(self, registry):
+        registry.add("collect", self.open)
+
+    def open(self, target):
+        if not target:
+            raise ConfigError("no target", hint="--sink collect=PLACE")
+        self.targets.append(target)
+        return self
+
+    async def write(self, record):
+        self.kept.append(record["item_id"])
+
+    async def aclose(self):
+        self.closed += 1
+
+
+async def test_records_go_to_the_sinks_that_plugins_register(tmp_path, tasks):
+    plugin = Collecting()
+    async with Runtime(Settings(state_dir=tmp_path), plugins=[plugin], load_entry_points=False) as runtime:
+        run = functools.partial(run_rollouts, runtime, "tasks", "nop", env=tasks(), **ISOLATION)
+        await run(sinks=["collect=there"])
+        assert (plugin.targets, sorted(plugin.kept), plugin.closed) == (["there"], sorted(t["id"] for t in TASKS), 1)
+        for wrong, error in (("colect=x", UnknownNameError), ("collect", ConfigError)):
+            with pytest.raises(error):
+                await run(sinks=["collect=there", wrong])
+        assert plugin.closed == 3
+
+
+async def test_an_image_that_one_item_can_not_have_is_that_items_failure(runtime, tasks):
+    rows = [TASKS[0], {**TASKS[0], "id": "in an image", "image": "python:3.11"}, {**TASKS[0], "id": "another"}]
+    found = {}
+
+    def keep(record):
+        found[record["item_id"]] = (record["reward"], record["failure"] and record["failure"]["kind"])
+
+    summary = await run_rollouts(runtime, "tasks", "oracle", env=tasks(rows), on_record=keep, **ISOLATION)
+    assert found == {TASKS[0]["id"]: (1.0, None), "in an image": (None, "setup"), "another": (1.0, None)}
+    assert summary.stopped is None
+
+
+async def test_each_item_gets_the_profile_that_its_environment_names(tmp_path):
+    class Sized(FreshCheck):
+        def items(self):
+            return [{"id": "small"}, {"id": "big"}, {"id": "none"}]
+
+        def profile(self, item):
+            return None if item["id"] == "none" else item["id"]
+
+        @hookimpl
+        async def verify_and_score_trajectory(self, item, rollout):
+            async with rollout.fresh_slot() as fresh:
+                here = [await slot.commands.run('echo "$SIZE"') for slot in (rollout, fresh)]
+            assert {each.text.strip() for each in here} == {item["id"].replace("none", "usual")}
+            return 1.0
+
+    profiles = {name: {"env_vars": {"SIZE": name}} for name in ("usual", "small", "big")}
+    settings = Settings(state_dir=tmp_path / "state", profiles=profiles, default_profile="usual")
+    async with Runtime(settings, load_entry_points=False) as runtime:
+        summary = await run_rollouts(runtime, Sized(), "nop", **ISOLATION)
+    assert (summary.solved, summary.failures) == (3, {})
+
+
 async def test_a_model_over_http_solves_a_task_with_tools(runtime, tasks):
     def solver(prompt):
         listing = yield call("terminal", command="ls")
@@ -215,13 +287,105 @@ async def test_a_model_over_http_solves_a_task_with_tools(runtime, tasks):
     assert "sk-very-secret-key" not in json.dumps(record)
 
 
-async def test_an_endpoint_that_is_down_is_the_models_failure(runtime, tasks, unused_port=1):
+async def test_an_endpoint_that_fails_is_the_models_failure(runtime, tasks):
     seen = []
-    settings = {"model": "m", "base_url": f"http://127.0.0.1:{unused_port}/v1", "max_retries": 0}
-    arguments = {"env": tasks(TASKS[:1]), "settings": settings, **ISOLATION}
-    summary = await run_rollouts(runtime, "tasks", on_record=seen.append, **arguments)
+    async with ScriptedServer((), faults=[Fault(500)]) as server:
+        settings = {"model": "scripted", "base_url": server.base_url, "max_retries": 0}
+        arguments = {"env": tasks(TASKS[:1]), "settings": settings, **ISOLATION}
+        summary = await run_rollouts(runtime, "tasks", on_record=seen.append, **arguments)
     assert (summary.scored, summary.failures) == (0, {"model": 1})
     assert (seen[0]["reward"], seen[0]["failure"]["stage"], seen[0]["stop_reason"]) == (None, "agent", "model_error")
+
+
+MISTAKES = {
+    "a tool that does not exist": (("basch", {"command": "true"}), "did you mean 'bash'"),
+    "an argument that it does not take": (("bash", {"cmd": "true"}), "command"),
+    "a tool of the driver's": (("driven", {}), "unknown tool of the slot 'driven'"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("stage", ["setup", "verifier"])
+async def test_a_hooks_own_mistake_is_no_reward(runtime, mistake, stage):
+    (name, args), says = MISTAKES[mistake]
+
+    class Mistaken(Environment):
+        name = "mistaken"
+
+        def items(self):
+            return [{"id": "one"}]
+
+        def format_prompt(self, item):
+            return "p"
+
+        async def setup_trajectory_workspace(self, item, exec_tool):
+            if stage == "setup":
+                await exec_tool(name, args)
+
+        async def verify_and_score_trajectory(self, item, result, exec_tool):
+            return float((await exec_tool(name, args)).success)
+
+    seen = []
+    await run_rollouts(runtime, Mistaken(), "nop", on_record=seen.append, **ISOLATION)
+    assert (seen[0]["reward"], seen[0]["failure"]["kind"]) == (None, stage)
+    assert says in seen[0]["failure"]["message"]
+
+
+class TheirError(InfraError):
+    """A plugin's, which is made otherwise."""
+
+    def __init__(self, code, *, retry_in):
+        super().__init__(f"code {code}")
+        self.retry_in = retry_in
+
+
+@pytest.mark.parametrize("where", ["sandbox", "driver"])
+async def test_a_plugins_infrastructure_error_is_never_told_to_the_model(tmp_path, tasks, where):
+    async def search(ctx, params):
+        raise TheirError(7, retry_in=3)
+
+    class Tools:
+        @hookimpl
+        def hermes_register_tools(self, registry):
+            registry.add(Tool("search", ToolParams, search, "Search.", where=where, toolsets=("theirs",)))
+
+    seen = []
+    async with (
+        Runtime(Settings(state_dir=tmp_path / "state"), plugins=[Tools()], load_entry_points=False) as runtime,
+        ScriptedServer([Reply(tool_calls=[call("search")]), Reply("Done.")]) as server,
+    ):
+        await run_rollouts(
+            *(runtime, "tasks"),
+            env={**tasks(TASKS[:1]), "enabled_toolsets": ["theirs"]},
+            settings={"model": "scripted", "base_url": server.base_url},
+            on_record=seen.append,
+            **ISOLATION,
+        )
+    assert (seen[0]["reward"], seen[0]["failure"]["kind"]) == (None, "infra")
+    assert "code 7" in seen[0]["failure"]["message"]
+
+
+async def test_a_plugins_tool_that_hangs_is_cut_off_and_the_model_goes_on(tmp_path, tasks):
+    class Tools:
+        @hookimpl
+        def hermes_register_tools(self, registry):
+            tool = Tool("hang", ToolParams, lambda ctx, params: asyncio.sleep(600), "Hang.", "driver", ("theirs",))
+            registry.add(replace(tool, timeout_s=0.2))
+
+    seen = []
+    async with (
+        Runtime(Settings(state_dir=tmp_path / "state"), plugins=[Tools()], load_entry_points=False) as runtime,
+        ScriptedServer([Reply(tool_calls=[call("hang")]), Reply("Done.")]) as server,
+    ):
+        await run_rollouts(
+            *(runtime, "tasks"),
+            env={**tasks(TASKS[:1]), "enabled_toolsets": ["theirs"]},
+            settings={"model": "scripted", "base_url": server.base_url},
+            on_record=seen.append,
+            **ISOLATION,
+        )
+    assert (seen[0]["reward"], seen[0]["stop_reason"]) == (0.0, "finished")
+    assert "hang was not done within its time limit" in seen[0]["messages"][-2]["content"]
 
 
 @pytest.mark.slow
@@ -533,8 +697,11 @@ async def test_a_run_stops_when_the_money_is_spent_and_goes_on_when_resumed(runt
     resumed = False
     how = {"env": tasks(), "out_dir": tmp_path / "out", "concurrency": 1, **ISOLATION}
     dear = {"backend_config": {"prices": {"sandbox": 3600.0}, "max_cost": 3}}
-    summary = await run_rollouts(runtime, "tasks", Shell(work), **how, **dear)
+    watcher = Watcher()
+    async with Runtime(Settings(state_dir=tmp_path / "state"), plugins=[watcher], load_entry_points=False) as watched:
+        summary = await run_rollouts(watched, "tasks", Shell(work), **how, **dear)
     assert summary.scored == 1, "the one that had its slot was finished and verified"
+    assert sorted(one for one, _ in watcher.started) == sorted(one for one, _ in watcher.finished)
     assert "of its max_cost 3" in (summary.stopped or "")
     resumed = True
     assert summary.failures == {}

@@ -64,18 +64,25 @@ def test_a_torn_last_line_is_cut_off_and_its_rollout_counts_as_not_done(tmp_path
         assert [json.loads(line)["item_id"] for line in lines(tmp_path)] == ["a", "c"]
 
 
-def test_the_last_record_of_a_rollout_counts(tmp_path):
+def test_a_resumed_run_has_one_line_for_each_rollout_and_loses_none(tmp_path):
     folder, _ = opened(tmp_path)
     folder.append(record("a", 0, None))
     folder.append(record("a", 1, None))
     folder.append(record("a", 0, 0.5))
     folder.close()
     folder, tally = opened(tmp_path, resume=True)
-    folder.close()
     assert tally.is_scored(("a", 0))
     assert not tally.is_scored(("a", 1))
     summary = tally.summary(2)
-    assert (summary.scored, summary.mean_reward, summary.failures) == (1, 0.5, {"infra": 1})
+    assert (summary.scored, summary.mean_reward, summary.failures) == (1, 0.5, {})
+    folder.append(record("a", 1, 1.0))
+    folder.close()
+    assert [(one["rollout_index"], one["reward"]) for one in map(json.loads, lines(tmp_path))] == [(0, 0.5), (1, 1.0)]
+    moved = [json.loads(line) for line in (tmp_path / "superseded.jsonl").read_bytes().splitlines()]
+    assert [(one["rollout_index"], one["reward"]) for one in moved] == [(0, None), (1, None)]
+    before = (tmp_path / "trajectories.jsonl").stat().st_ino
+    opened(tmp_path, resume=True)[0].close()
+    assert (tmp_path / "trajectories.jsonl").stat().st_ino == before, "there was nothing to move"
 
 
 def test_a_folder_with_a_run_is_refused_unless_resumed(tmp_path):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hermes_core.envs.trajectory import MAX_PATCH, MAX_TEXT, Trajectory, dump_record, failure_kind
+from hermes_core.envs.trajectory import MAX_PATCH, MAX_TEXT, Trajectory, dump_record, failure_kind, plain
 from hermes_core.errors import (
     CommandError,
     DatasetError,
@@ -80,10 +80,20 @@ def test_half_a_patch_is_never_kept():
     assert new(patch="x" * MAX_PATCH).to_record()["patch"] == "x" * MAX_PATCH
 
 
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_what_nests_without_end_is_cut(wrap):
+    """Its text nests as deep, and took the interpreter's recursion limit: no record at all."""
+    value = 1
+    for _ in range(5000):
+        value = wrap(value)
+    text = json.dumps(plain(value))
+    assert "nested more than" in text and len(text) < 1000
+
+
 def test_secrets_are_redacted_everywhere():
     trajectory = new(patch="+ sekret")
     trajectory.result.messages.append({"role": "user", "content": ["sekret", {"text": "my sekret"}]})
-    trajectory.score(1.0, {"output": "sekret"})
+    trajectory.score(1.0, {"output": "sekret", "sekret.py": {"sekret": "x" * (MAX_TEXT + 1)}})
     with trajectory.records_failure(), trajectory.stage("verify"):
         raise VerifierError("it said sekret")
     record = trajectory.to_record(lambda text: text.replace("sekret", "***"))
@@ -159,7 +169,7 @@ def test_wrong_use_met_while_acquiring_is_nothing_of_this_rollout():
     trajectory = new()
     with pytest.raises(UsageError), trajectory.records_failure(), trajectory.stage("acquire"):
         raise UsageError("no such profile")
-    assert trajectory.failure is None
+    assert (trajectory.reward, trajectory.failure.kind) == (None, FailureKind.CANCELLED), "it was not begun"
 
 
 def test_cancellation_is_recorded_and_goes_on():

@@ -250,3 +250,20 @@ def _old_wrapper(item: Any) -> Any:
 def test_a_hook_that_could_not_work_is_refused(functions: dict[str, Any], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         load(plugin(**functions))
+
+
+def test_a_backend_that_nobody_provides_names_the_package_to_install() -> None:
+    with pytest.raises(UnknownNameError, match="pip install hermes-rl-modal"):
+        load().registry("backend").entry("modal")
+    with pytest.raises(UnknownNameError, match="did you mean 'local'") as caught:
+        load().registry("backend").entry("locla")
+    assert "pip" not in str(caught.value)
+
+
+def test_one_word_needs_no_brackets() -> None:
+    @hookimpl
+    def register(registry: Any) -> None:
+        registry.add("paper", "os:getcwd", aliases="sheet", requires="docker")
+
+    entry = load(plugin(hermes_register_backends=register)).registry("backend").entry("sheet")
+    assert (entry.name, entry.aliases, entry.requires) == ("paper", ("sheet",), ("docker",))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
+import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -109,6 +112,25 @@ async def test_a_wrong_name_brings_similar_ones(slot: Any) -> None:
     assert answer["similar_files"][0] == "src/parser.py"
     assert 2 <= len(answer["similar_files"]) <= 5 and "src/zzz" not in answer["similar_files"]
     assert "similar_files" not in await slot("read_file", path="no/such/dir")
+
+
+async def test_many_long_names_hold_nobody_up(slot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compare 10,000 names of 200 characters took half a minute of the event loop: of every rollout's."""
+    compared: list[tuple[bool, int, int]] = []
+    compare = difflib.get_close_matches
+
+    def watched(word: str, among: Iterable[str], **how: Any) -> list[str]:
+        names = list(among)
+        on_loop = threading.current_thread() is threading.main_thread()
+        compared.append((on_loop, len(names), max(map(len, [word, *names]))))
+        return compare(word, names, **how)
+
+    monkeypatch.setattr(difflib, "get_close_matches", watched)
+    for number in range(600):
+        slot.write(f"{number:06}{'a' * 193}", "")
+    answer = await slot("read_file", path="999999" + "a" * 193)
+    assert "does not exist" in answer["error"] and len(answer["similar_files"]) == 5
+    assert compared == [(False, 500, 64)]
 
 
 async def test_directories_pipes_and_forbidden_places_are_answers(slot: Any) -> None:

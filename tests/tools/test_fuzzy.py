@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hermes_core.tools.fuzzy import ReplaceError, replace_text
+from hermes_core.tools.fuzzy import ReplaceError, find_apart, find_lines, replace_text
 
 small = st.text(alphabet="ab \n\t", max_size=8)
 anything = st.text(max_size=40)
@@ -211,3 +211,41 @@ def test_hostile_text_is_bounded_in_time() -> None:
     with pytest.raises(ReplaceError):
         replace_text(text, "\n".join(["a" * 249] + ["b a " * 50] * 50 + ["a" * 249]), "x")
     assert time.process_time() - begin < 5
+
+
+# --- hostile texts --------------------------------------------------------------------------------------------------
+
+
+@given(st.text(alphabet="ab", max_size=12), st.text(alphabet="ab", min_size=1, max_size=3))
+def test_places_apart_are_those_of_replace_and_tell_an_overlap(text: str, old: str) -> None:
+    places = list(find_apart(text, old))
+    every = [match.start() for match in re.finditer(f"(?={re.escape(old)})", text)]
+    assert places[:2] == every[:2]
+    assert set(places) <= set(every) and len(places) in (text.count(old), text.count(old) + 1)
+
+
+def test_lines_are_looked_at_once_each() -> None:
+    seen = 0
+
+    def key(line: str) -> str:
+        nonlocal seen
+        seen += 1
+        return line
+
+    assert list(find_lines(["a"] * 2000, ["a"] * 1000 + ["b"], key)) == []
+    assert seen == 3001
+    assert list(find_lines(["a"] * 6, ["a", "a"], key, 1)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("old", ["a" * (2 << 20) + "b", "a\n" * (1 << 19) + "b", "a\\n" * (1 << 19) + "b"])
+@pytest.mark.parametrize("text", ["a" * (4 << 20), "a \n" * (1 << 20)])
+def test_much_of_the_same_is_soon_looked_through(text: str, old: str) -> None:
+    """Quadratic work took hours here, some of it with the interpreter's lock held, so that the driver stood still."""
+    with pytest.raises(ReplaceError, match="not found"):
+        replace_text(text, old, "x")
+
+
+def test_long_quotations_are_not_anchored() -> None:
+    lines = ["x y"] * 300_000
+    with pytest.raises(ReplaceError, match="not found"):
+        replace_text("\n".join(["S"] * 20 + lines + ["E"] * 20), "\n".join(["S", *["z"] * 300_000, "E"]), "")

@@ -25,6 +25,7 @@ SIZE = WindowSize(5, 20)
         (b"\xff\xfe", ("\ufffd\ufffd",)),
         (b"\x1b[?4m\x1b[>4;2mvim", ("vim",)),
         (b"\x1b]0;title\x07text", ("text",)),
+        (b"\x1b#8" * 300_000 + b"text", ("text",)),  # a test picture each, which took the driver an hour
         (b"\n".join(b"%d\r" % n for n in range(9)), ("4", "5", "6", "7", "8")),
     ],
 )

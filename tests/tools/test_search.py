@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.tools.found import Engine
+from hermes_core.tools.found import Engine, Found, Place, SearchParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -211,3 +211,15 @@ async def test_a_time_out_gives_what_there_is(slot: Any) -> None:
 )
 async def test_wrong_arguments_are_answers(slot: Any, args: dict[str, Any], says: str) -> None:
     assert says in (await slot("search_files", **args))["error"]
+
+
+@pytest.mark.parametrize("mode", ["files_only", "count", "content"])
+async def test_so_many_globs_and_names_are_compared_and_no_more(mode: str) -> None:
+    """All of these took ten minutes of a thread that nothing ends."""
+    glob = "{" + ",".join(f"**/*{n}*/**/x" for n in range(32)) + "}"
+    params = SearchParams(pattern="a", file_glob=glob, output_mode=mode)
+    found = Found(params, Place(".", "."), Engine.GNU, params.globs, whole=True)
+    deep = "./1/" + "a/" * 900
+    end = {"files_only": "\0", "count": "\x001\n", "content": "\x001:a\n"}[mode]
+    answer = found.answer("".join(f"{name}{end}" for name in ["./1/x", *[f"{deep}{n}" for n in range(2000)]]).encode())
+    assert answer["total_count"] == 1 and answer["truncated"] is True and "narrow" in answer["hint"]

@@ -195,3 +195,14 @@ def test_everything_can_be_removed() -> None:
 def test_not_found_says_what_and_where() -> None:
     with pytest.raises(PatchError, match=r"change at line 3 of the patch were not found \(the first is 'nope'\)"):
         applied(FILE, "-nope", "+x")
+
+
+@pytest.mark.parametrize("part", ["@@ u", "@@\n-u\n+v"])
+def test_more_changes_than_can_be_looked_for_are_refused(part: str) -> None:
+    text = "".join(f"x{number}\n" for number in range(20_000))
+    with pytest.raises(PatchError, match="too many"):
+        applied(text, *[part] * 2000, "-x1", "+x2")
+
+
+def test_the_end_of_the_file_is_one_place_among_many() -> None:
+    assert applied("a\n" * 5, "@@", "-a", "-a", "+b", "*** End of File") == "a\na\na\nb\n"
