@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.envs.base import Environment, EnvironmentConfig, Item
 from hermes_core.envs.tool_context import ToolContext
-from hermes_core.errors import DatasetError
+from hermes_core.errors import DatasetError, VerifierError
 
 if TYPE_CHECKING:
     from hermes_core.atropos.env import HermesAgentBaseEnv
@@ -56,7 +57,15 @@ class AdaptedEnvironment(Environment):
         """The subclass's reward, in the rollout's own slot; what that started is killed."""
         context = ToolContext(rollout)
         try:
-            reward = self._env.compute_reward(item, result, context)
-            return (await reward if inspect.isawaitable(reward) else reward), {}
+            reward: Any = self._env.compute_reward(item, result, context)
+            if inspect.isawaitable(reward):
+                reward = await reward
+            context.check_awaited()
         finally:
+            context.forget()
             await context.cleanup()
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise VerifierError(
+                f"compute_reward of {self.name!r} gave {reward!r}", hint="return a finite number, such as 0.0 or 1.0"
+            )
+        return reward, {}

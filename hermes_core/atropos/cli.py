@@ -193,6 +193,7 @@ def _told(env: HermesAgentBaseEnv, mode: str) -> int:
         counted.update(env.evaluation.totals)
     totals = dict(sorted(counted.items()))
     places = {"groups": env.config.data_path_to_save_groups, "evaluation": env.config.data_dir_to_save_evals}
+    records = env.evaluations_path if mode == "evaluate" else env.trajectories_path
     where = places["evaluation" if mode == "evaluate" else "groups"]
-    say(json.dumps({"mode": mode, **totals, "written": where, "trajectories": str(env.trajectories_path)}))
+    say(json.dumps({"mode": mode, **totals, "written": where, "trajectories": str(records)}))
     return EXIT_INCOMPLETE if totals.get("groups_short") else 0

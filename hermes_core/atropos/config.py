@@ -50,7 +50,18 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     system_prompt: str | None = Field(default=None, description="The first message of every rollout")
     agent_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature")
     extra_body: dict[str, Any] | None = Field(default=None, description="More keys for requests to an openai server")
-    tool_call_parser: str = Field(default="hermes", description="Reads the calls of vllm and sglang servers' models")
+    tool_call_parser: str = Field(
+        default="auto", description="Reads the calls of vllm and sglang servers' models; auto is by the chat template"
+    )
+    calls_end_thinking: bool = Field(
+        default=False, description="Make calls inside of thinking that was never closed, not only report them"
+    )
+    chat_template: str | None = Field(
+        default=None, description="Jinja file or text, in place of the tokenizer's; for vllm and sglang servers"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Variables of the chat template, such as enable_thinking; for vllm and sglang servers"
+    )
 
     terminal_backend: str = Field(default="local", description="What makes the sandboxes")
     tool_pool_mode: str = Field(default="default", description="The same, by the older name; it comes first")
@@ -62,6 +73,8 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     sandbox: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings of sandboxes by backend")
 
     rollout_timeout: float = Field(default=3600, gt=0, description="Seconds for the agent; then it is verified")
+    model_timeout: float = Field(default=3600, gt=0, description="Seconds to wait for the model, in a rollout")
+    endpoint_patience: float = Field(default=300, ge=0, description="Seconds to wait for a model server that fails")
     setup_timeout: float = Field(default=1800, gt=0, description="Seconds to set a workspace up")
     verify_timeout: float = Field(default=3600, gt=0, description="Seconds to verify a rollout")
     infra_retries: int = Field(default=2, ge=0, description="Fresh slots for a rollout whose sandbox failed")
@@ -100,7 +113,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     def _from_commas(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
-    @field_validator("extra_body", mode="before")
+    @field_validator("extra_body", "chat_template_kwargs", mode="before")
     @classmethod
     def _from_json(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
@@ -127,6 +140,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
             group_size=self.group_size,
             seed=self.seed,
             rollout_timeout=self.rollout_timeout,
+            model_timeout=self.model_timeout,
             setup_timeout=self.setup_timeout,
             verify_timeout=self.verify_timeout,
             infra_retries=self.infra_retries,
@@ -144,6 +158,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
             temperature=self.agent_temperature,
             max_tokens=self.max_turn_tokens,
             extra_body=self.extra_body,
+            endpoint_patience_s=self.endpoint_patience,
         )
 
     def environment_settings(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from hermes_core.errors import ConfigError
 
 _HOOKS = "setup_trajectory_workspace, compute_reward or verify_and_score_trajectory"
@@ -13,6 +15,20 @@ INSTEAD = {
     "_collect_trajectory_sandbox": _HOOKS,
     "_run_agent_loop": "format_prompt and the settings of the agent, or collect_trajectories for a loop of your own",
     "_build_scored_item": "postprocess_histories",
+    "_resolve_tools_for_group": "the settings enabled_toolsets, disabled_toolsets and distribution",
+    "_use_managed_server": "the setting --openai.server_type: vllm and sglang give tokens",
+    "_format_trajectory_for_display": "add_rollouts_for_wandb, or the records in trajectories_path",
+    "setup_wandb": "the setting use_wandb, and wandb_log for metrics of your own",
+    "register_env": "the settings wandb_name, inference_weight, min_batch_allocation and group_size",
+    "_register_env": "the settings wandb_name, inference_weight, min_batch_allocation and group_size",
+    "get_server_info": "the trainer's registration, whose batch_size and max_token_len are taken",
+    "get_status": "status_dict, which has the API's last answer",
+    "_post_json_with_compression": "handle_send_to_api, or postprocess_histories for what is sent",
+    "_run_evaluate": "evaluate",
+    "get_cli_serve_config_cls": "env_config_cls and config_init, which the command line reads",
+    "get_cli_process_config_cls": "env_config_cls and config_init, which the command line reads",
+    "get_cli_evaluate_config_cls": "env_config_cls and config_init, which the command line reads",
+    "server_cls": "the setting --openai.server_type",
 }
 """Methods of Atropos, and of the original, that nothing here would call; and what stands in for them."""
 
@@ -27,5 +43,5 @@ def check_overrides(kind: type, base: type) -> None:
         ConfigError: it has one; names what to use.
     """
     for name, instead in INSTEAD.items():
-        if getattr(kind, name, None) is not getattr(base, name, None):
+        if inspect.getattr_static(kind, name, None) is not inspect.getattr_static(base, name, None):
             raise ConfigError(f"{kind.__qualname__}.{name} would never be called", hint=f"use {instead}")

@@ -8,7 +8,8 @@ from typing import Any
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask
 from hermes_core.agents.loop import ChatServer
-from hermes_core.agents.model import ModelAgent
+from hermes_core.agents.model import ModelAgent, OpenAIServer
+from hermes_core.agents.retries import Choice
 
 
 class _Limited:
@@ -33,18 +34,14 @@ class SharedAgent:
 
     name = "model"
 
-    def __init__(self, endpoints: Sequence[tuple[AgentSettings, ChatServer, int]]) -> None:
+    def __init__(self, endpoints: Sequence[tuple[AgentSettings, OpenAIServer, int]]) -> None:
         self._agents = [ModelAgent(settings, _Limited(server, room)) for settings, server, room in endpoints]
-        self._busy = [0] * len(self._agents)
+        self._choice = Choice([server.endpoint for _, server, _ in endpoints])
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
-        chosen = min(range(len(self._busy)), key=self._busy.__getitem__)
-        self._busy[chosen] += 1
-        try:
+        with self._choice.one() as chosen:
             return await self._agents[chosen].run(task)
-        finally:
-            self._busy[chosen] -= 1
 
     async def aclose(self) -> None:
         """Holds nothing open."""

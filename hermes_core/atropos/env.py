@@ -6,9 +6,12 @@ import asyncio
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +25,7 @@ from hermes_core.atropos.api import TrainerApi
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.contract import check_overrides
 from hermes_core.atropos.groups import Group, Rolled, judged, longest, scored_groups, scored_item
+from hermes_core.atropos.items import ItemSource
 from hermes_core.atropos.log import JsonLines
 from hermes_core.atropos.metrics import Metrics
 from hermes_core.atropos.start import (
@@ -39,15 +43,30 @@ from hermes_core.envs.base import Environment, Item
 from hermes_core.envs.options import granted_isolation
 from hermes_core.envs.parts import hooks_for, new_backend, new_context, redactor
 from hermes_core.envs.rollout import RolloutContext, run_rollout
-from hermes_core.envs.runner import Tools
+from hermes_core.envs.runner import STOPPING, Tools
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.envs.trajectory import Trajectory
-from hermes_core.errors import ConfigError, UsageError
+from hermes_core.errors import ConfigError, HermesError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.tool_backend import ToolBackend
 
 log = logging.getLogger(__name__)
+
+
+MOST_PUT_BACK = 3
+"""How often an item is rolled out again whose group stayed short."""
+
+_EVALUATING: ContextVar[bool] = ContextVar("evaluating", default=False)
+"""Whether what runs was started by `evaluate`."""
+
+
+async def _evaluating(evaluate: Callable[..., Awaitable[None]], *args: Any, **kwargs: Any) -> None:
+    before = _EVALUATING.set(True)
+    try:
+        await evaluate(*args, **kwargs)
+    finally:
+        _EVALUATING.reset(before)
 
 
 @dataclass
@@ -125,8 +144,15 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.tasks: set[asyncio.Task[Any]] = set()
         """Workers of serve mode that have not ended."""
         self.trajectories: JsonLines | None = None
+        self.source = ItemSource(str(self.name), self.get_next_item)
+        """`get_next_item`, watched, in whose place it is while the environment runs: Atropos calls it as well."""
+        self.evaluate = partial(_evaluating, self.evaluate)  # type: ignore[method-assign]
+        self._evaluations: JsonLines | None = None
+        self._stack = AsyncExitStack()
+        """Of what is open while the environment runs."""
         self._live: _Live | None = None
         self._numbers = itertools.count()
+        self._put_back: Counter[str] = Counter()
         self._environment: Environment | None = None
         if config.data_path_to_save_groups is not None:
             # Atropos made it, and may not come to need it. Its writer has a buffer, that a killed run would lose.
@@ -179,12 +205,15 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     # ------------------------------------------------------------------ life
 
     @asynccontextmanager
-    async def running(self, *, start: bool = True, groups: int | None = None) -> AsyncIterator[None]:
+    async def running(
+        self, *, start: bool = True, groups: int | None = None, evaluating: bool = False
+    ) -> AsyncIterator[None]:
         """Everything that rollouts need, from the dataset to the sandboxes; all of it is gone at the end.
 
         Args:
             start: whether to make the sandboxes and to begin the wandb run now.
             groups: at the same time; None is `max_num_workers`.
+            evaluating: whether it is for an evaluation alone: the training records are not touched.
 
         Raises:
             UsageError: what was asked for can't be; before a sandbox is made.
@@ -198,7 +227,13 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             if self.config.use_wandb:
                 self.wandb_run = await reporting.new_run(self, runtime)
                 stack.push_async_callback(self.wandb_run.aclose)
-            self.trajectories = stack.enter_context(JsonLines(self.trajectories_path))
+            path = self.evaluations_path if evaluating else self.trajectories_path
+            self.trajectories = stack.enter_context(JsonLines(path))
+            self._evaluations = self.trajectories if evaluating else None
+            self._stack = stack
+            ask = self.get_next_item
+            self.source = self.get_next_item = ItemSource(str(self.name), ask)  # type: ignore[method-assign]
+            stack.callback(setattr, self, "get_next_item", ask)
             self._environment = environment = self.make_environment(runtime)
             stack.push_async_callback(environment.aclose)
             options = self.config.run_options(groups or self.max_num_workers)
@@ -216,10 +251,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             )
             for server in servers:
                 stack.push_async_callback(server.aclose)
-            level = granted_isolation(options, environment, options.backend, agent.name)
+            level = granted_isolation(options, environment, runtime.backend(options.backend), agent.name)
             hooks = hooks_for(runtime, environment, agent.name)
             await self.setup()
-            await try_out(servers, self.tokenizer)
+            await try_out(servers, self.tokenizer, self.config.agent_temperature)
             backend, room = new_backend(runtime, environment, options, level)
             stack.push_async_callback(backend.aclose)
             redact = redactor(runtime, agent.settings if hasattr(agent, "settings") else None)
@@ -265,7 +300,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     async def evaluate_manager(self) -> None:
         """Evaluate mode: `evaluate` once."""
-        async with self.running(groups=self.config.max_eval_workers):
+        async with self.running(groups=self.config.max_eval_workers, evaluating=True):
             await self.evaluate()
 
     @property
@@ -277,18 +312,35 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         groups = Path(config.data_path_to_save_groups or f"data/{self.name}.jsonl")
         return groups.with_name(f"{groups.stem}.trajectories.jsonl")
 
+    @property
+    def evaluations_path(self) -> Path:
+        """Where the records of rollouts of evaluations go: no trainer may find them among its own."""
+        path = self.trajectories_path
+        return path.with_name(f"{path.stem.removesuffix('.trajectories')}.evaluations.jsonl")
+
     # ------------------------------------------------------------------ rollouts
 
     async def collect_trajectories(self, item: Item) -> tuple[list[dict[str, Any]] | None, list[Item]]:
-        """A group of rollouts of one item, with the same tools: what is to be sent, or None if it stayed short."""
-        group = await self.roll_group(item)
+        """A group of rollouts of one item, with the same tools: what is to be sent, or None if it stayed short.
+
+        With None comes the item, to be rolled out again, if that may help: its sandboxes or the model failed.
+        """
+        try:
+            group = await self.roll_group(item)
+        except STOPPING:
+            return None, [item]
         if group.whole:
             return scored_groups(group), []
+        self._put_back[group.item_id] += 1
+        again = group.unlucky and self._put_back[group.item_id] <= MOST_PUT_BACK
         log.warning(
-            "group %s of item %s stays short: %d of %d rollouts can be used; not sent",
+            "group %s of item %s stays short: %d of %d rollouts can be used; not sent%s",
             *(group.group_id, group.item_id, len(group.kept), group.size),
+            ", and the item is put back" if again else "",
         )
-        return None, []
+        if again:
+            self.metrics.put_back()
+        return None, [item] if again else []
 
     async def collect_trajectory(self, item: Item) -> tuple[dict[str, Any] | None, list[Item]]:
         """One rollout as a scored item; None for it if it can't be used. Not for subclasses to override.
@@ -297,7 +349,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             UsageError: it has several sequences; `collect_trajectories` gives them all.
         """
         group = self._new_group(item, size=1)
-        rolled = await self._roll(item, group, 0, self.metrics)
+        rolled = await self._roll(item, group, 0, self._metrics())
         if rolled.refused is not None:
             return None, []
         group.kept.append(rolled)
@@ -307,19 +359,26 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         """`size` (the configured group size) rollouts of one item; those that failed are replaced, up to the limit.
 
         Args:
-            metrics: what they and the group are counted in; None is that of the trainer's.
+            metrics: what they and the group are counted in; None is that of the trainer's, or of the evaluation that
+                calls this.
 
         Raises:
             UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
+            CostLimitReached, EndpointDown: as no other group can be had either; when those that were begun have ended.
         """
+        stopped: list[HermesError] = []
         group = self._new_group(item, size or self.config.group_size)
-        metrics = metrics or self.metrics
+        metrics = metrics or self._metrics()
         numbers = itertools.count()
         refills = iter(range(self.config.group_refills))
 
         async def until_used() -> None:
             while True:
-                rolled = await self._roll(item, group, next(numbers), metrics)
+                try:
+                    rolled = await self._roll(item, group, next(numbers), metrics)
+                except STOPPING as error:
+                    stopped.append(error)
+                    return
                 if rolled.refused is None:
                     group.kept.append(rolled)
                     return
@@ -335,6 +394,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             self.fatal = self.fatal or errors.exceptions[0]
             raise errors.exceptions[0] from None
         metrics.add_group(group)
+        if stopped:
+            self.fatal = self.fatal or stopped[0]
+            if not group.whole:
+                raise stopped[0]
         return group
 
     def _new_group(self, item: Item, size: int) -> Group:
@@ -363,15 +426,24 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             finally:
                 rolled = judged(trajectory.to_record(context.redact), exact=self.exact)
                 metrics.add(rolled, trajectory.result.tool_errors, trajectory.result.turns_used)
-                self._keep(rolled)
+                self._keep(rolled, metrics)
                 observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=rolled.record)
         return rolled.without_lists()
 
-    def _keep(self, rolled: Rolled) -> None:
+    def _metrics(self) -> Metrics:
+        """What the rollouts of whoever calls are counted in."""
+        return self.evaluation if _EVALUATING.get() else self.metrics
+
+    def _keep(self, rolled: Rolled, metrics: Metrics) -> None:
         if rolled.refused is not None:
             log.warning("trajectory %s is not used: %s", rolled.record["trajectory_id"], rolled.refused)
-        if self.trajectories is not None:
-            self.trajectories.write({**rolled.record, "refused": rolled.refused})
+        lines = self.trajectories
+        if metrics is self.evaluation:
+            if self._evaluations is None:
+                self._evaluations = self._stack.enter_context(JsonLines(self.evaluations_path))
+            lines = self._evaluations
+        if lines is not None:
+            lines.write({**rolled.record, "refused": rolled.refused})
 
     # ------------------------------------------------------------------ what Atropos calls
 

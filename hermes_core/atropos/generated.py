@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 import time
@@ -16,10 +15,14 @@ from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.env import HermesAgentBaseEnv
 from hermes_core.atropos.groups import Group
 from hermes_core.envs.base import Environment, EnvironmentConfig, Item
+from hermes_core.envs.runner import each
 from hermes_core.envs.summary import SOLVED
 from hermes_core.envs.tool_context import ToolContext
-from hermes_core.errors import InfraError, UsageError
+from hermes_core.errors import DatasetError, InfraError, UnknownNameError, UsageError
 from hermes_core.runtime import Runtime
+
+_OF_SUBCLASSES = ("dataset_name", "dataset_split", "prompt_field")
+"""Settings that subclasses read by themselves, and not every plugin has."""
 
 
 class PluginEnvConfig(HermesAgentEnvConfig):
@@ -36,8 +39,15 @@ class PluginEnv(HermesAgentBaseEnv):
     environment_class: ClassVar[type[Environment]]
 
     def make_environment(self, runtime: Runtime) -> Environment:
-        """The plugin's environment, with what was set of its settings."""
+        """The plugin's environment, with what was set of its settings.
+
+        Raises:
+            UnknownNameError: one of them it does not have.
+        """
         fields = self.environment_class.config_class.model_fields
+        for key in _OF_SUBCLASSES:
+            if key in self.config.model_fields_set and key not in fields:
+                raise UnknownNameError("setting", key, fields, where=f"of environment {self.environment_name!r}")
         given = {
             key: getattr(self.config, key)
             for key in self.config.model_fields_set
@@ -47,8 +57,17 @@ class PluginEnv(HermesAgentBaseEnv):
         return self._plugin
 
     async def setup(self) -> None:
-        """Load the plugin's dataset."""
+        """Load the plugin's dataset.
+
+        Raises:
+            DatasetError: there is nothing in it, as it is selected.
+        """
         await self._plugin.setup()
+        if next(iter(self._plugin.selected_items()), None) is None:
+            raise DatasetError(
+                f"environment {self.environment_name!r} has no items, as its settings select them",
+                hint="check the dataset, and the settings that choose among its items",
+            )
         self._order = self._rounds()
 
     async def get_next_item(self) -> Item | None:
@@ -99,15 +118,14 @@ class PluginEnv(HermesAgentBaseEnv):
         await self.wandb_log({**told, **metrics})
 
     async def _roll_all(self, items: list[Item]) -> list[Group]:
-        room = asyncio.Semaphore(self.config.max_eval_workers)
+        groups: dict[int, Group] = {}
 
-        async def roll(item: Item) -> Group:
-            async with room:
-                return await self.roll_group(item, metrics=self.evaluation)
+        async def roll(job: tuple[int, Item]) -> None:
+            place, item = job
+            groups[place] = await self.roll_group(item, metrics=self.evaluation)
 
-        async with asyncio.TaskGroup() as tasks:
-            rolling = [tasks.create_task(roll(item)) for item in items]
-        return [task.result() for task in rolling]
+        await each(enumerate(items), roll, self.config.max_eval_workers)
+        return [groups[place] for place in range(len(items))]
 
 
 def load_environment(name: str, runtime: Runtime | None = None) -> type[PluginEnv]:

@@ -9,13 +9,16 @@ from typing import Any
 
 from hermes_core.agents.base import MASKED
 from hermes_core.envs.tokens import TokenSequence
-from hermes_core.errors import UsageError
+from hermes_core.errors import FailureKind, UsageError
 
 _LISTS = ("tokens", "masks", "logprobs", "sequences")
 """What of a record is in `Rolled.sequences` too."""
 
 _OF_ITEM = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
 """What of a group an item has."""
+
+PASSING = frozenset({FailureKind.INFRA, FailureKind.MODEL, FailureKind.CANCELLED})
+"""Failures that say nothing of the item."""
 
 NOT_TRAINABLE = "an openai server gives no tokens: nothing here can be trained on"
 
@@ -56,6 +59,12 @@ class Group:
     def whole(self) -> bool:
         """Whether it has as many rollouts as it should."""
         return len(self.kept) == self.size
+
+    @property
+    def unlucky(self) -> bool:
+        """Whether nothing but our infrastructure, or the model's, kept rollouts out of it."""
+        failures = [rolled.record["failure"] for rolled in self.failed]
+        return all(failure is not None and failure["kind"] in PASSING for failure in failures)
 
 
 def judged(record: Mapping[str, Any], *, exact: bool) -> Rolled:

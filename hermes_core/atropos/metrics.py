@@ -46,6 +46,10 @@ class Metrics:
         self._count("groups" if group.whole else "groups_short")
         self._count("rollouts_replaced", len(group.failed) if group.whole else 0)
 
+    def put_back(self) -> None:
+        """An item whose group stayed short for no reason of its own, to be rolled out again."""
+        self._count("items_put_back")
+
     def same_score(self) -> None:
         """A group whose scores are all the same, where that is not wanted."""
         self._count("groups_same_score")

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.atropos.api import TrainerApi
-from hermes_core.errors import ConfigError
+from hermes_core.envs.runner import STOPPING
+from hermes_core.errors import ConfigError, HermesError
 
 if TYPE_CHECKING:
     from hermes_core.atropos.env import HermesAgentBaseEnv
@@ -25,6 +26,7 @@ async def serve(env: HermesAgentBaseEnv) -> None:
     Raises:
         ConfigError: the servers give no tokens, no group could be sent, or sizes do not fit the trainer's.
         TrainerGone: there was no trainer for too long.
+        HermesError: `get_next_item` failed, or there is not one item.
         UsageError, PolicyError, InfraError, ModelError: as `HermesAgentBaseEnv.running` does.
     """
     _check(env)
@@ -98,7 +100,11 @@ async def _work(env: HermesAgentBaseEnv, api: TrainerApi) -> None:
     known = api.env_id
     while True:
         if env.fatal is not None:
+            if isinstance(env.fatal, STOPPING) and env.tasks:
+                await asyncio.wait(env.tasks)  # groups that have all they need are sent
             raise env.fatal
+        if env.source.failure is not None and not env.workers:  # nothing that runs is cancelled for it
+            raise env.source.failure
         if api.env_id is None or api.env_id != known:
             await _register(env, api)
             known = api.env_id
@@ -141,8 +147,12 @@ async def _follow(env: HermesAgentBaseEnv, api: TrainerApi, status: dict[str, An
             _give_up(env, running["worker"])
         env.running_items = {}
         api.check_patience()
-    elif len(env.workers) < env.max_num_workers:
-        await env.add_train_workers()
+    elif len(env.workers) < env.max_num_workers and env.source.failure is None:
+        try:
+            await env.add_train_workers()
+        except HermesError:
+            if env.source.failure is None:
+                raise
     _end_overdue(env)
 
 

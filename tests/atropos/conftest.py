@@ -166,6 +166,8 @@ class TokenServer:
         self.base_url = ""
         self.requests = 0
         self.logprobs = True
+        self.trouble: int | str | None = None
+        """A status to refuse everything with, or `hang`."""
 
     async def __aenter__(self) -> TokenServer:
         from aiohttp import web
@@ -186,11 +188,16 @@ class TokenServer:
 
         self.requests += 1
         body = await request.json()
+        if self.trouble == "hang":
+            await asyncio.sleep(60)
+        if self.trouble is not None:
+            return web.json_response({"error": "in trouble"}, status=int(self.trouble))
         text = self.script(self.tokenizer.decode(body["prompt"]["prompt_token_ids"]))
         tokens = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
         reason = "stop" if len(tokens) <= body["max_tokens"] else "length"
         tokens = tokens[: body["max_tokens"]]
-        answer: dict[str, Any] = {"text": [text], "finish_reasons": [reason]}
+        said = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        answer: dict[str, Any] = {"text": [said], "finish_reasons": [reason]}
         if self.logprobs:
             answer["logprobs"] = [[[{str(token): -0.25}] for token in tokens]]
         return web.json_response(answer)

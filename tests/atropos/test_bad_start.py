@@ -58,7 +58,7 @@ async def test_a_chat_template_that_can_not_be_used(
 async def test_a_server_that_gives_no_logprobs(make_env: Any, token_server: Any) -> None:
     token_server.logprobs = False
     env = make_env(token_server.base_url, "vllm")
-    with pytest.raises(ModelError, match="gave no token ids with logprobs as vllm does"):
+    with pytest.raises(ModelError, match="/generate gave no token ids with logprobs as the API server of Atropos"):
         await env.process_manager()
 
 

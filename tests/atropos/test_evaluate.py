@@ -115,7 +115,7 @@ async def test_what_failed_is_no_score_and_an_evaluation_that_stayed_short_says_
 
     async def some(request: dict[str, Any]) -> Any:
         failing = "Write 0 " in json.dumps(request["messages"])
-        return Fault(401, "no") if failing else scripted(request)
+        return Fault(400, "no") if failing else scripted(request)
 
     options = [f"--env.dataset_name={tasks}", "--env.eval_items=2", "--env.group_refills=1", "--env.group_size=1"]
     async with ScriptedServer(some) as server:
@@ -127,11 +127,14 @@ async def test_what_failed_is_no_score_and_an_evaluation_that_stayed_short_says_
     assert (results["eval/mean_reward"], results["eval/rollouts"], results["eval/failed"]) == (1.0, 1, 2)
 
 
+ONE = ("--env.group_size=1", "--env.group_refills=0")
+
+
 @pytest.mark.slow
 async def test_what_can_not_be_evaluated_is_said(evaluate: Evaluate, tasks: str, tmp_path: Path) -> None:
     dataset = f"--env.dataset_name={tasks}"
-    async with ScriptedServer(lambda request: Fault(401, "no")) as server:
-        done = await evaluate("tasks", server.base_url, dataset, "--env.eval_items=1", "--env.group_refills=0")
+    async with ScriptedServer(lambda request: Fault(400, "no")) as server:
+        done = await evaluate("tasks", server.base_url, dataset, "--env.eval_items=1", *ONE)
         assert done.returncode == 3
         assert "no rollout of the evaluation has a score" in done.stderr
         asked = server.request_count

@@ -14,8 +14,8 @@ import pytest
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.exact import ExactSession, Node
 from hermes_core.agents.failures import ContextLengthExceeded
-from hermes_core.agents.generate import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
+from hermes_core.agents.wires import Sampled
 from hermes_core.envs.tokens import MASKED, tokens_of
 from hermes_core.errors import ConfigError
 from hermes_core.runtime import Runtime
@@ -76,12 +76,15 @@ Start = Callable[..., tuple[ExactSession, Tokens]]
 
 @pytest.fixture
 def start(form: str, tokenizers: Callable[[str], Any], runtime: Runtime) -> Start:
-    def session(answers: Sequence[Sequence[str]], *, end: str | None = "", limit: int = 4000) -> Any:
+    def session(
+        answers: Sequence[Sequence[str]], *, end: str | None = "", limit: int = 4000, end_thinking: bool = False
+    ) -> Any:
         tokenizer = tokenizers(form)
         ending = chat_format(form).end_of_turn if end == "" else end
         server = Tokens(tokenizer, answers, ending)
         parser = runtime.parsers.entry(FORMS[form]).load()()
-        return ExactSession(server, Chat(tokenizer), parser, max_length=limit), server  # type: ignore[arg-type]
+        chat = Chat(tokenizer)
+        return ExactSession(server, chat, parser, max_length=limit, end_thinking=end_thinking), server  # type: ignore[arg-type]
 
     return session
 
@@ -131,6 +134,23 @@ async def test_the_first_turns_are_what_the_template_itself_would_render(start: 
     rendered = tokenizer.apply_chat_template(messages, tools=[TOOL], add_generation_prompt=True, tokenize=False)
     seen = tokenizer.decode(session.nodes[0].tokens[: session.nodes[0].turns[1].start])
     assert seen == rendered
+
+
+@pytest.mark.parametrize("end_thinking", [False, True])
+async def test_a_call_inside_of_thinking_that_is_never_closed(start: Start, form: str, end_thinking: bool) -> None:
+    """It is told to the model and counted, or made: an answer that vanishes would be trained on as one of nothing."""
+    draft = called(form, "ls").rpartition("</think>")[2].strip()
+    session, _ = start([[f"<think>\nI look. {draft}"], ["done"]], end_thinking=end_thinking)
+    result = await talk(session)
+    assert (result.tool_calls_attempted, result.tool_calls_executed_ok) == (1, int(end_thinking))
+    assert (result.finished_naturally, result.turns_used, result.reasoning_per_turn[0]) == (True, 2, "I look.")
+    told = json.loads(result.messages[3]["content"])
+    if not end_thinking:
+        assert "a call inside of <think> was not made: write </think> before it" in told["error"]
+        assert [error.tool_name for error in result.tool_errors] == ["terminal"]
+    else:
+        assert told["command"] == "ls"
+    assert tokens_of(session.get_state()).refused is None
 
 
 async def test_an_answer_that_was_cut_off_is_ended_by_a_token_that_is_not_trained_on(start: Start, form: str) -> None:

@@ -56,8 +56,18 @@ class Wild:
         return [before, Gap(1 + chance.randrange(4), self.words), after]
 
 
-@pytest.mark.parametrize("wire", ["vllm", "sglang"])
-@pytest.mark.parametrize("form", sorted(FORMATS))
+WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "sglang"}
+"""What a server speaks, and its `server_type`: the API server of Atropos' trainer, stock vLLM in both ways, SGLang."""
+
+
+@pytest.mark.parametrize(
+    ("form", "wire"),
+    [
+        *((form, wire) for form in sorted(FORMATS) for wire in ("atropos", "sglang")),
+        ("qwen3", "tokens"),
+        ("qwen3", "completions"),
+    ],
+)
 async def test_every_trained_token_is_what_the_model_sampled(
     form: str,
     wire: str,
@@ -74,10 +84,10 @@ async def test_every_trained_token_is_what_the_model_sampled(
     model = make_model(tokenizer, context=8192)
     groups = tmp_path / "groups.jsonl"
     with Engine(model, plan=Wild(tokenizer, form)) as engine:
-        async with TinyModelServer(engine, tokenizer) as server:
+        async with TinyModelServer(engine, tokenizer, wires=[wire], model="scripted") as server:
             env = make_env(
                 server.base_url,
-                wire,
+                WIRES[wire],
                 tokenizer_name=tokenizer.name_or_path,
                 tool_call_parser=PARSERS[form],
                 group_size=GROUP_SIZE,
@@ -108,7 +118,9 @@ def _check(model: Any, rows: list[dict[str, Any]], engine: Engine, tokenizer: An
         for row in rows
         for lists in zip(row["tokens"], row["masks"], row["inference_logprobs"], strict=True)
     ]
-    trial = tuple(tokenizer.encode("Hello", add_special_tokens=False))
+    from hermes_core.atropos.start import TRIAL
+
+    trial = tuple(tokenizer.encode(TRIAL, add_special_tokens=False))
     return check_exactness(model, sequences, [each for each in engine.sampled if each.prompt != trial])
 
 

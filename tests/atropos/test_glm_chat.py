@@ -11,8 +11,8 @@ import pytest
 
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.exact import ExactSession
-from hermes_core.agents.generate import Sampled
 from hermes_core.agents.loop import HermesAgentLoop
+from hermes_core.agents.wires import Sampled
 from hermes_core.envs.tokens import MASKED, tokens_of
 from hermes_core.runtime import Runtime
 

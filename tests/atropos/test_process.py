@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from hermes_core.agents.base import StopReason
+from hermes_core.agents.failures import EndpointDown
 from hermes_core.errors import UsageError
+from hermes_core.sandbox.cost import CostLimitReached
+from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
 
@@ -58,35 +60,83 @@ async def test_a_plain_answer_is_verified_like_any_other(make_env: Any, tmp_path
     assert group["scores"] == [0.0, 0.0]
 
 
-async def test_a_dead_endpoint_is_a_model_failure_and_never_a_reward(make_env: Any, tmp_path: Path) -> None:
+async def test_an_endpoint_that_refuses_everybody_ends_it_and_is_never_a_reward(make_env: Any, tmp_path: Path) -> None:
     async with ScriptedServer(lambda request: Fault(401, "no")) as server:
-        env = make_env(server.base_url, total_steps=2, group_refills=1)
-        await env.process_manager()
+        env = make_env(server.base_url, total_steps=50)
+        with pytest.raises(EndpointDown, match="refused the API key"):
+            await env.process_manager()
     assert (tmp_path / "data/groups.jsonl").read_text() == ""
     records = lines(tmp_path / "data/groups.trajectories.jsonl")
-    assert {record["failure"]["kind"] for record in records} == {"model"}
-    assert {record["reward"] for record in records} == {None}
-    assert len(records) == 2 * (2 + 1), "each group: its size, and its refills"
-    assert env.metrics.totals["groups_short"] == 2
+    assert {(record["reward"], record["failure"]["kind"]) for record in records} == {(None, "model")}
+    assert len(records) <= 3 * 2, "those that were under way"
+
+
+async def test_what_the_endpoint_does_not_have_is_found_before_the_first_rollout(make_env: Any, tmp_path: Path) -> None:
+    async with ScriptedServer([Reply("Done.")], models=("scripted-2",)) as server:
+        with pytest.raises(EndpointDown, match="did you mean 'scripted-2'"):
+            await make_env(server.base_url).process_manager()
+    assert lines(tmp_path / "data/groups.trajectories.jsonl") == []
+
+
+async def test_an_item_whose_group_stays_short_for_the_models_failures_is_put_back(
+    make_env: Any, obedient_play: Any, tmp_path: Path
+) -> None:
+    failing, play = {"Write 1 into out.txt": 3, "Write 2 into out.txt": 1000}, ToolScript(obedient_play)
+
+    def script(request: dict[str, Any]) -> Any:
+        prompt = request["messages"][-1]["content"]
+        if failing.get(prompt, 0):
+            failing[prompt] -= 1
+            return Fault(400, "not this one")
+        return play(request)
+
+    async with ScriptedServer(script) as server:
+        env = make_env(server.base_url, group_refills=0, max_num_workers=1)
+        await env.process_manager()
+    groups = [group["group_overrides"]["item_id"] for group in lines(tmp_path / "data/groups.jsonl")]
+    assert sorted(groups) == ["task-0", "task-1", "task-3", "task-4", "task-5"]
+    assert (env.metrics.totals["items_put_back"], env.metrics.totals["groups_short"]) == (2 + 3, 2 + 4)
+
+
+async def test_the_cost_limit_lets_groups_end_that_have_their_slots(
+    make_env: Any, obedient_server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire, acquired = ToolBackend.acquire, 0
+
+    async def until_spent(self: ToolBackend, *args: Any, **kwargs: Any) -> Any:
+        nonlocal acquired
+        acquired += 1
+        if acquired > 3:
+            raise CostLimitReached("spent")
+        return await acquire(self, *args, **kwargs)
+
+    monkeypatch.setattr(ToolBackend, "acquire", until_spent)
+    env = make_env(obedient_server.base_url, max_num_workers=2)
+    with pytest.raises(CostLimitReached):
+        await env.process_manager()
+    records = lines(tmp_path / "data/groups.trajectories.jsonl")
+    assert sorted(str(record["reward"]) for record in records if record["reward"] is not None) == ["1.0"] * 3
+    assert {record["failure"]["kind"] for record in records if record["reward"] is None} == {"cancelled"}
+    assert len(lines(tmp_path / "data/groups.jsonl")) == 1
 
 
 async def test_failed_rollouts_are_replaced(make_env: Any, obedient_server: ScriptedServer, tmp_path: Path) -> None:
-    obedient_server.faults.extend([Fault(401), Fault(401)])
+    obedient_server.faults.extend([Fault(400), Fault(400)])
     env = make_env(obedient_server.base_url, total_steps=3)
     await env.process_manager()
     assert [group["scores"] for group in lines(tmp_path / "data/groups.jsonl")] == [[1.0, 1.0]] * 3
     assert env.metrics.totals["failures_model"] == 2
 
 
-async def test_a_hung_model_stops_nothing(make_env: Any, tmp_path: Path) -> None:
+async def test_a_hung_model_stops_nothing_and_is_no_reward(make_env: Any, tmp_path: Path) -> None:
     async with ScriptedServer(lambda request: Reply("late", delay_s=600)) as server:
-        env = make_env(server.base_url, total_steps=1, rollout_timeout=0.5)
+        env = make_env(server.base_url, total_steps=1, group_refills=0, rollout_timeout=0.5, model_timeout=0.5)
         async with asyncio.timeout(60):
             await env.process_manager()
-    (group,) = lines(tmp_path / "data/groups.jsonl")
-    assert group["scores"] == [0.0, 0.0]
-    record = lines(tmp_path / "data/groups.trajectories.jsonl")[0]
-    assert record["stop_reason"] == StopReason.TIME_LIMIT
+    assert (tmp_path / "data/groups.jsonl").read_text() == ""
+    records = lines(tmp_path / "data/groups.trajectories.jsonl")
+    assert {(record["reward"], record["failure"]["kind"]) for record in records} == {(None, "model")}
+    assert len(records) == 2 * (1 + 3), "the item was put back, and not for ever"
 
 
 async def test_groups_run_at_the_same_time(make_env: Any, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from hermes_core.agents.failures import EndpointDown
 from hermes_core.atropos import serving
 from hermes_core.atropos.api import TrainerGone
-from hermes_core.errors import ConfigError, InfraError
+from hermes_core.errors import ConfigError, InfraError, PluginError
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -33,6 +34,33 @@ def checked(trainer: Any, group_size: int = 2) -> None:
             assert len(tokens) == len(masks) == len(logprobs)
             assert {lp for lp, mask in zip(logprobs, masks, strict=True) if mask != -100} == {-0.25}
             assert {lp for lp, mask in zip(logprobs, masks, strict=True) if mask == -100} == {1.0}
+
+
+@pytest.mark.slow
+async def test_items_that_can_not_be_had_end_it_when_what_runs_is_sent(
+    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any
+) -> None:
+    env = make_env(token_server.base_url, "vllm", rollout_server_url=run_api.url, total_steps=50, max_num_workers=2)
+    ask, count = env.get_next_item, 0
+
+    async def breaking() -> Any:
+        nonlocal count
+        count += 1
+        if count > 4:
+            raise KeyError("the next row")
+        return await ask()
+
+    env.get_next_item = breaking
+    trainer = make_trainer(run_api.url)
+    training = asyncio.create_task(trainer.run(50))
+    try:
+        with pytest.raises(PluginError, match=r"get_next_item of environment 'tasks' failed: KeyError"):
+            async with asyncio.timeout(200):
+                await env.env_manager()
+    finally:
+        training.cancel()
+    assert env.metrics.totals["failures_cancelled"] == 0
+    assert (env.metrics.totals["groups"], env.api.counts["sent"]) == (4, 4)
 
 
 @pytest.mark.slow
@@ -83,6 +111,55 @@ async def test_fifty_batches_with_failures_and_a_dead_api(
     assert all(record["reward"] is None for record in records.values() if record["failure"])
     assert env.api.counts["registered"] == 2
     assert env.tasks == set()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("leak_check")
+@pytest.mark.parametrize("trouble", [404, 503, 401, "hang"])
+async def test_trouble_of_the_model_server_that_passes_costs_no_rollout(
+    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path, trouble: Any
+) -> None:
+    env = make_env(token_server.base_url, "vllm", rollout_server_url=run_api.url, total_steps=8, max_num_workers=4)
+    env.server_configs = [server.model_copy(update={"timeout": 1}) for server in env.server_configs]
+    trainer = make_trainer(run_api.url)
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        serving_task = tasks.create_task(env.env_manager())
+        training = tasks.create_task(trainer.run(8))
+        while len(trainer.batches) < 3:
+            await asyncio.sleep(0.05)
+        token_server.trouble, before = trouble, token_server.requests
+        await asyncio.sleep(3)
+        asked, token_server.trouble = token_server.requests - before, None
+        await training
+        await serving_task
+    checked(trainer)
+    assert asked < 30, "it was spared"
+    ended = [record for record in lines(tmp_path / "data/groups.trajectories.jsonl") if record["failure"]]
+    assert {record["failure"]["kind"] for record in ended} <= {"cancelled"}, "those that the end of the run cut off"
+    assert env.metrics.totals["items_put_back"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("leak_check")
+async def test_trouble_of_the_model_server_that_lasts_ends_it(
+    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    env = make_env(
+        *(token_server.base_url, "vllm"), rollout_server_url=run_api.url, total_steps=50, endpoint_patience=1.5
+    )
+    trainer = make_trainer(run_api.url)
+    async with asyncio.timeout(120):
+        training = asyncio.create_task(trainer.run(50))
+        serving_task = asyncio.create_task(env.env_manager())
+        while len(trainer.batches) < 2:
+            await asyncio.sleep(0.05)
+        token_server.trouble = 503
+        with pytest.raises(EndpointDown, match="in trouble"):
+            await serving_task
+        training.cancel()
+    failed = [record for record in lines(tmp_path / "data/groups.trajectories.jsonl") if record["failure"]]
+    assert {(record["reward"], record["failure"]["kind"]) for record in failed} == {(None, "model")}
+    assert len(failed) <= 3 * 2, "those that were under way"
 
 
 @pytest.mark.slow
@@ -282,14 +359,14 @@ async def test_rollouts_at_work_and_their_sandboxes_end_with_the_run(
     serving_task = asyncio.ensure_future(env.env_manager())
     async with asyncio.timeout(90):
         await begun.wait()
-        assert await runtime.backend("local").list()
+        assert await runtime.backend("local").list(runtime.owner)
         serving_task.cancel()
         await asyncio.wait([serving_task])
     training.cancel()
     await asyncio.wait([training])
     assert serving_task.cancelled()
     assert env.tasks == set()
-    assert await runtime.backend("local").list() == [], "they do not wait for the runtime's end"
+    assert await runtime.backend("local").list(runtime.owner) == [], "they do not wait for the runtime's end"
     records = lines(tmp_path / "data/groups.trajectories.jsonl")
     assert {record["trajectory_id"] for record in records} >= set(ended) != set()
     assert {(record["failure"]["kind"], record["reward"]) for record in records} == {("cancelled", None)}

@@ -1,0 +1,52 @@
+"""Asks a subclass for items, and remembers how that went: one that raises, or has none, is told apart from the end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from hermes_core.envs.base import Item
+from hermes_core.errors import DatasetError, HermesError, PluginError
+from hermes_core.registries import describe
+
+
+class ItemSource:
+    """Stands in for `get_next_item` of an environment.
+
+    Args:
+        name: the environment's.
+        ask: its own `get_next_item`.
+    """
+
+    def __init__(self, name: str, ask: Callable[[], Awaitable[Item | None]]) -> None:
+        self._name = name
+        self._ask = ask
+        self.given = 0
+        """Items until now."""
+        self.failure: HermesError | None = None
+        """Why there are no more, if it is not that all have been given."""
+
+    async def __call__(self) -> Item | None:
+        """The next item, None after the last.
+
+        Raises:
+            HermesError: as the environment did; or a `PluginError` for anything else that it raised.
+        """
+        try:
+            item = await self._ask()
+        except HermesError as error:
+            self.failure = error
+            raise
+        except Exception as error:
+            self.failure = PluginError(
+                f"get_next_item of environment {self._name!r} failed: {describe(error)}",
+                hint="return the next item, or None after the last; `--traceback` shows where it failed",
+            )
+            raise self.failure from error
+        if item is None and not self.given:
+            self.failure = DatasetError(
+                f"environment {self._name!r} has no items: the first get_next_item() gave None",
+                hint="check what setup() loads, and the settings that choose among it",
+            )
+            raise self.failure
+        self.given += item is not None
+        return item

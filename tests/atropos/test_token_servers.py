@@ -1,0 +1,193 @@
+"""Stock vLLM, stock SGLang and Atropos' own server give tokens alike; one that can't be trained with is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from hermes_core.agents.base import AgentSettings
+from hermes_core.agents.chat import Chat
+from hermes_core.agents.exact import ExactSession
+from hermes_core.agents.failures import BadCompletion
+from hermes_core.agents.generate import GenerateServer
+from hermes_core.agents.wires import WIRES, Sampled, checked
+from hermes_core.errors import ConfigError, ModelError
+from hermes_core.runtime import Runtime
+from hermes_core.testing.scripted_server import ScriptedServer
+from hermes_core.testing.tiny_model.engine import Engine
+from hermes_core.testing.tiny_model.folder import make_model
+from hermes_core.testing.tiny_model.server import TinyModelServer
+
+PROMPT = [7, 8, 9, 10]
+KINDS = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "sglang"}
+PATHS = {
+    "atropos": "/generate",
+    "tokens": "/inference/v1/generate",
+    "completions": "/v1/completions",
+    "sglang": "/generate",
+}
+
+
+@pytest.fixture
+def start(atropos_extra: None) -> Any:
+    """The module of what is checked at the start."""
+    from hermes_core.atropos import start
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def model(torch_extra: None, tokenizers: Callable[[str], Any]) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    return make_model(tokenizers("chatml"))
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+async def serve(model: Any, tokenizers: Callable[[str], Any]) -> AsyncIterator[Serve]:
+    """`await serve(wire, asked=…, raw_logprobs=…)`: a client of a server that speaks this wire alone."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def speaking(
+            wire: str, *, asked: str = "tiny", raw_logprobs: bool = False
+        ) -> tuple[GenerateServer, Engine]:
+            engine = stack.enter_context(Engine(model, raw_logprobs=raw_logprobs))
+            server = await stack.enter_async_context(TinyModelServer(engine, tokenizers("chatml"), wires=[wire]))
+            settings = AgentSettings(base_url=server.base_url, model=asked, max_retries=0)
+            client = GenerateServer(settings, KINDS[wire])
+            stack.push_async_callback(client.aclose)
+            return client, engine
+
+        yield speaking
+
+
+@pytest.mark.parametrize("wire", sorted(KINDS))
+async def test_what_is_read_is_what_was_sampled(serve: Serve, wire: str, tokenizers: Callable[[str], Any]) -> None:
+    client, engine = await serve(wire)
+    for temperature in (1.0, 0.7):
+        sampled = await client.sample(PROMPT, max_tokens=6, temperature=temperature)
+        given = engine.sampled[-1]
+        assert (tuple(sampled.tokens), tuple(sampled.logprobs)) == (given.tokens, given.logprobs)
+        assert (sampled.finish_reason, given.prompt, given.temperature) == (
+            given.finish_reason,
+            tuple(PROMPT),
+            temperature,
+        )
+    assert client.wire.path == PATHS[wire], "what the server speaks is found out"
+    text = tokenizers("chatml").decode(sampled.tokens, skip_special_tokens=True)
+    assert sampled.text == (None if wire == "tokens" else text)
+
+
+@pytest.mark.parametrize("wire", sorted(KINDS))
+async def test_a_model_without_a_name_is_the_one_that_there_is(serve: Serve, wire: str) -> None:
+    client, _ = await serve(wire, asked="default")
+    assert len((await client.sample(PROMPT, max_tokens=3, temperature=1.0)).tokens) <= 3
+
+
+@pytest.mark.parametrize("wire", ["tokens", "completions"])
+async def test_another_model_is_named_and_not_taken_for_another_server(serve: Serve, wire: str) -> None:
+    client, _ = await serve(wire, asked="other")
+    with pytest.raises(ModelError, match="The model `other` does not exist"):
+        await client.sample(PROMPT, max_tokens=3, temperature=1.0)
+
+
+async def test_a_server_that_gives_no_tokens_is_told_apart_from_vllm() -> None:
+    async with ScriptedServer([]) as server:
+        client = GenerateServer(AgentSettings(base_url=server.base_url, max_retries=0), "vllm")
+        with pytest.raises(ModelError) as raised:
+            await client.sample(PROMPT, max_tokens=3, temperature=1.0)
+        await client.aclose()
+    assert "/inference/v1/generate, /v1/completions, /generate" in str(raised.value)
+    assert "takes vLLM, the API server of Atropos' example trainer" in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_what_a_server_would_fill_in_is_said(kind: str) -> None:
+    """vLLM takes what is not said from the model's generation_config.json, SGLang from its command line."""
+    for wire in WIRES[kind]:
+        body = wire.write(PROMPT, {"max_tokens": 3, "temperature": 0.5})
+        said = body.get("sampling_params", body)
+        if wire.path in ("/v1/completions", "/generate") and "prompt_token_ids" not in str(body):
+            neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+            assert {key: said[key] for key in neutral} == neutral
+        assert said["temperature"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("wire", "choice", "said"),
+    [
+        ("completions", {"token_ids": None, "logprobs": {"token_logprobs": []}}, "no token"),
+        ("completions", {"token_ids": [5], "logprobs": None}, "not subscriptable"),
+        ("tokens", {"token_ids": [5], "logprobs": {"content": [{"logprob": -9999.0}]}}, "is no logprob"),
+        ("tokens", {"token_ids": [5], "logprobs": {"content": []}}, "shorter"),
+        ("tokens", {"token_ids": [5], "logprobs": {"content": [{"logprob": -1}]}, "finish_reason": "abort"}, "abort"),
+    ],
+)
+def test_an_answer_without_tokens_and_logprobs_is_none(wire: str, choice: Any, said: str) -> None:
+    (reader,) = (each for each in WIRES["vllm"] if each.path == PATHS[wire])
+    with pytest.raises((TypeError, ValueError), match=said):
+        checked(reader.read({"choices": [{"finish_reason": "stop", **choice}]}))
+
+
+class Gives:
+    """A server that gives the same each time."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+
+    async def sample(self, prompt: Any, *, max_tokens: int, temperature: float | None) -> Sampled:
+        return Sampled(self.tokens, [-0.5] * len(self.tokens), "stop")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "said"),
+    [((5, 10**6), 10, "gave the token 1000000, and"), ((5,) * 11, 10, "gave 11 tokens, and was asked for 10 at most")],
+)
+async def test_tokens_that_can_not_be_what_was_asked_for(
+    tokenizers: Callable[[str], Any], runtime: Runtime, tokens: tuple[int, ...], limit: int, said: str
+) -> None:
+    chat = Chat(tokenizers("chatml"))
+    session = ExactSession(Gives(*tokens), chat, runtime.parser("hermes"), max_length=4000)  # type: ignore[arg-type]
+    with pytest.raises(BadCompletion, match=said):
+        await session.chat_completion(messages=[{"role": "user", "content": "go"}], max_tokens=limit)
+    assert session.nodes == []
+
+
+@pytest.mark.parametrize("wire", sorted(KINDS))
+async def test_a_tokenizer_that_is_not_the_servers(
+    start: Any, serve: Serve, wire: str, tokenizers: Callable[[str], Any]
+) -> None:
+    client, _ = await serve(wire)
+    await start.try_out([client], tokenizers("chatml"), 1.0)
+    if wire == "atropos":  # it has nothing to ask: its own text of what it samples has to do
+        with pytest.raises(ConfigError, match=r"it makes 'abc', and this one .*set tokenizer_name"):
+            start._check_tokenizer(client, tokenizers("chatml"), Sampled([7, 8], [-1.0] * 2, "stop", "abc"))
+        return
+    with pytest.raises(ConfigError, match=r"is not that of the server .*of one text .*set tokenizer_name"):
+        await start.try_out([client], tokenizers("llama3"), 1.0)
+
+
+async def test_a_tokenizer_that_has_fewer_tokens(start: Any, serve: Serve, tokenizers: Callable[[str], Any]) -> None:
+    client, _ = await serve("tokens")
+    count = len(tokenizers("chatml"))
+    with pytest.raises(ConfigError, match=rf"gave the token {count}, and this one has {count}"):
+        start._check_tokenizer(client, tokenizers("chatml"), Sampled([count], [-1.0], "stop"))
+
+
+@pytest.mark.parametrize("wire", ["tokens", "completions"])
+async def test_logprobs_from_before_the_temperature(
+    start: Any, serve: Serve, wire: str, tokenizers: Callable[[str], Any]
+) -> None:
+    client, _ = await serve(wire, raw_logprobs=True)
+    await start.try_out([client], tokenizers("chatml"), 1.0)
+    with pytest.raises(ConfigError, match=r"from before the temperature.*processed_logprobs"):
+        await start.try_out([client], tokenizers("chatml"), 0.7)
+    client, _ = await serve(wire)
+    await start.try_out([client], tokenizers("chatml"), 0.7)
