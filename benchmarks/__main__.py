@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks import (
     atropos,
     batch,
+    checkouts,
     latency,
     output,
     parsers,
@@ -36,6 +37,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "output": output.rows,
     "processes": processes.rows,
     "swe-smith": swe_smith.rows,
+    "checkouts": checkouts.rows,
     "startup": startup.rows,
     "parsers": parsers.rows,
     "docker": peers_docker.rows,
@@ -45,7 +47,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "atropos": atropos.rows,
 }
 
-NOT_QUICK = ("swe-smith", "docker-rollouts", "atropos")
+NOT_QUICK = ("swe-smith", "checkouts", "docker-rollouts", "atropos")
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"

@@ -165,6 +165,11 @@ def rss(pid: int) -> int:
     return _status(pid, "VmRSS")
 
 
+def peak(pid: int) -> int:
+    """The most that its resident memory has been, in bytes."""
+    return _status(pid, "VmHWM")
+
+
 def _status(pid: int, field: str) -> int:
     with open(f"/proc/{pid}/status") as file:
         for line in file:

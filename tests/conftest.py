@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-KEPT = ("HERMES_REQUIRE", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG", "HERMES_VLLM_SOURCE")
+KEPT = ("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG", "HERMES_VLLM_SOURCE")
 """The variables of ours that tests do see: what has to be there, and where it is."""
 
 LOOP_STALL_S = 0.05

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import types
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,39 @@ async def test_the_guide_to_environments_makes_a_sound_one(tmp_path: Path, monke
     try:
         async with Runtime(plugins=[plugin]) as runtime:
             outcome = await validate(runtime, "count-lines", env={"count": 2}, repeat=1)
+            programs = importlib.import_module("my_env.programs").Programs
+            graded = await validate(runtime, programs(programs.config_class()), repeat=1)
     finally:
         for module in [name for name in sys.modules if name.partition(".")[0] == "my_env"]:
             del sys.modules[module]
     assert outcome.sound, outcome.to_dict()
+    assert graded.sound, graded.to_dict()
+
+
+async def test_the_guide_s_row_is_sound(tmp_path: Path) -> None:
+    (row,) = blocks("docs/writing-an-environment.md", "json")
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(json.loads(row)))
+    async with Runtime(load_entry_points=False) as runtime:
+        outcome = await validate(runtime, "tasks", env={"dataset_name": str(tmp_path / "tasks.jsonl")})
+    assert outcome.sound, outcome.to_dict()
+
+
+def test_the_guide_to_environments_makes_a_package_that_installs(tmp_path: Path) -> None:
+    guide = "docs/writing-an-environment.md"
+    for block in [*blocks(guide, "toml"), *blocks(guide, "python")]:
+        name = re.match(r"# ([\w./]+\.(?:toml|py))", block)
+        assert name is not None, f"a block that says no file: {block[:60]}"
+        path = tmp_path / name[1]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(block)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    done = subprocess.run([*build, str(tmp_path / "dist"), str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "my_env/environment.py" in archive.namelist()
+        (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        assert b"count-lines = my_env" in archive.read(entry_points)
 
 
 def test_the_readme_s_python_runs() -> None:
