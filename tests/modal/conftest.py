@@ -50,7 +50,7 @@ def emulator(session_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch) -
     """The shared emulator; the test's environment points at it, and its faults end with the test."""
     yield _point(monkeypatch, session_emulator)
     session_emulator.clear_faults()
-    session_emulator.set(max_sandboxes=None, refused_tokens=[], missing_images=[], page_size=100)
+    session_emulator.set(max_sandboxes=None, refused_tokens=[], missing_images=[":missing"], page_size=100)
 
 
 @pytest.fixture

@@ -55,14 +55,20 @@ def interpreter_prefixes() -> tuple[str, ...]:
     return prefixes
 
 
-def view(visible: Iterable[str], hidden: Iterable[str], own: Iterable[str] | None = None) -> View:
+def view(
+    visible: Iterable[str],
+    hidden: Iterable[str],
+    own: Iterable[str] | None = None,
+    packages: Iterable[str] | None = None,
+) -> View:
     """What the sandbox sees: the system, this interpreter, and the `visible` paths; without the `hidden` ones.
 
     Our `own` directories are hidden too where they lie in a system directory; anywhere else they are not there in the
     first place. If not named, they are our home, working directory, checkout and virtual environment.
 
     The packages that any Python on this host has installed are hidden as well, but for pip and for what lies below a
-    `visible` path: a task's package among them would be its solution.
+    `visible` path: a task's package among them would be its solution. They are looked for, unless the `packages` that
+    were found before are given.
 
     Raises:
         ConfigError: a visible path is relative, missing, or the sandbox's own; or one of the hidden can't be hidden.
@@ -80,9 +86,10 @@ def view(visible: Iterable[str], hidden: Iterable[str], own: Iterable[str] | Non
                 f"hidden_paths: {path} can't be hidden: it is no directory, or programs need it",
                 hint="name a directory that nothing in the sandbox needs",
             )
-    packages = [path for path in package_folders(interpreter_prefixes()) if not is_below(path, [*masks, *named])]
-    installers = [f"{path}/{_INSTALLER}" for path in packages]
-    masks = sorted({*masks, *packages})
+    found = package_folders(interpreter_prefixes()) if packages is None else packages
+    apart = [path for path in found if not is_below(path, [*masks, *named])]
+    installers = [f"{path}/{_INSTALLER}" for path in apart]
+    masks = sorted({*masks, *apart})
     binds, symlinks = mounts.system_binds([*shown, *installers], masks)
     return View(tuple(binds), tuple(symlinks), tuple(masks))
 

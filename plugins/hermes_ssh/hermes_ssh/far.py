@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import marshal
 import os
+import select
 import signal
 import stat
 import sys
@@ -54,20 +55,35 @@ def main(request: dict[str, Any]) -> None:
 def _create(request: dict[str, Any]) -> dict[str, Any]:
     probe = what_works()
     _check(request, probe)
+    packages = _packages(request)
+    _check_awaited()
     sandbox_id = request["record"]["sandbox_id"]
     for _ in range(_ATTEMPTS):
         root = _open_root(request["directory"])
         _sweep(root)
         path = os.path.join(root, sandbox_id)
-        report = _start_keeper(_keeper_request(request, probe, root))
+        report = _start_keeper(_keeper_request(request, probe, root, packages))
         if "record" in report:
-            return _described(report["record"], root)
+            return dict(_described(report["record"], root), packages=packages)
         if "error" in report and os.path.isdir(root):  # or its last sandbox has just taken it away
             raise HermesError("it could not be started: " + report["error"])
         record = _existing(path)
         if record is not None:
-            return _described(record, root)
+            return dict(_described(record, root), packages=packages)
     raise HermesError(f"the directory {path} is in the way", hint="remove it")
+
+
+def _check_awaited() -> None:
+    """End here if the connection was closed while we looked around: who asked has seen no sandbox, and will find none."""
+    if select.select([0], [], [], 0)[0] and not os.read(0, 1):
+        sys.exit(1)
+
+
+def _packages(request: dict[str, Any]) -> list[str] | None:
+    """Where this host's Pythons keep packages. Looking takes seconds on a cold disk: we are told what we have found."""
+    if not request["isolated"] or request["packages"] is not None:
+        return request["packages"]
+    return list(view.package_folders(view.interpreter_prefixes()))
 
 
 def _check(request: dict[str, Any], probe: dict[str, Any]) -> None:
@@ -87,10 +103,14 @@ def _check(request: dict[str, Any], probe: dict[str, Any]) -> None:
         )
 
 
-def _keeper_request(request: dict[str, Any], probe: dict[str, Any], root: str) -> dict[str, Any]:
+def _keeper_request(
+    request: dict[str, Any], probe: dict[str, Any], root: str, packages: list[str] | None
+) -> dict[str, Any]:
     isolated, sandbox_id = request["isolated"], request["record"]["sandbox_id"]
     by_user = isolated and not probe["namespaces"]
-    shown = view.view(request["visible_paths"], [root], view.homes()) if isolated else view.View((), (), ())
+    shown = view.View((), (), ())
+    if isolated:
+        shown = view.view(request["visible_paths"], [root], view.homes(), packages)
     data = os.path.join(root, sandbox_id, directories.DATA)
     return {
         "state_root": root,

@@ -47,6 +47,8 @@ class Host:
         self.name = access.host
         self.sandboxes: set[str] = set()
         """What we have there: the leases of sandboxes that run, or are being made."""
+        self.packages: list[str] | None = None
+        """Where its Pythons keep packages, as it has found."""
         self.aside_until = 0.0
         self._failures = 0
         self._reached = False
@@ -296,7 +298,7 @@ class HostPool:
             host.sandboxes.add(lease_id)
             self._placed[lease_id] = host
             try:
-                answer = await host.ask(request)
+                answer = await host.ask({**request, "packages": host.packages})
             except BaseException as error:
                 host.sandboxes.discard(lease_id)
                 if not isinstance(error, HermesError):
@@ -308,6 +310,7 @@ class HostPool:
                 failures.append(error)
                 continue
             host.works()
+            host.packages = answer["packages"]
             return host, answer
         self._placed.pop(lease_id, None)
         raise _combined(failures)
