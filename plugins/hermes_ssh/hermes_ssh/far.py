@@ -74,7 +74,7 @@ def _create(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_awaited() -> None:
-    """End here if the connection was closed while we looked around: who asked has seen no sandbox, and will find none."""
+    """End here if the connection was closed while we looked around: nobody is to find a sandbox later."""
     if select.select([0], [], [], 0)[0] and not os.read(0, 1):
         sys.exit(1)
 
