@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_core.envs.base import Environment, Item
 from hermes_core.errors import VerifierError
 from hermes_core.hookspecs import hookimpl
+from hermes_core.sandbox.streaming import background
 from hermes_swe_smith import demo_tasks
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks, read_rows
@@ -96,6 +97,7 @@ class SweSmithEnvironment(Environment):
         self._tasks = load_tasks(read_rows(name, config.dataset_split), config)
         for task in self._tasks.values():
             self._catalog.source(task)
+        self._reach = Reach(self._tasks.values(), self._catalog.source)
         self._items = [_as_item(task) for task in self._tasks.values()]
 
     async def aclose(self) -> None:
@@ -136,8 +138,9 @@ class SweSmithEnvironment(Environment):
         """Give the agent the buggy tree."""
         task = self._task(item)
         trees_dir, environment = await self._prepared(rollout, task)
-        await self._reach.look(rollout, task, self._catalog.source(task), self._tasks.values())
-        await give_checkout(rollout, task, trees_dir, environment)
+        async with background(self._reach.look(rollout, task, environment)) as looking:
+            await give_checkout(rollout, task, trees_dir, environment)
+            await looking
         return {"repo_dir": f"{rollout.commands.workspace_dir}/{task.directory}", "base_commit": task.base_commit}
 
     @hookimpl

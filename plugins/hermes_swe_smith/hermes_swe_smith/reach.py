@@ -1,19 +1,22 @@
 """Warns when a solution is within the agents' reach: in an image, a cache or an index that slots can read.
 
-The search is done in a slot before an agent is in it. It looks for the modules that the tasks' patches change, in any
-copy that the slot can read: among an image's packages, vendored by another package, in the tests' own environment. It
-also looks for archives and repositories named like the project, for pip's cache, and for a package index that answers.
-What is found may be of another version, or another project's: it is a warning, and refuses nothing.
+The search is done in a slot before an agent is in it: once for an image, and for each environment of tests. It looks
+for the modules that the tasks' patches change, in any copy that the slot can read: among an image's packages,
+vendored by another package, in the tests' own environment. It also looks for archives and repositories named like the
+project, for pip's cache, and for a package index that answers. What is found may be of another version, or another
+project's: it is a warning, and refuses nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,6 +24,7 @@ from hermes_core.errors import CommandError
 
 if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
+    from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task
 
@@ -28,6 +32,8 @@ log = logging.getLogger("hermes_core.swe_smith")
 
 SEARCH_S = 15.0
 """Seconds that a search may take; what was found by then is told."""
+
+ANSWER_LIMIT = 8 << 20
 
 _NAMED = 5
 
@@ -41,14 +47,17 @@ import json, os, re, socket, sys, threading, time
 told = json.load(sys.stdin)
 skipped = tuple(told["skipped"])
 end = time.monotonic() + told["seconds"]
-modules = {}
-for module in told["modules"]:
-    package, _, name = module.rpartition("/")
-    modules.setdefault(name, []).append(package)
-projects = set(told["projects"])
+modules, projects, found = {}, {}, {}
+for repo, wanted in told["projects"].items():
+    found[repo] = []
+    for module in wanted["modules"]:
+        package, _, name = module.rpartition("/")
+        modules.setdefault(name, []).append((package, repo))
+    for name in wanted["names"]:
+        projects.setdefault(name, []).append(repo)
 ARCHIVES = (".whl", ".egg", ".zip", ".conda", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 plain = lambda name: re.sub("[-_.]+", "-", name.lower())
-found, reached = [], []
+reached = []
 
 def connect(host, port):
     try:
@@ -61,48 +70,47 @@ threads = [threading.Thread(target=connect, args=place, daemon=True) for place i
 for thread in threads:
     thread.start()
 
-def is_copy(place, name, names):
-    for package in modules.get(name, ()):
+def copied(place, name, names):
+    for package, repo in modules.get(name, ()):
         if package and ("/" + place.lstrip("/")).endswith("/" + package):
-            return True
+            yield repo
         top = os.path.basename(place)
         if not package and (
             top in ("site-packages", "dist-packages", "_vendor") or names & {"setup.py", "pyproject.toml"}
         ):
-            return True
-    return False
+            yield repo
 
-def is_archive(name):
+def archived(name):
     match = name.endswith(ARCHIVES) and re.match(r"(.+?)-\d", name)
-    return bool(match) and plain(match[1]) in projects
+    return projects.get(plain(match[1]), ()) if match else ()
 
 def look(place, directories, names):
     folder = re.sub("/__pycache__$", "", place)
     for name in names:
         stem, _, suffix = name.partition(".")
-        code = stem in modules and suffix.endswith(("py", "pyc", "so", "pyx")) and is_copy(folder, stem, names)
-        if (code or is_archive(name)) and os.access(os.path.join(place, name), os.R_OK):
-            yield os.path.join(place, name)
+        code = stem in modules and suffix.endswith(("py", "pyc", "so", "pyx"))
+        repos = [*(copied(folder, stem, names) if code else ()), *archived(name)]
+        if repos and os.access(os.path.join(place, name), os.R_OK):
+            yield os.path.join(place, name), repos
     top = os.path.basename(place)
     if {"objects", "refs"} <= set(directories) and "HEAD" in names:
         owner = os.path.dirname(place) if top == ".git" else place
-        if plain(re.sub(r"\.git$", "", os.path.basename(owner))) in projects:
-            yield place
+        yield place, projects.get(plain(re.sub(r"\.git$", "", os.path.basename(owner))), ())
     if top == "pip" and {"http", "http-v2", "wheels"} & set(directories):
-        yield place
+        yield place, found
 
-def walk():
-    for place, directories, names in os.walk("/"):
+def walk(root):
+    for place, directories, names in os.walk(root):
         if time.monotonic() > end:
             return
         directories[:] = [name for name in directories if not os.path.join(place, name, "").startswith(skipped)]
-        for path in look(place, directories, set(names)):
-            if path not in found:
-                found.append(path)
-            if len(found) >= told["most"]:
-                return
+        for path, repos in look(place, directories, set(names)):
+            for repo in repos:
+                if path not in found[repo] and len(found[repo]) < told["most"]:
+                    found[repo].append(path)
 
-walk()
+for root in told["roots"]:
+    walk(root)
 for thread in threads:
     thread.join(max(0.0, min(3.0, end - time.monotonic())))
 print(json.dumps({"found": found, "reached": reached}))
@@ -112,56 +120,57 @@ os._exit(0)
 
 
 class Reach:
-    """What was looked for in a run already: each image and project once, and each index that answers is told once."""
+    """What to look for in the slots of a run, and where that was done already: each place once, each index told once.
 
-    def __init__(self) -> None:
+    Args:
+        tasks: all of the run. Those of one image are looked for together, as their agents read the same files.
+        source: where a task's repository comes from.
+    """
+
+    def __init__(self, tasks: Iterable[Task] = (), source: Callable[[Task], Source] | None = None) -> None:
+        self._wanted: dict[str | None, _Wanted] = {}
         self._looked: set[tuple[str | None, str]] = set()
         self._reached: set[str] = set()
+        for task in tasks:
+            if source is not None:
+                self._wanted.setdefault(task.image, _Wanted()).add(task, source(task))
 
-    async def look(self, site: LeasedSlot, task: Task, source: Source, tasks: Iterable[Task]) -> None:
-        """Search a slot that no agent is in yet, for the solutions of this task's project, and warn of what is found.
-
-        Args:
-            tasks: all of the run; those of the same repository are looked for together.
+    async def look(self, site: LeasedSlot, task: Task, environment: TestEnvironment) -> None:
+        """Search a slot that no agent is in yet, for the solutions of the run's tasks, and warn of what is found.
 
         Raises:
             InfraError: the sandbox failed. A search that fails is no reason to fail a rollout.
         """
-        if (task.image, source.key) in self._looked:
+        new = {root for root in ("/", environment.directory) if (task.image, root) not in self._looked}
+        if not new:
             return
-        self._looked.add((task.image, source.key))
+        places = {(task.image, root) for root in new}
+        self._looked |= places
         try:
-            await self._look(site, task, source, tasks)
+            await self._look(site, task.image, environment, sorted(new))
         except BaseException:
-            self._looked.discard((task.image, source.key))
+            self._looked -= places
             raise
 
-    async def _look(self, site: LeasedSlot, task: Task, source: Source, tasks: Iterable[Task]) -> None:
-        siblings = [each for each in tasks if each.repo == task.repo and each.image == task.image]
-        modules = sorted({module for each in siblings for module in changed_modules(each.patch, source.pythonpath)})
+    async def _look(self, site: LeasedSlot, image: str | None, environment: TestEnvironment, roots: list[str]) -> None:
+        wanted = self._wanted[image]
+        slots = posixpath.dirname(site.commands.workspace_dir)
         told = {
-            "modules": modules,
-            "projects": sorted(_project_names(task, modules)),
-            "hosts": _hosts(source),
-            "skipped": ["/proc/", "/sys/", "/dev/", f"{posixpath.dirname(site.commands.workspace_dir)}/slot_"],
+            "projects": {repo: {key: sorted(words) for key, words in each.items()} for repo, each in wanted.of.items()},
+            "hosts": sorted(wanted.hosts) if "/" in roots else (),
+            "roots": roots,
+            "skipped": [
+                *("/proc/", "/sys/", "/dev/", f"{slots}/slot_", f"{posixpath.dirname(environment.directory)}/")
+            ],
             "seconds": SEARCH_S,
             "most": 50,
         }
         answer = await _search(site, told)
-        self._warn(task, answer.get("found", ()), answer.get("reached", ()))
+        for repo in wanted.of:
+            _warn(repo, image, answer.get("found", {}).get(repo, ()))
+        self._warn_of_hosts(answer.get("reached", ()))
 
-    def _warn(self, task: Task, found: Collection[str], reached: Collection[str]) -> None:
-        where = f" of image {task.image}" if task.image else ""
-        if found:
-            log.debug("%s%s: all that was found: %s", task.repo, where, found)
-            places = ", ".join(list(found)[:_NAMED]) + (", …" if len(found) > _NAMED else "")
-            log.warning(
-                "%s: agents can read what may be the solution, in slots%s: %s; remove it, or hide it (hidden_paths on "
-                "local)",
-                task.repo,
-                where,
-                places,
-            )
+    def _warn_of_hosts(self, reached: Collection[str]) -> None:
         new = sorted(set(reached) - self._reached)
         if new:
             self._reached.update(new)
@@ -170,6 +179,36 @@ class Reach:
                 "network 'none' or 'setup'",
                 ", ".join(new),
             )
+
+
+@dataclass
+class _Wanted:
+    """What is looked for on one image: by repository, the modules of its solutions and the names of its archives."""
+
+    of: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+    hosts: set[tuple[str, int]] = field(default_factory=set)
+
+    def add(self, task: Task, source: Source) -> None:
+        """Add a task."""
+        each = self.of.setdefault(task.repo, {"modules": set(), "names": set()})
+        modules = changed_modules(task.patch, source.pythonpath)
+        each["modules"] |= modules
+        each["names"] |= _project_names(task, modules)
+        self.hosts.update(_hosts(source))
+
+
+def _warn(repo: str, image: str | None, found: Collection[str]) -> None:
+    if not found:
+        return
+    where = f" of image {image}" if image else ""
+    log.debug("%s%s: all that was found: %s", repo, where, found)
+    places = ", ".join(list(found)[:_NAMED]) + (", …" if len(found) > _NAMED else "")
+    log.warning(
+        "%s: agents can read what may be the solution, in slots%s: %s; remove it, or hide it (hidden_paths on local)",
+        repo,
+        where,
+        places,
+    )
 
 
 def changed_modules(patch: str, pythonpath: tuple[str, ...] | None) -> set[str]:
@@ -202,6 +241,7 @@ def _hosts(source: Source) -> list[tuple[str, int]]:
     return sorted(places)
 
 
+@functools.cache
 def _usual_index() -> str:
     """The package index that pip asks unless it is told another one; nothing where there is no pip here."""
     try:
@@ -214,7 +254,8 @@ def _usual_index() -> str:
 async def _search(site: LeasedSlot, told: Mapping[str, Any]) -> dict[str, Any]:
     argv = ["python3", "-I", "-S", "-c", _SEARCH]
     try:
-        done = await site.commands.run(argv, stdin=json.dumps(told).encode(), timeout_s=2 * SEARCH_S)
+        asked = json.dumps(told).encode()
+        done = await site.commands.run(argv, stdin=asked, timeout_s=2 * SEARCH_S, output_limit=ANSWER_LIMIT)
         answer = json.loads(done.stdout) if done.ok else {}
     except (CommandError, ValueError) as error:
         log.info("no search for solutions in the slots: %s", error)
