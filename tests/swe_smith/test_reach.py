@@ -14,6 +14,7 @@ from hermes_swe_smith.reach import changed_modules
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
+from tests.swe_smith.shapes import PYTEST, PYTEST_7, Shape, write
 
 MODULE = "ledgerline/amounts"
 
@@ -95,6 +96,33 @@ async def test_every_place_of_the_project_is_told_once(image, caplog):
         assert not found & {*NOT_THE_PROJECT, "/opt/ledgerline-2.0.whl"}
     shown = [record for record in caplog.records if "may be the solution" in record.getMessage()]
     assert {record.levelno for record in shown} == {logging.WARNING}
+
+
+@pytest.mark.slow
+async def test_the_environment_of_another_task_is_searched_too(caplog, tmp_path):
+    """pytest needs what the second task's project is called, so that both tasks' environments hold a copy."""
+    vendored = Shape(
+        {"attr/extra.py": "x = 1\n", "tests/test_x.py": "from attr.extra import x\ndef test_x(): assert x == 1\n"},
+        ("tests/test_x.py::test_x",),
+        bug=(("attr/extra.py", "1", "2"),),
+        requirements=PYTEST_7,
+    )
+    installed = Shape(
+        {
+            "iniconfig/exceptions.py": "x = 1\n",
+            "tests/test_x.py": "def test_x(): assert open('iniconfig/exceptions.py').read() == 'x = 1\\n'\n",
+        },
+        ("tests/test_x.py::test_x",),
+        bug=(("iniconfig/exceptions.py", "1", "2"),),
+        requirements=PYTEST,
+    )
+    tasks = write(tmp_path, {"vendored": vendored, "installed": installed})
+    env = {"dataset_name": str(tasks), "repo_base_url": str(tmp_path), "python_only": False, "shuffle": False}
+    async with Runtime(load_entry_points=False, plugins=[hermes_swe_smith]) as runtime:
+        await run_rollouts(runtime, "swe-smith", "nop", env=env, backend="local", concurrency=1)
+    told = [line for line in warnings_of(caplog) if "/prepared/" in line and "iniconfig/exceptions.py" in line]
+    assert len(told) == 2  # one for each environment
+    assert all(line.startswith("swesmith/shapes__project1") for line in told)
 
 
 @pytest.mark.slow

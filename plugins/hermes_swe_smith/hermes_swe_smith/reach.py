@@ -103,7 +103,8 @@ def walk(root):
     for place, directories, names in os.walk(root):
         if time.monotonic() > end:
             return
-        directories[:] = [name for name in directories if not os.path.join(place, name, "").startswith(skipped)]
+        if root == "/":
+            directories[:] = [name for name in directories if not os.path.join(place, name, "").startswith(skipped)]
         for path, repos in look(place, directories, set(names)):
             for repo in repos:
                 if path not in found[repo] and len(found[repo]) < told["most"]:
