@@ -48,6 +48,11 @@ def root_failure(error: BaseException) -> BaseException:
     return error
 
 
+def is_timeout(error: BaseException) -> bool:
+    """Whether it says that no answer came in time."""
+    return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
+
+
 def may_pass(error: BaseException) -> bool:
     """Whether sending the same request again can help."""
     status = status_of(error)
@@ -89,7 +94,7 @@ def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "",
     status = status_of(error)
     if status is not None:
         return _for_status(status, error, place, model, tries)
-    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+    if is_timeout(error):
         return ModelError(
             f"{place} did not answer in time{tries}",
             hint="lower the concurrency or the number of tokens asked for, or raise request_timeout_s",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
-from hermes_core.agents.failures import EndpointDown, ResponseTooLarge, status_of
+from hermes_core.agents.failures import EndpointDown, ResponseTooLarge, is_timeout, status_of
 from hermes_core.agents.loop import ChatServer, HermesAgentLoop
 from hermes_core.agents.replies import decode_arguments, read_reply
 from hermes_core.agents.retries import Endpoint, is_loopback
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 CHECK_S = 30.0
 """Seconds that an endpoint has to list its models."""
+
+SHORT_TOKENS, SHORT_S = 256, 60.0
+"""Length and time limit of the answer that tells an endpoint without an answer from an answer without an end."""
 
 _GATEWAY = frozenset({502, 503, 504})
 """What is said where the server behind it is not there yet. Other failures may just mean that it has no such list."""
@@ -124,7 +128,7 @@ class OpenAIServer:
             ContextLengthExceeded: the conversation does not fit the model's context.
         """
         return await self.endpoint.ask(
-            lambda: self._ask_once({"model": self.model, "messages": sendable(messages), **request})
+            lambda: self._ask_in_time({"model": self.model, "messages": sendable(messages), **request})
         )
 
     async def check(self) -> None:
@@ -168,15 +172,41 @@ class OpenAIServer:
         """Close the connections. Idempotent."""
         await self._client.close()
 
-    async def _ask_once(self, body: dict[str, Any]) -> Any:
+    async def _ask_in_time(self, body: dict[str, Any]) -> Any:
+        """One completion; a short one, cut off, if the model does not come to an end.
+
+        A model that could make its requests fail by never ending would have its bad rollouts discarded. So where no
+        length was set, an answer that is late is asked for again in short. If there is a short one, and the whole one
+        is late again, it is the model's doing: the endpoint works.
+        """
+        try:
+            return await self._ask_once(body)
+        except Exception as late:
+            if not is_timeout(late) or self.endpoint.paused or _sets_length(body):
+                raise
+            try:
+                short = await self._ask_once({**body, "max_tokens": SHORT_TOKENS}, SHORT_S)
+            except Exception as error:
+                raise late from error
+        if short.choices[0].finish_reason != "length":
+            return short
+        try:
+            return await self._ask_once(body)
+        except Exception as late:
+            if not is_timeout(late):
+                raise
+            return short
+
+    async def _ask_once(self, body: dict[str, Any], limit_s: float = math.inf) -> Any:
         from openai.types.chat import ChatCompletion
 
-        body |= body.pop("extra_body", None) or {}
+        body = {**body, **(body.get("extra_body") or {})}
+        body.pop("extra_body", None)
         async with self._turnstile:  # one request a round of the event loop, however many rollouts are ready for one
             await asyncio.sleep(0)
         try:
             # The client's own limit is per read: an endpoint that drips would never reach it.
-            async with asyncio.timeout(self.settings.request_timeout_s):
+            async with asyncio.timeout(min(limit_s, self.settings.request_timeout_s)):
                 # Not `chat.completions.create`: that walks the whole conversation through its types each time, which
                 # is most of the work and stalls the event loop (5 ms a request against 2).
                 completion = await self._client.post("/chat/completions", cast_to=ChatCompletion, body=body)
@@ -186,6 +216,11 @@ class OpenAIServer:
             raise
         read_reply(completion, turn=1)  # raises here, where it can be tried again, if this is no completion
         return completion
+
+
+def _sets_length(body: Mapping[str, Any]) -> bool:
+    """Whether a request says how long its answer may be."""
+    return any(key.startswith("max_") for key in (*body, *(body.get("extra_body") or {})))
 
 
 def sendable(messages: Sequence[Message]) -> list[Message]:

@@ -156,3 +156,56 @@ async def test_the_check_knows_models_by_other_names_and_servers_without_a_list(
         await endpoint.check()
         assert server.request_count == 0
         await endpoint.aclose()
+
+
+class Slow:
+    """A server's script: the first `late` requests without a length have no answer in time."""
+
+    def __init__(self, late, short):
+        self.late, self.short = late, short
+
+    async def __call__(self, request):
+        if "max_tokens" in request:
+            return self.short
+        self.late -= 1
+        await asyncio.sleep(60 if self.late >= 0 else 0)
+        return Reply("done")
+
+
+CUT = Reply("and so on", finish_reason="length")
+
+
+@pytest.mark.parametrize(
+    ("late", "short", "given"),
+    [
+        pytest.param(2, CUT, ("and so on", "length"), id="no end: a short answer is the answer"),
+        pytest.param(1, CUT, ("done", "stop"), id="the endpoint stood still for a while"),
+        pytest.param(1, Reply("brief"), ("brief", "stop"), id="the short answer is whole"),
+    ],
+)
+async def test_an_answer_that_is_late_is_asked_for_again_in_short(late, short, given):
+    async with ScriptedServer(Slow(late, short)) as server:
+        endpoint = opened(server, request_timeout_s=0.5)
+        answer = await endpoint.chat_completion(messages=HELLO)
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == given
+        assert [request["messages"] for request in server.requests] == [HELLO] * server.request_count
+        await endpoint.aclose()
+
+
+async def test_an_endpoint_without_an_answer_is_no_answer_without_an_end():
+    for short in (Fault(delay_s=60), Fault(400, "max_tokens is not known here"), Fault(503)):
+        async with ScriptedServer(Slow(100, short)) as server:
+            endpoint = opened(server, request_timeout_s=0.3, endpoint_patience_s=0)
+            failure = await ask(endpoint)
+            assert isinstance(failure, ModelError) and "in time" in str(failure)
+            await endpoint.aclose()
+
+
+async def test_with_a_length_of_its_own_a_late_answer_is_late():
+    async with ScriptedServer(Sick(Fault(delay_s=60))) as server:
+        endpoint = opened(server, request_timeout_s=0.3, endpoint_patience_s=0)
+        for length in ({"max_tokens": 10}, {"extra_body": {"max_completion_tokens": 10}}):
+            with pytest.raises(ModelError, match="in time"):
+                await endpoint.chat_completion(messages=HELLO, **length)
+        assert server.request_count == 2
+        await endpoint.aclose()

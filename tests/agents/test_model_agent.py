@@ -177,7 +177,7 @@ async def test_a_request_that_takes_too_long_is_tried_again():
         (Fault(headers={"Content-Type": "text/html"}, body=b"<html>"), "with choices: it says <html>", "/v1", 3),
         (Fault(body=b'{"choices": []}'), "not a chat completion with choices after 3 attempts", "/v1", 3),
         (Fault(cut=True), "could not be reached or broke off after 3 attempts", "server runs", 3),
-        (Fault(delay_s=30), "did not answer in time after 3 attempts", "request_timeout_s", 3),
+        (Fault(delay_s=30), "did not answer in time after 3 attempts", "request_timeout_s", 6),  # in short as well
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
