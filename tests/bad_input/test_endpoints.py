@@ -157,7 +157,7 @@ def test_a_host_that_does_not_exist_is_named(hermes, tasks, level):
 
 
 def test_an_endpoint_that_does_not_answer_is_given_up(hermes, tasks, serve, level):
-    given = [*serve(faults=[Fault(delay_s=30)]), "--agent.request_timeout_s=0.2", "--agent.max_retries=0"]
+    given = [*serve(faults=[Fault(delay_s=30)] * 2), "--agent.request_timeout_s=0.2", "--agent.max_retries=0"]
     done = hermes("rollout", "tasks", tasks(), *given, *level)
     assert done.code == 3
     assert "did not answer in time" in done.out
