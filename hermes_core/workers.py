@@ -4,12 +4,75 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_KEEPS_THREADS = (3, 12, 0) <= sys.version_info[:3] <= (3, 12, 1)
+"""These begin no thread once the main thread has ended: there, threads wait for another call when theirs is done."""
+
+
+def begin_thread(call: Callable[[], object], name: str) -> None:
+    """Call it in a daemon thread: unlike an executor's, it never holds up the end of the program.
+
+    Python 3.12.0 and 3.12.1 begin none once the main thread has ended: then it gets one that is done with another.
+
+    Raises:
+        RuntimeError: none can be begun.
+    """
+    if _KEEPS_THREADS:
+        _kept.begin(call, name)
+    else:
+        threading.Thread(target=call, name=name, daemon=True).start()
+
+
+class _KeptThreads:
+    """Threads that are used again: as many as were ever needed at the same time."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: a forked child has none of them."""
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._changing = threading.Lock()
+        self._threads = 0
+        self._free = 0
+        """How many wait for a call; below 0, how many calls wait for one."""
+
+    def begin(self, call: Callable[[], object], name: str) -> None:
+        with self._changing:
+            if self._free <= 0:
+                try:
+                    threading.Thread(target=self._work, args=(call,), name=name, daemon=True).start()
+                except RuntimeError:
+                    if not self._threads:
+                        raise
+                else:
+                    self._threads += 1
+                    return
+            self._free -= 1
+            self._calls.put(call)
+
+    def _work(self, call: Callable[[], object]) -> None:
+        try:
+            while True:
+                call()
+                with self._changing:
+                    self._free += 1
+                call = self._calls.get()
+        finally:
+            with self._changing:
+                self._threads -= 1
+
+
+_kept = _KeptThreads()
+os.register_at_fork(after_in_child=_kept.forget)
 
 
 class Workers(concurrent.futures.ThreadPoolExecutor):

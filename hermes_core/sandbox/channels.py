@@ -12,6 +12,7 @@ from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.buffers import BUFFER_BYTES, CHUNK_BYTES, STDERR_BYTES, Inbox, Tail
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.process_channel import AsyncioStreamChannel
+from hermes_core.workers import begin_thread
 
 __all__ = [
     "BUFFER_BYTES",
@@ -65,7 +66,7 @@ class BlockingStreamChannel(Channel):
         self._status: asyncio.Future[int] | None = None
         self._closing: asyncio.Future[object] | None = None
         for name, run in (("reader", self._read_on), ("writer", self._write_on)):
-            threading.Thread(target=run, name=f"channel-{name}", daemon=True).start()
+            begin_thread(run, f"channel-{name}")
 
     async def read(self, n: int) -> bytes:
         """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
@@ -171,10 +172,7 @@ def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
         else:
             call_in(loop, outcome.set_result, value)
 
-    try:
-        threading.Thread(target=run, name=name, daemon=True).start()
-    except RuntimeError:  # Python 3.12.0 and 3.12.1 begin none once the main thread has ended
-        loop.run_in_executor(None, run)
+    begin_thread(run, name)
     return outcome
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import paramiko
 
 from hermes_core.errors import ConfigError, ProvisionError
+from hermes_core.workers import begin_thread
 from hermes_ssh.config import Access
 from hermes_ssh.known_hosts import HostKeyError, KnownHosts
 from hermes_ssh.routes import Hop, route
@@ -66,7 +67,7 @@ class Connection:
         """Whether the server has opened a session in it."""
         self.room = access.max_sessions
         """How many it may have."""
-        threading.Thread(target=self._watch, name="ssh-keepalive", daemon=True).start()
+        begin_thread(self._watch, "ssh-keepalive")
 
     @property
     def alive(self) -> bool:
@@ -104,11 +105,8 @@ class Connection:
 
     def _watch(self) -> None:
         while not self._closed.wait(self._interval_s) and self._transport.is_active():
-            overdue = threading.Timer(self._interval_s, self.close)
-            overdue.daemon = True
-            overdue.start()
-            self._answers()
-            overdue.cancel()
+            with _or_else(self.close, self._interval_s):
+                self._answers()
         self.close()
 
     def _answers(self) -> bool:
@@ -116,6 +114,17 @@ class Connection:
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             self._transport.global_request("keepalive@openssh.com", wait=True)
         return self.alive
+
+
+@contextlib.contextmanager
+def _or_else(give_up: Callable[[], object], limit_s: float) -> Iterator[None]:
+    """Call `give_up` if the block takes longer than that: it is to end what the block waits for."""
+    over = threading.Event()
+    begin_thread(lambda: over.wait(limit_s) or give_up(), "ssh-overdue")
+    try:
+        yield
+    finally:
+        over.set()
 
 
 class Session:
@@ -150,11 +159,8 @@ class Session:
 
     def close(self) -> None:
         """End the stream; a connection that can't even carry that is dead, and closed as a whole."""
-        overdue = threading.Timer(_CLOSE_S, self._connection.close)
-        overdue.daemon = True
-        overdue.start()
-        self._channel.close()
-        overdue.cancel()
+        with _or_else(self._connection.close, _CLOSE_S):
+            self._channel.close()
 
     def carry_stderr(self, feed: Callable[[bytes], object]) -> None:
         """Read standard error on a thread of its own, so that the program never waits for us to do it."""
@@ -165,7 +171,7 @@ class Session:
                     feed(data)
             self._stderr_ended.set()
 
-        threading.Thread(target=run, name="ssh-stderr", daemon=True).start()
+        begin_thread(run, "ssh-stderr")
 
     def _first(self) -> bytes:
         noise = b""

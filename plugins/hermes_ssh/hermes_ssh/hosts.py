@@ -6,7 +6,6 @@ import asyncio
 import functools
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from hermes_core.sandbox.channels import BlockingStreamChannel
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.local.keeper import NOT_THERE
 from hermes_core.sandbox.single_flight import BrokenOff, SingleFlight
+from hermes_core.workers import begin_thread
 from hermes_ssh import remote
 from hermes_ssh.config import Access, SshConfig
 from hermes_ssh.connect import Connection, Secret, Session, SessionRefused, Unreachable, connect
@@ -243,7 +243,7 @@ class Host:
 
 
 def _close_apart(connection: Connection) -> None:
-    threading.Thread(target=connection.close, name="ssh-close", daemon=True).start()
+    begin_thread(connection.close, "ssh-close")
 
 
 def _close(session: Session, over: Callable[[], object]) -> None:

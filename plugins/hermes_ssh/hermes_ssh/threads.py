@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+from hermes_core.workers import begin_thread
 
 T = TypeVar("T")
 
@@ -31,9 +32,9 @@ async def in_thread(call: Callable[[], T], undo: Callable[[T], object]) -> T:
             outcome.set_result(value)
 
     def take_back(value: T) -> None:
-        threading.Thread(target=undo, args=(value,), name="ssh-undo", daemon=True).start()
+        begin_thread(lambda: undo(value), "ssh-undo")
 
-    threading.Thread(target=run, name="ssh-call", daemon=True).start()
+    begin_thread(run, "ssh-call")
     try:
         return await outcome
     except asyncio.CancelledError:
