@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
@@ -112,11 +111,11 @@ class GuestClient:
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
         """Let go of the channel; with `end_sandbox` the guest kills everything and ends the sandbox. Idempotent."""
-        if end_sandbox and not self.lost.is_set() and not self._closing:
+        if end_sandbox and self._runner is not None and not self._runner.done() and not self._closing:
             self._ending = True
             self._post({"op": "end"})
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.lost.wait(), END_TIMEOUT_S)
+            # Not for `lost`: `asyncio.run` cancels every task at its end, what would set that included.
+            await asyncio.wait([self._runner], timeout=END_TIMEOUT_S)
         self._closing = True
         if self._runner is not None:
             self._runner.cancel()

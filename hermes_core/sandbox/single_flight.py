@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hermes_core.errors import InfraError
-from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.background import Background, cancel
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class SingleFlight(Generic[T]):
         except asyncio.CancelledError:
             if attempt.waiting == 1 and not self._go_on:
                 attempt.given_up = True
-                attempt.task.cancel()
+                await cancel([attempt.task])
                 await asyncio.wait([attempt.task])
             raise
         finally:
