@@ -21,6 +21,15 @@ MOST_WORKERS = 32
 T = TypeVar("T")
 
 
+class LoopEnded(UsageError):
+    """The program is ending, or has closed the loop."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this event loop has ended", hint="make another one; once the main thread has ended it is too late for that"
+        )
+
+
 class LoopThread:
     """Runs coroutines for callers in any thread or loop, until it is closed, or the main thread ends.
 
@@ -30,10 +39,17 @@ class LoopThread:
     Args:
         name: of the thread.
         close: awaited in the loop as the last thing.
+
+    Raises:
+        LoopEnded: the main thread has ended.
     """
 
     def __init__(self, name: str, close: Callable[[], Awaitable[object]]) -> None:
+        if not threading.main_thread().is_alive():
+            raise LoopEnded
         self._close = close
+        self._under_way: dict[concurrent.futures.Future[Any], tuple[Coroutine[Any, Any, Any], ...]] = {}
+        self._over = False
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name)
         self._loop: asyncio.AbstractEventLoop
@@ -46,6 +62,9 @@ class LoopThread:
 
         Args:
             undo: what takes its outcome back, where that came too late for a caller who was cancelled.
+
+        Raises:
+            LoopEnded: it has ended, or does so before `work` is done.
         """
         outcome, cancel = self._begin(work)
         waiting = asyncio.wrap_future(outcome)
@@ -53,6 +72,8 @@ class LoopThread:
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
+            if outcome.cancelled() and not _cancelling():
+                raise LoopEnded from None
             if not outcome.cancelled():
                 self._call(cancel)
                 if undo is not None:
@@ -64,6 +85,7 @@ class LoopThread:
 
         Raises:
             UsageError: the caller is this very thread, which would wait for itself.
+            LoopEnded: it has ended, or does so before `work` is done.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -71,6 +93,8 @@ class LoopThread:
         outcome, cancel = self._begin(work)
         try:
             return outcome.result()
+        except concurrent.futures.CancelledError:
+            raise LoopEnded from None
         except BaseException:
             if not outcome.done():  # Ctrl-C
                 self._call(cancel)
@@ -92,8 +116,12 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=_Loop) as runner:
-            runner.run(self._main())
+        try:
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                runner.run(self._main())
+        finally:
+            self._over = True
+            self._drop()
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -118,8 +146,26 @@ class LoopThread:
 
         if self.closed:
             work.close()
-            raise UsageError("this event loop has ended", hint="make another one")
-        return asyncio.run_coroutine_threadsafe(noted(), self._loop), cancel
+            raise LoopEnded
+        beginning = noted()
+        try:
+            outcome = asyncio.run_coroutine_threadsafe(beginning, self._loop)
+        except RuntimeError:  # it ends just now
+            beginning.close()
+            work.close()
+            raise LoopEnded from None
+        self._under_way[outcome] = beginning, work
+        outcome.add_done_callback(self._under_way.pop)
+        if self._over:
+            self._drop()
+        return outcome, cancel
+
+    def _drop(self) -> None:
+        """What was asked for too late for the loop to begin it is not waited for."""
+        for outcome, late in [*self._under_way.items()]:
+            if outcome.cancel():
+                for work in late:
+                    work.close()
 
     def _take_back(self, outcome: concurrent.futures.Future[T], undo: Callable[[T], Coroutine[Any, Any, Any]]) -> None:
         if not outcome.cancelled() and outcome.exception() is None:
@@ -130,6 +176,12 @@ class LoopThread:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # it has ended
             return
+
+
+def _cancelling() -> bool:
+    """Whether it is the current task that is being cancelled."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 
+from hermes_core.loop_thread import LoopEnded
 from hermes_core.sandbox.watching import Subscriber
-from hermes_core.terminal.tasks import DEFAULT_TASK, Request, TaskTerminals
+from hermes_core.terminal.tasks import DEFAULT_TASK, Request, TaskTerminals, not_run
 
 __all__ = ["cleanup_all", "cleanup_vm", "process_tool", "subscribe", "terminal_tool", "terminal_tool_async"]
 
@@ -44,7 +45,10 @@ def terminal_tool(
         where the command could not be run at all, and `error` says why and what to do. Never raises for that.
     """
     request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
-    return json.dumps(_tasks().call(request))
+    try:
+        return json.dumps(_tasks().call(request))
+    except LoopEnded as ended:
+        return json.dumps(not_run(ended))
 
 
 async def terminal_tool_async(
@@ -60,7 +64,10 @@ async def terminal_tool_async(
 ) -> str:
     """`terminal_tool`, without blocking the event loop; cancelled with its caller."""
     request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
-    return json.dumps(await _tasks().run(request))
+    try:
+        return json.dumps(await _tasks().run(request))
+    except LoopEnded as ended:
+        return json.dumps(not_run(ended))
 
 
 def process_tool(
@@ -80,7 +87,10 @@ def process_tool(
     """
     given = {"session_id": session_id, "data": data, "timeout": timeout, "offset": offset, "limit": limit}
     args = {"action": action, **{key: value for key, value in given.items() if value is not None}}
-    return json.dumps(_tasks().process(task_id or DEFAULT_TASK, args))
+    try:
+        return json.dumps(_tasks().process(task_id or DEFAULT_TASK, args))
+    except LoopEnded as ended:
+        return json.dumps(not_run(ended))
 
 
 def subscribe(subscriber: Subscriber) -> None:

@@ -141,7 +141,7 @@ class TaskTerminals:
         try:
             answer = await work
         except HermesError as error:
-            answer = {"output": "", "exit_code": NOT_RUN, "error": str(error), "status": "error"}
+            answer = not_run(error)
         redact = self._runtime.redact if self._runtime is not None else str
         return {key: redact(value) if isinstance(value, str) else value for key, value in answer.items()}
 
@@ -305,6 +305,11 @@ class TaskTerminals:
                 self._checkpoint.close()
             if self._runtime is not None:
                 await self._runtime.aclose()
+
+
+def not_run(error: HermesError) -> dict[str, Any]:
+    """The tool's answer where a command could not be run at all."""
+    return {"output": "", "exit_code": NOT_RUN, "error": str(error), "status": "error"}
 
 
 async def _already(slot: Slot) -> Slot:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +49,7 @@ async def main():
 
 asyncio.run(main())
 """
+OPEN_LOOP = RUNTIME.replace("asyncio.run(main())", "asyncio.new_event_loop().run_until_complete(main())")
 MODAL = """
 import asyncio
 from hermes_modal import ModalToolBackend
@@ -104,18 +108,116 @@ BACKENDS = ["local", "docker", "ssh", "modal"]
 @pytest.mark.parametrize(
     ("place", "program"),
     [
-        *((backend, program) for backend in BACKENDS for program in (TERMINAL, ASYNCHRONOUS, FAILING, RUNTIME)),
+        *(
+            (backend, program)
+            for backend in BACKENDS
+            for program in (TERMINAL, ASYNCHRONOUS, FAILING, RUNTIME, OPEN_LOOP)
+        ),
         ("modal", MODAL),
     ],
     indirect=["place"],
-    ids=[*(f"{b}-{p}" for b in BACKENDS for p in ("terminal", "async", "exit", "runtime")), "modal-backend"],
+    ids=[
+        *(f"{b}-{p}" for b in BACKENDS for p in ("terminal", "async", "exit", "runtime", "open-loop")),
+        "modal-backend",
+    ],
 )
 async def test_a_program_that_closes_nothing_ends_quietly(place: dict[str, Any], program: str, python: str) -> None:
-    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    begun = time.monotonic()
+    done = run(python, program)
     assert (done.returncode, done.stderr) == (0, "")
     assert "hello" in done.stdout
-    backend = os.environ["TERMINAL_ENV"]
+    assert time.monotonic() - begun < 20
+    assert await left(os.environ["TERMINAL_ENV"], place) == []
+
+
+def run(python: str, program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+
+EXITS = {
+    "sys.exit": ("sys.exit(3)", 3, ""),
+    "exception": ("raise ValueError('mine')", 1, "ValueError: mine"),
+    "os._exit": ("os._exit(0)", 0, ""),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, ""),
+    "SIGINT": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(5)", -signal.SIGINT, "KeyboardInterrupt"),
+}
+EXIT = """
+import os, signal, sys, threading, time
+from hermes_core.terminal import terminal_tool
+print(terminal_tool("echo hello"), flush=True)
+{ending}
+"""
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
+@pytest.mark.parametrize("ending", EXITS)
+@pytest.mark.parametrize("program", [EXIT, RUNTIME], ids=["terminal", "runtime"])
+@pytest.mark.parametrize("place", BACKENDS, indirect=True)
+async def test_however_it_ends(place: dict[str, Any], program: str, ending: str, python: str) -> None:
+    """Its own traceback, where it has one, is all that is said, and its exit status is as ever."""
+    statement, status, last_words = EXITS[ending]
+    if program is RUNTIME:
+        begin = "import signal, sys, time\n"
+        program = begin + program.replace("\n\nasyncio.run", f"\n    sys.stdout.flush(); {statement}\n\nasyncio.run")
+    else:
+        program = program.format(ending=statement)
+    done = run(python, program)
+    assert done.returncode == status, done.stderr
+    assert "hello" in done.stdout
+    said = done.stderr.splitlines()
+    if last_words:
+        assert (said[0], said[-1]) == ("Traceback (most recent call last):", last_words)
+        noise = [line for line in said[1:-1] if not line.startswith(" ")]
+        assert [line for line in noise if not (ending == "SIGINT" and DURING.search(line))] == []
+    else:
+        assert said == []
+    if program.startswith("\nimport os") and ending in ("os._exit", "SIGTERM"):
+        return  # its sandbox waits for longer than a test: the other program has a short time set
     deadline = time.monotonic() + 10 * ORPHAN_TTL_S
-    while (there := await left(backend, place)) and program is RUNTIME and time.monotonic() < deadline:
-        time.sleep(0.5)
+    while (there := await left(os.environ["TERMINAL_ENV"], place)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.5)
     assert there == []
+
+
+DURING = re.compile(
+    "^$|^During handling of the above exception|^The above exception was|^Traceback|^asyncio.exceptions.CancelledError"
+)
+"""What `asyncio.run` says of a Ctrl-C."""
+
+LATE = {
+    "atexit": "import atexit; atexit.register(lambda: print(terminal_tool('echo late')))",
+    "thread": "threading.Thread(target=lambda: print(terminal_tool('sleep 30'))).start(); time.sleep(0.5)",
+    "coroutine in a thread": (
+        "import asyncio; from hermes_core.terminal import terminal_tool_async as late; "
+        "threading.Thread(target=lambda: print(asyncio.run(late('sleep 30')))).start(); time.sleep(0.5)"
+    ),
+}
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("place", ["local", "ssh"], indirect=True)
+async def test_a_call_that_comes_too_late_is_answered(place: dict[str, Any], late: str, python: str) -> None:
+    begun = time.monotonic()
+    done = run(python, EXIT.format(ending=LATE[late]))
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first["output"] == "hello\n"
+    assert (second["exit_code"], second["status"]) == (-1, "error")
+    assert time.monotonic() - begun < 20
+    assert await left(os.environ["TERMINAL_ENV"], place) == []
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
+@pytest.mark.parametrize("place", ["local", "ssh"], indirect=True)
+async def test_a_forked_child_has_sandboxes_of_its_own(place: dict[str, Any], python: str) -> None:
+    fork = """
+import multiprocessing
+child = multiprocessing.get_context("fork").Process(target=lambda: print(terminal_tool("echo second"), flush=True))
+child.start(); child.join(); print(terminal_tool("echo third"))
+sys.exit(child.exitcode)
+"""
+    done = run(python, EXIT.format(ending=fork))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(line)["output"] for line in done.stdout.splitlines()] == ["hello\n", "second\n", "third\n"]
+    assert await left(os.environ["TERMINAL_ENV"], place) == []
