@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hermes_swe_smith
 import pytest
+from hermes_swe_smith import dependencies, workspace
 
 from hermes_core.agents.base import AgentResult, StopReason
 from hermes_core.envs.rescore import rescore
@@ -200,3 +201,35 @@ async def test_no_repository_at_the_url(runtime, swe_dataset, tmp_path):
     (record,) = (await roll_out(runtime, "nop", env=env)).values()
     assert record["failure"]["kind"] == "setup"
     assert "can't be cloned" in record["failure"]["message"] and "repo_base_url" in record["failure"]["message"]
+
+
+DIE = "import os, signal, sys; os.kill(os.getpid(), signal.SIGKILL)"
+DIE_ONCE = f"""
+import os, sys, tempfile
+if sys.argv[2] == "take_work":
+    try:
+        os.mkdir(tempfile.gettempdir() + "/died")
+    except FileExistsError:
+        pass
+    else:
+        {DIE}
+{workspace._LOADER}
+"""
+
+
+@pytest.mark.parametrize(("place", "program"), [(workspace, "_LOADER"), (dependencies, "_NOTES")])
+async def test_a_preparation_that_is_killed_is_infrastructure(runtime, swe_dataset, monkeypatch, place, program):
+    """The kernel takes what it likes when there is no memory left; the row is not to blame."""
+    monkeypatch.setattr(place, program, DIE)
+    env = {"dataset_name": str(swe_dataset / "tasks.jsonl"), "repo_base_url": str(swe_dataset), "max_items": 1}
+    (record,) = (await roll_out(runtime, "nop", env=env)).values()
+    assert (record["reward"], record["failure"]["kind"]) == (None, "infra")
+    assert "was killed" in record["failure"]["message"]
+
+
+async def test_work_whose_taking_is_killed_once_is_taken_again(runtime, swe_dataset, monkeypatch, caplog):
+    monkeypatch.setattr(workspace, "_LOADER", DIE_ONCE)
+    env = {"dataset_name": str(swe_dataset / "tasks.jsonl"), "repo_base_url": str(swe_dataset), "max_items": 1}
+    (record,) = (await roll_out(runtime, "oracle", env=env)).values()
+    assert (record["reward"], record.get("failure")) == (1.0, None)
+    assert "begun anew" not in caplog.text

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hermes_core.errors import CommandError, SetupFailed
 from hermes_core.settings import Redactor
 from hermes_swe_smith.scripts import wrapper
-from hermes_swe_smith.workspace import operate, prepare_programs
+from hermes_swe_smith.workspace import check_undisturbed, operate, prepare_programs
 
 if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
@@ -175,10 +175,12 @@ class _Installer:
 
         Raises:
             SetupFailed: it failed, with the end of what it said.
+            Disturbed: it was killed.
         """
         done = await self._commands.run(
             argv, cwd=self._directory, env=self._env, stdin=stdin, timeout_s=self._timeout_s
         )
+        check_undisturbed(what, done)
         if not done.ok:
             said = self._redact((done.error_text.strip() or done.text.strip())[-2000:])
             reason = f"no end after {self._timeout_s:g} s; {said}" if done.timed_out else said

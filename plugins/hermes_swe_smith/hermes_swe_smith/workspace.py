@@ -14,13 +14,14 @@ import hashlib
 import json
 import logging
 import posixpath
+import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hermes_core.errors import CommandError, DatasetError, HermesError, InfraError, SetupFailed
+from hermes_core.errors import CommandError, DatasetError, Disturbed, HermesError, InfraError, SetupFailed
 from hermes_core.sandbox.streaming import background
 from hermes_swe_smith import doctests, guard, manifest, scripts, trees
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hermes_core.envs.workspace import LeasedSlot
     from hermes_core.sandbox.commands import SlotCommands
     from hermes_core.sandbox.preparation import NewSandbox
+    from hermes_core.sandbox.results import CommandResult
     from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task
@@ -157,6 +159,7 @@ async def operate(
     Raises:
         OperationRefused: it can't be done; `code` says why.
         SetupFailed: it broke, took too long, or the sandbox has no python3.
+        Disturbed: it was killed.
     """
     argv = ["python3", "-I", "-S", "-c", _LOADER, programs, operation]
     head = json.dumps(dict(arguments)).encode() + b"\n"
@@ -165,6 +168,7 @@ async def operate(
         done = await commands.run(argv, stdin=data, env=env, timeout_s=timeout_s, output_limit=ANSWER_LIMIT)
     except CommandError as error:
         raise SetupFailed(f"{operation}: {error.message}", hint="the sandbox needs python3 and git") from error
+    check_undisturbed(operation, done)
     if not done.ok:
         reason = f"no end after {timeout_s:g} s" if done.timed_out else done.error_text.strip()[-2000:]
         raise SetupFailed(
@@ -179,6 +183,12 @@ async def operate(
     if "error" in answer:
         raise OperationRefused(answer["error"], answer["message"])
     return answer
+
+
+def check_undisturbed(what: str, done: CommandResult) -> None:
+    """Raise `Disturbed` if a command of ours was killed: by the kernel, say, for want of memory."""
+    if done.signal == signal.SIGKILL and not done.timed_out:
+        raise Disturbed(f"{what} was killed", hint="has the sandbox enough memory?")
 
 
 async def prepare_repository(
@@ -391,7 +401,7 @@ def _undecided() -> Iterator[None]:
         if refused.code in OF_THE_WORK:
             raise
         raise _Undecided(refused.message) from refused
-    except (CommandError, SetupFailed) as error:
+    except (CommandError, SetupFailed, Disturbed) as error:
         raise _Undecided(error.message) from error
 
 
