@@ -36,7 +36,7 @@ KILL_ROUNDS = 100
 DYING_S = 0.3
 """How long a sandbox may take from killing its processes to being gone, in seconds."""
 
-_NEEDED = ("mkfifo", "head", "tail", "stat", "find", "grep", "tar", "readlink", "rm", "mv", "chmod", "mkdir")
+_NEEDED = ("mkfifo", "head", "tail", "stat", "find", "grep", "tar", "readlink", "rm", "mv", "chmod", "mkdir", "dd")
 
 _PROBE = """
 for each in bash setsid "$@"; do command -v "$each" >/dev/null 2>&1 && echo "$each"; done

@@ -324,8 +324,9 @@ class DirectCommands:
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
         """Replace or extend a file; all of it or an error."""
-        rights = "" if mode is None else f"{mode:o}"
-        await self._file(WRITE, path, str(len(data)), rights, "1" if append else "", stdin=data)
+        rights, name = "" if mode is None else f"{mode:o}", secrets.token_hex(8)
+        words = [str(len(data)), rights, "1" if append else "", name, f"{self._scratch}/run/{name}"]
+        await self._file(WRITE, path, *words, stdin=data)
 
     async def stat(self, path: str) -> FileStat:
         """What the path is; a link is not followed."""

@@ -29,26 +29,48 @@ stat -L -c %s "$1" || exit 1
 [ "$3" -eq 0 ] || tail -c "+$2" "$1" | head -c "$3"
 """
 
-# $2 the size, $3 the mode or nothing, $4 something to append. The new content is complete before the old one goes.
+# $2 the size, $3 the mode or nothing, $4 something to append; $5 a name for a file of ours beside it, $6 the path of
+# one elsewhere. The new content is complete before the old one goes. As with a guest, a file that has other names, or
+# whose directory can't be written, is changed where it is, once there is room for all of it.
 WRITE = """
 path=$1
 if [ -L "$path" ]; then path=$(readlink -f "$path" && echo .) && path=${path%??} || fail 'No such file or directory'; fi
 [ ! -d "$path" ] || fail 'Is a directory'
 [ ! -e "$path" ] || [ -f "$path" ] || fail 'Not a regular file'
-mkdir -p "${path%/*}/" || exit 1
-new=${path%/*}/.hermes-$$
+case $path in */) fail 'Invalid argument' ;; esac
+folder=${path%/*}/ new= mode=$3
+mkdir -p "$folder" || exit 1
+try() { said=$("$@" 2>&1) || fail "${said##*: }"; }
+make() { set -C; : >"$1"; }
+cut() { dd if=/dev/null of="$path" bs=1 seek="$1" count=0 2>/dev/null; }
+if [ -e "$path" ]; then
+  [ -w "$path" ] || fail 'Permission denied'
+  if [ -n "$4" ] || [ ! -w "$folder" ] || [ "$(stat -c %h "$path")" -gt 1 ]; then new=$6; fi
+  [ -n "$mode" ] || mode=$(stat -c %a "$path")
+fi
+in_place=$new
+new=${new:-$folder.hermes-$5}
 trap 'rm -f "$new"' EXIT
-{ : >"$new"; } || exit 1
-if [ "$2" -gt 0 ]; then head -c "$2" >"$new" || exit 1; fi
+try make "$new"
+# What busybox says of a full disk, and its status, can be anything: the size tells.
+if [ "$2" -gt 0 ]; then head -c "$2" >"$new" 2>/dev/null; fi
 [ "$(stat -c %s "$new")" -eq "$2" ] || fail 'No space left on device'
-if [ -n "$4" ]; then
-  cat "$new" >>"$path" || exit 1
+if [ -n "$in_place" ]; then
+  old=$(stat -c %s "$path")
+  more=$(($2 - old))
+  [ -z "$4" ] || more=$2
+  if [ "$more" -gt 0 ]; then
+    tail -c "$more" "$new" >>"$path" 2>/dev/null
+    [ "$(stat -c %s "$path")" -eq $((old + more)) ] || { cut "$old"; fail 'No space left on device'; }
+  fi
+  if [ -z "$4" ]; then
+    try dd if="$new" of="$path" bs=65536 conv=notrunc
+    [ "$more" -ge 0 ] || cut "$2" || exit 1
+  fi
   [ -z "$3" ] || chmod "$3" "$path"
 else
-  mode=$3
-  if [ -z "$mode" ] && [ -e "$path" ]; then mode=$(stat -c %a "$path"); fi
   [ -z "$mode" ] || chmod "$mode" "$new" || exit 1
-  mv -f "$new" "$path"
+  try mv -f "$new" "$path"
 fi
 """
 

@@ -194,3 +194,4 @@ def check_words(*words: str) -> None:
     """
     if any("\0" in word for word in words):
         raise CommandError("NUL bytes can't be passed to a program", code="invalid", hint="pass such data by stdin")
+    "Invalid argument": "invalid",

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -281,7 +282,7 @@ async def test_file_errors_have_codes(slot):
         "not_a_directory": [slot.list_dir("file"), slot.tar_out("file")],
         "not_a_file": [slot.read_file("pipe")],
         "too_large": [slot.list_dir(max_entries=2), slot.tar_out(max_bytes=512)],
-        "invalid": [slot.read_file(""), slot.read_file("file", offset=-1)],
+        "invalid": [slot.read_file(""), slot.read_file("file", offset=-1), slot.write_file("new/", b"")],
     }
     for code, calls in cases.items():
         for call in calls:
@@ -330,6 +331,72 @@ async def test_tar_in_and_out(slot, mode):
     with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("sub"))) as archive:
         names = {name.removeprefix("./") for name in archive.getnames()}
     assert {"dir/a/b", "dir/c"} <= names
+
+
+async def test_a_file_of_two_names_keeps_them(slot):
+    assert (await slot.run("echo old and longer >one; ln one two; chmod 640 one")).ok
+    for data in (b"new\n", b"newer and much longer than it was\n" * 5000, b"", b"x"):
+        await slot.write_file("one", data)
+        assert (await slot.read_file("two")).data == data
+    await slot.write_file("one", b"yz", append=True)
+    assert (await slot.read_file("two")).data == b"xyz"
+    assert (await slot.run("stat -c '%a %h' one")).text.split() == ["640", "2"]
+
+
+async def test_a_full_disk_leaves_the_old_file_as_it_was(client, slot, tmp_path):
+    """Where the file is changed in place, too: what is there is written over once there is room for the rest."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    place = Path(slot.workspace_dir) / "small"
+    await slot.run("mkdir small")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", place], check=True)
+    try:
+        await slot.run("echo old >one; ln one two; echo old >three", cwd="small")
+        for name, append in (("one", False), ("one", True), ("three", False), ("three", True)):
+            with pytest.raises(CommandError) as caught:
+                await slot.write_file(f"small/{name}", b"x" * 200_000, append=append)
+            assert caught.value.code == "no_space" and "hermes-" not in caught.value.message, caught.value
+            assert (await slot.read_file(f"small/{name}")).data == b"old\n"
+        assert (await slot.run("ls -A", cwd="small")).text.split() == ["one", "three", "two"]
+        assert (await slot.run("ls -A", cwd=f"{place.parent.parent}/.direct/slot_0/run")).text == ""
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+AS_NOBODY = 65534
+
+
+@pytest.fixture(params=SHELLS, ids=lambda argv: argv[0])
+async def ordinary(request, tmp_path_factory):
+    """A slot of an ordinary user's, whom rights stop."""
+    if os.geteuid() == 0:
+        root = Path(tempfile.mkdtemp(prefix="hermes-direct-", dir="/tmp"))
+        os.chown(root, AS_NOBODY, AS_NOBODY)
+        become = ["setpriv", f"--reuid={AS_NOBODY}", f"--regid={AS_NOBODY}", "--clear-groups"]
+    else:
+        root, become = tmp_path_factory.mktemp("sandbox"), []
+    sandbox = DirectorySandbox(root, [*become, *request.param])
+    client = await DirectClient.start(sandbox, settings_for(sandbox))
+    await client.open_slot(0)
+    yield client.commands(0)
+    await client.aclose()
+    await sandbox.terminate()
+    shutil.rmtree(root)
+
+
+async def test_a_file_in_a_directory_that_is_not_writable_can_be(ordinary):
+    assert (await ordinary.run("mkdir d; echo old >d/f; echo old >d/closed; chmod 400 d/closed; chmod 500 d")).ok
+    await ordinary.write_file("d/f", b"new and longer\n")
+    assert (await ordinary.read_file("d/f")).data == b"new and longer\n"
+    for name in ("d/g", "d/closed"):
+        with pytest.raises(CommandError) as caught:
+            await ordinary.write_file(name, b"x")
+        assert caught.value.code == "permission"
+        assert name in str(caught.value) and "hermes-" not in caught.value.message
+    assert (await ordinary.run("chmod 700 d; ls -A d")).text.split() == ["closed", "f"]
+    with pytest.raises(CommandError) as caught:
+        await ordinary.write_file("d/closed", b"x")
+    assert caught.value.code == "permission"
 
 
 async def test_tar_members_that_leave_are_refused(slot):
