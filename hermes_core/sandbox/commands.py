@@ -45,8 +45,12 @@ class SlotCommands(Protocol):
     ) -> CommandResult:
         """Run a command to its end: a string by the slot's shell, a sequence as it is.
 
+        What can't be started is a `CommandError`: its code is `not_found`, `permission` or the like for the program,
+        and begins with `cwd_` for the directory. Without a guest, a program that is there and can't be loaded (it has
+        another format, its interpreter is missing) is not told from one that ended with status 126 or 127.
+
         Args:
-            cwd: directory, relative to the workspace; missing is a `CommandError` with code `not_found`.
+            cwd: directory, relative to the workspace.
             env: further environment variables.
             stdin: what it reads, at once or as it comes; None is an empty input.
             timeout_s: after this TERM, a grace period, KILL of all that it started; None is no limit.
@@ -69,6 +73,8 @@ class SlotCommands(Protocol):
         pty: WindowSize | None = None,
     ) -> ProcessStatus:
         """Start a background process; its exit code and the end of its log outlive it, by half an hour.
+
+        What can't be started is a `CommandError`, as of `run`.
 
         A slot has 64 of them at most, ended ones included; those that ended first make room for new ones.
 

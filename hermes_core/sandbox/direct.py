@@ -95,6 +95,7 @@ class DirectClient:
             "hiding the sandbox's own environment variables from commands",
             "proof that a killed slot is dead: a process that clears its environment is not found",
             "telling exit status 128 + n from signal n",
+            "telling a program that can't be loaded (its format, its interpreter) from one that ended with 126 or 127",
             "SIGINT and SIGQUIT: sh starts commands that ignore both",
             "background processes that outlive the driver's connection, and the end of their input",
             "spooled output",

@@ -199,7 +199,7 @@ class DirectCommands:
         self._starting += 1
         try:
             run = await self._prepared(command, cwd, env)
-            channel, token = await run.open_stdout("-", merge=True)
+            channel, token, begun = await run.open_background()
         finally:
             self._starting -= 1
         process = _Process(
@@ -211,18 +211,13 @@ class DirectCommands:
             output=Rolling(buffer_bytes),
         )
         self._processes[process.process_id] = process
-        self._client.work.spawn(self._follow(process, token), f"process {process.process_id}")
+        self._client.work.spawn(self._follow(process, token, begun), f"process {process.process_id}")
         return process.status()
 
-    async def _follow(self, process: _Process, token: str) -> None:
+    async def _follow(self, process: _Process, token: str, begun: bytes) -> None:
         status = 128 + 9
         try:
-            outcome = await shell.until_token(process.channel, token, process.feed)
-            if outcome.word == "exit":
-                status = int(outcome.rest)
-            else:  # it was never started
-                process.feed(f"{process.cwd}: {outcome.rest}\n".encode())
-                status = 127
+            status = int((await shell.until_token(process.channel, token, process.feed, begun)).rest)
         except (shell.Ended, ChannelLost):
             pass
         finally:

@@ -27,15 +27,13 @@ def exit_or_signal(status: int) -> tuple[int | None, int | None]:
     return (None, status - 128) if 128 < status <= 192 else (status, None)
 
 
-async def _check_begun(channel: Channel) -> None:
-    """Raise if the command never began, so that nobody will ever write to what is read as its standard error."""
+async def _reason(channel: Channel) -> str | None:
+    """Why a script of ours ended before its time; None if it was killed."""
     try:
         status = await channel.wait()
-    except ChannelLost:  # a signal ended it, as it does when the sandbox ends: that is found out by who asks for it
-        return
-    if 0 < status < 128:
-        reason = channel.stderr_tail.strip()[-500:] or f"status {status}"
-        raise CommandError(f"the command could not be started: {reason}", code="not_started")
+    except ChannelLost:  # a signal ended it, as it does when the sandbox ends
+        return None
+    return (channel.stderr_tail.strip()[-500:] or f"status {status}") if 0 < status < 128 else None
 
 
 class Run:
@@ -77,10 +75,6 @@ class Run:
         except BaseException:
             self._client.work.spawn(self._kill_all(), "kill a command that was given up")
             raise
-        if outcome.word == "refused":
-            if not merge:
-                self._client.work.spawn(self._kill_all(), "end the reader of stderr")
-            raise shell.failure(f"{outcome.rest}: {self.cwd}")
         exit_code, signal = exit_or_signal(int(outcome.rest))
         if signal in (9, 15) and not self._timed_out:
             await self._client.confirm_alive()
@@ -105,8 +99,6 @@ class Run:
                 reading = None if err is None else group.create_task(self._stderr(err))
                 clock = None if timeout_s is None else group.create_task(self._clock(timeout_s))
                 outcome = await group.create_task(self._stdout(stdin, out, err is None))
-                if reading is not None and outcome.word == "refused":
-                    reading.cancel()
                 if reading is not None:
                     await asyncio.wait([reading])
                 if clock is not None and not self._timed_out:
@@ -115,8 +107,45 @@ class Run:
             raise errors.exceptions[0] from None
         return outcome
 
-    async def open_stdout(self, stdin_size: str, *, merge: bool) -> tuple[Channel, str]:
-        """Start it; its channel, and the token that its output ends with.
+    async def open_background(self) -> tuple[Channel, str, bytes]:
+        """Start it with both streams in one, and an input without end.
+
+        Returns:
+            Its channel, the token that its output ends with, and what has come of that by now.
+
+        Raises:
+            CommandError: it could not be started.
+            InfraError: the sandbox can't be reached.
+        """
+        channel = None
+        try:
+            channel = await self._open_stdout("-", merge=True)
+            return channel, self._token, await self._begun(channel)
+        except BaseException as error:
+            self._client.work.spawn(self._kill_all(), "kill a command that was given up")
+            if channel is not None:
+                await channel.aclose()
+            if isinstance(error, ChannelLost):
+                await self._client.check_alive(error)
+            raise
+
+    async def _begun(self, channel: Channel) -> bytes:
+        """What has come of its output by the time that it is known to run.
+
+        Raises:
+            CommandError: it could not be started; so nobody will ever write to what is read as its standard error.
+        """
+        try:
+            return await shell.begun(channel, self._token, cwd=self.cwd, program=self._argv[0])
+        except shell.Ended as error:
+            reason = await _reason(channel)
+            if reason is None:
+                await self._client.confirm_alive(error)
+                raise CommandError("the command was killed before it had begun", code="killed") from error
+            raise CommandError(f"the command could not be started: {reason}", code="spawn") from error
+
+    async def _open_stdout(self, stdin_size: str, *, merge: bool) -> Channel:
+        """Open its channel.
 
         Args:
             stdin_size: how many bytes of input follow; `-` for as many as there will be.
@@ -124,21 +153,20 @@ class Run:
         args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._client.session, *self._argv]
         channel = await self._client.open(shell.COMMAND, args, self._env)
         await shell.send(channel, f"{self._token}\n".encode())
-        return channel, self._token
+        return channel
 
     async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> shell.Outcome:
-        channel, token = await self.open_stdout(str(len(stdin)), merge=merge)
+        channel = await self._open_stdout(str(len(stdin)), merge=merge)
         try:
             await shell.send(channel, stdin)
-            return await shell.until_token(channel, token, out.feed)
-        except shell.Ended:
-            await _check_begun(channel)
+            return await shell.until_token(channel, self._token, out.feed, await self._begun(channel))
+        except shell.Ended:  # it killed its own shell: its doing, not ours
+            return shell.Outcome("exit", str(128 + 9))
         except ChannelLost as error:
             await self._client.check_alive(error)
             raise
         finally:
             await channel.aclose()
-        return shell.Outcome("exit", str(128 + 9))  # it killed its own shell: its doing, not ours
 
     async def _stderr(self, err: HeadTail) -> None:
         channel = await self._client.open(shell.STDERR, [self._fifo], self._env)

@@ -16,6 +16,9 @@ from hermes_core.sandbox.contract import Channel, Sandbox
 
 READ_SIZE = 1 << 16
 
+_SHOWN = 1000
+"""Characters of a name that could not be used, in what is said about it."""
+
 # $1 the token; the script's own parameters follow. What it says on stderr becomes part of the outcome.
 _HELPER = """
 token=$1; shift
@@ -30,21 +33,38 @@ printf '%%s %%s %%s\\n' "$token" "$status" "$message" >&4
 """
 
 # Parameters: directory, size of stdin (- for the channel's own), 1 to merge, fifo for stderr, mark, `setsid` or
-# nothing, the command. The token comes first on stdin: the command could read our parameters.
+# nothing, the command. The token comes first on stdin: the command could read our parameters. The first line says that
+# the command was begun, or what of it (`cwd`, `program`, `input`) can't be had.
 COMMAND = """
 cwd=$1 size=$2 merge=$3 fifo=$4 mark=$5 session=$6; shift 6
 IFS= read -r token || exit 125
-refuse() { printf '%s refused %s\\n' "$token" "$1"; exit 0; }
-[ -e "$cwd" ] || refuse 'No such file or directory'
-[ -d "$cwd" ] || refuse 'Not a directory'
-cd "$cwd" 2>/dev/null || refuse 'Permission denied'
+refuse() { printf '%s %s %s\\n' "$token" "$1" "$2"; exit 0; }
+[ -e "$cwd" ] || refuse cwd 'No such file or directory'
+[ -d "$cwd" ] || refuse cwd 'Not a directory'
+cd "$cwd" 2>/dev/null || refuse cwd 'Permission denied'
+search() {
+  set -f; IFS=:
+  for each in $PATH; do
+    if [ -x "${each:-.}/$1" ] && [ ! -d "${each:-.}/$1" ]; then set +f; unset IFS; return; fi
+  done
+  refuse program 'command not found'
+}
+case $1 in
+  */*)
+    [ -e "$1" ] || refuse program 'No such file or directory'
+    { [ -x "$1" ] && [ ! -d "$1" ]; } || refuse program 'Permission denied' ;;
+  *) search "$1" ;;
+esac
 case $size in
   -) exec 3<&0 ;;
   0) exec 3</dev/null ;;
-  *) { head -c "$size" >"$fifo.in" && exec 3<"$fifo.in"; } || refuse 'No space left on device'; rm -f "$fifo.in" ;;
+  *)
+    { head -c "$size" >"$fifo.in" && exec 3<"$fifo.in"; } || refuse input 'No space left on device'
+    rm -f "$fifo.in" ;;
 esac
 if [ "$merge" = 1 ]; then exec 5>&1; else mkfifo "$fifo" 2>/dev/null; exec 5>"$fifo"; rm -f "$fifo"; fi
 unset HERMES_DIRECT_HELPER
+printf '%s begun\\n' "$token"
 ( HERMES_DIRECT=$mark; export HERMES_DIRECT; exec $session "$@" <&3 2>&5 3<&- 5>&- ) &
 exec 3<&-
 wait "$!"
@@ -81,21 +101,47 @@ class Ended(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What stood behind the token: `0`, `exit 3`, `refused No such file or directory`."""
+    """What stood behind the token: `0 `, `1 No such file or directory`, `exit 3`."""
 
     word: str
     rest: str
 
 
-async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None]) -> Outcome:
+async def begun(channel: Channel, token: str, *, cwd: str, program: str) -> bytes:
+    """Wait until a command of `COMMAND` was begun; what has come of its output by then.
+
+    Raises:
+        CommandError: it can't be; the code begins with `cwd_` where it is the directory that can't be used.
+        Ended, ChannelLost: as `until_token`.
+    """
+    line = b""
+    while b"\n" not in line and len(line) < READ_SIZE:
+        data = await channel.read(READ_SIZE)
+        if not data:
+            raise Ended
+        line += data
+    line, _, output = line.partition(b"\n")
+    word, _, reason = line.removeprefix(token.encode()).decode("utf-8", "replace").strip().partition(" ")
+    if word == "begun":
+        return output
+    what = {"cwd": cwd, "program": program}.get(word, "its input")
+    error = failure(f"{reason}: {what[:_SHOWN]}")
+    if word == "cwd":
+        error.code = f"cwd_{error.code}"
+    raise error
+
+
+async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None], held: bytes = b"") -> Outcome:
     """Feed the output to `feed`, piece by piece, and give its outcome.
+
+    Args:
+        held: what has been read of it already.
 
     Raises:
         Ended: the stream ended before the token.
         ChannelLost: the transport died.
     """
     mark = token.encode()
-    held = b""
     while (at := held.find(mark)) < 0:
         # What may be the beginning of the token is held back, and nothing else: it can be a prompt.
         begun = next((n for n in range(len(mark) - 1, 0, -1) if held.endswith(mark[:n])), 0)
@@ -168,6 +214,7 @@ async def send(channel: Channel, data: bytes) -> None:
 
 _CODES = {
     "No such file or directory": "not_found",
+    "command not found": "not_found",
     "Is a directory": "is_a_directory",
     "Not a directory": "not_a_directory",
     "Permission denied": "permission",
@@ -177,6 +224,7 @@ _CODES = {
     "No space left": "no_space",
     "Disk quota exceeded": "no_space",
     "Not a regular file": "not_a_file",
+    "Invalid argument": "invalid",
 }
 
 
@@ -194,4 +242,3 @@ def check_words(*words: str) -> None:
     """
     if any("\0" in word for word in words):
         raise CommandError("NUL bytes can't be passed to a program", code="invalid", hint="pass such data by stdin")
-    "Invalid argument": "invalid",

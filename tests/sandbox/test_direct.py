@@ -122,8 +122,28 @@ async def test_argv_is_not_parsed_by_a_shell(slot):
     words = ["$HOME", "a b", "'\"`", "*", "", "ü\n"]
     result = await slot.run(["printf", "%s|", *words])
     assert result.stdout == "".join(f"{word}|" for word in words).encode()
-    # Where a directory of PATH can't be read it would be 126.
-    assert (await slot.run(["no-such-program"], env={"PATH": "/usr/bin:/bin"})).exit_code == 127
+
+
+async def test_what_can_not_be_started_is_an_error(slot):
+    await slot.run("echo '#!/bin/sh' >script; mkdir dir")
+    for command, code in (
+        (["no-such-program"], "not_found"),
+        (["cd"], "not_found"),  # of the shell, and no program
+        ([""], "not_found"),
+        (["./nothing"], "not_found"),
+        (["./script"], "permission"),
+        (["./dir"], "permission"),
+    ):
+        for attempt in (slot.run(command), slot.run(command, merge_stderr=True), slot.start(command)):
+            with pytest.raises(CommandError) as caught:
+                await attempt
+            assert caught.value.code == code, caught.value
+            assert command[0] in str(caught.value)
+    assert await slot.processes() == []
+    assert (await slot.run("no-such-program")).exit_code == 127
+    for status in (126, 127):
+        assert (await slot.run(["sh", "-c", f"exit {status}"])).exit_code == status
+    assert (await slot.run(["sh", "-c", "echo $PATH"], stdin=b"x" * 100_000)).ok
 
 
 async def test_binary_input_and_output(slot):
@@ -142,12 +162,20 @@ async def test_environment_and_directory(slot):
     assert "HERMES_DIRECT_HELPER" not in (await slot.run("env")).text
 
 
-@pytest.mark.parametrize(("cwd", "code"), [("missing", "not_found"), ("file", "not_a_directory")])
+@pytest.mark.parametrize(("cwd", "code"), [("missing", "cwd_not_found"), ("file", "cwd_not_a_directory")])
 async def test_a_bad_directory_is_a_command_error(slot, cwd, code):
     await slot.write_file("file", b"")
+    for attempt in (slot.run("true", cwd=cwd), slot.start(["no-such-program"], cwd=cwd)):
+        with pytest.raises(CommandError) as caught:
+            await attempt
+        assert caught.value.code == code and cwd in str(caught.value)
+
+
+async def test_a_directory_that_may_not_be_entered(ordinary):
+    assert (await ordinary.run("mkdir -m 0 locked")).ok
     with pytest.raises(CommandError) as caught:
-        await slot.run("true", cwd=cwd)
-    assert caught.value.code == code
+        await ordinary.run("true", cwd="locked")
+    assert caught.value.code == "cwd_permission"
 
 
 async def test_output_is_cut_in_the_middle(slot):
@@ -305,34 +333,6 @@ async def test_writing_through_a_link_keeps_the_link(slot):
     assert (await slot.stat("link")).kind == "link"
 
 
-def archive_of(*members: tuple[str, bytes | None], links: dict[str, str] | None = None, mode: str = "w") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:
-        for name, target in (links or {}).items():
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = tarfile.SYMTYPE, target
-            archive.addfile(link)
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data or b"")
-            archive.addfile(info, io.BytesIO(data or b""))
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize("mode", ["w", "w:gz"])
-async def test_tar_in_and_out(slot, mode):
-    async def stream():
-        data = archive_of(("a/b", b"bytes"), ("c", b""), mode=mode)
-        for start in range(0, len(data), 100):
-            yield data[start : start + 100]
-
-    await slot.tar_in("sub/dir", stream(), compression=mode[2:])
-    assert (await slot.read_file("sub/dir/a/b")).data == b"bytes"
-    with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("sub"))) as archive:
-        names = {name.removeprefix("./") for name in archive.getnames()}
-    assert {"dir/a/b", "dir/c"} <= names
-
-
 async def test_a_file_of_two_names_keeps_them(slot):
     assert (await slot.run("echo old and longer >one; ln one two; chmod 640 one")).ok
     for data in (b"new\n", b"newer and much longer than it was\n" * 5000, b"", b"x"):
@@ -397,6 +397,34 @@ async def test_a_file_in_a_directory_that_is_not_writable_can_be(ordinary):
     with pytest.raises(CommandError) as caught:
         await ordinary.write_file("d/closed", b"x")
     assert caught.value.code == "permission"
+
+
+def archive_of(*members: tuple[str, bytes | None], links: dict[str, str] | None = None, mode: str = "w") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+        for name, target in (links or {}).items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            archive.addfile(link)
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data or b"")
+            archive.addfile(info, io.BytesIO(data or b""))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+async def test_tar_in_and_out(slot, mode):
+    async def stream():
+        data = archive_of(("a/b", b"bytes"), ("c", b""), mode=mode)
+        for start in range(0, len(data), 100):
+            yield data[start : start + 100]
+
+    await slot.tar_in("sub/dir", stream(), compression=mode[2:])
+    assert (await slot.read_file("sub/dir/a/b")).data == b"bytes"
+    with tarfile.open(fileobj=io.BytesIO(await slot.tar_out("sub"))) as archive:
+        names = {name.removeprefix("./") for name in archive.getnames()}
+    assert {"dir/a/b", "dir/c"} <= names
 
 
 async def test_tar_members_that_leave_are_refused(slot):

@@ -42,6 +42,10 @@ _NEVER = 1 << 62
 """A start in clock ticks that no process has."""
 
 
+class _NoDirectory(OSError):
+    """A command's working directory can't be entered."""
+
+
 def receive_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """One message and its descriptors (close-on-exec); (None, []) when the other side is gone."""
     data, fds = descriptors.receive(sock, _MESSAGE)
@@ -187,6 +191,8 @@ class Parent:
             self._let_go(message["id"])
             what = error.filename or message.get("builtin") or message["argv"][0]
             code = "no_pty" if what == terminal.DEVICE else files.CODES.get(error.errno or 0, "spawn")
+            if isinstance(error, _NoDirectory) and code != "spawn":
+                code = "cwd_" + code
             # Cut, as a name of any length would not go through the socket.
             text = "%s: %s" % (error.strerror or error, what[:_SHOWN])
             self._tell({"failed": message["id"], "code": code, "message": text})
@@ -246,7 +252,9 @@ class Parent:
             os.chdir(message["cwd"])
         except OSError as error:
             text = "cannot change to the working directory (%s)" % error.strerror
-            raise OSError(error.errno, text, message["cwd"]) from error
+            # A file operation's directory is always the workspace: to its caller, it is the path that is not there.
+            kind = OSError if "builtin" in message else _NoDirectory
+            raise kind(error.errno, text, message["cwd"]) from error
         if "builtin" in message:
             return self._fork(fds, None, lambda: files.run(message["builtin"], message["args"]))
         argv, env = message["argv"], message["env"]

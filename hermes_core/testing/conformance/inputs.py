@@ -141,8 +141,8 @@ async def a_directory_that_is_none(kit: Kit) -> None:
     """A `cwd` that is missing or no directory is refused with its code."""
     slot = await kit.slot()
     await slot.write_file("file", b"")
-    await refused(slot.run("true", cwd="missing"), "a missing `cwd`", "not_found")
-    await refused(slot.run("true", cwd="file"), "a file as `cwd`", "not_a_directory")
+    await refused(slot.run("true", cwd="missing"), "a missing `cwd`", "cwd_not_found")
+    await refused(slot.run("true", cwd="file"), "a file as `cwd`", "cwd_not_a_directory")
 
 
 @check("commands")
@@ -179,10 +179,8 @@ async def what_can_not_be_a_command(kit: Kit) -> None:
 
 @check("commands")
 async def a_missing_program(kit: Kit) -> None:
-    """A program that does not exist is status 127 in a shell; as a sequence it is refused or 127 too."""
+    """A program that does not exist is status 127 in a shell; as a sequence it is refused, also in the background."""
     slot = await kit.slot()
     same((await slot.run("no-such-program")).exit_code, 127, "the shell's status")
-    try:
-        same((await slot.run(["no-such-program"])).exit_code, 127, "its status")
-    except Exception as error:
-        same(getattr(error, "code", repr(error)), "not_found", "the error's code")
+    await refused(slot.run(["no-such-program"]), "a missing program", "not_found")
+    await refused(slot.start(["no-such-program"]), "a missing program in the background", "not_found")

@@ -393,9 +393,10 @@ async def test_commands_that_are_not_there(slot):
         (["/etc"], "permission"),
         ([""], "not_found"),
     ):
-        with pytest.raises(CommandError) as caught:
-            await slot.run(command)
-        assert caught.value.code == code
+        for attempt in (slot.run(command), slot.start(command)):
+            with pytest.raises(CommandError) as caught:
+                await attempt
+            assert caught.value.code == code
     assert (await slot.run("no-such-program")).exit_code == 127
 
 
@@ -421,10 +422,30 @@ async def test_working_directory(slot):
     assert (await slot.run("pwd")).text.strip() == slot.workspace_dir
     assert (await slot.run("pwd", cwd="dir/sub")).text.strip() == slot.workspace_dir + "/dir/sub"
     assert (await slot.run("pwd", cwd="/")).text == "/\n"
-    for cwd, code in (("missing", "not_found"), ("dir/sub/file", "not_a_directory")):
+    for cwd, code in (("missing", "cwd_not_found"), ("dir/sub/file", "cwd_not_a_directory")):
+        for attempt in (slot.run("true", cwd=cwd), slot.start(["no-such-program"], cwd=cwd)):
+            with pytest.raises(CommandError) as caught:
+                await attempt
+            assert caught.value.code == code and cwd in str(caught.value)
+
+
+async def test_a_directory_that_may_not_be_entered(own_rig):
+    slot = await own_rig.slot()
+    if (await slot.run("mkdir -m 0 closed; id -u")).text.strip() == "0":
+        pytest.skip("root enters everywhere")
+    with pytest.raises(CommandError) as caught:
+        await slot.run("true", cwd="closed")
+    assert caught.value.code == "cwd_permission"
+
+
+async def test_a_workspace_that_is_gone_or_locked(slot):
+    """To a command it is its directory that can't be used; to a file operation, the path."""
+    gone = await slot.run('if rmdir "$PWD" 2>&-; then echo yes; else chmod 0 "$PWD"; fi')
+    code = "not_found" if gone.text else "permission"
+    for attempt, wanted in ((slot.run("true"), f"cwd_{code}"), (slot.tar_out(), code)):
         with pytest.raises(CommandError) as caught:
-            await slot.run("true", cwd=cwd)
-        assert caught.value.code == code and cwd in str(caught.value)
+            await attempt
+        assert caught.value.code == wanted
 
 
 async def test_descriptors(slot):
