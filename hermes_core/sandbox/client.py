@@ -61,6 +61,7 @@ class GuestClient:
         self.sandbox = sandbox
         self.settings = settings
         self.granted = Isolation.SHARED
+        self.own_users = False
         self.processors = 1
         self.lost = asyncio.Event()
         self._pending: dict[str, _Pending] = {}
@@ -276,6 +277,7 @@ class GuestClient:
             raise SandboxLost("there is another guest in the sandbox now", sandbox_id=self.sandbox.id)
         self.life = life
         self.granted = Isolation(header["granted"])
+        self.own_users = header["mechanism"] != "shared"
         self.processors = int(header["processors"])
         self._heard = time.monotonic()
         # A new channel: whatever was on its way on the old one is said again; the guest does nothing twice.

@@ -51,6 +51,15 @@ class Network(StrEnum):
     """Open while the environment prepares the sandbox, before its first lease; then none, for all slots."""
 
 
+class SlotUser(StrEnum):
+    """Who the commands of a slot are run by."""
+
+    OWN = "own"
+    """A user of the slot's own, which is not the sandbox's: or the profile is refused."""
+    ROOT = "root"
+    """Root of the sandbox, at level `dedicated` only. There is no guest in the sandbox, and it serves one lease."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend's sandboxes can do. What is not declared is refused, never silently ignored."""
@@ -112,6 +121,10 @@ class SandboxConfig(BaseModel):
     slot_secrets: tuple[str, ...] = ()
     """The same, where the value is secret: `*` takes its place in what commands write (not in files that are read).
     Whoever can run commands in a slot can use the value all the same."""
+    slot_user: SlotUser | None = None
+    """Who commands run as. None is a user of the slot's own at the levels `user` and `namespace`, and at `dedicated`
+    where the sandbox can give it one (it has Python, and is root's or may make namespaces). Else, and at `shared`, it
+    is the sandbox's own user, which is root in most images."""
     max_processes: int = Field(default=512, ge=16)
     """Processes of one slot at most."""
     visible_paths: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The direct mode: slots of a sandbox that has no Python, each command by `sh` over a channel of its own."""
+"""The direct mode: slots of a sandbox without a guest, each command by `sh` over a channel of its own."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ _PROBE = """
 for each in bash setsid "$@"; do command -v "$each" >/dev/null 2>&1 && echo "$each"; done
 grep -q . /proc/self/environ 2>/dev/null && echo proc
 nproc 2>/dev/null
+[ "$(id -u 2>/dev/null)" != 0 ] || echo root
 true
 """
 
@@ -65,11 +66,14 @@ mkdir -p "$1" "$2/home" "$2/tmp" "$2/run"
 
 
 class DirectClient:
-    """What `GuestClient` is, for a sandbox without Python: `shared` slots, or the one slot of a `dedicated` sandbox.
+    """What `GuestClient` is, for a sandbox without Python, or with a slot that is root: `shared` slots, or the one slot
+    of a `dedicated` sandbox.
 
     What a slot started is known by a mark in its environment. That finds everything that keeps its environment, and
     proves nothing: so a `dedicated` sandbox that was used is never reset but replaced.
     """
+
+    own_users = False
 
     def __init__(self, sandbox: Sandbox, settings: GuestSettings, tools: frozenset[str]) -> None:
         self.sandbox = sandbox
@@ -106,11 +110,14 @@ class DirectClient:
         return missing
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, settings: GuestSettings) -> Self:
+    async def start(cls, sandbox: Sandbox, settings: GuestSettings, *, as_root: bool = False) -> Self:
         """Find out what the sandbox's `sh` can do, and begin the heartbeat.
 
+        Args:
+            as_root: refuse a sandbox whose own user is not root.
+
         Raises:
-            PolicyError: the isolation asked for can't be had without Python.
+            PolicyError: the isolation asked for can't be had without Python, or commands would not be root's.
             ProvisionError: programs are missing that everything here needs.
             ChannelLost, SandboxLost: the sandbox could not be reached.
         """
@@ -120,12 +127,18 @@ class DirectClient:
             raise ChannelLost("sh ended before it said a word", sandbox_id=sandbox.id) from error
         if lacking := [name for name in _NEEDED if name not in tools]:
             failed = ProvisionError(
-                f"the sandbox has neither Python nor {', '.join(lacking)}",
-                hint="use an image with python3 (3.7 or later), or with a full busybox",
+                f"the sandbox has neither a guest nor {', '.join(lacking)}",
+                hint="use an image with python3 (3.7 or later) and no slot_user: root, or with a full busybox",
                 sandbox_id=sandbox.id,
             )
             failed.retryable = False
             raise failed
+        if as_root and "root" not in tools:
+            raise PolicyError(
+                "slot_user is 'root', and the sandbox's own user is not",
+                hint="leave the backend's setting for the sandbox's user out, or slot_user",
+                sandbox_id=sandbox.id,
+            )
         client = cls(sandbox, settings, tools)
         if client.granted < settings.isolation:
             raise PolicyError(

@@ -138,6 +138,10 @@ class Fleet:
         if member.draining and member in self.members:
             self._retire(member)
 
+    def retire_used(self, member: Member) -> None:
+        """No further lease on a sandbox that was good for one; it ends with that one."""
+        member.draining = True
+
     def quarantine(self, member: Member, error: BaseException) -> None:
         """No further lease on a sandbox that can't be trusted; it ends when those that there are have ended."""
         if member.draining or member not in self.members:

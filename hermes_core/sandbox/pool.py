@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_core.errors import AcquireTimeout, HermesError, SandboxLost
 from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.contract import SandboxConfig
+from hermes_core.sandbox.contract import SandboxConfig, SlotUser
 from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.fleet import Fleet, closed
 from hermes_core.sandbox.observers import Observers
@@ -320,10 +320,15 @@ class Pool:
         self.pump()
 
     async def _release(self, lease: Lease, reset: bool) -> None:
-        """End what the lease left running, and its files if asked to; without proof the sandbox goes."""
+        """End what the lease left running, and its files if asked to; without proof the sandbox goes.
+
+        With that of a slot that was root nothing else is tried: what root has changed, no reset can know.
+        """
         seat, member = lease.seat, lease.member
         try:
-            if member.lost is None and not self._closing:
+            if self.config.slot_user is SlotUser.ROOT:
+                self._fleet.retire_used(member)
+            elif member.lost is None and not self._closing:
                 async with asyncio.timeout(RESET_LIMIT_S):
                     client = member.client
                     await (client.reset_slot(seat.index) if reset else client.kill_slot(seat.index, forget=True))

@@ -79,8 +79,8 @@ async def prepare(work: Background, member: Member, key: str, build: Build, *, p
     """
     if private and isinstance(member.client, DirectClient) and member.client.granted is not Isolation.SHARED:
         raise PolicyError(
-            "without Python nothing can be hidden from the slots of a sandbox",
-            hint="use an image with python3 (3.7 or later)",
+            "without a guest nothing can be hidden from the slot of a sandbox",
+            hint="use an image with python3 (3.7 or later), and no slot_user: root",
             sandbox_id=member.sandbox.id,
         )
     attempt = partial(_attempt, member, check_key(key), build, private=private)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes_core.errors import ConfigError, PolicyError
-from hermes_core.sandbox.contract import Backend, Isolation, Network, SandboxConfig
+from hermes_core.sandbox.contract import Backend, Isolation, Network, SandboxConfig, SlotUser
 
 
 def slots_per_sandbox(config: SandboxConfig, isolation: Isolation) -> int:
@@ -52,6 +52,7 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
             f"profile {config.name!r} is a {type(config).__name__}, backend {backend.name!r} takes {wanted}",
             hint=f"build it with {wanted}(name={config.name!r}, ...)",
         )
+    _check_slot_user(config, isolation)
     if config.min_sandboxes > config.max_sandboxes:
         raise ConfigError(
             f"profile {config.name!r}: min_sandboxes {config.min_sandboxes} is above "
@@ -64,4 +65,25 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
             f"profile {config.name!r} has {most} slots at most and reserves {config.reserve_slots} of them "
             "for verification: none is left for rollouts",
             hint="raise max_sandboxes or slots_per_sandbox, or lower reserve_slots",
+        )
+
+
+def _check_slot_user(config: SandboxConfig, isolation: Isolation) -> None:
+    if config.slot_user is SlotUser.OWN and isolation is Isolation.SHARED:
+        raise PolicyError(
+            f"profile {config.name!r} has slot_user 'own': at level 'shared' slots run as the sandbox's own user",
+            hint="ask for level user or more, or leave slot_user out",
+        )
+    if config.slot_user is not SlotUser.ROOT:
+        return
+    if isolation is not Isolation.DEDICATED:
+        raise PolicyError(
+            f"profile {config.name!r} has slot_user 'root' at level {isolation.label!r}: root of a sandbox is above "
+            "all of its slots",
+            hint="ask for level dedicated (one slot a sandbox), or leave slot_user out",
+        )
+    if config.has_secrets:
+        raise PolicyError(
+            f"profile {config.name!r} has secrets and slot_user 'root', from whom nothing in a sandbox can be hidden",
+            hint="leave the secrets out, or slot_user",
         )

@@ -22,6 +22,7 @@ from hermes_core.sandbox.contract import (
     Sandbox,
     SandboxConfig,
     SandboxSpec,
+    SlotUser,
 )
 from hermes_core.sandbox.cost import Meter
 from hermes_core.sandbox.direct import DirectClient
@@ -131,7 +132,8 @@ class Provisioner:
             InfraError, PolicyError, ConfigError: as the backend or the guest said it.
         """
         if config.network is not Network.SETUP and not config.snapshot:
-            lease_id = await self._left_behind.take(config, self.isolation)
+            again = config.slot_user is not SlotUser.ROOT  # of those, none serves a second lease
+            lease_id = await self._left_behind.take(config, self.isolation) if again else None
             member = None if lease_id is None else await self._take_over(config, meter, lease_id)
             return member or await self._new(config, meter, keep_trying)
         if not self.backend.capabilities.snapshot:
@@ -341,20 +343,32 @@ class Provisioner:
         take_over: Literal["silent"] | None = None,
     ) -> Member:
         settings = replace(self._settings(sandbox, config, lease_id, restored=restored), take_over=take_over)
+        client = await self._start(sandbox, settings, config)
         try:
-            client = await self._start_client(sandbox, settings)
-        except NoPythonError:
-            if take_over:
-                raise
-            direct = await DirectClient.start(sandbox, settings)
-            log.warning("sandbox %s has no Python, commands go through sh: %s", sandbox.id, "; ".join(direct.missing))
-            client = direct
-        try:
+            if config.slot_user is SlotUser.OWN and not client.own_users:
+                raise PolicyError(
+                    f"profile {config.name!r} has slot_user 'own', and the sandbox can give its slots no user",
+                    hint="that takes python3 (3.7 or later) in the image, and root as the sandbox's own user",
+                    sandbox_id=sandbox.id,
+                )
             await client.open_slot(PREPARE)
         except BaseException:
             await client.aclose()
             raise
         return self._member(sandbox, client, config, lease_id, restored=restored)
+
+    async def _start(self, sandbox: Sandbox, settings: GuestSettings, config: SandboxConfig) -> Client:
+        """The guest; or the direct mode, where there is no Python, or a slot is root and could change the guest."""
+        if config.slot_user is SlotUser.ROOT:
+            return await DirectClient.start(sandbox, settings, as_root=True)
+        try:
+            return await self._start_client(sandbox, settings)
+        except NoPythonError:
+            if settings.take_over is not None:
+                raise
+            direct = await DirectClient.start(sandbox, settings)
+            log.warning("sandbox %s has no Python, commands go through sh: %s", sandbox.id, "; ".join(direct.missing))
+            return direct
 
     async def aclose(self) -> None:
         """Break off what is under way for several pools or creations. The sandboxes are whose they are."""

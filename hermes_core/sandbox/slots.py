@@ -40,6 +40,8 @@ class Client(Protocol):
     """What runs a sandbox's slots: the guest's client, or the direct mode where there is no Python."""
 
     granted: Isolation
+    own_users: bool
+    """Whether slots have users, or user namespaces, that are not the sandbox's own."""
     processors: int
     """How many the sandbox may use."""
     lost: asyncio.Event

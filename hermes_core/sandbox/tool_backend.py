@@ -20,7 +20,7 @@ from hermes_core.errors import (
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.calls import ToolCalls, check_time_limit
 from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
 from hermes_core.sandbox.cost import Usage
 from hermes_core.sandbox.observers import Observers, Unobserved
 from hermes_core.sandbox.pool import Pool
@@ -303,12 +303,20 @@ class ToolBackend:
 
         Raises:
             StaleSlotError: it was released.
+            PolicyError: the slot is root, who is above that user.
         """
         lease = self._lease(slot)
+        if lease.pool.config.slot_user is SlotUser.ROOT:
+            raise PolicyError(
+                "the slot is root: nothing in its sandbox is out of its reach, a preparation neither",
+                hint="use the slot's own commands, work in a fresh slot, or leave slot_user: root out",
+                sandbox_id=slot.sandbox_id,
+                slot_id=slot.slot_id,
+            )
         return LeasedCommands(lease, lease.member.client.commands(PREPARE))
 
     def missing(self, slot: Slot) -> tuple[str, ...]:
-        """What can't be done in the slot, in words, because its sandbox has no Python; empty where it has.
+        """What can't be done in the slot, in words, because its sandbox has no guest; empty where it has one.
 
         Raises:
             StaleSlotError: it was released.

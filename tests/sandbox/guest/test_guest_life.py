@@ -263,7 +263,15 @@ async def test_what_is_granted_is_what_was_asked_for(rigged, level):
 async def test_one_slot_is_dedicated(rigged):
     async with rigged("dedicated", slots=1) as rig:
         assert rig.client.granted is Isolation.DEDICATED
+        assert rig.client.own_users
         assert (await (await rig.slot()).run("echo fine")).text == "fine\n"
+
+
+@pytest.mark.skipif(not ROOT, reason="an ordinary user's slots have namespaces")
+async def test_it_says_when_slots_have_no_user_of_their_own(rigged):
+    for level in ("dedicated", "shared"):
+        async with rigged(level, slots=1, uid_base=None) as rig:
+            assert not rig.client.own_users
 
 
 @pytest.mark.parametrize("level, changes", [("dedicated", {"slots": 2}), ("user", {"uid_base": None})])
