@@ -25,6 +25,7 @@ from hermes_core.errors import (
     ModelError,
     PolicyError,
     SetupFailed,
+    SlotLost,
     SlotUnclean,
     UnknownNameError,
     UsageError,
@@ -219,7 +220,7 @@ class Rollout(LeasedSlot):
                     return outcome
         self._trajectory.repeated = reason
         log.warning("trajectory %s: its check is repeated: %s", self.trajectory_id, reason)
-        with suppress(SlotUnclean):  # then it is quarantined, and nothing of it runs
+        with suppress(SlotLost):  # then it is quarantined, or has a sandbox of its own; nothing here needs it
             await self._backend.empty(self.slot)
         async with self.fresh_slot(apart_from=place) as fresh:
             return await self._watch(_checked(lay_out, check, fresh))

@@ -22,6 +22,7 @@ from hermes_core.errors import (
     PolicyError,
     SandboxLost,
     SetupFailed,
+    SlotLost,
     SlotUnclean,
     VerifierError,
 )
@@ -622,6 +623,14 @@ async def test_a_check_that_was_killed_is_repeated_once_and_the_record_says_so(o
     assert (done.reward, done.failure, outcomes) == (reward, None, [])
     assert done.to_record()["details"].get("check_repeated") == repeated
     assert backend.log.count("empty") == backend.log.count("run check") - 1
+
+
+async def test_a_check_is_repeated_though_the_agents_slot_can_not_be_emptied():
+    """Without a guest a slot of level `dedicated` never can be: a check could get rid of its rollout."""
+    backend = Slots(("empty", SlotLost("nothing but a new sandbox is proof")))
+    limits = Limits(infra_retries=0)
+    done = await roll(Plain(verify=checking(["killed", "failed"])), backend=backend, limits=limits)
+    assert (done.reward, done.failure) == (0.0, None)
 
 
 @pytest.mark.parametrize("code", ["killed", "no_space", "spawn"])
