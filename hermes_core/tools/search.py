@@ -13,8 +13,9 @@ from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.files import path_error
 from hermes_core.tools.found import Engine, Found, Place, SearchParams
 
-SKIPPED = (".git", ".hg", ".svn", "node_modules", "__pycache__")
-"""Names that are not searched, unless `path` itself is one of them or below one."""
+SKIPPED = (".git", ".*.git", ".hg", ".svn", ".bzr", ".jj", ".hermes-*", "node_modules", "__pycache__")
+"""Globs of names that are not searched, unless `path` itself is one of them or below one: nobody's work. `.*.git` is a
+git directory beside its checkout (SWE-smith's tasks have one), `.hermes-*` are files of ours that are being written."""
 
 TIMEOUT_S = 60.0
 _KEPT_BYTES = 4 << 20

@@ -53,6 +53,23 @@ async def test_hidden_files_are_searched_and_skipped_places_only_when_named(proj
     assert named["files"] == [".git/e.py"]
 
 
+HIDDEN = (".git/a", ".code.git/a", "deep/.code.git/objects/a", ".hg/a", ".svn/a", ".bzr/a", ".jj/a", ".hermes-7-0a1b")
+
+
+async def test_version_control_and_files_of_ours_are_left_out_by_every_program(slot: Any, engine: str) -> None:
+    kept = [".github/a", ".gitignore", ".hermes", "code.git.py", "deep/a"]
+    for name in (*HIDDEN, *kept):
+        slot.write(name, "find_me\n")
+    files = await slot("search_files", pattern="*", target="files")
+    assert files["files"] == kept
+    assert (await slot("search_files", pattern="find_me", output_mode="files_only"))["files"] == kept
+    globbed = await slot("search_files", pattern="find_me", file_glob="a", output_mode="files_only")
+    assert globbed["files"] == [".github/a", "deep/a"], "a glob that is wanted brings nothing of them back"
+    named = await slot("search_files", pattern="find_me", path="deep/.code.git", output_mode="files_only")
+    assert named["files"] == ["deep/.code.git/objects/a"]
+    assert (await slot("search_files", pattern="find_me", path=".hermes-7-0a1b"))["total_count"] == 1
+
+
 async def test_counts(project: Any) -> None:
     answer = await project("search_files", pattern="find_me", path="src", output_mode="count")
     assert answer["counts"] == {"src/b.py": 2, "src/deep/c.txt": 1}
