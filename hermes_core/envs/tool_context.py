@@ -7,10 +7,12 @@ import errno
 import functools
 import io
 import json
+import shutil
 import tarfile
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from hermes_core.errors import CommandError, VerifierError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
@@ -27,6 +29,11 @@ PART = 16 << 20
 MAX_DIR_BYTES = 1 << 30
 """Bytes of a directory, or of a file that goes to a disk, that are carried at most."""
 
+PIECE = 1 << 20
+"""Bytes of a file that are unpacked at a time."""
+
+MAX_NAMES = 1000
+"""Names of what was left out of a directory that are told at most."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -165,12 +172,18 @@ class ToolContext:
 
         Links, devices and names that this host can't have are left out, and named; nothing lands outside of `local`.
         """
-        try:
-            packed = await self.rollout.commands.tar_out(remote, max_bytes=MAX_DIR_BYTES)
-            left_out = await asyncio.to_thread(_unpacked, packed, Path(local))
-        except (CommandError, tarfile.TarError, ValueError, OverflowError) as error:
-            return {"success": False, "error": str(error)}
-        return {"success": True, "bytes": len(packed), "left_out": left_out}
+        folder = Path(local)
+        with await asyncio.to_thread(_scratch_beside, folder) as packed:
+
+            async def keep(piece: bytes) -> None:
+                await asyncio.to_thread(packed.write, piece)
+
+            try:
+                size = await self.rollout.commands.tar_out_to(keep, remote, max_bytes=MAX_DIR_BYTES)
+                left_out = await asyncio.to_thread(_unpacked, packed, folder)
+            except (CommandError, tarfile.TarError, ValueError, OverflowError) as error:
+                return {"success": False, "error": str(error)}
+        return {"success": True, "bytes": size, "left_out": left_out}
 
     @_awaited
     async def search(self, query: str, path: str = ".") -> dict[str, Any]:
@@ -244,16 +257,28 @@ def _packed(folder: Path) -> bytes:
     return packed.getvalue()
 
 
-def _unpacked(packed: bytes, folder: Path) -> list[str]:
+def _scratch_beside(folder: Path) -> IO[bytes]:
+    """A file without a name on the disk that the folder is or will be on: /tmp may be memory."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    return tempfile.TemporaryFile(dir=there)
+
+
+def _unpacked(packed: IO[bytes], folder: Path) -> list[str]:
     """Unpack files and directories; the names of what is neither (links, devices) or would land outside."""
-    left_out = []
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as archive:
-        for member in archive:
+    left_out: list[str] = []
+    more = 0
+    packed.seek(0)
+    with tarfile.open(fileobj=packed, mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # or it would remember each
             parts = PurePosixPath(member.name).parts
             outside = ".." in parts or member.name.startswith("/")
             if outside or not _unpack(archive, member, folder.joinpath(*parts)):
-                left_out.append(member.name)
-    return left_out
+                if len(left_out) < MAX_NAMES:
+                    left_out.append(member.name)
+                else:
+                    more += 1
+    return [*left_out, f"… and {more} more"] if more else left_out
 
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> bool:
@@ -261,10 +286,12 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> 
     try:
         if member.isdir():
             target.mkdir(parents=True, exist_ok=True)
-        elif member.isreg():
+        elif member.isreg() and not member.issparse():  # a sparse one can be larger than the whole archive
             content = archive.extractfile(member)
             assert content is not None  # it is a regular file
-            _write(target, content.read())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                shutil.copyfileobj(content, file, PIECE)
             target.chmod(0o755 if member.mode & 0o100 else 0o644)
         else:
             return False
