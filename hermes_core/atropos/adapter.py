@@ -56,13 +56,14 @@ class AdaptedEnvironment(Environment):
     async def _compute_reward(self, item: Item, result: Any, rollout: Rollout) -> tuple[float, Mapping[str, Any]]:
         """The subclass's reward, in the rollout's own slot; what that started is killed."""
         context = ToolContext(rollout)
-        try:
+
+        async def computed() -> Any:
             reward: Any = self._env.compute_reward(item, result, context)
-            if inspect.isawaitable(reward):
-                reward = await reward
-            context.check_awaited()
+            return await reward if inspect.isawaitable(reward) else reward
+
+        try:
+            reward = await context.calls.all_awaited(computed())
         finally:
-            context.forget()
             await context.cleanup()
         if not isinstance(reward, int | float) or not math.isfinite(reward):
             raise VerifierError(

@@ -177,7 +177,7 @@ class Rollout(LeasedSlot):
         )
         slot = await self._watch(lease.__aenter__())
         try:
-            fresh = Fresh(self._context.backend, slot, self._met, group=self.group)
+            fresh = Fresh(self._context.backend, slot, self._met, group=self.group, calls=self.calls)
             fresh.limit = self.limit
             fresh.alone = fresh.sandbox_id == apart_from
             yield fresh
@@ -289,7 +289,7 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
             with trajectory.stage("setup"):
                 prompt = context.environment.initial_messages(item)
                 async with _within(rollout, limits.setup_timeout_s, SetupFailed):
-                    on_slot["workspace_meta"] = await hooks.setup(**on_slot)
+                    on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
             try:
                 with trajectory.stage("agent"):
                     trajectory.result = await _work(context, trajectory, prompt, on_slot)
@@ -324,7 +324,7 @@ async def _judged(rollout: Rollout, verified: Awaitable[Score], limit_s: float) 
     """
     try:
         async with _within(rollout, limit_s, VerifierError):
-            return await verified
+            return await rollout.calls.all_awaited(verified)
     except CommandError as error:
         if not rollout.is_of_the_work(error):
             raise
@@ -347,7 +347,7 @@ async def _work(
 
     async def solve() -> None:
         rollout.used = True
-        await context.hooks.solve(**on_slot)
+        await rollout.calls.all_awaited(context.hooks.solve(**on_slot))
 
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,

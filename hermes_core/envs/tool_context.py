@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import io
 import json
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
-from hermes_core.errors import CommandError, VerifierError
+from hermes_core.envs.pending import Calls, awaited
+from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
@@ -35,66 +35,7 @@ PIECE = 1 << 20
 MAX_NAMES = 1000
 """Names of what was left out of a directory that are told at most."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class Pending(Coroutine[Any, Any, T]):
-    """What a call gives until it is awaited: a coroutine that says so to whoever takes it for the result."""
-
-    def __init__(self, call: str, work: Coroutine[Any, Any, T]) -> None:
-        self._call = call
-        self._work = work
-        self.begun = False
-        """Whether anybody has awaited it."""
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        self.begun = True
-        return self._work.__await__()
-
-    def send(self, value: Any) -> Any:
-        """As a coroutine's: tasks call it."""
-        self.begun = True
-        return self._work.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """As a coroutine's."""
-        return self._work.throw(*error)
-
-    def close(self) -> None:
-        """As a coroutine's."""
-        self._work.close()
-
-    def refuse(self, *_: Any) -> NoReturn:
-        """Refuse whatever a result could be asked.
-
-        Raises:
-            VerifierError: always.
-        """
-        raise VerifierError(
-            f"{self._call} was not awaited, and has not run", hint=f"write `await {self._call}`, in an `async def`"
-        )
-
-    __getitem__ = __bool__ = __iter__ = __len__ = __contains__ = refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
-    __hash__ = object.__hash__
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # what Python itself looks for
-            raise AttributeError(name)
-        self.refuse()
-
-
-def _awaited(method: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]]) -> Callable[..., Pending[T]]:
-    """A method whose call is remembered until it is awaited."""
-
-    @functools.wraps(method)
-    def call(self: ToolContext, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
-        pending = Pending(f"ctx.{method.__name__}(…)", method(self, *args, **kwargs))
-        self._pending.append(pending)
-        return pending
-
-    return call
+_awaited = awaited("ctx.")
 
 
 class ToolContext:
@@ -109,17 +50,8 @@ class ToolContext:
         """The rollout's trajectory id."""
         self.rollout = rollout
         """The same slot with all that environment hooks can do: fresh slots, diffs, prepared directories."""
-        self._pending: list[Pending[Any]] = []
-
-    def check_awaited(self) -> None:
-        """Make sure that every call was awaited.
-
-        Raises:
-            VerifierError: one was not, and so has not run.
-        """
-        for pending in self._pending:
-            if not pending.begun:
-                pending.refuse()
+        self.calls = Calls()
+        """Those of its own methods that nobody has awaited."""
 
     @_awaited
     async def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:  # noqa: ASYNC109 - the known name
@@ -201,12 +133,6 @@ class ToolContext:
     async def cleanup(self) -> None:
         """Kill everything that runs in the slot."""
         await self.rollout.kill_everything()
-
-    def forget(self) -> None:
-        """Drop the calls that nobody has awaited, without Python's warning about each."""
-        for pending in self._pending:
-            if not pending.begun:
-                pending.close()
 
     async def _write(self, path: str, data: bytes) -> int:
         for begin in range(0, max(len(data), 1), PART):

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from hermes_core.envs.pending import Calls, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.preparation import Build, as_build
@@ -66,14 +67,18 @@ class LeasedSlot:
         preparation: the same as the preparation user of the slot's sandbox, in the directory of prepared things.
         limit: the time limit of the hook that uses it, if there is one.
         alone: whether `processor` holds all of the sandbox's processors.
+        calls: those of `exec_tool` that nobody has awaited; the fresh slots of a rollout share its own.
     """
 
     alone = False
 
     origin = Origin.AGENT
 
-    def __init__(self, backend: ToolBackend, slot: Slot, note: Note, *, group: str | None = None) -> None:
+    def __init__(
+        self, backend: ToolBackend, slot: Slot, note: Note, *, group: str | None = None, calls: Calls | None = None
+    ) -> None:
         self.slot = slot
+        self.calls = calls or Calls()
         self.group = group
         self.limit: asyncio.Timeout | None = None
         self._backend = backend
@@ -90,6 +95,7 @@ class LeasedSlot:
         """The preparation user's commands on this slot's sandbox."""
         return cast("SlotCommands", _Watched(self._backend.preparation(self.slot), self._note, Origin.PREPARATION))
 
+    @awaited()
     async def exec_tool(
         self,
         tool_name: str,

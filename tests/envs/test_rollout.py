@@ -1,6 +1,7 @@
 """One rollout against slots that fail on demand: what real sandboxes can't be made to do at a chosen moment."""
 
 import asyncio
+import gc
 import json
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -235,6 +236,51 @@ async def test_a_hook_that_fails_ends_in_the_record_and_the_slot_is_released(hoo
     done = await roll(Plain(**{hook: raising(error)}), backend=backend)
     assert (done.reward, str(done.failure.kind), done.failure.stage) == (None, kind, stage)
     assert backend.log.count("release slot") == released
+
+
+def fine(given):
+    """What a verification may give, or a set-up."""
+    return 1.0 if hasattr(given, "result") else {}
+
+
+async def left(given):
+    given.exec_tool("bash", {"command": "true"})
+    return fine(given)
+
+
+async def taken_for_a_result(given):
+    return float(given.exec_tool("bash", {"command": "true"}).success)
+
+
+async def taken_for_true(given):
+    return 1.0 if given.rollout.exec_tool("bash", {"command": "true"}) else 0.0
+
+
+async def left_in_a_fresh_slot(given):
+    async with given.rollout.fresh_slot() as fresh:
+        fresh.exec_tool("bash", {"command": "true"})
+    return fine(given)
+
+
+@pytest.mark.parametrize("call", [left, taken_for_a_result, taken_for_true, left_in_a_fresh_slot])
+@pytest.mark.parametrize(("hook", "kind"), [("setup", "setup"), ("verify", "verifier")])
+async def test_a_tool_call_that_a_hook_does_not_await_is_told_and_not_scored(hook, kind, call):
+    backend = Slots()
+    done = await roll(Plain(**{hook: call}), backend=backend)
+    gc.collect()  # Python would warn here of a coroutine that was never awaited, which is an error in these tests
+    assert (done.reward, str(done.failure.kind)) == (None, kind)
+    assert "exec_tool(…) was not awaited, and has not run" in done.failure.message
+    assert "write `await exec_tool(…)`" in done.failure.message
+    assert not any(event.startswith("execute") for event in backend.log)
+
+
+async def test_tool_calls_of_a_hook_may_run_at_the_same_time():
+    async def verify(given):
+        first = asyncio.create_task(given.exec_tool("bash", {"command": "1"}))
+        results = await asyncio.gather(first, *(given.exec_tool("bash", {"command": "n"}) for _ in range(3)))
+        return float(all(result.success for result in results))
+
+    assert (await roll(Plain(verify=verify))).reward == 1.0
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "1.0", (1.0, None)])
