@@ -115,6 +115,17 @@ def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "",
     )
 
 
+def brief(error: BaseException) -> str:
+    """What went wrong, in a few words."""
+    if (status := status_of(error)) is not None:
+        return f"HTTP {status}"
+    if is_timeout(error):
+        return "no answer in time"
+    if isinstance(error, OSError) or _is_connection_failure(error):
+        return "no connection"
+    return type(error).__name__
+
+
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that the endpoint answered with, where it answered."""
     status = getattr(error, "status_code", None)

@@ -18,11 +18,11 @@ from hermes_core.agents.failures import (
     ContextLengthExceeded,
     EndpointDown,
     as_model_error,
+    brief,
     may_pass,
     public_url,
     refuses_all,
     refuses_now,
-    status_of,
 )
 from hermes_core.errors import ModelError
 
@@ -104,9 +104,7 @@ class Endpoint:
                     first_failure = first_failure or time.monotonic()
                     wait = self._wait_after(error, attempts, first_failure)
                     # In its turn: who waits for this one waits for its next attempt.
-                    logger.info(
-                        "model endpoint: attempt %d failed (%s), again in %.1f s", attempts, _brief(error), wait
-                    )
+                    logger.info("model endpoint: attempt %d failed (%s), again in %.1f s", attempts, brief(error), wait)
                     await asyncio.sleep(wait)
                 else:
                     self._well(answered=proves)
@@ -148,7 +146,8 @@ class Endpoint:
             soon = min(_backoff(attempts), PROBE_EVERY_S) if self.paused else _backoff(attempts)
             return min(longest, _asked_wait(error) or soon)
         if self.paused or for_all:
-            failure = self._given_up = EndpointDown(failure.message, hint=failure.hint)
+            self._given_up = EndpointDown(failure.message, hint=failure.hint)
+            failure = self._given_up.twin()  # it is one rollout's, and gets its id
             self._failures = max(self._failures, PAUSE_AFTER)
         raise failure from error
 
@@ -176,7 +175,7 @@ class Endpoint:
             logger.warning(
                 "the model endpoint %s fails (%s): one request at a time is sent to it until it answers; it is given "
                 "up after %g s",
-                *(self._shown, _brief(error), self._settings.endpoint_patience_s),
+                *(self._shown, brief(error), self._settings.endpoint_patience_s),
             )
 
     @property
@@ -244,8 +243,3 @@ def _asked_wait(error: Exception) -> float | None:
 def _backoff(attempt: int) -> float:
     """Seconds to wait after the given attempt: doubling, spread so that rollouts do not return all at once."""
     return _FIRST_WAIT_S * float(2 ** min(attempt - 1, 10)) * random.uniform(0.75, 1.25)
-
-
-def _brief(error: Exception) -> str:
-    status = status_of(error)
-    return f"HTTP {status}" if status is not None else type(error).__name__

@@ -378,6 +378,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                     rolled = await self._roll(item, group, next(numbers), metrics)
                 except STOPPING as error:
                     stopped.append(error)
+                    self.fatal = self.fatal or error
                     return
                 if rolled.refused is None:
                     group.kept.append(rolled)
@@ -394,10 +395,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             self.fatal = self.fatal or errors.exceptions[0]
             raise errors.exceptions[0] from None
         metrics.add_group(group)
-        if stopped:
-            self.fatal = self.fatal or stopped[0]
-            if not group.whole:
-                raise stopped[0]
+        if stopped and not group.whole:
+            raise stopped[0]
         return group
 
     def _new_group(self, item: Item, size: int) -> Group:
@@ -418,6 +417,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         context = live.tools.offered(live.context, group.group_id)
         observers = context.hooks.observers
         async with live.room:
+            if isinstance(self.fatal, STOPPING):
+                raise self.fatal.twin()  # nothing is begun that can't be had
             observers.trajectory_started(
                 trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=group.item_id
             )

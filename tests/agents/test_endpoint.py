@@ -75,6 +75,9 @@ async def test_after_patience_all_who_wait_are_told_and_the_next_one_tries_once(
         errors = await asyncio.gather(*(ask(endpoint) for _ in range(20)))
         assert all(isinstance(error, EndpointDown) and "reloading" in str(error) for error in errors)
         assert len({id(error) for error in errors}) == 20, "each has its own to write its ids into"
+        for number, error in enumerate(errors):
+            error.trajectory_id = f"{number}"
+        assert endpoint.endpoint._given_up.trajectory_id is None, "and nobody's id is told to another"
         assert endpoint.endpoint.down
         asked = server.request_count
         assert isinstance(await ask(endpoint), EndpointDown)
@@ -82,6 +85,20 @@ async def test_after_patience_all_who_wait_are_told_and_the_next_one_tries_once(
         sick.fault = None
         assert (await ask(endpoint), endpoint.endpoint.down) == ("done", False)
         await endpoint.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(Fault(503), "(HTTP 503)"), (Fault(delay_s=60), "(no answer in time)"), (Fault(cut=True), "(no connection)")],
+)
+async def test_the_warning_says_in_words_what_fails(fault, words, caplog):
+    sick = Sick()
+    async with ScriptedServer(sick) as server:
+        endpoint = opened(server, endpoint_patience_s=0.5, request_timeout_s=0.1)
+        sick.fault = fault
+        await asyncio.gather(*(ask(endpoint) for _ in range(3)))
+        await endpoint.aclose()
+    assert any(words in record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
 
 
 async def test_what_is_one_requests_own_fault_is_no_trouble_of_the_endpoint():
