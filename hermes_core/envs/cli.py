@@ -60,7 +60,12 @@ def _run_options(command: Command) -> Command:
         click.option("--allow-unisolated", is_flag=True, help="Accept a weaker level than is asked for."),
         click.option("--concurrency", type=int, metavar="C", help="Rollouts at the same time [4]."),
         click.option("--seed", type=int, metavar="S", help="Seed of whatever is drawn."),
-        click.option("--stop-on-infra", type=float, metavar="RATE", help="Stop when infra failures exceed this share."),
+        click.option(
+            *("--stop-on-infra",),
+            type=float,
+            metavar="RATE",
+            help="Stop when infra and model failures exceed this share of the last 20 rollouts.",
+        ),
         click.option("--config", type=_FILE, metavar="FILE.yaml", help="Sections env, agent, backend and run."),
         click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON."),
     ]

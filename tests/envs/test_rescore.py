@@ -1,5 +1,6 @@
 """Recorded patches verified again, on the real local backend."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import UsageError, VerifierError
 from hermes_core.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.cost import Meter
 from hermes_core.settings import Settings
 
 ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
@@ -101,3 +103,30 @@ async def test_a_folder_without_a_run_is_wrong_use(runtime, tmp_path):
     with pytest.raises(UsageError, match=r"no usable run\.json"):
         await rescore(runtime, tmp_path, environment=Patched())
     assert list(tmp_path.glob("rescored*")) == []
+
+
+@pytest.mark.slow
+async def test_it_stops_when_the_money_is_spent_and_what_has_a_slot_is_finished(runtime, tmp_path, monkeypatch):
+    meters, begin = [], Meter.begin
+    monkeypatch.setattr(Meter, "begin", lambda meter, sandbox_id: (meters.append(meter), begin(meter, sandbox_id)))
+    begun = []
+
+    class Slow(Patched):
+        async def score_patch(self, item, patch, rollout):
+            begun.append(item["id"])
+            while not meters[-1].spent:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2 * len(begun))  # when others have been refused
+            assert (await rollout.exec_tool("bash", {"command": "true"})).success
+            return 1.0, {}
+
+    out, ids = tmp_path / "out", tuple("abcdef")
+    await run_rollouts(runtime, Patched(ids), "nop", out_dir=out, **ISOLATION)
+    dear = {"backend_config": {"prices": {"sandbox": 3600.0}, "max_cost": 3, "slots_per_sandbox": 3}}
+    outcome = await rescore(runtime, out, environment=Slow(ids), concurrency=2, **dear, **ISOLATION)
+    assert "of its max_cost 3" in outcome.stopped
+    assert not outcome.agrees
+    found = lines(out)
+    assert sorted(found) == sorted(begun)
+    assert {(line["reward"], line["failure"], line["agrees"]) for line in found.values()} == {(1.0, None, True)}
+    assert (outcome.patches, outcome.agreed, len(begun)) == (2, 2, 2)

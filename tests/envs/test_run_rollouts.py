@@ -14,7 +14,15 @@ import pytest
 from hermes_core.agents.base import StopReason
 from hermes_core.envs.base import Environment
 from hermes_core.envs.runner import run_rollouts
-from hermes_core.errors import ConfigError, DatasetError, InfraError, SetupFailed, UnknownNameError, UsageError
+from hermes_core.errors import (
+    ConfigError,
+    DatasetError,
+    InfraError,
+    ModelError,
+    SetupFailed,
+    UnknownNameError,
+    UsageError,
+)
 from hermes_core.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.cost import Meter
@@ -458,6 +466,29 @@ async def test_a_run_whose_infrastructure_is_broken_stops(tmp_path, tasks):
     assert summary.scored == 0
     assert "infrastructure" in summary.stopped
     assert all(one["reward"] is None for one in records(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("error", "rate", "ended", "stopped"),
+    [
+        (ModelError("asleep"), 0.5, {"model": 10}, True),
+        (ModelError("asleep"), 1.0, {"model": 14}, False),  # more than the share, not as much as it
+        (SetupFailed("no such row"), 0.5, {"model": 14}, False),
+    ],
+)
+async def test_stopping_on_infra_counts_what_the_model_fails_and_not_the_tasks_own(
+    runtime, tasks, tmp_path, error, rate, ended, stopped
+):
+    async def fail(task):
+        raise error
+
+    rows = [{"id": str(number), "prompt": "p", "check": "true"} for number in range(14)]
+    if isinstance(error, SetupFailed):
+        rows, ended = [{**row, "setup": "exit 1"} for row in rows], {"setup": 14}
+    how = {"stop_on_infra": rate, "concurrency": 1, "out_dir": tmp_path / "out", **ISOLATION}
+    summary = await run_rollouts(runtime, "tasks", Shell(fail), env=tasks(rows), **how)
+    assert (summary.failures, summary.scored) == (ended, 0)
+    assert ("the model's endpoint" in (summary.stopped or "")) == stopped
 
 
 async def test_resuming_repeats_no_score_and_loses_no_rollout(runtime, tasks, tmp_path):
