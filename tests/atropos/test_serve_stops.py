@@ -118,9 +118,10 @@ async def test_the_money_is_spent_and_groups_that_have_their_slots_are_sent(
 
         async def setup(item: Any, rollout: Any) -> None:
             begun.append(rollout.trajectory_id)
+            place = len(begun)
             while not meters[0].spent:
                 await asyncio.sleep(0.02)
-            await asyncio.sleep(0.3 * len(begun))  # when others have been refused
+            await asyncio.sleep(place)  # the last goes on while others are refused
 
         environment.setup_trajectory_workspace = setup
         return environment
