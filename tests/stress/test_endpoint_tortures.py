@@ -58,6 +58,7 @@ class Torture:
 
 
 TORTURES = {
+    "503 for good": Torture(Fault(503, "overloaded"), NEVER, code=3, says=("HTTP 503", "look at the server's own log")),
     "hung for 60 s": Torture(Fault(delay_s=NEVER), 60, request_timeout_s=15),
     "20 s an answer": Torture(Fault(delay_s=20), 60, says=()),
     "404 for 15 s": Torture(Fault(404, "loading"), 15),
@@ -67,7 +68,6 @@ TORTURES = {
     "401 from the start": Torture(
         Fault(401, "no such key"), NEVER, after=0, code=3, says=("refused the API key (HTTP 401)", "set a key that")
     ),
-    "503 for good": Torture(Fault(503, "overloaded"), NEVER, code=3, says=("HTTP 503", "look at the server's own log")),
 }
 
 
@@ -274,13 +274,13 @@ async def test_serve(atropos_extra: None, tmp_path: Path) -> None:
     tasks = dataset(tmp_path / "rows")
     make_tokenizer(tmp_path / "tokenizer", "chatml")
     tokenizer = AutoTokenizer.from_pretrained(str(tmp_path / "tokenizer"))
-    starting = asyncio.Semaphore(4)  # each is half a gigabyte of imports
+    at_once = asyncio.Semaphore(4)  # each is half a gigabyte of imports
 
     async def one(name: str, torture: Torture) -> Run:
         run = Run(name, torture, tmp_path / name.replace(" ", "-"))
         run.folder.mkdir()
         api = atropos_tools.RunApi(run.folder / "api.log")
-        async with starting, TorturedServer(torture, tokenizer) as server:
+        async with at_once, TorturedServer(torture, tokenizer) as server:
             await api.start()
             trainer = atropos_tools.Trainer(api.url, max_token_len=16000)
             limit = [f"--openai.timeout={torture.request_timeout_s:.0f}"] if torture.request_timeout_s else []
