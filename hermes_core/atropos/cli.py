@@ -109,6 +109,9 @@ def _run(ctx: click.Context, mode: str, named: Named, name: str | None, config: 
         logger = logging.getLogger("atroposlib")
         logger.handlers = logging.getLogger("hermes_core").handlers
         logger.setLevel(logging.getLogger("hermes_core").level)
+        from atroposlib.envs import base
+
+        base.logger.setLevel(logging.NOTSET)  # it sets DEBUG itself, whatever the user asked for
         env = _made(ctx, named(runtime, name), mode, config, runtime)
         if mode == "process":
             await env.process_manager()

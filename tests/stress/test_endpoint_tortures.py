@@ -34,7 +34,7 @@ atropos_extra = atropos_tools.atropos_extra
 
 NEVER = 3600.0
 LEVEL = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
-NOISE = re.compile(r"Traceback|^  File |never awaited|exception was never retrieved", re.M)
+NOISE = re.compile(r"Traceback|^(DEBUG|INFO)|^  File |never awaited|exception was never retrieved", re.M)
 SHOWN = re.compile(r"^(WARNING|ERROR|error|failures|stopped|  model)", re.I)
 
 
