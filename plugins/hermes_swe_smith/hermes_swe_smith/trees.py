@@ -525,7 +525,7 @@ def _is_text(data: bytes) -> bool:
 def _can_be_kept(path: str, mode: str) -> bool:
     """Whether git takes such an entry; repositories inside the checkout are files without their `.git`."""
     parts = path.casefold().split("/")
-    return ".git" not in parts and not (mode == LINK and parts[-1] == ".gitmodules")
+    return ".git" not in parts and not (mode == LINK and ".gitmodules" in parts)
 
 
 def _gitignores(repo: Repository, files: Tree, blobs: Blobs) -> dict[str, bytes]:
