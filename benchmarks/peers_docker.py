@@ -30,8 +30,8 @@ from benchmarks.peers import (
 from benchmarks.swerex import NotThere, SweRexParty, open_swerex
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.results import Slot
-from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.settings import Settings
+from hermes_core.tool_backend import ToolBackend
 
 IMAGE = "hermes-test-python:bookworm"
 EXEC, SDK, SESSION, EXECUTE = "docker exec", "SDK exec_run", "SWE-ReX session", "SWE-ReX execute"

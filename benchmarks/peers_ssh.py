@@ -22,8 +22,8 @@ from benchmarks.peers import WORKERS, Party, Place, Table, Wanted, Workers, capt
 from benchmarks.peers_docker import run, time_out
 from hermes_core.errors import PluginError, PolicyError, ProvisionError, UnknownNameError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.settings import Settings
+from hermes_core.tool_backend import ToolBackend
 
 PARAMIKO, OPENSSH = "exec_command", "ControlMaster"
 PEERS = {PARAMIKO: Wanted(latency=15), OPENSSH: Wanted()}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.host import LEVELS, NOT_GRANTED, local_backend, shell
 from benchmarks.measure import Row, Rows, Target, bare, p50, percentile
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 
 TARGET = Target(10.0)
 FILES = 20

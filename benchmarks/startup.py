@@ -20,7 +20,11 @@ async def rows(quick: bool) -> Rows:
     help_command = (
         [str(PROGRAM), "--help"]
         if PROGRAM.exists()
-        else [sys.executable, "-c", "import sys; sys.argv[1:] = ['--help']; from hermes_core.cli import main; main()"]
+        else [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv[1:] = ['--help']; from hermes_core.cli.main import main; main()",
+        ]
     )
     for case, command, limit in (
         ("`import hermes_core`", [sys.executable, "-c", "import hermes_core"], 0.15),

@@ -36,13 +36,13 @@ from benchmarks.host import NOT_GRANTED, processor_time
 from benchmarks.measure import Row, Rows, Target, p50, span
 from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.options import RunOptions
-from hermes_core.envs.parts import make_environment, new_backend, new_context, open_agent, set_up
 from hermes_core.envs.runner import Jobs, Run, Tools
+from hermes_core.envs.session import make_environment, new_backend, new_context, open_agent, set_up
 from hermes_core.errors import PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.settings import Settings
+from hermes_core.tool_backend import ToolBackend
 
 AT_A_TIME = 2
 TARGET = Target(1.15, of_reference=True)

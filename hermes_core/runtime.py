@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from pydantic import BaseModel
 
 from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError
-from hermes_core.plugins import PluginManager
-from hermes_core.registries import Entry, describe, import_hint
+from hermes_core.plugins.manager import PluginManager
+from hermes_core.plugins.registry import Entry, describe, import_hint
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.settings import Settings, validated
 
 if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentSettings
     from hermes_core.agents.parsers.base import Parser
-    from hermes_core.envs.base import Environment
+    from hermes_core.environment import Environment
     from hermes_core.envs.store import Sink
-    from hermes_core.hooks import Observers
-    from hermes_core.sandbox.checkpoint import Checkpoint
-    from hermes_core.sandbox.provision import PrepareSandbox
-    from hermes_core.sandbox.tool_backend import ToolBackend
+    from hermes_core.plugins.calling import Observers
+    from hermes_core.sandbox.pool.checkpoint import Checkpoint
+    from hermes_core.sandbox.pool.provision import PrepareSandbox
+    from hermes_core.tool_backend import ToolBackend
     from hermes_core.tools.registry import ToolRegistry
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Runtime:
             ConfigError: a profile has a wrong value.
             PluginError: as `backend` does.
         """
-        from hermes_core.sandbox.tool_backend import ToolBackend
+        from hermes_core.tool_backend import ToolBackend
 
         level = Isolation.parse(isolation)
         backend = self.backend(name)
@@ -190,7 +190,7 @@ class Runtime:
 
     def environment_class(self, name: str) -> type[Environment]:
         """The class of the environment of that name, for its `config_class`. Raises as `environment` does."""
-        from hermes_core.envs.base import Environment, EnvironmentConfig
+        from hermes_core.environment import Environment, EnvironmentConfig
 
         entry = self.environments.entry(name)
         kind = entry.load()

@@ -18,7 +18,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-m", "hermes_core.cli"]
+COMMAND = [sys.executable, "-m", "hermes_core"]
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hermes-rl-{name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[hermes_core]\n{name} = t_{name}\n")
-        (tmp_path / f"t_{name}.py").write_text("from hermes_core.hookspecs import hookimpl\n" + textwrap.dedent(source))
+        (tmp_path / f"t_{name}.py").write_text(
+            "from hermes_core.plugins.hookspecs import hookimpl\n" + textwrap.dedent(source)
+        )
         names = [name, *filter(None, os.environ["HERMES_PLUGINS"].split(","))]
         monkeypatch.setenv("HERMES_PLUGINS", ",".join(names))
 

@@ -82,7 +82,7 @@ def test_the_readme_s_tasks_are_sound(tmp_path: Path) -> None:
     assert row is not None
     (tmp_path / "tasks.jsonl").write_text(row[1] + "\n")
     json.loads(row[1])
-    command = [sys.executable, "-m", "hermes_core.cli", "validate", "tasks", "--env.dataset_name=tasks.jsonl"]
+    command = [sys.executable, "-m", "hermes_core", "validate", "tasks", "--env.dataset_name=tasks.jsonl"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from hermes_core import leftovers
-from hermes_core.cli import main
+from hermes_core.cli import sandboxes as leftovers
+from hermes_core.cli.main import main
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.anchor import anchor_command
-from hermes_core.sandbox.client import GuestClient, GuestSettings
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.guest_client.client import GuestClient, GuestSettings
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.settings import Settings
 

@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.envs.base import Environment, EnvironmentConfig
+from hermes_core.environment import Environment, EnvironmentConfig
 from hermes_core.errors import ConfigError, PluginError, ProvisionError, UnknownNameError, UsageError
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import (
     Backend,

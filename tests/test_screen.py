@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_core.cli_support import new_runtime
+from hermes_core.cli.support import new_runtime
 from hermes_core.screen import printable, say
 
 
@@ -43,7 +43,7 @@ def test_lines_and_the_log_are_printed_so(capsys):
 
 
 def test_wrong_use_is_printed_so(capsys):
-    from hermes_core.cli import _Misuse
+    from hermes_core.cli.main import _Misuse
 
     with pytest.raises(click.ClickException):
         raise _Misuse("no such option \x1b[31m")

@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-SHELL = [sys.executable, "-m", "hermes_core.cli", "shell"]
+SHELL = [sys.executable, "-m", "hermes_core", "shell"]
 
 
 class Person:
@@ -88,7 +88,7 @@ def person(environ: dict[str, str]) -> Iterator[Any]:
     yield new
     for each in persons:
         each.kill()
-    subprocess.run([sys.executable, "-m", "hermes_core.cli", "reap"], env=environ, check=False, capture_output=True)
+    subprocess.run([sys.executable, "-m", "hermes_core", "reap"], env=environ, check=False, capture_output=True)
 
 
 def shells(environ: dict[str, str]) -> list[Path]:

@@ -41,7 +41,7 @@ OUT_OF_TREE = {
         packages = ["elsewhere"]
     """,
     "elsewhere/__init__.py": """
-        from hermes_core.hookspecs import hookimpl
+        from hermes_core.plugins.hookspecs import hookimpl
 
         HERMES_PLUGIN_API = 1
 
@@ -60,8 +60,8 @@ OUT_OF_TREE = {
     """,
     "elsewhere/env.py": """
         from pydantic import BaseModel
-        from hermes_core.envs.base import Environment
-        from hermes_core.hookspecs import hookimpl
+        from hermes_core.environment import Environment
+        from hermes_core.plugins.hookspecs import hookimpl
         from hermes_core.tools.base import Tool
 
         class Words(BaseModel):

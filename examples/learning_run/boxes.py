@@ -4,8 +4,8 @@ import random
 
 from pydantic import Field
 
-from hermes_core.envs.base import Environment, EnvironmentConfig
-from hermes_core.hookspecs import hookimpl
+from hermes_core.environment import Environment, EnvironmentConfig
+from hermes_core.plugins.hookspecs import hookimpl
 
 BOXES = ("red", "blue", "green", "gold")
 WORDS = ("ant", "bee", "cow", "fox")

@@ -68,7 +68,7 @@ def environment_command(api, server, folder):
         "openai.tokenizer_name": folder,
     }
     flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, "-m", "hermes_core.cli", "atropos", "serve", "boxes", *flags]
+    return [sys.executable, "-m", "hermes_core", "atropos", "serve", "boxes", *flags]
 
 
 async def register(client):

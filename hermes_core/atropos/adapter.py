@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.envs.base import Environment, EnvironmentConfig, Item
+from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.errors import DatasetError, VerifierError
 

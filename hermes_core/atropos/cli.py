@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes_core.cli import Program
-from hermes_core.cli_support import EXIT_INCOMPLETE, finish
-from hermes_core.envs.cli_options import DottedCommand, dotted, merged
+from hermes_core.cli.main import Program
+from hermes_core.cli.options import DottedCommand, dotted, merged
+from hermes_core.cli.support import EXIT_INCOMPLETE, finish
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.screen import say
 from hermes_core.settings import read_yaml, validated
@@ -167,7 +167,7 @@ def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[APIServerC
     """Those of the file, or else of `config_init`, with what was written in the one that there is."""
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
-    from hermes_core.atropos.start import default_server
+    from hermes_core.atropos.servers import default_server
 
     base = defaults if isinstance(defaults, list) else [defaults]
     first = base[0] if base and isinstance(base[0], APIServerConfig) else default_server()

@@ -10,7 +10,7 @@ from atroposlib.envs.base import BaseEnvConfig
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.envs.base import EnvironmentConfig
+from hermes_core.environment import EnvironmentConfig
 from hermes_core.envs.options import MOST_AT_A_TIME, RunOptions
 
 _RENAMED = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execution_timeout_s"}

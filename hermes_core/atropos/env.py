@@ -19,16 +19,16 @@ from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_core.agents.base import MASKED, AgentResult
-from hermes_core.atropos import processing, reporting, serving
+from hermes_core.atropos import modes as serving
+from hermes_core.atropos import processing, reporting
 from hermes_core.atropos.adapter import AdaptedEnvironment
-from hermes_core.atropos.api import TrainerApi
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.contract import check_overrides
 from hermes_core.atropos.groups import Group, Rolled, judged, longest, scored_groups, scored_item
 from hermes_core.atropos.items import ItemSource
 from hermes_core.atropos.log import JsonLines
 from hermes_core.atropos.metrics import Metrics
-from hermes_core.atropos.start import (
+from hermes_core.atropos.servers import (
     EXACT,
     checked_servers,
     default_config,
@@ -37,19 +37,20 @@ from hermes_core.atropos.start import (
     try_out,
     with_key,
 )
+from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun
 from hermes_core.atropos.wire import group_json
-from hermes_core.envs.base import Environment, Item
+from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import granted_isolation
-from hermes_core.envs.parts import hooks_for, new_backend, new_context, redactor
 from hermes_core.envs.rollout import RolloutContext, run_rollout
 from hermes_core.envs.runner import STOPPING, Tools
+from hermes_core.envs.session import hooks_for, new_backend, new_context, redactor
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import ConfigError, HermesError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from hermes_core.agents.base import AgentResult
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.env import HermesAgentBaseEnv
 from hermes_core.atropos.groups import Group
-from hermes_core.envs.base import Environment, EnvironmentConfig, Item
+from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.runner import each
 from hermes_core.envs.summary import SOLVED
 from hermes_core.envs.tool_context import ToolContext

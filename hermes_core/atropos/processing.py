@@ -13,7 +13,7 @@ from hermes_core.errors import ConfigError, HermesError
 
 if TYPE_CHECKING:
     from hermes_core.atropos.env import HermesAgentBaseEnv
-    from hermes_core.envs.base import Item
+    from hermes_core.environment import Item
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.envs.base import Environment
+from hermes_core.environment import Environment
 from hermes_core.envs.rollout import Limits
 from hermes_core.errors import UsageError
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes_core.agents.base import Agent, AgentResult, AgentTask, Message, StopReason
-from hermes_core.envs.base import Environment, Item
+from hermes_core.environment import Environment, Item
+from hermes_core.envs.leased_slot import Fresh, LeasedSlot, ModelTime, Origin
 from hermes_core.envs.trajectory import Redact, Trajectory, plain
-from hermes_core.envs.workspace import Fresh, LeasedSlot, ModelTime, Origin
 from hermes_core.errors import (
     DISTURBANCES,
     CommandError,
@@ -31,12 +31,12 @@ from hermes_core.errors import (
     UsageError,
     VerifierError,
 )
-from hermes_core.sandbox.cost import CostLimitReached
+from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.sandbox.results import Slot
 
 if TYPE_CHECKING:
-    from hermes_core.hooks import EnvironmentHooks
-    from hermes_core.sandbox.tool_backend import ToolBackend
+    from hermes_core.plugins.calling import EnvironmentHooks
+    from hermes_core.tool_backend import ToolBackend
     from hermes_core.tools.base import CallContext
     from hermes_core.tools.registry import ToolRegistry
 

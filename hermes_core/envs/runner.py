@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.envs.base import Environment, Item
+from hermes_core.cli.progress import NoProgress, Progress
+from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, granted_isolation, run_configuration
-from hermes_core.envs.parts import (
+from hermes_core.envs.rollout import RolloutContext, run_rollout
+from hermes_core.envs.session import (
     broken,
     check_endpoint,
     hooks_for,
@@ -28,13 +30,11 @@ from hermes_core.envs.parts import (
     set_up,
     versions,
 )
-from hermes_core.envs.progress import NoProgress, Progress
-from hermes_core.envs.rollout import RolloutContext, run_rollout
 from hermes_core.envs.store import OutputFolder, Sink
 from hermes_core.envs.summary import RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory, plain
 from hermes_core.errors import DatasetError, HermesError, UsageError
-from hermes_core.sandbox.cost import CostLimitReached, Usage
+from hermes_core.sandbox.pool.cost import CostLimitReached, Usage
 from hermes_core.settings import validated
 from hermes_core.tools.toolsets import resolve_tools
 

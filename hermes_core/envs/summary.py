@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hermes_core.envs.trajectory import STAGES
 from hermes_core.errors import FailureKind
-from hermes_core.sandbox.cost import Usage
+from hermes_core.sandbox.pool.cost import Usage
 
 Key = tuple[str, int]
 """Which rollout a record is of: item id and rollout index."""

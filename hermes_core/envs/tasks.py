@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from hermes_core.envs.base import Environment, EnvironmentConfig, Item, Need
+from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
 from hermes_core.envs.rollout import Rollout
 from hermes_core.errors import CommandError, DatasetError, SetupFailed
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.sandbox.results import CommandResult
 from hermes_core.settings import requirement
 

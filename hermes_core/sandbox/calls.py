@@ -13,8 +13,8 @@ from typing import Any
 
 from hermes_core.errors import ErrorKind, HermesError, InfraError, StaleSlotError, UnknownNameError, UsageError
 from hermes_core.sandbox.observers import Observers, tell
+from hermes_core.sandbox.pool.leases import Lease
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
-from hermes_core.sandbox.slots import Lease
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.errors import ConfigError, PluginError, PolicyError, UnknownNameError
-from hermes_core.sandbox.cost import Prices
+from hermes_core.sandbox.pool.cost import Prices
 
 
 class Isolation(IntEnum):

@@ -7,8 +7,8 @@ from typing import Any
 
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.sandbox.contract import SandboxConfig
-from hermes_core.sandbox.cost import Meter, Usage
-from hermes_core.sandbox.pool import Pool
+from hermes_core.sandbox.pool.cost import Meter, Usage
+from hermes_core.sandbox.pool.pool import Pool
 from hermes_core.settings import validated
 
 

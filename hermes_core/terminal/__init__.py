@@ -6,7 +6,7 @@ import json
 import threading
 
 from hermes_core.loop_thread import LoopEnded
-from hermes_core.sandbox.watching import Subscriber
+from hermes_core.sandbox.pool.watches import Subscriber
 from hermes_core.terminal.tasks import DEFAULT_TASK, Request, TaskTerminals, not_run
 
 __all__ = ["cleanup_all", "cleanup_vm", "process_tool", "subscribe", "terminal_tool", "terminal_tool_async"]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from hermes_core.errors import ConfigError, UsageError
-from hermes_core.registries import words
+from hermes_core.plugins.registry import words
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.results import ExecutionResult, Slot
 

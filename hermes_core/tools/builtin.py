@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.tools.files import READ_FILE, WRITE_FILE
 from hermes_core.tools.patch import PATCH
 from hermes_core.tools.process import PROCESS
@@ -12,7 +12,7 @@ from hermes_core.tools.search import SEARCH_FILES
 from hermes_core.tools.terminal import TERMINAL
 
 if TYPE_CHECKING:
-    from hermes_core.registries import ToolRegistrar
+    from hermes_core.plugins.registry import ToolRegistrar
 
 
 @hookimpl

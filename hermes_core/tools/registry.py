@@ -20,7 +20,7 @@ from hermes_core.errors import (
     ToolArgumentError,
     UnknownNameError,
 )
-from hermes_core.registries import words
+from hermes_core.plugins.registry import words
 from hermes_core.sandbox.results import ExecutionResult
 from hermes_core.tools.base import CallContext, Tool, ToolOutcome
 from hermes_core.tools.schema import function_schema, parse_arguments

@@ -11,7 +11,7 @@ from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.results import CommandResult
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.files import path_error
-from hermes_core.tools.found import Engine, Found, Place, SearchParams
+from hermes_core.tools.search_results import Engine, Found, Place, SearchParams
 
 SKIPPED = (".git", ".*.git", ".hg", ".svn", ".bzr", ".jj", ".hermes-*", "node_modules", "__pycache__")
 """Globs of names that are not searched, unless `path` itself is one of them or below one: nobody's work. `.*.git` is a

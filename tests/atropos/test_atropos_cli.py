@@ -123,7 +123,7 @@ async def test_the_command_runs_from_a_dotenv_file(
         f"ATROPOS_SERVER_BASE_URL={obedient_server.base_url}\nATROPOS_SERVER_MODEL=scripted\n"
         f"ATROPOS_SERVER_API_KEY=none\nATROPOS_TOKENIZER_NAME={tokenizer_folder}\n"
     )
-    command = [sys.executable, "-m", "hermes_core.cli", "atropos", "process", "tasks", "--env.total_steps", "2"]
+    command = [sys.executable, "-m", "hermes_core", "atropos", "process", "tasks", "--env.total_steps", "2"]
     command += ["--env.dataset_name", tasks, "--env.group_size", "1", "--env.max_items", "2"]
     command += [] if os.geteuid() == 0 else ["--env.isolation", "shared", "--env.allow_unisolated"]
     environment = {key: value for key, value in os.environ.items() if key != "HERMES_ENV_FILE"}

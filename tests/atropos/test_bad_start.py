@@ -102,7 +102,7 @@ async def test_a_wrong_setting_of_the_plugin_or_the_backend(make_env: Any) -> No
 @pytest.mark.usefixtures("atropos_extra")
 @pytest.mark.parametrize("package", ["atroposlib", "wandb"])
 def test_a_package_of_the_extra_that_is_missing(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from hermes_core.cli import main; main()"
+    code = f"import sys; sys.modules[{package!r}] = None; from hermes_core.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "atropos", "process", "tasks"], capture_output=True, text=True, timeout=120
     )

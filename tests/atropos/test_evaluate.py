@@ -29,7 +29,7 @@ def evaluate(tokenizer_folder: str, tmp_path: Path) -> Evaluate:
     """`await evaluate(name, base_url, "--env.…=…", …)`: the real command, in a folder of its own."""
 
     async def run(name: str, base_url: str, *options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hermes_core.cli", "atropos", "evaluate", name, *options]
+        command = [sys.executable, "-m", "hermes_core", "atropos", "evaluate", name, *options]
         command += [
             f"--env.tokenizer_name={tokenizer_folder}",
             f"--openai.base_url={base_url}",

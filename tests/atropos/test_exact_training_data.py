@@ -118,7 +118,7 @@ def _check(model: Any, rows: list[dict[str, Any]], engine: Engine, tokenizer: An
         for row in rows
         for lists in zip(row["tokens"], row["masks"], row["inference_logprobs"], strict=True)
     ]
-    from hermes_core.atropos.start import TRIAL
+    from hermes_core.atropos.servers import TRIAL
 
     trial = tuple(tokenizer.encode(TRIAL, add_special_tokens=False))
     return check_exactness(model, sequences, [each for each in engine.sampled if each.prompt != trial])

@@ -11,9 +11,9 @@ import pytest
 
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.errors import UsageError
-from hermes_core.sandbox.cost import CostLimitReached
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
+from hermes_core.tool_backend import ToolBackend
 
 
 def lines(path: str | Path) -> list[dict[str, Any]]:

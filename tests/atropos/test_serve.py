@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.atropos import serving
-from hermes_core.atropos.api import TrainerGone
+from hermes_core.atropos import modes as serving
+from hermes_core.atropos.trainer import TrainerGone
 from hermes_core.errors import ConfigError, InfraError, PluginError
 
 
@@ -169,7 +169,7 @@ async def test_the_environment_is_killed_and_restarted_and_ends_with_a_signal(
 ) -> None:
     trainer = make_trainer(run_api.url)
     command = [
-        *(sys.executable, "-m", "hermes_core.cli", "-v", "atropos", "serve", "tasks"),
+        *(sys.executable, "-m", "hermes_core", "-v", "atropos", "serve", "tasks"),
         *("--env.dataset_name", tasks, "--env.tokenizer_name", tokenizer_folder, "--env.group_size=2"),
         *(
             "--env.rollout_server_url",

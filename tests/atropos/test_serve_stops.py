@@ -13,9 +13,9 @@ import pytest
 
 from hermes_core.agents import retries
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.cost import CostLimitReached, Meter
+from hermes_core.sandbox.pool.cost import CostLimitReached, Meter
 from hermes_core.settings import Settings
 
 pytestmark = pytest.mark.slow

@@ -34,7 +34,7 @@ PATHS = {
 @pytest.fixture
 def start(atropos_extra: None) -> Any:
     """The module of what is checked at the start."""
-    from hermes_core.atropos import start
+    from hermes_core.atropos import servers as start
 
     return start
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hermes_core.atropos import api as module
-from hermes_core.atropos.api import TrainerApi, TrainerGone
+from hermes_core.atropos import trainer as module
+from hermes_core.atropos.trainer import TrainerApi, TrainerGone
 from hermes_core.errors import ConfigError
 from hermes_core.sandbox.single_flight import BrokenOff
 

@@ -25,7 +25,15 @@ def command(tasks: str, tokenizer_folder: str, tmp_path: Path) -> Command:
     """`await command(mode, base_url, "--env.…", WANDB_MODE=…)`: the real command, in a folder and a home of its own."""
 
     async def run(mode: str, base_url: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        written = [sys.executable, "-m", "hermes_core.cli", "atropos", mode, "tasks", f"--env.dataset_name={tasks}"]
+        written = [
+            sys.executable,
+            "-m",
+            "hermes_core.cli.main",
+            "atropos",
+            mode,
+            "tasks",
+            f"--env.dataset_name={tasks}",
+        ]
         written += [
             f"--env.tokenizer_name={tokenizer_folder}",
             f"--openai.base_url={base_url}",

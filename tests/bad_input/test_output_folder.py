@@ -17,7 +17,7 @@ from hermes_core.envs.tasks import TasksEnvironment
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = [sys.executable, "-m", "hermes_core.cli"]
+PROGRAM = [sys.executable, "-m", "hermes_core"]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hermes-rl-{name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[hermes_core]\n{name} = bad_{name}\n")
-        module = "from hermes_core.hookspecs import hookimpl\n" + textwrap.dedent(source)
+        module = "from hermes_core.plugins.hookspecs import hookimpl\n" + textwrap.dedent(source)
         (folder / f"bad_{name}.py").write_text(module)
         monkeypatch.delitem(sys.modules, f"bad_{name}", raising=False)
         names.append(name)
@@ -36,7 +36,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 ENVIRONMENT = """
-    from hermes_core.envs.base import Environment
+    from hermes_core.environment import Environment
 
     class Mine(Environment):
         name = "mine"

@@ -183,7 +183,7 @@ def test_wrong_settings_are_refused(hermes, tasks, tmp_path, variable, text, wor
 def test_the_installed_program_says_the_same_without_a_traceback(tmp_path: Path, arguments):
     environment = {**os.environ, "HERMES_ENV_FILE": "", "HERMES_PLUGINS": ""}
     program = Path(sys.executable).parent / "hermes-rl"
-    command = [str(program)] if program.exists() else [sys.executable, "-m", "hermes_core.cli"]
+    command = [str(program)] if program.exists() else [sys.executable, "-m", "hermes_core"]
     done = subprocess.run(
         [*command, "rollout", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

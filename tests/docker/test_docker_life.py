@@ -20,14 +20,14 @@ from hermes_docker import containers
 from hermes_docker.backend import DockerBackend
 from hermes_docker.config import DockerConfig
 
-from hermes_core import leftovers
+from hermes_core.cli import sandboxes as leftovers
 from hermes_core.errors import ConfigError, PolicyError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation, SandboxSpec
-from hermes_core.sandbox.preparation import NewSandbox
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.settings import Settings
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = pytest.mark.slow
@@ -187,7 +187,7 @@ async def test_reap_ends_the_dead_and_leaves_the_living(
 
 def hermes(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hermes_core.cli", *arguments],
+        [sys.executable, "-m", "hermes_core", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},

@@ -19,8 +19,8 @@ from hermes_docker.config import DockerConfig
 from hermes_core.errors import PolicyError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.left_behind import new_lease
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.sandbox.pool.adoption import new_lease
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = pytest.mark.slow
@@ -149,7 +149,7 @@ async def test_nothing_is_prepared_where_root_could_read_or_change_it(
 
 def hermes(owner: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "hermes_core.cli", *arguments],
+        [sys.executable, "-m", "hermes_core", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "HERMES_PLUGINS": "docker", "HERMES_OWNER": owner},

@@ -14,11 +14,11 @@ import pytest
 
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.model import ModelAgent
-from hermes_core.envs.base import Environment
+from hermes_core.environment import Environment
 from hermes_core.envs.runner import run_rollouts
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox import bundle
+from hermes_core.sandbox.guest_client import bundle
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, Fault, Reply, ScriptedServer
 from hermes_core.tools.base import Tool, ToolParams

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from hermes_core.envs.cli_options import merged, read_config, read_value, split_dotted
+from hermes_core.cli.options import merged, read_config, read_value, split_dotted
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.envs.base import Environment
+from hermes_core.environment import Environment
 from hermes_core.envs.rescore import rescore
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import UsageError, VerifierError
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.cost import Meter
+from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.settings import Settings
 
 ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.baselines import NopAgent, OracleAgent
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.envs.base import Environment
+from hermes_core.environment import Environment
 from hermes_core.envs.rollout import Limits, RolloutContext, run_rescoring, run_rollout
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
@@ -27,8 +27,8 @@ from hermes_core.errors import (
     SlotUnclean,
     VerifierError,
 )
-from hermes_core.hooks import environment_hooks
-from hermes_core.plugins import PluginManager
+from hermes_core.plugins.calling import environment_hooks
+from hermes_core.plugins.manager import PluginManager
 from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry

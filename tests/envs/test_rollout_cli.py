@@ -19,7 +19,7 @@ from hermes_core.testing.scripted_server import Fault, ScriptedServer
 pytestmark = pytest.mark.slow
 
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
-PROGRAM = [sys.executable, "-m", "hermes_core.cli"]
+PROGRAM = [sys.executable, "-m", "hermes_core"]
 
 
 @pytest.fixture
@@ -249,8 +249,8 @@ def test_validate_says_why_a_reward_is_wrong(run, dataset):
 
 def test_the_traceback_of_a_hook_is_shown_where_it_is_asked_for(run, tmp_path):
     (tmp_path / "broken_hook.py").write_text(
-        "from hermes_core.envs.base import Environment\n"
-        "from hermes_core.hookspecs import hookimpl\n"
+        "from hermes_core.environment import Environment\n"
+        "from hermes_core.plugins.hookspecs import hookimpl\n"
         "class Broken(Environment):\n"
         "    name = 'broken'\n"
         "    def items(self):\n        return [{'id': '1'}]\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hermes_core.agents.base import StopReason
-from hermes_core.envs.base import Environment
+from hermes_core.environment import Environment
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import (
     ConfigError,
@@ -23,9 +23,9 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
 )
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.cost import Meter
+from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from hermes_core.tools.base import Tool, ToolParams

@@ -2,7 +2,7 @@
 
 import io
 
-from hermes_core.envs.progress import PlainProgress, progress_on, status_line
+from hermes_core.cli.progress import PlainProgress, progress_on, status_line
 from hermes_core.envs.summary import Tally, percentile
 
 

@@ -7,11 +7,11 @@ import tracemalloc
 import pytest
 
 from hermes_core.agents.baselines import NopAgent
+from hermes_core.environment import Environment
 from hermes_core.envs import tool_context
-from hermes_core.envs.base import Environment
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.tool_context import ToolContext
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 
 DEEP = """\

@@ -55,7 +55,7 @@ def test_it_passes_the_kit(
     require("unshare", None if os.geteuid() == 0 and tools else "the example takes root and util-linux")
     environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "unshare"}
     words = [word for group in groups for word in ("--group", group)]
-    command = [sys.executable, "-m", "hermes_core.cli", "conformance", "unshare", "--json", *words]
+    command = [sys.executable, "-m", "hermes_core", "conformance", "unshare", "--json", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout, done.stderr
     checks = json.loads(done.stdout)["checks"]

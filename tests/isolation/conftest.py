@@ -343,7 +343,7 @@ def _interpreter_for_others() -> Path | None:
 def _copy_of_the_code(target: Path) -> None:
     """What a driver imports, where every user can read it: our package, and the packages that it imports."""
     code = (
-        "import hermes_core.runtime, hermes_core.sandbox.client, hermes_core.sandbox.local.backend\n"
+        "import hermes_core.runtime, hermes_core.sandbox.guest_client.client, hermes_core.sandbox.local.backend\n"
         "import hermes_core.tools.slot_tools, runpy, sys\n"
         f"runpy.run_path({str(PROGRAM)!r})\n"
         "for name in {name.split('.')[0] for name in sys.modules}:\n"

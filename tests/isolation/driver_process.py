@@ -19,7 +19,7 @@ from hermes_core.errors import HermesError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.results import Slot
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 
 PREPARATION = "preparation"
 """The name that stands for the preparation user instead of a slot."""

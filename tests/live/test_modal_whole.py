@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.preparation import NewSandbox
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.sandbox.pool.preparation import NewSandbox
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = pytest.mark.slow

@@ -16,14 +16,14 @@ from hermes_modal.backend import ModalBackend
 from hermes_modal.config import ModalSandboxConfig
 from hermes_modal.testing import ModalEmulator
 
-from hermes_core import leftovers
+from hermes_core.cli import sandboxes as leftovers
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
-from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.settings import Settings
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]

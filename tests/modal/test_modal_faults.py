@@ -20,7 +20,7 @@ from hermes_core.errors import AcquireTimeout, ErrorKind, InfraError, ProvisionE
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.results import Slot
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]

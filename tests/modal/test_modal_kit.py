@@ -17,7 +17,7 @@ def failures(tmp_path: Path, *options: str) -> list[str]:
     argv = [
         sys.executable,
         "-c",
-        "from hermes_core.cli import main; main()",
+        "from hermes_core.cli.main import main; main()",
         "conformance",
         "modal",
         "--json",

@@ -15,7 +15,7 @@ from hermes_modal.testing import ModalEmulator
 
 from hermes_core.errors import InfraError
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]

@@ -16,7 +16,7 @@ from hermes_core.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-DOCTOR = "from hermes_core.cli import main; main(['doctor', 'modal'])"
+DOCTOR = "from hermes_core.cli.main import main; main(['doctor', 'modal'])"
 WITHOUT_MODAL = "import sys; sys.modules['modal'] = None\n"
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hermes_core.errors import PluginError, SetupFailed, UsageError, VerifierError
-from hermes_core.hooks import EnvironmentHooks, Observers
-from hermes_core.hookspecs import hookimpl
-from hermes_core.plugins import PluginManager
+from hermes_core.plugins.calling import EnvironmentHooks, Observers
+from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.plugins.manager import PluginManager
 
 SETUP = {"item": {"id": 1}, "trajectory_id": "t-1", "exec_tool": None, "rollout": None}
 VERIFY = {**SETUP, "result": None, "workspace_meta": {}}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hermes_core.errors import PluginError, UnknownNameError, UsageError
-from hermes_core.hookspecs import hookimpl
-from hermes_core.plugins import PluginManager
-from hermes_core.registries import PluginInfo, PluginStatus
+from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.plugins.manager import PluginManager
+from hermes_core.plugins.registry import PluginInfo, PluginStatus
 
 Install = Callable[..., None]
 
@@ -41,7 +41,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def registering(kind: str, name: str, target: str = "os:getcwd", more: str = "") -> str:
     """The source of a plugin that claims one name."""
     return f"""
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 {more}
 @hookimpl
 def hermes_register_{kind}s(registry):
@@ -144,7 +144,7 @@ def test_two_plugins_claiming_one_name_are_both_named_and_nothing_else_suffers(i
 def test_an_alias_clashes_like_a_name_and_leaves_the_name_usable(install: Install) -> None:
     install("hermes-rl-one", "one = t_one", t_one=registering("backend", "one"))
     aliasing = """
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 @hookimpl
 def hermes_register_backends(registry):
     registry.add("two", "os:getcwd", aliases=("one", "zwei"))

@@ -19,11 +19,11 @@ import pytest_asyncio
 
 from hermes_core.errors import ChannelLost
 from hermes_core.sandbox import uids
-from hermes_core.sandbox.channels import AsyncioStreamChannel
-from hermes_core.sandbox.client import GuestClient, GuestSettings
+from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest.probe import what_works
+from hermes_core.sandbox.guest_client.client import GuestClient, GuestSettings
 from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0

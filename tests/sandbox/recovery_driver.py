@@ -10,10 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from hermes_core.sandbox.checkpoint import Checkpoint
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.sandbox.pool.checkpoint import Checkpoint
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
 LINES = 400

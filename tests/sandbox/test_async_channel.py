@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.async_channel import PATIENCE_S, AsyncStreamChannel
-from hermes_core.sandbox.channels import BUFFER_BYTES, STDERR_BYTES
+from hermes_core.sandbox.channels.blocking import BUFFER_BYTES, STDERR_BYTES
+from hermes_core.sandbox.channels.streams import PATIENCE_S, AsyncStreamChannel
 
 
 class Far:

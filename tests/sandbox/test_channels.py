@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.channels import BUFFER_BYTES, AsyncioStreamChannel, BlockingStreamChannel
+from hermes_core.sandbox.channels.blocking import BUFFER_BYTES, AsyncioStreamChannel, BlockingStreamChannel
+from hermes_core.sandbox.channels.sockets import SocketChannel
 from hermes_core.sandbox.contract import Channel
-from hermes_core.sandbox.socket_channel import SocketChannel
 
 
 @asynccontextmanager

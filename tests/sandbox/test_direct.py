@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from hermes_core.errors import CommandError, PolicyError, SandboxLost, SlotLost
-from hermes_core.sandbox.channels import AsyncioStreamChannel
-from hermes_core.sandbox.client import GuestSettings
+from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxStatus
-from hermes_core.sandbox.direct import DirectClient
+from hermes_core.sandbox.direct.client import DirectClient
+from hermes_core.sandbox.guest_client.client import GuestSettings
 from hermes_core.sandbox.results import WindowSize
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry

@@ -23,7 +23,6 @@ from hermes_core.errors import (
     SlotUnclean,
     UsageError,
 )
-from hermes_core.sandbox import provision
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -35,12 +34,13 @@ from hermes_core.sandbox.contract import (
     SandboxInfo,
     SandboxStatus,
 )
-from hermes_core.sandbox.cost import CostLimitReached, Meter
-from hermes_core.sandbox.fleet import LEAVING_BESIDE
 from hermes_core.sandbox.observers import Unobserved
-from hermes_core.sandbox.pool import Pool
-from hermes_core.sandbox.provision import Provisioner
-from hermes_core.sandbox.slots import Lease, Turns
+from hermes_core.sandbox.pool import provision
+from hermes_core.sandbox.pool.cost import CostLimitReached, Meter
+from hermes_core.sandbox.pool.fleet import LEAVING_BESIDE
+from hermes_core.sandbox.pool.leases import Lease, Turns
+from hermes_core.sandbox.pool.pool import Pool
+from hermes_core.sandbox.pool.provision import Provisioner
 
 
 class Box(Sandbox):

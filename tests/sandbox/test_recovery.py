@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from hermes_core.errors import ConfigError, UsageError
-from hermes_core.sandbox.checkpoint import Checkpoint
 from hermes_core.sandbox.contract import SandboxStatus
 from hermes_core.sandbox.local.backend import LocalBackend
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.sandbox.pool.checkpoint import Checkpoint
+from hermes_core.tool_backend import ToolBackend
 
 SCRIPT = Path(__file__).with_name("recovery_driver.py")
 _spec = importlib.util.spec_from_file_location("recovery_driver", SCRIPT)

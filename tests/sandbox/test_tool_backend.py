@@ -28,9 +28,9 @@ from hermes_core.errors import (
 )
 from hermes_core.sandbox.contract import Capabilities, Isolation, SandboxConfig
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
+from hermes_core.sandbox.pool.leases import new_member
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
-from hermes_core.sandbox.slots import new_member
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
 

@@ -10,7 +10,7 @@ import pytest
 from hermes_core.errors import InfraError, NoPythonError, PolicyError
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = pytest.mark.slow

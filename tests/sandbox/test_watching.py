@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hermes_core.sandbox.checkpoint import Checkpoint
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.observers import Unobserved
-from hermes_core.sandbox.tool_backend import ToolBackend
-from hermes_core.sandbox.watching import LEAST_INTERVAL_S, ProcessUpdate
+from hermes_core.sandbox.pool.checkpoint import Checkpoint
+from hermes_core.sandbox.pool.watches import LEAST_INTERVAL_S, ProcessUpdate
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.terminal import TERMINAL
 

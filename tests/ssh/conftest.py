@@ -18,8 +18,8 @@ import hermes_ssh
 import pytest
 
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.settings import Settings
+from hermes_core.tool_backend import ToolBackend
 
 Check = Callable[[str, str | None], None]
 

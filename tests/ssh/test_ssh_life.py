@@ -24,7 +24,7 @@ from hermes_ssh.config import SshConfig
 from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError, SandboxLost
 from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def rollout(server: Any, place: Path, folder: Path, *words: str) -> list[dict[str, Any]]:
     """The records of a run on this server."""
     command = [
-        *(sys.executable, "-m", "hermes_core.cli", "rollout", *words, "--out", str(folder / "out")),
+        *(sys.executable, "-m", "hermes_core", "rollout", *words, "--out", str(folder / "out")),
         *("--backend", "ssh", "--isolation", "namespace", "--concurrency", "2"),
         *("--backend.host=test", f"--backend.config_file={server.config_file}", f"--backend.directory={place}"),
     ]

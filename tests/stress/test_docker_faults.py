@@ -44,7 +44,7 @@ class Job:
             *(
                 sys.executable,
                 "-m",
-                "hermes_core.cli",
+                "hermes_core.cli.main",
                 "rollout",
                 "swe-smith",
                 "--agent",

@@ -200,7 +200,7 @@ async def ran(run: Run, command: list[str], *, until: Callable[[], Any] | None =
     began = time.monotonic()
     with (run.folder / "out.log").open("wb") as out, (run.folder / "err.log").open("wb") as err:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "hermes_core.cli", *command),
+            *(sys.executable, "-m", "hermes_core", *command),
             **{"cwd": run.folder, "env": environment, "stdout": out, "stderr": err},
         )
         beside = asyncio.create_task(until()) if until is not None else None

@@ -47,7 +47,17 @@ def sandboxes():
 def command(swe_tasks, sandboxes, tmp_path, level):
     """The main job as a command line."""
     return [
-        *(sys.executable, "-m", "hermes_core.cli", "rollout", "swe-smith", "--agent", "oracle", "--concurrency", "4"),
+        *(
+            sys.executable,
+            "-m",
+            "hermes_core.cli.main",
+            "rollout",
+            "swe-smith",
+            "--agent",
+            "oracle",
+            "--concurrency",
+            "4",
+        ),
         *(f"--env.dataset_name={swe_tasks}/tasks.jsonl", f"--env.repo_base_url={swe_tasks}", "--isolation", level),
         *("--backend", "local", f"--backend.state_dir={sandboxes}", "--out", str(tmp_path / "out"), "--resume"),
     ]

@@ -35,7 +35,7 @@ def server(require: Callable[[str, str | None], None], tmp_path: Path) -> Iterat
 def test_rollouts_survive_cuts(server: Any, swe_tasks: Path, tmp_path: Path) -> None:
     place = f"/var/tmp/hermes-cuts-{os.getpid()}"
     command = [
-        *(sys.executable, "-m", "hermes_core.cli", "-v", "rollout", "swe-smith", "--agent", "oracle"),
+        *(sys.executable, "-m", "hermes_core", "-v", "rollout", "swe-smith", "--agent", "oracle"),
         *(f"--env.dataset_name={swe_tasks}/tasks.jsonl", f"--env.repo_base_url={swe_tasks}"),
         *("--backend", "ssh", "--isolation", "namespace", "--concurrency", "4", "--out", str(tmp_path / "out")),
         *("--backend.host=test", f"--backend.config_file={server.config_file}", f"--backend.directory={place}"),

@@ -28,8 +28,8 @@ from hermes_core.errors import (
     UsageError,
 )
 from hermes_core.sandbox.contract import SandboxConfig
-from hermes_core.sandbox.tool_backend import ToolBackend
 from hermes_core.terminal.settings import TerminalSettings, explain
+from hermes_core.tool_backend import ToolBackend
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hermes_core.cli import main
+from hermes_core.cli.main import main
 from hermes_core.errors import ConfigError, PolicyError, ProvisionError, UnknownNameError
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.channels import AsyncioStreamChannel
+from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.contract import (
     Capabilities,
     Channel,

@@ -11,7 +11,7 @@ import pytest
 from hermes_core.errors import ErrorKind, StaleSlotError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.results import Slot
-from hermes_core.sandbox.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.toolsets import resolve_tools
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.tools.found import Engine, Found, Place, SearchParams
+from hermes_core.tools.search_results import Engine, Found, Place, SearchParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

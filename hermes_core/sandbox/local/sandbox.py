@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hermes_core.errors import ChannelLost, InfraError, SandboxLost
-from hermes_core.sandbox.channels import AsyncioStreamChannel
+from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.contract import Channel, Sandbox, SandboxStatus
 from hermes_core.sandbox.local import directories, lifetimes, processes, view
 from hermes_core.sandbox.local.launch import launcher_argv, request_file

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes_core.cli_support import new_runtime, tell_problems, terminal_width
+from hermes_core.cli.support import new_runtime, tell_problems, terminal_width
 
 if TYPE_CHECKING:
     from hermes_core.testing.conformance.runner import Report, Result

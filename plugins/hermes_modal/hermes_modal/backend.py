@@ -18,7 +18,7 @@ except ModuleNotFoundError as missing:
     hint = "`pip install modal`, then `modal token new`"
     raise PluginError(f"the Modal package is not installed: {missing}", hint=hint) from missing
 
-from hermes_core.sandbox.async_channel import AsyncStreamChannel
+from hermes_core.sandbox.channels.streams import AsyncStreamChannel
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,

@@ -20,7 +20,7 @@ from hermes_core.errors import (
     SandboxLost,
 )
 from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.channels import BlockingStreamChannel
+from hermes_core.sandbox.channels.blocking import BlockingStreamChannel
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.local.keeper import NOT_THERE
 from hermes_core.sandbox.single_flight import BrokenOff, SingleFlight

@@ -22,9 +22,9 @@ from hermes_swe_smith.scripts import wrapper
 from hermes_swe_smith.workspace import check_undisturbed, operate, prepare_programs
 
 if TYPE_CHECKING:
-    from hermes_core.envs.workspace import LeasedSlot
+    from hermes_core.envs.leased_slot import LeasedSlot
     from hermes_core.sandbox.commands import SlotCommands
-    from hermes_core.sandbox.preparation import NewSandbox
+    from hermes_core.sandbox.pool.preparation import NewSandbox
     from hermes_core.sandbox.results import CommandResult
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.workspace import Repository

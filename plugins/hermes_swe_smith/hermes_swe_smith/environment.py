@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.envs.base import Environment, Item
+from hermes_core.environment import Environment, Item
 from hermes_core.errors import VerifierError
-from hermes_core.hookspecs import hookimpl
-from hermes_core.sandbox.streaming import background
+from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.sandbox.guest_client.streams import background
 from hermes_swe_smith import demo_tasks
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks, read_rows
@@ -37,10 +37,10 @@ from hermes_swe_smith.workspace import (
 )
 
 if TYPE_CHECKING:
+    from hermes_core.envs.leased_slot import Fresh, LeasedSlot
     from hermes_core.envs.pytest_run import PytestReport
     from hermes_core.envs.rollout import Rollout
-    from hermes_core.envs.workspace import Fresh, LeasedSlot
-    from hermes_core.sandbox.preparation import NewSandbox
+    from hermes_core.sandbox.pool.preparation import NewSandbox
 
 _PROMPT = """\
 The directory `{directory}` (in the current directory) holds a Python project, as a git repository. It has a bug, \

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from hermes_core.errors import CommandError
 
 if TYPE_CHECKING:
-    from hermes_core.envs.workspace import LeasedSlot
+    from hermes_core.envs.leased_slot import LeasedSlot
     from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task

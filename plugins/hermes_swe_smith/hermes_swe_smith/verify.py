@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hermes_core.envs.pytest_run import PytestReport, ReportStatus, run_pytest
 
 if TYPE_CHECKING:
-    from hermes_core.envs.workspace import Fresh
+    from hermes_core.envs.leased_slot import Fresh
     from hermes_swe_smith.config import SweSmithConfig
     from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source

@@ -12,7 +12,7 @@ from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.agents.parsers.base import ParsedCall, ParsedText
 from hermes_core.agents.replies import Reply
 from hermes_core.errors import PluginError, UnknownNameError
-from hermes_core.hookspecs import hookimpl
+from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 
 

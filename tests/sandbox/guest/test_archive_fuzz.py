@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.direct_files import check_archive, file_stat, gathered, headed, parse_list
+from hermes_core.sandbox.direct.files import check_archive, file_stat, gathered, headed, parse_list
 from hermes_core.sandbox.guest import files
-from hermes_core.sandbox.remote import RemoteCommands
+from hermes_core.sandbox.guest_client.commands import RemoteCommands
 from hermes_core.sandbox.results import CommandResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Generating overly large repr")]
@@ -307,7 +307,7 @@ def test_an_outcome_is_read_or_refused(stderr):
 
 
 def test_a_stream_without_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("hermes_core.sandbox.direct_files.MAX_TAR_IN", 1000)
+    monkeypatch.setattr("hermes_core.sandbox.direct.files.MAX_TAR_IN", 1000)
 
     async def endless():
         while True:

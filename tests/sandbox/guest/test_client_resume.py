@@ -12,9 +12,9 @@ import time
 import pytest
 
 from hermes_core.errors import ChannelLost, CommandError, PolicyError, SandboxLost
-from hermes_core.sandbox.client import GuestClient
 from hermes_core.sandbox.contract import Channel, Isolation
 from hermes_core.sandbox.guest import wire
+from hermes_core.sandbox.guest_client.client import GuestClient
 
 ROOT = os.geteuid() == 0
 
@@ -233,7 +233,7 @@ async def test_a_reader_that_stalls_disturbs_nobody(rigged):
                 taken.append(time.perf_counter() - began)
             return sorted(taken)[times // 2]
 
-        from hermes_core.sandbox.streaming import OutputStream
+        from hermes_core.sandbox.guest_client.streams import OutputStream
 
         alone = await median()
         stream = OutputStream()

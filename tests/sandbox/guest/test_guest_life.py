@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hermes_core.errors import HermesError, InfraError, NoPythonError, PolicyError, SandboxLost
-from hermes_core.sandbox.client import PREPARE, GuestClient
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.guest_client.client import PREPARE, GuestClient
 from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes_core.errors import NoPythonError
-from hermes_core.sandbox.client import GuestClient
+from hermes_core.sandbox.guest_client.client import GuestClient
 from hermes_core.sandbox.results import WindowSize
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,171 @@
+"""What `hermes-rl plugins|backends|tools|envs` show, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hermes_core.errors import HermesError
+from hermes_core.plugins.registry import Entry, Registry
+from hermes_core.runtime import Runtime
+from hermes_core.tools.registry import ToolRegistry
+from hermes_core.tools.toolsets import expand_toolset
+
+Cell = str | Sequence[str] | Mapping[str, Sequence[str]]
+"""A text, several, or several by kind."""
+
+Row = Mapping[str, Cell]
+"""One line, by column. Every row of a table has the same columns."""
+
+Tables = Mapping[str, Sequence[Row]]
+"""Tables by title."""
+
+
+DETAILS = frozenset({"hooks", "reason", "advice"})
+"""Columns that only the JSON has; the reasons are told on standard error."""
+
+
+def plugins(runtime: Runtime) -> Tables:
+    """Every plugin that was found: its origin, whether it is in use, and what it provides."""
+    manager = runtime.plugin_manager
+    rows = []
+    for plugin in manager.plugins:
+        provided: dict[str, list[str]] = {}
+        for entry in manager.claims:
+            if entry.plugin == plugin:
+                provided.setdefault(entry.kind, []).append(entry.name)
+        rows.append(
+            {
+                "name": plugin.name,
+                "status": plugin.status.value,
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "provides": provided,
+                "hooks": plugin.hooks,
+                "reason": plugin.reason,
+                "advice": plugin.hint,
+            }
+        )
+    return {"plugins": rows}
+
+
+def backends(runtime: Runtime) -> Tables:
+    """The backends."""
+    return {"backends": _entries(runtime.backends)}
+
+
+def environments(runtime: Runtime) -> Tables:
+    """The environments."""
+    return {"environments": _entries(runtime.environments)}
+
+
+def tools(runtime: Runtime) -> Tables:
+    """The tools, and the two kinds of groups of them."""
+    manager, known = runtime.plugin_manager, runtime.tools
+    tools = [
+        {
+            "name": entry.name,
+            "where": entry.value.where,
+            "toolsets": entry.value.toolsets,
+            **_origin(entry),
+            "summary": re.split(r"(?<=[.:])\s", entry.summary, maxsplit=1)[0],
+        }
+        for entry in manager.registry("tool").entries()
+    ]
+    toolsets = [
+        {"name": name, "tools": _members(known, name), "includes": toolset.includes, "summary": toolset.summary}
+        for name, toolset in known.toolsets.items()
+    ]
+    distributions = [
+        {"name": name, "percent": [f"{toolset} {share:g}" for toolset, share in distribution.percent.items()]}
+        for name, distribution in known.distributions.items()
+    ]
+    return {"tools": tools, "toolsets": toolsets, "distributions": distributions}
+
+
+def as_json(tables: Tables) -> str:
+    """One table as a list of objects, several as an object of lists."""
+    data: Any = next(iter(tables.values())) if len(tables) == 1 else tables
+    return json.dumps(data, indent=2, ensure_ascii=False, default=list)
+
+
+def as_text(tables: Tables, *, terminal_width: int | None) -> str:
+    """The tables for people: aligned lines, or paragraphs where the terminal is too narrow for those.
+
+    Left out are columns that are empty in every row, titles where there is only one table, and what is in the JSON
+    for programs.
+
+    Args:
+        terminal_width: None in a pipe, where lines may be of any length.
+    """
+    parts = []
+    for title, rows in tables.items():
+        columns = [column for column in rows[0] if _is_shown(column, rows)] if rows else []
+        lines = _aligned([columns, *([_text(row[column]) for column in columns] for row in rows)]) if rows else ["none"]
+        if terminal_width is not None and max(map(len, lines)) > terminal_width:
+            lines = _paragraphs(columns, rows, terminal_width)
+        parts.append("\n".join([title, *lines] if len(tables) > 1 else lines))
+    return "\n\n".join(parts)
+
+
+def _is_shown(column: str, rows: Sequence[Row]) -> bool:
+    return column not in DETAILS and any(row[column] for row in rows)
+
+
+def _entries(registry: Registry) -> list[Row]:
+    return [
+        {"name": entry.name, "aliases": entry.aliases, **_origin(entry), "summary": entry.summary}
+        for entry in registry.entries()
+    ]
+
+
+def _members(known: ToolRegistry, toolset: str) -> list[str]:
+    """The toolset's tools, or what is wrong with it."""
+    try:
+        return expand_toolset(known, toolset)
+    except HermesError as error:
+        return [f"({error})"]
+
+
+def _origin(entry: Entry) -> dict[str, Cell]:
+    return {
+        "plugin": entry.plugin.name,
+        "distribution": f"{entry.plugin.distribution} {entry.plugin.version}".strip(),
+        "needs": entry.requires,
+    }
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, Mapping):
+        return "; ".join(f"{kind} {_text(names)}" for kind, names in cell.items())
+    return cell if isinstance(cell, str) else ", ".join(cell)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _paragraphs(columns: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
+    """A paragraph for each row, beside its name: the summary if it has one, and the other columns, named."""
+    name, *others = columns
+    margin = 2 + max(len(_text(row[name])) for row in rows)
+    lines = []
+    for row in rows:
+        told = [_text(row["summary"])] if row.get("summary") else []
+        told.append("; ".join(_named(column, row[column]) for column in others if column != "summary" and row[column]))
+        for text, first in zip(told, [_text(row[name]), *[""] * len(told)], strict=False):
+            begin, fitted = first.ljust(margin), max(width, margin + 20)
+            lines += textwrap.wrap(
+                text, fitted, initial_indent=begin, subsequent_indent=" " * margin, break_on_hyphens=False
+            )
+    return lines
+
+
+def _named(column: str, cell: Cell) -> str:
+    if isinstance(cell, Mapping):
+        return "; ".join(f"{kind}: {_text(names)}" for kind, names in cell.items())
+    return f"{column}: {_text(cell)}"

@@ -1,0 +1,288 @@
+"""The command line: parse, call, print. Only click is imported here, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from hermes_core import __version__
+from hermes_core.errors import HermesError, InfraError, UnknownNameError, UsageError
+from hermes_core.screen import printable, say
+
+if TYPE_CHECKING:
+    from hermes_core.cli.sandboxes import Census
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+ELSEWHERE = {
+    "rollout": ("hermes_core.cli.rollouts:rollout", "Let an agent work on an environment's items, and score it."),
+    "validate": ("hermes_core.cli.rollouts:validate", "Check that oracle scores 1.0 and nop 0.0 on every item."),
+    "rescore": ("hermes_core.cli.rollouts:rescore", "Verify the recorded patches of a run again."),
+    "atropos": ("hermes_core.atropos.cli:atropos", "Run an environment for the RL trainers of Atropos."),
+    "shell": ("hermes_core.cli.shell:shell", "Open a terminal in a sandbox."),
+    "conformance": (
+        "hermes_core.testing.conformance.cli:conformance",
+        "Check that a backend keeps every promise that backends make.",
+    ),
+}
+"""Commands that live in a module of their own, each with the line that `--help` shows for it."""
+
+
+class Program(click.Group):
+    """Imports the commands in `elsewhere` when they are run, and turns our errors into messages and exit codes."""
+
+    elsewhere: Mapping[str, tuple[str, str]] = ELSEWHERE
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """What the program is for first, then what describes it."""
+        return [*self.elsewhere, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported if need be.
+
+        Raises:
+            UnknownNameError: there is none; names the nearest.
+        """
+        if cmd_name in self.elsewhere:
+            module, _, attribute = self.elsewhere[cmd_name][0].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
+        if cmd_name not in self.commands and not cmd_name.startswith("-"):
+            raise UnknownNameError("command", cmd_name, self.list_commands(ctx))
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands with one line each, without importing any."""
+        own = {name: command.get_short_help_str(90) for name, command in self.commands.items()}
+        lines = {name: line for name, (_, line) in self.elsewhere.items()} | own
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """As click's own, with our way of saying what is wrong with the options."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise _reworded(error) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Expected errors end in a message: exit 2 for wrong use, 1 otherwise, 130 for Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _reworded(error) from error
+        except KeyboardInterrupt:
+            say("interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+        except (HermesError, ExceptionGroup) as error:
+            expected = _expected(error)
+            if not expected or ctx.find_root().params.get("traceback"):
+                raise
+            for one in expected:
+                say(f"error: {one}", err=True)
+            ctx.exit(EXIT_USAGE if isinstance(expected[0], UsageError) else EXIT_FAILED)
+
+
+class _Misuse(click.ClickException):
+    """Wrong options, said in one line like every other error."""
+
+    exit_code = EXIT_USAGE
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line."""
+        click.echo(printable(f"error: {self.message}"), file=file, err=file is None)
+
+
+def _reworded(error: click.UsageError) -> click.ClickException:
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        return error
+    said = error.format_message().rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "hermes-rl"
+    return _Misuse(f"{said[:1].lower()}{said[1:]} (`{command} --help` says what there is)")
+
+
+def _expected(error: Exception) -> list[HermesError]:
+    """The errors of ours that this is made of; none if anything else is among them."""
+    if isinstance(error, HermesError):
+        return [error]
+    if not isinstance(error, ExceptionGroup):
+        return []
+    parts = [_expected(part) for part in error.exceptions]
+    return [one for part in parts for one in part] if all(parts) else []
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hermes-rl")
+@click.option("-v", "--verbose", count=True, help="Log more: -v what happens, -vv everything.")
+@click.option("--traceback", is_flag=True, help="Show the traceback of expected errors and failed hooks, too.")
+@click.pass_context
+def main(ctx: click.Context, verbose: int, traceback: bool) -> None:
+    """Tool-using agents in sandboxes, scored by what really happened there."""
+    ctx.obj = verbose
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def plugins(verbose: int, as_json: bool) -> None:
+    """List the plugins, what they provide, and which are not in use."""
+    _list("plugins", verbose, as_json)
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def backends(verbose: int, as_json: bool) -> None:
+    """List the backends, which make sandboxes."""
+    _list("backends", verbose, as_json)
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def envs(verbose: int, as_json: bool) -> None:
+    """List the environments, which have the tasks."""
+    _list("environments", verbose, as_json)
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def tools(verbose: int, as_json: bool) -> None:
+    """List the tools, toolsets and distributions."""
+    _list("tools", verbose, as_json)
+
+
+@main.command()
+@click.argument("backend", nargs=-1)
+@_json_option
+@click.pass_context
+def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
+    """Say whether each backend can be used here, and what to do if not.
+
+    Checks each BACKEND named, or all. Exits with 1 when one of them can't be used, or a plugin is broken.
+    """
+    import asyncio
+
+    from hermes_core.cli.doctor import Report, examine
+    from hermes_core.cli.support import new_runtime, terminal_width
+
+    async def report() -> Report:
+        async with new_runtime(ctx.obj) as runtime:
+            return await examine(runtime, backend)
+
+    found = asyncio.run(report())
+    say(found.as_json() if as_json else found.as_text(terminal_width()))
+    ctx.exit(0 if found.healthy else EXIT_FAILED)
+
+
+_owner_option = click.option("--owner", metavar="NAME", help="Only the sandboxes of this owner [ps: all].")
+
+
+@main.command()
+@click.argument("backend", nargs=-1)
+@_owner_option
+@_json_option
+@click.pass_obj
+def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool) -> None:
+    """List the sandboxes that there are, whoever's they are.
+
+    Asks each BACKEND named, or all.
+    """
+    import asyncio
+
+    from hermes_core.cli.sandboxes import find
+    from hermes_core.cli.support import new_runtime
+
+    async def census() -> Census:
+        async with new_runtime(verbose) as runtime:
+            return await find(runtime, backend, owner)
+
+    found = asyncio.run(census())
+    _show("sandboxes", [each.row() for each in found.sandboxes], as_json)
+    _tell_unasked(found, backend)
+
+
+@main.command()
+@click.argument("backend", nargs=-1)
+@_owner_option
+@click.option("--any-owner", is_flag=True, help="Those of every owner.")
+@click.option("--waiting", is_flag=True, help="Also those that wait for their driver to come back.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
+@_json_option
+@click.pass_context
+def reap(
+    ctx: click.Context,
+    *,
+    backend: tuple[str, ...],
+    owner: str | None,
+    any_owner: bool,
+    waiting: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """End the sandboxes whose driver is dead.
+
+    Of each BACKEND named, or all; of the owner that is named, by --owner or HERMES_OWNER. Sandboxes with a live driver
+    are not touched, nor are shells and terminal tasks that wait for theirs. Exits with 1 when one could not be ended.
+    """
+    import asyncio
+
+    from hermes_core.cli.sandboxes import Outcome, find
+    from hermes_core.cli.sandboxes import reap as reap_sandboxes
+    from hermes_core.cli.support import new_runtime
+
+    async def work() -> tuple[Census, list[Outcome]]:
+        async with new_runtime(ctx.obj) as runtime:
+            whose = None if any_owner else owner or runtime.settings.owner
+            if (whose is None) != any_owner or (any_owner and owner):
+                raise UsageError("whose sandboxes?", hint="either --owner NAME (or HERMES_OWNER), or --any-owner")
+            found = await find(runtime, backend, whose)
+            return found, await reap_sandboxes(runtime, found.sandboxes, waiting=waiting, dry_run=dry_run)
+
+    found, outcomes = asyncio.run(work())
+    _show("sandboxes", [each.row() for each in outcomes], as_json)
+    _tell_unasked(found, backend)
+    if any(each.outcome == "failed" for each in outcomes):
+        ctx.exit(EXIT_FAILED)
+
+
+def _show(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
+    from hermes_core.cli import listing
+    from hermes_core.cli.support import terminal_width
+
+    tables: listing.Tables = {title: rows}
+    say(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
+
+
+def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
+    """Say which backends could not be asked. For one that was named, that is an error.
+
+    Raises:
+        InfraError: a backend that was named can't be asked.
+    """
+    for name, problem in found.problems.items():
+        if name in named:
+            raise InfraError(f"backend {name!r} can't be asked: {problem}", hint=f"`hermes-rl doctor {name}` says more")
+        say(f"not asked: {name}: {problem}", err=True)
+
+
+def _list(what: str, verbose: int, as_json: bool) -> None:
+    """Print one of the listings; what is wrong with the plugins goes to standard error."""
+    from hermes_core.cli import listing
+    from hermes_core.cli.support import new_runtime, tell_problems, terminal_width
+
+    runtime = new_runtime(verbose)
+    tables: listing.Tables = getattr(listing, what)(runtime)
+    say(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
+    tell_problems(runtime)

@@ -1,0 +1,242 @@
+"""The commands `rollout`, `validate` and `rescore`: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes_core.cli.options import DottedCommand, dotted, merged, read_config
+from hermes_core.cli.report import Failures, rescoring_text, summary_text, validation_text
+from hermes_core.cli.support import EXIT_INCOMPLETE, finish, terminal_width
+from hermes_core.envs.summary import RunSummary
+from hermes_core.errors import UnknownNameError
+from hermes_core.screen import say
+
+if TYPE_CHECKING:
+    from hermes_core.envs.rescore import Rescoring
+    from hermes_core.envs.validate import Validation
+    from hermes_core.runtime import Runtime
+
+Command = Callable[..., Any]
+
+_AS_BEFORE = ("backend", "profile")
+"""What a rescoring takes from the run, unless it is told something else."""
+
+_OPTIONS = (
+    *("profile", "isolation", "concurrency", "group_size", "seed"),
+    *("rollout_timeout", "model_timeout", "stop_on_infra"),
+)
+"""Fields of `RunOptions` that have an option of the same name."""
+
+_WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
+"""What a configuration file does not say."""
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _at_least_one(ctx: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise click.BadParameter(f"{value} is less than 1")
+    return value
+
+
+def _folder(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
+    if value == "":
+        raise click.BadParameter("it is empty")
+    return None if value is None else Path(value)
+
+
+def _run_options(command: Command) -> Command:
+    """The options that all three commands have."""
+    options = [
+        click.option("--backend", metavar="NAME", help="What makes the sandboxes [local]."),
+        click.option("--profile", metavar="NAME", help="A profile of HERMES_PROFILES_FILE [its default one]."),
+        click.option("--isolation", metavar="LEVEL", help="shared, user, namespace or dedicated [user]."),
+        click.option("--allow-unisolated", is_flag=True, help="Accept a weaker level than is asked for."),
+        click.option("--concurrency", type=int, metavar="C", help="Rollouts at the same time [4]."),
+        click.option("--seed", type=int, metavar="S", help="Seed of whatever is drawn."),
+        click.option(
+            *("--stop-on-infra",),
+            type=float,
+            metavar="RATE",
+            help="Stop when infra and model failures exceed this share of the last 20 rollouts.",
+        ),
+        click.option("--config", type=_FILE, metavar="FILE.yaml", help="Sections env, agent, backend and run."),
+        click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_items_option = click.option("--items", type=int, callback=_at_least_one, metavar="N", help="Use N items only.")
+
+
+@click.command(cls=DottedCommand)
+@click.argument("environment", metavar="ENV")
+@click.option("--agent", metavar="NAME", help="model, oracle, nop, or a plugin's [model].")
+@_items_option
+@click.option("--group-size", type=int, metavar="G", help="Rollouts of each item [1].")
+@click.option("--max-turns", type=int, metavar="N", help="Answers that the model may give [30].")
+@click.option("--temperature", type=float, metavar="T", help="Sampling temperature [1.0].")
+@click.option("--model", metavar="M", help="The model's name.")
+@click.option("--base-url", metavar="URL", help="The OpenAI-compatible endpoint (key: OPENAI_API_KEY).")
+@click.option("--rollout-timeout", type=float, metavar="S", help="Seconds for the agent; then it is verified [3600].")
+@click.option("--model-timeout", type=float, metavar="S", help="Seconds to wait for the model, in a rollout [3600].")
+@click.option("--out", callback=_folder, metavar="DIR", help="Where the records go; none are kept without it.")
+@click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="A plugin's sink that records go to as well.")
+@click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
+@_run_options
+@click.pass_context
+def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
+    """Let an agent work on the items of ENV, and score what it did.
+
+    Exits with 0 when every rollout was scored, 3 when some were not, 2 for wrong use, 130 after Ctrl-C.
+    """
+    from hermes_core.cli.progress import progress_on
+    from hermes_core.envs.runner import run_rollouts
+
+    failures = Failures()
+
+    async def main(runtime: Runtime) -> RunSummary:
+        config = read_config(given["config"])
+        return await run_rollouts(
+            runtime,
+            environment,
+            _agent_name(config, given),
+            env=_env(ctx, runtime, environment, config["env"], given),
+            settings=_agent_settings(ctx, config["agent"], given),
+            out_dir=given["out"],
+            resume=given["resume"],
+            sinks=given["sink"],
+            on_record=failures.add,
+            progress=progress_on(sys.stderr),
+            **_options(ctx, runtime, config, given),
+        )
+
+    out = f"; `--resume` goes on with what is in {given['out']}" if given["out"] else ""
+    summary = finish(ctx, main, interrupted=f"interrupted{out}")
+    text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
+    say(text or summary_text(summary, failures, terminal_width()))
+    ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
+
+
+@click.command(cls=DottedCommand, sections=("env", "backend"))
+@click.argument("environment", metavar="ENV")
+@_items_option
+@click.option(
+    "--repeat", type=int, callback=_at_least_one, default=1, metavar="N", help="Rollouts of each item and agent [1]."
+)
+@_run_options
+@click.pass_context
+def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any) -> None:
+    """Check that on every item of ENV the reference solution scores 1.0 and doing nothing 0.0.
+
+    Exits with 0 when that is so every time, 3 when it is not.
+    """
+    from hermes_core.cli.progress import progress_on
+    from hermes_core.envs.validate import validate as run_validation
+
+    async def main(runtime: Runtime) -> Validation:
+        config = read_config(given["config"])
+        return await run_validation(
+            runtime,
+            environment,
+            env=_env(ctx, runtime, environment, config["env"], given),
+            repeat=repeat,
+            progress=lambda agent: progress_on(sys.stderr, agent),
+            **_options(ctx, runtime, config, given),
+        )
+
+    outcome = finish(ctx, main)
+    say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else validation_text(outcome, terminal_width()))
+    ctx.exit(0 if outcome.sound else EXIT_INCOMPLETE)
+
+
+@click.command(cls=DottedCommand, sections=("env", "backend"))
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@_run_options
+@click.pass_context
+def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
+    """Verify the recorded patches of the run in DIR again, and write DIR/rescored.jsonl.
+
+    Exits with 0 when all of them got the same reward again, 3 when some did not.
+    """
+    from hermes_core.cli.progress import progress_on
+    from hermes_core.envs.rescore import rescore as run_rescore
+    from hermes_core.envs.rescore import run_configuration_of
+
+    async def main(runtime: Runtime) -> Rescoring:
+        config = read_config(given["config"])
+        ran = run_configuration_of(directory)
+        return await run_rescore(
+            runtime,
+            directory,
+            env=_env(ctx, runtime, ran["environment"], config["env"], given),
+            progress=progress_on(sys.stderr),
+            **_options(ctx, runtime, config, {**given, **{key: given[key] or ran.get(key) for key in _AS_BEFORE}}),
+        )
+
+    outcome = finish(ctx, main)
+    say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else rescoring_text(outcome))
+    ctx.exit(0 if outcome.agrees else EXIT_INCOMPLETE)
+
+
+# ---------------------------------------------------------------------- from the command line to arguments
+
+
+def _agent_name(config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> str:
+    return str(_first(given["agent"], config["agent"].get("name"), "model"))
+
+
+def _first(*values: Any) -> Any:
+    """The first that is given."""
+    return next(value for value in values if value is not None)
+
+
+def _env(
+    ctx: click.Context, runtime: Runtime, environment: str, section: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The environment's configuration: the file's, then `--env.…`, then `--items`."""
+    model = runtime.environment_class(environment).config_class
+    values = merged(section, dotted(ctx, "env"), model)
+    return {**values, "max_items": given["items"]} if given.get("items") else values
+
+
+def _agent_settings(ctx: click.Context, section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    from hermes_core.agents.base import AgentSettings
+
+    values = merged(
+        {key: value for key, value in section.items() if key != "name"}, dotted(ctx, "agent"), AgentSettings
+    )
+    flags = {key: given[key] for key in ("max_turns", "temperature", "model", "base_url") if given[key] is not None}
+    return {**values, **flags}
+
+
+def _options(
+    ctx: click.Context, runtime: Runtime, config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields of `RunOptions`: the file's, then the flags.
+
+    Raises:
+        UnknownNameError: the file's section `run` has a key that is none of them.
+    """
+    from hermes_core.envs.options import RunOptions
+
+    for key in config["run"].keys() - RunOptions.model_fields.keys():
+        place = {"agent": "it is a section of its own: `agent: NAME`, or `agent: {name: NAME, …}`"}
+        hint = place.get(key) or ("it is for the command line" if key in _WRITTEN_ONLY else None)
+        raise UnknownNameError("key", key, RunOptions.model_fields, where="of the run", hint=hint)
+    backend = str(_first(given["backend"], config["backend"].get("name"), config["run"].get("backend"), "local"))
+    section = {key: value for key, value in config["backend"].items() if key != "name"}
+    written = dotted(ctx, "backend")
+    options = {**config["run"], "backend": backend}
+    if section or written:
+        options["backend_config"] = merged(section, written, runtime.backend(backend).config_class)
+    flags = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
+    return {**options, **flags, **({"allow_unisolated": True} if given["allow_unisolated"] else {})}

@@ -1,0 +1,193 @@
+"""The sandboxes that there are, and the end of those whose driver is dead: `hermes-rl ps` and `hermes-rl reap`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hermes_core.errors import HermesError
+from hermes_core.plugins.registry import describe
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Backend, SandboxInfo, SandboxStatus
+from hermes_core.sandbox.direct import sh as shell
+
+LISTEN_S = 10
+"""How long a heart is listened to: every driver makes it beat at least once in less."""
+
+LIST_LIMIT_S = 30.0
+"""Seconds that a backend has to list its sandboxes."""
+
+STARTING_S = 600.0
+"""Seconds that a sandbox may be without a heart, as its driver is still making it."""
+
+WAITING_S = 3600.0
+"""A time to live from which on a sandbox is meant to wait for its driver to come back: a shell's, a terminal task's."""
+
+_END_LIMIT_S = 60.0
+_AT_A_TIME = 8
+
+# A file that is being written is empty for a moment.
+_LISTEN = """
+file=$1 left=$2 before= now=
+read -r before <"$file"
+while [ "$left" -gt 0 ]; do
+  sleep 1
+  left=$((left - 1)) now=
+  read -r now <"$file"
+  if [ -n "$before" ] && [ -n "$now" ] && [ "$now" != "$before" ]; then echo beats; break; fi
+  before=${before:-$now}
+done 2>/dev/null
+if [ ! -e "$file" ]; then echo none; else printf 'silent %.99s\n' "$before"; fi
+"""
+_SILENT = re.compile(rb"silent \d+ (\d{1,20})$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A sandbox that a backend has."""
+
+    backend: str
+    info: SandboxInfo
+
+    def row(self) -> dict[str, str]:
+        """What a table says of it."""
+        info = self.info
+        age = _duration(max(0.0, time.time() - info.created))
+        return {
+            "sandbox": info.sandbox_id,
+            "backend": self.backend,
+            "owner": info.owner,
+            "status": info.status.value,
+            "age": age,
+        }
+
+
+@dataclass(frozen=True)
+class Census:
+    """The sandboxes found, and why backends could not be asked."""
+
+    sandboxes: tuple[Found, ...]
+    problems: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one sandbox."""
+
+    found: Found
+    outcome: str
+    """`ended`, `left` or `failed`; `dead` where nothing was to be ended."""
+    why: str
+
+    def row(self) -> dict[str, str]:
+        """What a table says of it."""
+        return {**self.found.row(), "outcome": self.outcome, "why": self.why}
+
+
+async def find(runtime: Runtime, names: Sequence[str] = (), owner: str | None = None) -> Census:
+    """Every sandbox of these backends, or all, that carries our label.
+
+    Args:
+        owner: only this owner's.
+
+    Raises:
+        UnknownNameError: there is no backend of one of the names.
+    """
+    for name in names:
+        runtime.backends.entry(name)
+    asked = list(names) or runtime.backends.names()
+    async with asyncio.TaskGroup() as group:
+        tasks = {name: group.create_task(_list(runtime, name, owner)) for name in asked}
+    sandboxes: list[Found] = []
+    problems = {}
+    for name, task in tasks.items():
+        answer = task.result()
+        if isinstance(answer, str):
+            problems[name] = answer
+        else:
+            sandboxes += answer
+    return Census(tuple(sorted(sandboxes, key=lambda each: each.info.created)), problems)
+
+
+async def reap(
+    runtime: Runtime, sandboxes: Sequence[Found], *, waiting: bool = False, dry_run: bool = False
+) -> list[Outcome]:
+    """End those whose driver is dead. One whose heart beats, or can't be listened to, is left.
+
+    Args:
+        waiting: end those too that wait for a driver to come back, as a shell that was left does.
+        dry_run: end nothing, only say what would be.
+    """
+    places = asyncio.Semaphore(_AT_A_TIME)
+
+    async def one(found: Found) -> Outcome:
+        async with places:
+            return await _reap(runtime.backend(found.backend), found, waiting, dry_run)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(found)) for found in sandboxes]
+    return [task.result() for task in tasks]
+
+
+async def _list(runtime: Runtime, name: str, owner: str | None) -> list[Found] | str:
+    try:
+        async with asyncio.timeout(LIST_LIMIT_S):
+            return [Found(name, info) for info in await runtime.backend(name).list(owner)]
+    except TimeoutError:
+        return f"it did not answer within {LIST_LIMIT_S:g} s"
+    except HermesError as error:
+        return str(error)
+    except Exception as error:
+        return describe(error)
+
+
+async def _reap(backend: Backend, found: Found, waiting: bool, dry_run: bool) -> Outcome:
+    alive = None
+    if found.info.status is SandboxStatus.RUNNING:
+        alive = await _sign_of_life(backend, found.info, waiting)
+    if alive is not None:
+        return Outcome(found, "left", alive)
+    dead = "its driver is dead" if found.info.status is SandboxStatus.RUNNING else "it has ended"
+    if dry_run:
+        return Outcome(found, "dead", dead)
+    try:
+        async with asyncio.timeout(_END_LIMIT_S):
+            await backend.terminate_id(found.info.sandbox_id)
+    except TimeoutError:
+        return Outcome(found, "failed", f"it was not gone within {_END_LIMIT_S:g} s")
+    except HermesError as error:
+        return Outcome(found, "failed", str(error))
+    return Outcome(found, "ended", dead)
+
+
+async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> str | None:
+    """Why a running sandbox is to be left; None if its heart does not beat and, unless `waiting`, nobody is to come."""
+    attach: Any = getattr(backend, "attach", None)
+    if attach is None or not backend.capabilities.attach:
+        return "its heart can't be listened to: the backend can't attach"
+    try:
+        async with asyncio.timeout(LISTEN_S + LIST_LIMIT_S):
+            sandbox = await attach(info.sandbox_id)
+            heard = await shell.helper(sandbox, _LISTEN, f"{sandbox.state_dir}/heartbeat", str(LISTEN_S))
+    except (HermesError, shell.Ended, TimeoutError) as error:
+        said = error.message if isinstance(error, HermesError) else "no answer"
+        return f"its heart can't be listened to: {said}"
+    if b"beats" in heard:
+        return "its driver lives"
+    if b"none" in heard and time.time() - info.created < STARTING_S:
+        return "its heart has not begun to beat: its driver may be making it"
+    silent = _SILENT.search(heard)
+    if silent is not None and int(silent[1]) >= WAITING_S and not waiting:
+        return f"it waits {_duration(int(silent[1]))} for a driver to come back; --waiting ends it now"
+    return None
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"

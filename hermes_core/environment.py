@@ -1,0 +1,171 @@
+"""What an environment is: items, a prompt for each, and the hooks that prepare, verify and solve one."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hermes_core.errors import DatasetError, SetupFailed
+from hermes_core.sandbox.contract import Isolation
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.pool.provision import PrepareSandbox
+
+Item = Mapping[str, Any]
+"""One task of an environment: a row of its dataset."""
+
+_ID_FIELDS = ("id", "instance_id", "problem_id", "task_id")
+
+
+class Need(StrEnum):
+    """What each slot must have to itself, whatever else its isolation level promises."""
+
+    NETWORK = "network"
+    """A localhost of its own: no other slot's server answers there, and none takes its ports."""
+    TMP = "tmp"
+    """A /tmp of its own."""
+
+
+class EnvironmentConfig(BaseModel):
+    """The settings that every environment has. Environments subclass it to add their own; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    max_items: int = Field(default=0, ge=0)
+    """Items used at most, after shuffling; 0 is all of them."""
+    shuffle: bool = False
+    """Whether the items are taken in an order drawn from `seed` instead of the dataset's own."""
+    seed: int = 0
+    """Seed of the order of items."""
+    system_prompt: str | None = None
+    """The first message of every rollout, if any."""
+    enabled_toolsets: tuple[str, ...] | None = None
+    """The toolsets that the model can use; None is the environment's own default. Excludes `distribution`."""
+    disabled_toolsets: tuple[str, ...] = ()
+    """Toolsets taken away from those."""
+    distribution: str | None = None
+    """A distribution that the toolsets of each group are drawn from. Excludes `enabled_toolsets`."""
+
+    @model_validator(mode="after")
+    def _one_source_of_tools(self) -> EnvironmentConfig:
+        if self.enabled_toolsets is not None and self.distribution is not None:
+            raise ValueError("enabled_toolsets and distribution exclude each other: name one of them")
+        return self
+
+
+class Environment(ABC):
+    """Items, a prompt for each of them, and three hooks that core calls for every rollout.
+
+    The hooks are ordinary methods, plain or `async`, marked with `hermes_core.plugins.hookspecs.hookimpl`. Each takes
+    those of its arguments that it wants, positional or keyword-only:
+
+    - `setup_trajectory_workspace(item, trajectory_id, exec_tool, rollout) -> dict` prepares the agent's slot; what it
+      returns reaches the other hooks as `workspace_meta`.
+    - `verify_and_score_trajectory(item, result, trajectory_id, exec_tool, workspace_meta, rollout)` returns a finite
+      reward, or a reward and a dict of details. The agent's processes are dead when it is called.
+    - `solve_trajectory(item, exec_tool, workspace_meta, rollout)` does the reference solution in the agent's slot, for
+      the agent `oracle` and for `hermes-rl validate`.
+
+    `exec_tool` and `rollout` (`hermes_core.envs.rollout.Rollout`) are bound to the agent's own slot. One instance
+    serves many rollouts at the same time: nothing of one rollout may be kept on it.
+
+    An environment whose rollouts record a patch may also have `async score_patch(item, patch, rollout)`, with a result
+    like that of the verify hook: `hermes-rl rescore` calls it.
+    """
+
+    name: ClassVar[str]
+    """What `hermes-rl rollout` calls it, and what the record says."""
+    config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    isolation: Isolation = Isolation.USER
+    """The weakest isolation between slots that the tasks accept."""
+    needs: frozenset[Need] = frozenset()
+    """What each slot must have to itself; tasks that name a port need `Need.NETWORK`. With any of them, levels below
+    `namespace` are refused, and so are backends that can't give it."""
+    default_toolsets: tuple[str, ...] = ("terminal", "file")
+    """The toolsets of the model when the configuration names none."""
+
+    item_images: bool = False
+    """Whether `image` names an image for each item: then no sandbox is made before one is asked for."""
+
+    def __init__(self, config: EnvironmentConfig | None = None) -> None:
+        self.config = config if config is not None else self.config_class()
+
+    async def setup(self) -> None:
+        """Load the dataset and check it, once, before the first rollout.
+
+        Raises:
+            DatasetError: the dataset, or a row of it, cannot be used; names the row and the field.
+        """
+        return
+
+    async def aclose(self) -> None:
+        """Release what `setup` took. Called once, after the last rollout."""
+        return
+
+    @abstractmethod
+    def items(self) -> Sequence[Item]:
+        """Every item of the dataset in its own order; `shuffle` and `max_items` are applied by `selected_items`."""
+
+    @abstractmethod
+    def format_prompt(self, item: Item) -> str:
+        """What the agent is asked to do: the user's message."""
+
+    def item_id(self, item: Item) -> str:
+        """The item's id, unique in the dataset.
+
+        Raises:
+            DatasetError: the item has none of the usual fields.
+        """
+        for field in _ID_FIELDS:
+            if isinstance(value := item.get(field), (str, int)) and str(value):
+                return str(value)
+        raise DatasetError(
+            f"an item of environment {self.name!r} has no id",
+            hint=f"give each row one of the fields {', '.join(_ID_FIELDS)}, or override item_id()",
+        )
+
+    @property
+    def least_isolation(self) -> Isolation:
+        """The weakest isolation between slots that gives the environment what it asks for."""
+        return max(self.isolation, Isolation.NAMESPACE) if self.needs else self.isolation
+
+    def image(self, item: Item) -> str | None:
+        """The image that this item's sandboxes are made from; None is that of the profile."""
+        return None
+
+    def profile(self, item: Item) -> str | None:
+        """The profile (image, resources, limits) of this item's sandboxes; None is the run's."""
+        return None
+
+    prepare_sandbox: PrepareSandbox | None = None
+    """`async prepare_sandbox(self, sandbox)` puts into a new sandbox what setup and verification would fetch: for
+    profiles whose network is `setup`, which is cut when it returns. None is an environment that can't be run so."""
+
+    def selected_items(self) -> Iterator[Item]:
+        """The items of a run: those of `items()` in the order, and as many, as the configuration says."""
+        rows = self.items()
+        order: Sequence[int] = range(len(rows))
+        if self.config.shuffle:
+            order = random.Random(self.config.seed).sample(order, len(rows))
+        if self.config.max_items:
+            order = order[: self.config.max_items]
+        return (rows[index] for index in order)
+
+    def initial_messages(self, item: Item) -> list[dict[str, Any]]:
+        """The conversation that a rollout of this item starts with: the system prompt, if any, and the prompt."""
+        messages: list[dict[str, Any]] = []
+        if self.config.system_prompt:
+            messages.append({"role": "system", "content": self.config.system_prompt})
+        prompt = self.format_prompt(item)
+        if not isinstance(prompt, str):
+            raise SetupFailed(
+                f"format_prompt of environment {self.name!r} gave {prompt!r}, not a text",
+                hint="return what the agent is asked to do, for every item",
+            )
+        messages.append({"role": "user", "content": prompt})
+        return messages

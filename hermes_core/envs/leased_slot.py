@@ -1,0 +1,297 @@
+"""A leased slot as environment hooks see it: commands, tools, prepared directories, and what the agent left."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from hermes_core.envs.pending import Calls, awaited
+from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.pool.preparation import Build, as_build
+from hermes_core.sandbox.results import ExecutionResult, Slot
+
+if TYPE_CHECKING:
+    from hermes_core.tool_backend import ToolBackend
+
+T = TypeVar("T")
+
+MAX_FILES_BYTES = 64 << 20
+MAX_DIFF_BYTES = 8 << 20
+DIFF_TIMEOUT_S = 120.0
+
+# A temporary index, so that the repository's own stays as the agent left it. Hooks, external diffs and text
+# conversions that the agent may have configured are not asked.
+_DIFF_SCRIPT = r"""set -e
+index=$(mktemp -d)
+trap 'rm -rf "$index"' EXIT
+export GIT_INDEX_FILE="$index/index" GIT_OPTIONAL_LOCKS=0 GIT_TERMINAL_PROMPT=0
+if [ -n "$DIFF_BINARY" ]; then printf '* -diff\n' > "$index/attributes"; else : > "$index/attributes"; fi
+git() {
+  command git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.quotePath=true \
+    -c core.attributesFile="$index/attributes" "$@"
+}
+cd "$(git rev-parse --show-toplevel)"
+git read-tree "$DIFF_BASE"
+git add -A .
+git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --no-textconv "$DIFF_BASE" --
+"""
+
+
+class Origin(Enum):
+    """Where an error was met."""
+
+    AGENT = "agent"
+    """In the agent's own slot."""
+    FRESH = "fresh"
+    """In a slot that no agent has written in."""
+    PREPARATION = "preparation"
+    """In what no slot can write."""
+
+
+Note = Callable[[BaseException, Origin], None]
+"""Is told of every error of a slot, and every cancellation of what runs in it, on its way to the hook."""
+
+
+class LeasedSlot:
+    """One leased slot. Every `InfraError` met in it is noted, so that a hook cannot swallow one by mistake.
+
+    Attributes:
+        slot: the handle.
+        commands: what can be done in the slot, as the slot's user.
+        preparation: the same as the preparation user of the slot's sandbox, in the directory of prepared things.
+        limit: the time limit of the hook that uses it, if there is one.
+        alone: whether `processor` holds all of the sandbox's processors.
+        calls: those of `exec_tool` that nobody has awaited; the fresh slots of a rollout share its own.
+    """
+
+    alone = False
+
+    origin = Origin.AGENT
+
+    def __init__(
+        self, backend: ToolBackend, slot: Slot, note: Note, *, group: str | None = None, calls: Calls | None = None
+    ) -> None:
+        self.slot = slot
+        self.calls = calls or Calls()
+        self.group = group
+        self.limit: asyncio.Timeout | None = None
+        self._backend = backend
+        self._note = note
+        self.commands = cast("SlotCommands", _Watched(backend.commands(slot), note, self.origin))
+
+    @property
+    def sandbox_id(self) -> str:
+        """The slot's sandbox."""
+        return self.slot.sandbox_id
+
+    @property
+    def preparation(self) -> SlotCommands:
+        """The preparation user's commands on this slot's sandbox."""
+        return cast("SlotCommands", _Watched(self._backend.preparation(self.slot), self._note, Origin.PREPARATION))
+
+    @awaited()
+    async def exec_tool(
+        self,
+        tool_name: str,
+        args: Mapping[str, Any] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the name that environments call it by
+    ) -> ExecutionResult:
+        """Run a slot tool (`bash`, `read_file`, `write_file`) or a registered sandbox tool in this slot.
+
+        Args:
+            timeout: seconds; None is the profile's `execution_timeout`.
+
+        Raises:
+            UnknownNameError, ToolArgumentError: there is no such tool, or it takes no such arguments. A model is
+                told so; a hook that went on would score its own mistake.
+            InfraError: the sandbox failed. Everything else that goes wrong is in the result.
+            StaleSlotError: the slot was released.
+        """
+        tool = self._backend.tool(tool_name)
+        result = await self._watch(self._backend.execute(self.slot, tool, args or {}, timeout_s=timeout))
+        if result.metadata.get("invalid_arguments"):
+            raise ToolArgumentError(result.error, slot_id=self.slot.slot_id, trajectory_id=self.slot.trajectory_id)
+        return result
+
+    async def kill_everything(self) -> None:
+        """Kill every process of the slot; all are dead when it returns.
+
+        Raises:
+            InfraError: the sandbox can't be reached.
+            SlotUnclean: that they are dead can't be proved.
+        """
+        await self._watch(self._backend.kill_everything(self.slot))
+
+    async def empty(self) -> None:
+        """Kill every process of the slot, and remove its files.
+
+        Raises:
+            InfraError, SlotUnclean: as `kill_everything` does.
+        """
+        await self._watch(self._backend.empty(self.slot))
+
+    async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
+        """Make a directory once per sandbox and key, as a user that no slot has; slots can read it, not write it.
+
+        Args:
+            key: names the content. Whoever asks for the same key while it is being made waits for it.
+            build: an async function of the preparation user's commands and the directory, or one or more shell
+                commands that run in the directory.
+            private: slots can't even read it.
+
+        Returns:
+            The directory's absolute path in the sandbox.
+
+        Raises:
+            SetupFailed: a shell command of `build` failed; the next caller tries again.
+        """
+        return await self._watch(self._backend.prepare(self.slot, key, as_build(build), private=private))
+
+    @asynccontextmanager
+    async def processor(self) -> AsyncIterator[None]:
+        """Hold one of the sandbox's processors while the block runs, for work that keeps one busy, such as tests.
+
+        It waits until one is free, which the hook's time limit does not count. Whatever runs at a time beyond them
+        slows down all the others, and runs into time limits that it would keep alone. A check that is repeated on the
+        sandbox that it was disturbed on holds all of them.
+
+        Raises:
+            InfraError: the sandbox is gone.
+        """
+        async with AsyncExitStack() as stack:
+            with self.clock_stopped():
+                turn = self._backend.processor(self.slot, alone=self.alone)
+                await self._watch(stack.enter_async_context(turn))
+            yield
+
+    @contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """What happens here does not count against `limit`."""
+        limit = self.limit
+        due = None if limit is None or limit.expired() else limit.when()
+        if limit is None or due is None:
+            yield
+            return
+        clock = asyncio.get_running_loop().time
+        limit.reschedule(None)
+        began = clock()
+        try:
+            yield
+        finally:
+            limit.reschedule(due + clock() - began)
+
+    async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
+        """A plain tar of a directory's contents as the slot's user may read them.
+
+        Raises:
+            CommandError: it is larger than `max_bytes` (code `too_large`), or is no directory.
+        """
+        return await self.commands.tar_out(path, max_bytes=max_bytes)
+
+    async def diff(self, path: str = ".", *, base: str = "HEAD", max_bytes: int = MAX_DIFF_BYTES) -> str:
+        """What changed in the git repository at `path` since `base`, new files included, as `git apply` takes it.
+
+        It runs git in the slot, on a repository that the agent could have changed in any way: what it says is the
+        agent's work, no more. Whatever that git started is dead when it returns.
+
+        Raises:
+            CommandError: there is no such repository or commit, or the diff is larger than `max_bytes`.
+        """
+        try:
+            try:
+                return (await self._diff(path, base, max_bytes, binary=False)).decode("utf-8")
+            except UnicodeDecodeError:  # text in another encoding: only git's binary form carries it through JSON
+                return (await self._diff(path, base, max_bytes, binary=True)).decode("utf-8", "replace")
+        finally:
+            await self.kill_everything()
+
+    async def _diff(self, path: str, base: str, max_bytes: int, *, binary: bool) -> bytes:
+        done = await self.commands.run(
+            _DIFF_SCRIPT,
+            cwd=path,
+            env={"DIFF_BASE": base, "DIFF_BINARY": "1" if binary else ""},
+            timeout_s=DIFF_TIMEOUT_S,
+            output_limit=2 * max_bytes,
+        )
+        if not done.ok:
+            reason = done.error_text.strip()[-500:] or f"exit code {done.returncode}"
+            raise CommandError(f"no diff of {path!r} against {base!r}: {reason}", slot_id=self.slot.slot_id)
+        if done.stdout_truncated or len(done.stdout) > max_bytes:
+            size = f"{done.stdout_bytes} bytes, more than {max_bytes}"
+            raise CommandError(f"the diff of {path!r} has {size}", code="too_large", slot_id=self.slot.slot_id)
+        return done.stdout
+
+    async def _watch(self, awaitable: Awaitable[T]) -> T:
+        try:
+            return await awaitable
+        except InfraError as error:
+            self._note(error, self.origin)
+            raise
+
+
+class ModelTime:
+    """What the agent in a slot waits for its model: none of the agent's own time, and limited by itself.
+
+    Args:
+        limit_s: for all of it; None is no limit.
+    """
+
+    def __init__(self, slot: LeasedSlot, limit_s: float | None) -> None:
+        self._slot = slot
+        self._limit_s = self._left_s = limit_s
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """One wait, as `AgentTask.waiting` says."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            with self._slot.clock_stopped():
+                async with asyncio.timeout(self._left_s) as limit:
+                    yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ModelError(
+                f"the model took longer than the {self._limit_s:g} s that a rollout may wait for it",
+                hint="look at what keeps its endpoint busy, lower the concurrency, or raise model_timeout",
+            ) from error
+        finally:
+            if self._left_s is not None:
+                self._left_s = max(0.0, self._left_s - (clock() - began))
+
+
+class Fresh(LeasedSlot):
+    """A fresh slot for verification: another lease than the agent's, which no agent has written in."""
+
+    origin = Origin.FRESH
+
+
+class _Watched:
+    """`SlotCommands` whose errors are noted on their way out."""
+
+    def __init__(self, commands: SlotCommands, note: Note, origin: Origin) -> None:
+        self._commands = commands
+        self._note = note
+        self._origin = origin
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._commands, name)
+        if not inspect.ismethod(attribute):
+            return attribute
+
+        @functools.wraps(attribute)
+        async def watched(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await attribute(*args, **kwargs)
+            except (HermesError, asyncio.CancelledError) as error:
+                self._note(error, self._origin)
+                raise
+
+        return watched

@@ -1,0 +1,1 @@
+"""How plugins are found, registered and called."""

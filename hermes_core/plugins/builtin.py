@@ -1,0 +1,70 @@
+"""What comes with the core, registered through the same hooks as anyone's plugin."""
+
+from __future__ import annotations
+
+from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.plugins.registry import Registrar
+
+
+@hookimpl
+def hermes_register_backends(registry: Registrar) -> None:
+    """The backend that needs nothing but this host."""
+    registry.add(
+        "local",
+        "hermes_core.sandbox.local.backend:LocalBackend",
+        summary="Process trees on this host, in slots of level shared, user or namespace",
+        requires=("Linux",),
+    )
+
+
+@hookimpl
+def hermes_register_agents(registry: Registrar) -> None:
+    """The model loop and the two baselines."""
+    registry.add(
+        "model",
+        "hermes_core.agents.model:ModelAgent",
+        summary="Asks an OpenAI-compatible model for tool calls until it is done",
+        requires=("a model endpoint",),
+    )
+    registry.add("oracle", "hermes_core.agents.baselines:OracleAgent", summary="Applies the reference solution")
+    registry.add("nop", "hermes_core.agents.baselines:NopAgent", summary="Does nothing")
+
+
+@hookimpl
+def hermes_register_parsers(registry: Registrar) -> None:
+    """The formats in which models write tool calls as text."""
+    place = "hermes_core.agents.parsers"
+    for name, module, summary in (
+        ("hermes", "hermes", "JSON between <tool_call> tags: Hermes 2 and 3"),
+        ("qwen", "hermes", "The same: Qwen 2.5, Qwen 3"),
+        ("longcat", "hermes", "The same between <longcat_tool_call> tags"),
+        ("llama3_json", "llama", "Bare JSON: Llama 3.1 and later"),
+        ("llama4_json", "llama", "Bare JSON: Llama 4"),
+        ("mistral", "mistral", "What [TOOL_CALLS] begins, in all its versions"),
+        ("deepseek_v3", "arguments", "JSON in a fenced block between marks: DeepSeek V3, R1"),
+        ("kimi_k2", "arguments", "JSON between marks, with ids: Kimi K2"),
+        ("glm45", "xml", "A tag for each argument: GLM 4.5, 4.6"),
+        ("glm47", "xml", "The same without line breaks: GLM 4.7"),
+        ("qwen3_coder", "xml", "A tag for each argument: Qwen3-Coder"),
+        ("gemma4", "gemma", "Marks, and strings between tokens: Gemma 4"),
+        ("gpt_oss", "harmony", "Messages to functions: gpt-oss"),
+        ("auto", "auto", "All of them, told apart by their marks"),
+    ):
+        registry.add(name, f"{place}.{module}:{name}", summary=summary)
+    registry.add(
+        "deepseek_v3_1",
+        f"{place}.arguments:deepseek_v3_1",
+        aliases=("deepseek_v31",),
+        summary="JSON between marks: DeepSeek V3.1",
+    )
+
+
+@hookimpl
+def hermes_register_environments(registry: Registrar) -> None:
+    """An environment that needs no code."""
+    registry.add(
+        "tasks",
+        "hermes_core.envs.tasks:TasksEnvironment",
+        summary="A JSONL file of {id, prompt, setup, check, solution} commands",
+        requires=("a task file",),
+    )

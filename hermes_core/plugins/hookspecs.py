@@ -1,0 +1,138 @@
+"""Every hook that a plugin can implement, and nothing else.
+
+A plugin is a module (or any object) named by an entry point of the group `hermes_core`. It marks its functions with
+`hookimpl` and takes only the arguments that it wants, positional or keyword-only. It may set `HERMES_PLUGIN_API = 1`.
+
+    from hermes_core.plugins.hookspecs import hookimpl
+
+    @hookimpl
+    def hermes_register_environments(registry):
+        registry.add("my-env", "my_package.env:MyEnvironment", summary="What it is", requires=("network",))
+
+The factory is named as `module:attribute` and imported on first use, so that listing plugins stays cheap.
+
+Environment hooks have exactly one implementation, the environment's own method (sync or async). A plugin may only wrap
+them, for every environment, with a plain generator that receives an awaitable and returns another:
+
+    @hookimpl(wrapper=True)
+    def verify_and_score_trajectory(trajectory_id):
+        scoring = yield
+        async def logged():
+            reward, details = await scoring
+            log.info("%s: %s", trajectory_id, reward)
+            return reward, details
+        return logged()
+
+Observers are plain functions called on the event loop: they must be quick, and one that fails is logged and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from hermes_core.plugins.registry import Registrar, ToolRegistrar
+
+PROJECT = "hermes_core"
+"""The pluggy project, and the entry-point group."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# Registration: `registry.add(name, factory, aliases=(), summary="", requires=())`, once each, when first needed.
+
+
+@hookspec
+def hermes_register_backends(registry: Registrar) -> None:
+    """Add sandbox providers: `factory(settings) -> Backend`."""
+
+
+@hookspec
+def hermes_register_tools(registry: ToolRegistrar) -> None:
+    """Add tools: `add(tool)`, `add_toolset(name, tools=…, includes=…)`, `add_distribution(name, {toolset: 80})`."""
+
+
+@hookspec
+def hermes_register_agents(registry: Registrar) -> None:
+    """Add agents: `factory(AgentSettings) -> Agent`."""
+
+
+@hookspec
+def hermes_register_parsers(registry: Registrar) -> None:
+    """Add parsers of tool calls written as text: `factory() -> Parser`."""
+
+
+@hookspec
+def hermes_register_environments(registry: Registrar) -> None:
+    """Add environments: the factory is the `Environment` class."""
+
+
+@hookspec
+def hermes_register_sinks(registry: Registrar) -> None:
+    """Add places where trajectories go: `factory(target) -> Sink`, the target being TARGET of `--sink NAME=TARGET`."""
+
+
+# Environment hooks: one implementation, the environment's own; plugins may wrap it.
+
+
+@hookspec(firstresult=True)
+def setup_trajectory_workspace(
+    item: Mapping[str, Any], trajectory_id: str, exec_tool: Any, rollout: Any
+) -> Awaitable[Mapping[str, Any]] | None:
+    """Make the slot ready for this item; the metadata comes back as `workspace_meta`."""
+
+
+@hookspec(firstresult=True)
+def verify_and_score_trajectory(  # noqa: PLR0917 - pluggy calls by position
+    item: Mapping[str, Any], result: Any, trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
+) -> Awaitable[tuple[float, dict[str, Any]]] | None:
+    """Score what the agent left, after its processes are dead: the reward (or a failure, raised) and the details."""
+
+
+@hookspec(firstresult=True)
+def solve_trajectory(
+    item: Mapping[str, Any], trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
+) -> Awaitable[None] | None:
+    """Apply the reference solution in the agent's slot."""
+
+
+# Observers.
+
+
+@hookspec
+def hermes_trajectory_started(trajectory_id: str, environment: str, item_id: str) -> None:
+    """A rollout begins."""
+
+
+@hookspec
+def hermes_trajectory_finished(trajectory_id: str, record: Mapping[str, Any]) -> None:
+    """A rollout ended; `record` is the trajectory as it is written."""
+
+
+@hookspec
+def hermes_tool_called(trajectory_id: str, tool_name: str, arguments: Mapping[str, Any], result: Any) -> None:
+    """The model called a tool; `result` is the `ExecutionResult`."""
+
+
+@hookspec
+def hermes_sandbox_created(sandbox_id: str, backend: str, profile: str) -> None:
+    """A sandbox is ready."""
+
+
+@hookspec
+def hermes_sandbox_lost(sandbox_id: str, backend: str, profile: str, reason: str) -> None:
+    """A sandbox died, could not be reached again, or was quarantined."""
+
+
+@hookspec
+def hermes_sandbox_terminated(sandbox_id: str, backend: str, profile: str) -> None:
+    """A sandbox was ended by us."""
+
+
+@hookspec
+def hermes_process_updated(trajectory_id: str, update: Any) -> None:
+    """There is something new about a background process that is watched; `update` is the `ProcessUpdate`."""

@@ -1,0 +1,1 @@
+"""Ready-made channels to programs in a sandbox."""

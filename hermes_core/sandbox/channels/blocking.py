@@ -1,0 +1,193 @@
+"""Bridges to `Channel`: from any blocking stream (a socket, an SDK's object), and `process_channel`'s from a child."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, STDERR_BYTES, Inbox, Tail
+from hermes_core.sandbox.channels.process import AsyncioStreamChannel
+from hermes_core.sandbox.contract import Channel
+from hermes_core.workers import begin_thread
+
+__all__ = [
+    "BUFFER_BYTES",
+    "CHUNK_BYTES",
+    "STDERR_BYTES",
+    "WRITES_AHEAD",
+    "AsyncioStreamChannel",
+    "BlockingStreamChannel",
+    "Inbox",
+    "Tail",
+    "call_in",
+    "channel_gone",
+    "in_thread",
+]
+
+WRITES_AHEAD = 4
+"""Writes that may be under way in a blocking stream; cancelled ones stay under way, as they can't be taken back."""
+
+
+T = TypeVar("T")
+
+
+class BlockingStreamChannel(Channel):
+    """A channel over blocking calls, with one thread for each direction.
+
+    Args:
+        read: at most n bytes of standard output, at least one; `b""` at the end. Raises when the transport breaks.
+        write: takes all of its argument, or raises.
+        close: ends the stream; makes a `read` or `write` that is waiting return or raise. Called once, in a thread.
+        wait: the exit status, blocking until there is one; called once, in a thread.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        write: Callable[[bytes], object],
+        *,
+        close: Callable[[], object],
+        wait: Callable[[], int],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._blocking_read, self._blocking_write = read, write
+        self._blocking_close, self._blocking_wait = close, wait
+        self._inbox = Inbox()
+        self._tail = Tail()
+        self._room = threading.Condition()
+        self._buffered = 0
+        self._outbox: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        self._permits = asyncio.Semaphore(WRITES_AHEAD)
+        self._failure: Exception | None = None
+        self._status: asyncio.Future[int] | None = None
+        self._closing: asyncio.Future[object] | None = None
+        for name, run in (("reader", self._read_on), ("writer", self._write_on)):
+            begin_thread(run, f"channel-{name}")
+
+    async def read(self, n: int) -> bytes:
+        """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
+        data = await self._inbox.take(n)
+        with self._room:
+            self._buffered -= len(data)
+            self._room.notify()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Write all of `data`; returns once the blocking call has."""
+        await self._permits.acquire()
+        if self._failure is not None or self._closing is not None:
+            self._permits.release()
+            raise self._lost(self._failure)
+        done: asyncio.Future[None] = self._loop.create_future()
+        done.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._outbox.put((data, done))
+        await asyncio.shield(done)
+
+    async def wait(self) -> int:
+        """The exit status, as the transport's `wait` gives it."""
+        if self._closing is not None and self._status is None:
+            raise self._lost(None)
+        if self._status is None:
+            self._status = in_thread(self._blocking_wait, "channel-wait")
+        try:
+            return await asyncio.shield(self._status)
+        except Exception as error:
+            raise self._lost(error) from error
+
+    async def aclose(self) -> None:
+        """End the stream. Does not wait for the threads, which end with the calls that they are in."""
+        if self._closing is None:
+            self._inbox.end()
+            with self._room:
+                self._buffered = -1  # the reader is not to wait for room any more
+                self._room.notify()
+            self._outbox.put(None)
+            self._closing = in_thread(self._blocking_close, "channel-close")
+        try:
+            await asyncio.shield(self._closing)
+        except Exception:
+            return  # a stream that can't even be closed is closed
+
+    def feed_stderr(self, data: bytes) -> None:
+        """Keep what the transport carried as standard error, apart from what `read` gives. From any thread."""
+        self._tail.feed(data)
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last of what `feed_stderr` was given."""
+        return self._tail.text()
+
+    def _read_on(self) -> None:
+        error: Exception | None = None
+        try:
+            while data := self._blocking_read(CHUNK_BYTES):
+                with self._room:
+                    if self._buffered < 0 or not call_in(self._loop, self._inbox.feed, data):
+                        return
+                    self._buffered += len(data)
+                    self._room.wait_for(lambda: self._buffered < BUFFER_BYTES)
+        except Exception as caught:
+            error = caught
+        call_in(self._loop, self._inbox.end, None if error is None else self._lost(error))
+
+    def _write_on(self) -> None:
+        while (item := self._outbox.get()) is not None:
+            data, done = item
+            try:
+                if self._failure is None:
+                    self._blocking_write(data)
+            except Exception as caught:
+                self._failure = caught
+            if not call_in(self._loop, self._written, done):
+                return
+
+    def _written(self, done: asyncio.Future[None]) -> None:
+        self._permits.release()
+        if done.done():
+            return
+        if self._failure is not None:
+            done.set_exception(self._lost(self._failure))
+        else:
+            done.set_result(None)
+
+    def _lost(self, error: Exception | None) -> ChannelLost:
+        return channel_gone(error, self.stderr_tail)
+
+
+def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run a blocking call in a daemon thread: unlike the executor's, it never holds up the end of the program."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+    outcome.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def run() -> None:
+        try:
+            value = function()
+        except Exception as error:
+            call_in(loop, outcome.set_exception, error)
+        else:
+            call_in(loop, outcome.set_result, value)
+
+    begin_thread(run, name)
+    return outcome
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
+    """Call in the event loop's thread; False if the loop is closed, and with it everyone who could care."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
+def channel_gone(cause: Exception | None, last_words: str) -> ChannelLost:
+    """What a channel raises once its transport has broken, or, without a cause, was closed by us."""
+    reason = "it was closed" if cause is None else f"{type(cause).__name__}: {cause}"
+    error = ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {last_words}" if last_words else ""))
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,177 @@
+"""A bridge to `Channel` from a connected socket, on the event loop itself: no thread has to be woken for a piece."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, Inbox, Tail
+from hermes_core.sandbox.channels.blocking import channel_gone, in_thread
+from hermes_core.sandbox.contract import Channel
+
+_NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class SocketChannel(Channel):
+    """A channel over a connected socket, plain or TLS.
+
+    Args:
+        connection: belongs to the channel from now on.
+        wait: the exit status, blocking until there is one; called once, in a thread. Raises once `close` was called.
+        unpack: what of the bytes that have arrived is standard output. Called with every piece, and with `b""` at the
+            end, where it raises `OSError` if that is too early.
+        early: what of the stream was read before the channel was made.
+        close: called once, after the connection has been shut down.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *,
+        wait: Callable[[], int],
+        unpack: Callable[[bytes], bytes] = bytes,
+        early: bytes = b"",
+        close: Callable[[], object] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._blocking_wait, self._unpack, self._close = wait, unpack, close
+        self._inbox = Inbox()
+        self._tail = Tail()
+        self._unsent = memoryview(b"")
+        self._sent = asyncio.Event()
+        self._sent.set()
+        self._turn = asyncio.Lock()
+        self._status: asyncio.Future[int] | None = None
+        self._lost: ChannelLost | None = None
+        self._closed = self._reading = False
+        connection.setblocking(False)
+        if early:
+            self._feed(early)
+        self._resume()
+
+    async def read(self, n: int) -> bytes:
+        """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
+        data = await self._inbox.take(n)
+        if len(self._inbox) < BUFFER_BYTES // 2:
+            self._resume()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Send all of `data`; what a cancelled call has not sent yet goes out all the same, before the next."""
+        async with self._turn:
+            await self._sent.wait()
+            self._check()
+            self._unsent = memoryview(data)
+            self._send()
+            await self._sent.wait()
+            self._check()
+
+    async def wait(self) -> int:
+        """The exit status, as the transport's `wait` gives it."""
+        if self._status is None:
+            if self._closed:
+                raise self._error(None)
+            self._status = in_thread(self._blocking_wait, "channel-wait")
+        try:
+            return await asyncio.shield(self._status)
+        except Exception as error:
+            raise self._error(error) from error
+
+    async def aclose(self) -> None:
+        """End the stream."""
+        if self._closed:
+            return
+        self._closed = True
+        self._inbox.end()
+        self._fail(None)
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the far end was first
+            pass
+        self._connection.close()
+        if self._close is not None:
+            self._close()
+
+    def feed_stderr(self, data: bytes) -> None:
+        """Keep what the transport carried as standard error, apart from what `read` gives."""
+        self._tail.feed(data)
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last of what `feed_stderr` was given."""
+        return self._tail.text()
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        if not self._reading and self._lost is None:
+            self._reading = True
+            self._loop.add_reader(self._connection.fileno(), self._receive)
+            self._receive()  # what TLS has decrypted already makes no descriptor ready
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._connection.fileno())
+
+    def _receive(self) -> None:
+        try:
+            while self._reading:
+                data = self._connection.recv(CHUNK_BYTES)
+                self._feed(data)
+                if not data or not isinstance(self._connection, ssl.SSLSocket):
+                    return
+        except _NOT_NOW:
+            return
+        except OSError as error:
+            self._fail(error)
+
+    def _feed(self, data: bytes) -> None:
+        self._inbox.feed(self._unpack(data))
+        if not data:
+            self._pause()
+            self._inbox.end()
+        elif len(self._inbox) >= BUFFER_BYTES:
+            self._pause()
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        waited = not self._sent.is_set()
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._connection.send(self._unsent[:CHUNK_BYTES]) :]
+        except _NOT_NOW:
+            if not waited:
+                self._sent.clear()
+                self._loop.add_writer(self._connection.fileno(), self._send)
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        if waited:
+            self._loop.remove_writer(self._connection.fileno())
+            self._sent.set()
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, cause: Exception | None) -> None:
+        if self._lost is not None:
+            return
+        self._lost = self._error(cause)
+        self._pause()
+        self._inbox.end(self._lost)
+        self._loop.remove_writer(self._connection.fileno())
+        self._unsent = memoryview(b"")
+        self._sent.set()
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+    def _error(self, cause: Exception | None) -> ChannelLost:
+        return channel_gone(cause, self.stderr_tail)

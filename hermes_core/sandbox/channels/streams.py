@@ -1,0 +1,165 @@
+"""A bridge to `Channel` from a provider's asynchronous calls: what it reads by iterating, and writes by awaiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from hermes_core.errors import ChannelLost
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.channels.base import BUFFER_BYTES, Inbox, Tail
+from hermes_core.sandbox.channels.blocking import WRITES_AHEAD
+from hermes_core.sandbox.contract import Channel
+
+PATIENCE_S = 0.5
+"""How long a reader may take before the stream that waits for it is closed, in seconds."""
+
+T = TypeVar("T")
+
+
+class AsyncStreamChannel(Channel):
+    """A channel over asynchronous calls, of which at most one each is under way.
+
+    A caller that is cancelled cuts none of them off: what was read waits for the next `read`, and a write goes on.
+
+    Args:
+        stdout: gives an iterator over chunks of standard output, none of them empty, which raises when the transport
+            breaks. When nobody reads for a while the iterator is closed, so that it holds up nothing else on its
+            connection, and another asked for, which goes on where it stopped.
+        write: takes all of its argument, or raises.
+        wait: the exit status, once there is one; called once.
+        stderr: chunks of standard error, apart.
+        close: lets go of the stream; called once, after the other calls have been cancelled.
+    """
+
+    def __init__(
+        self,
+        stdout: Callable[[], AsyncGenerator[bytes, None]],
+        write: Callable[[bytes], Awaitable[object]],
+        *,
+        wait: Callable[[], Awaitable[int]],
+        stderr: Callable[[], AsyncGenerator[bytes, None]] | None = None,
+        close: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._write, self._wait, self._close = write, wait, close
+        self._inbox, self._tail = Inbox(), Tail()
+        self._room = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._permits = asyncio.Semaphore(WRITES_AHEAD)
+        self._failure: Exception | None = None
+        self._status: asyncio.Task[int] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._work = Background()
+        self._ends = Background()
+        self._work.spawn(self._read_on(stdout), "channel stdout")
+        if stderr is not None:
+            self._work.spawn(self._listen(stderr()), "channel stderr")
+
+    async def read(self, n: int) -> bytes:
+        """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
+        data = await self._inbox.take(n)
+        if len(self._inbox) < BUFFER_BYTES:
+            self._room.set()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Write all of `data`; returns once the transport has taken it."""
+        await self._permits.acquire()
+        if self._failure is not None or self._closing is not None:
+            self._permits.release()
+            raise self._lost(self._failure)
+        writing = self._work.spawn(self._write_on(data), "channel stdin")
+        writing.add_done_callback(lambda _: self._permits.release())
+        await self._outcome(writing)
+
+    async def wait(self) -> int:
+        """The exit status, as the transport's `wait` gives it."""
+        if self._status is None:
+            if self._closing is not None:
+                raise self._lost(None)
+            self._status = self._work.spawn(self._ask_status(), "channel status")
+        return await self._outcome(self._status)
+
+    async def aclose(self) -> None:
+        """End the stream, and what is under way on it."""
+        if self._closing is None:
+            self._inbox.end()
+            self._closing = self._ends.spawn(self._end(), "channel close")
+        await asyncio.shield(self._closing)
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last of standard error."""
+        return self._tail.text()
+
+    async def _read_on(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+        error: Exception | None = None
+        try:
+            while await self._read_until_stalled(source):
+                await self._room.wait()
+        except Exception as caught:
+            error = caught
+        self._inbox.end(None if error is None else self._lost(error))
+
+    async def _read_until_stalled(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> bool:
+        """Read to the end of the stream (False), or until nobody takes what was read."""
+        async with aclosing(source()) as chunks:
+            async for data in chunks:
+                self._inbox.feed(data)
+                if len(self._inbox) >= BUFFER_BYTES and not await self._has_room():
+                    return True
+        return False
+
+    async def _has_room(self) -> bool:
+        """Whether there is room again before long."""
+        self._room.clear()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._room.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _listen(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        async for data in chunks:
+            self._tail.feed(data)
+
+    async def _write_on(self, data: bytes) -> None:
+        async with self._turn:
+            if self._failure is not None:
+                raise self._lost(self._failure)
+            try:
+                await self._write(data)
+            except Exception as error:
+                self._failure = error
+                raise self._lost(error) from error
+
+    async def _ask_status(self) -> int:
+        try:
+            return await self._wait()
+        except Exception as error:
+            raise self._lost(error) from error
+
+    async def _outcome(self, work: asyncio.Task[T]) -> T:
+        """Wait for work that goes on when the caller is cancelled, and that `aclose` cancels."""
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.cancelled():
+                raise self._lost(None) from None
+            raise
+
+    async def _end(self) -> None:
+        await self._work.aclose()
+        if self._close is not None:
+            try:
+                await self._close()
+            except Exception:
+                return  # a stream that can't even be closed is closed
+
+    def _lost(self, error: Exception | None) -> ChannelLost:
+        reason = "it was closed" if error is None else f"{type(error).__name__}: {error}"
+        tail = self.stderr_tail
+        return ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {tail}" if tail else ""))

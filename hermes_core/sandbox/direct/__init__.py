@@ -1,0 +1,1 @@
+"""Sandboxes without Python."""

@@ -1,0 +1,369 @@
+"""The commands of one slot in the direct mode: `SlotCommands` by `sh`, documented there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hermes_core.errors import ChannelLost, CommandError
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Compression
+from hermes_core.sandbox.contract import Channel
+from hermes_core.sandbox.direct import sh as shell
+from hermes_core.sandbox.direct.files import (
+    CLEAR,
+    COMPRESSIONS,
+    LIST,
+    READ,
+    REMOVE,
+    STAT,
+    TAR_IN,
+    TAR_OUT,
+    WRITE,
+    check_archive,
+    file_stat,
+    gathered,
+    headed,
+    parse_list,
+    with_path,
+)
+from hermes_core.sandbox.direct.run import GRACE_S, Run, exit_or_signal
+from hermes_core.sandbox.guest.background import KEEP_S, MOST
+from hermes_core.sandbox.guest.output import Rolling
+from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.direct.client import DirectClient
+
+MAX_WORD = 100_000
+"""Bytes of a command line that still fit into one parameter of a program; longer ones go through a file."""
+
+
+@dataclass(eq=False)
+class _Process:
+    """A background process, with the channel that it hangs on."""
+
+    process_id: str
+    command: str
+    cwd: str
+    mark: str
+    channel: Channel
+    output: Rolling
+    started_at: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.monotonic)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set at its next output, and at its end."""
+    exit_code: int | None = None
+    signal: int | None = None
+    lifetime: float = 0.0
+
+    def end(self, status: int) -> None:
+        self.lifetime = time.monotonic() - self.began
+        self.exit_code, self.signal = exit_or_signal(status)
+        self.ended.set()
+        self.changed.set()
+
+    def feed(self, data: bytes) -> None:
+        if data:
+            self.output.feed(data)
+            self.changed.set()
+
+    async def more(self, limit_s: float) -> None:
+        """Wait for output, for its end, or until the time limit."""
+        self.changed.clear()
+        if not self.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), limit_s)
+
+    def status(self) -> ProcessStatus:
+        running = not self.ended.is_set()
+        return ProcessStatus(
+            process_id=self.process_id,
+            command=self.command,
+            cwd=self.cwd,
+            pid=None,
+            started_at=self.started_at,
+            running=running,
+            exit_code=self.exit_code,
+            signal=self.signal,
+            output_bytes=self.output.total,
+            uptime_s=time.monotonic() - self.began if running else self.lifetime,
+        )
+
+
+def _no_pty(pty: WindowSize | None) -> None:
+    if pty is not None:
+        message = "a sandbox without Python gives no terminal"
+        raise CommandError(message, code="no_pty", hint="do without pty, or take an image with python3")
+
+
+class DirectCommands:
+    """The commands of one slot.
+
+    Args:
+        mark: what everything that the slot starts carries in its environment, followed by the command's number.
+    """
+
+    def __init__(self, client: DirectClient, workspace: str, scratch: str, mark: str) -> None:
+        self.mark = mark
+        self.used = False
+        """Whether something was done in the slot since it was last clean."""
+        self._client = client
+        self._workspace = workspace
+        self._scratch = scratch
+        self._processes: dict[str, _Process] = {}
+        self._starting = 0
+
+    @property
+    def workspace_dir(self) -> str:
+        """The slot's workspace, as seen from inside the sandbox."""
+        return self._workspace
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        timeout_s: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        merge_stderr: bool = False,
+        spool: bool = False,
+        pty: WindowSize | None = None,
+    ) -> CommandResult:
+        """Run a command to its end; there is no spooling here, so `spool_path` stays None."""
+        _no_pty(pty)
+        data = stdin or b"" if stdin is None or isinstance(stdin, bytes) else await gathered(stdin)
+        run = await self._prepared(command, cwd, env)
+        return await run.result(data, timeout_s, output_limit, merge_stderr)
+
+    async def _prepared(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Run:
+        argv, path, environment = await self._argv(command), self._path(cwd or "."), self._environment(env)
+        return Run(self._client, argv, path, environment, mark=self.mark, scratch=self._scratch)
+
+    async def _argv(self, command: str | Sequence[str]) -> list[str]:
+        self.used = True
+        if not isinstance(command, str):
+            shell.check_words(*command)
+            if not command:
+                raise CommandError("the command is empty", code="invalid")
+            return list(command)
+        shell.check_words(command)
+        text = command.encode("utf-8", "surrogateescape")
+        if len(text) <= MAX_WORD:
+            return [self._client.shell, "-c", command]
+        path = f"{self._scratch}/run/{self._client.next_number()}.sh"
+        await self.write_file(path, text)
+        return [self._client.shell, path]
+
+    def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        shell.check_words(*(env or {}).keys(), *(env or {}).values())
+        return {
+            "HOME": f"{self._scratch}/home",
+            "TMPDIR": f"{self._scratch}/tmp",
+            "USER": "slot",
+            "LOGNAME": "slot",
+            **self._client.settings.env,
+            **(env or {}),
+        }
+
+    def _path(self, path: str) -> str:
+        if not path:
+            raise CommandError("a path has at least one character", code="invalid")
+        shell.check_words(path)
+        return path if path.startswith("/") else f"{self._workspace}/{path}"
+
+    # --- background processes ---------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        buffer_bytes: int = 200_000,
+        spool: bool = False,
+        pty: WindowSize | None = None,
+    ) -> ProcessStatus:
+        """Start a background process on a channel of its own; there is no spooling here."""
+        _no_pty(pty)
+        self._make_room()
+        self._starting += 1
+        try:
+            run = await self._prepared(command, cwd, env)
+            channel, token, begun = await run.open_background()
+        finally:
+            self._starting -= 1
+        process = _Process(
+            process_id=f"proc_{secrets.token_hex(6)}",
+            command=command if isinstance(command, str) else " ".join(command),
+            cwd=run.cwd,
+            mark=run.mark,
+            channel=channel,
+            output=Rolling(buffer_bytes),
+        )
+        self._processes[process.process_id] = process
+        self._client.work.spawn(self._follow(process, token, begun), f"process {process.process_id}")
+        return process.status()
+
+    async def _follow(self, process: _Process, token: str, begun: bytes) -> None:
+        status = 128 + 9
+        try:
+            status = int((await shell.until_token(process.channel, token, process.feed, begun)).rest)
+        except (shell.Ended, ChannelLost):
+            pass
+        finally:
+            process.end(status)
+            await process.channel.aclose()
+
+    def _make_room(self) -> None:
+        """As the guest does: those that ended long ago go, and then those that ended first."""
+        now = time.monotonic()
+        ended = [process for process in self._processes.values() if process.ended.is_set()]
+        for process in sorted(ended, key=lambda each: each.began + each.lifetime):
+            if len(self._processes) + self._starting >= MOST or now - process.began - process.lifetime > KEEP_S:
+                del self._processes[process.process_id]
+        if len(self._processes) + self._starting >= MOST:
+            raise CommandError(f"{MOST} background processes run already", code="too_many")
+
+    def _process(self, process_id: str) -> _Process:
+        try:
+            return self._processes[process_id]
+        except KeyError:
+            raise CommandError(f"there is no background process {process_id!r}", code="unknown_process") from None
+
+    async def processes(self) -> Sequence[ProcessStatus]:
+        """The slot's background processes, oldest first."""
+        return [process.status() for process in self._processes.values()]
+
+    async def poll(self, process_id: str) -> ProcessStatus:
+        """One background process."""
+        return self._process(process_id).status()
+
+    async def log(
+        self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
+    ) -> LogChunk:
+        """Its output from a byte offset on."""
+        process = self._process(process_id)
+        output = process.output
+        if wait_s and output.total <= offset:
+            await process.more(wait_s)
+        data, begin = output.read(offset, limit)
+        dropped = max(0, output.start - max(offset, 0))
+        return LogChunk(data, begin, output.total, dropped, not process.ended.is_set())
+
+    async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
+        """Wait for its end, or until the time limit."""
+        process = self._process(process_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await process.ended.wait()
+        except TimeoutError:
+            pass
+        return process.status()
+
+    async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
+        """Write to its standard input, which has no end here."""
+        process = self._process(process_id)
+        if eof:
+            raise CommandError("input can't be ended in a sandbox without Python", hint="kill the process instead")
+        if process.ended.is_set():
+            raise CommandError("the process has ended")
+        await process.channel.write(data)
+        return len(data)
+
+    async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
+        """There is no terminal here."""
+        self._process(process_id)
+        raise CommandError("the process has no terminal", code="no_pty")
+
+    async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
+        """TERM, then KILL after the grace period, to it and all that it started."""
+        process = self._process(process_id)
+        if not process.ended.is_set():
+            await self._client.kill(f"HERMES_DIRECT={process.mark}", "TERM", rounds=1)
+            await self.wait(process_id, timeout_s=grace_s)
+        await self._client.kill(f"HERMES_DIRECT={process.mark}", "KILL")
+        return await self.wait(process_id, timeout_s=GRACE_S)
+
+    async def forget_processes(self) -> None:
+        """The slot was killed: its background processes with it."""
+        for process in self._processes.values():
+            await process.channel.aclose()
+        self._processes.clear()
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
+        self.used = True
+        try:
+            return await self._client.script(*with_path(script, self._path(path)), *args, stdin=stdin, limit=limit)
+        except CommandError as error:
+            raise CommandError(f"{path}: {error.message}", code=error.code, hint=error.hint) from error
+
+    async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
+        """Up to `limit` bytes of a regular file from `offset`."""
+        if offset < 0 or limit < 0:
+            raise CommandError("offset and limit must not be negative", code="invalid")
+        answer = await self._file(READ, path, str(offset + 1), str(limit), limit=limit + 64)
+        size, _, data = answer.partition(b"\n")
+        return FileContent(data=data, offset=offset, size=int(size))
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
+        """Replace or extend a file; all of it or an error."""
+        rights, name = "" if mode is None else f"{mode:o}", secrets.token_hex(8)
+        words = [str(len(data)), rights, "1" if append else "", name, f"{self._scratch}/run/{name}"]
+        await self._file(WRITE, path, *words, stdin=data)
+
+    async def stat(self, path: str) -> FileStat:
+        """What the path is; a link is not followed."""
+        return file_stat(path, await self._file(STAT, path))
+
+    async def list_dir(
+        self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
+    ) -> Sequence[FileStat]:
+        """The entries of a directory, sorted by path."""
+        answer = await self._file(LIST, path, "1" if recursive else "", limit=MAX_FILE_BYTES)
+        entries = parse_list(answer)
+        if len(entries) > max_entries:
+            raise CommandError(f"{path} has more than {max_entries} entries", code="too_large")
+        return entries
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or a directory tree."""
+        await self._file(REMOVE, path, "1" if recursive else "")
+
+    async def clear(self, keep: Sequence[str] = ()) -> None:
+        """Remove all files of the slot, but for some entries of its workspace."""
+        await self._file(CLEAR, ".", f"{self._scratch}/home", f"{self._scratch}/tmp", *keep)
+
+    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
+        """Unpack a tar stream below a directory."""
+        if compression not in COMPRESSIONS:
+            message = f"without Python nothing is known of {compression!r}"
+            raise CommandError(message, code="invalid", hint="send a plain tar, or one of gzip")
+        archive = data if isinstance(data, bytes) else await gathered(data)
+        await asyncio.to_thread(check_archive, archive, compression)
+        if not compression:
+            archive = headed(archive)
+        await self._file(TAR_IN, path, str(len(archive)), COMPRESSIONS[compression], stdin=archive)
+
+    async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """A plain tar of a directory's contents."""
+        return await self._file(TAR_OUT, path, limit=max_bytes)
+
+    async def tar_out_to(
+        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
+    ) -> int:
+        """The same in one piece."""
+        data = await self.tar_out(path, max_bytes=max_bytes)
+        await sink(data)
+        return len(data)

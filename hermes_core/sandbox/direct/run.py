@@ -1,0 +1,195 @@
+"""One command in the direct mode: started by `sh`, its streams kept apart, ended at its time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from hermes_core.errors import ChannelLost, CommandError, InfraError
+from hermes_core.sandbox.contract import Channel
+from hermes_core.sandbox.direct import sh as shell
+from hermes_core.sandbox.guest.output import HeadTail
+from hermes_core.sandbox.results import CommandResult
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.direct.client import DirectClient
+
+GRACE_S = 2.0
+"""Seconds between TERM and KILL at a time limit."""
+
+LOOKS = 20
+"""How often within the grace period it is found out whether anything is left."""
+
+
+def exit_or_signal(status: int) -> tuple[int | None, int | None]:
+    """A shell's status as exit code or signal; sh does not tell 128 + n from signal n, and signals are likelier."""
+    return (None, status - 128) if 128 < status <= 192 else (status, None)
+
+
+async def _reason(channel: Channel) -> str | None:
+    """Why a script of ours ended before its time; None if it was killed."""
+    try:
+        status = await channel.wait()
+    except ChannelLost:  # a signal ended it, as it does when the sandbox ends
+        return None
+    return (channel.stderr_tail.strip()[-500:] or f"status {status}") if 0 < status < 128 else None
+
+
+class Run:
+    """One command on its way: two channels, as sh gives no other way to keep its streams apart.
+
+    Args:
+        mark: what everything that the slot starts carries in its environment, followed by the command's number.
+        scratch: the slot's directory for what is ours.
+    """
+
+    def __init__(
+        self, client: DirectClient, argv: list[str], cwd: str, env: dict[str, str], *, mark: str, scratch: str
+    ) -> None:
+        self._client = client
+        number = client.next_number()
+        self.mark = f"{mark}{number};"
+        self.cwd = cwd
+        self._argv = argv
+        self._env = {**env, "HERMES_DIRECT_HELPER": self.mark}
+        self._fifo = f"{scratch}/run/{number}"
+        self._token = shell.new_token()
+        self._timed_out = False
+
+    async def result(self, stdin: bytes, timeout_s: float | None, limit: int, merge: bool) -> CommandResult:
+        """Run it to its end.
+
+        Args:
+            limit: bytes that are kept of each stream.
+            merge: its standard error goes where its standard output does.
+
+        Raises:
+            CommandError: it could not be started.
+            InfraError: the sandbox can't be reached.
+        """
+        began = time.monotonic()
+        out, err = HeadTail(limit), HeadTail(limit)
+        try:
+            outcome = await self._streams(stdin, timeout_s, out, None if merge else err)
+        except BaseException:
+            self._client.work.spawn(self._kill_all(), "kill a command that was given up")
+            raise
+        exit_code, signal = exit_or_signal(int(outcome.rest))
+        if signal in (9, 15) and not self._timed_out:
+            await self._client.confirm_alive()
+        return CommandResult(
+            exit_code=exit_code,
+            signal=signal,
+            timed_out=self._timed_out,
+            stdout=out.value(),
+            stderr=err.value(),
+            stdout_bytes=out.total,
+            stderr_bytes=err.total,
+            stdout_truncated=out.truncated,
+            stderr_truncated=err.truncated,
+            duration_s=time.monotonic() - began,
+        )
+
+    async def _streams(
+        self, stdin: bytes, timeout_s: float | None, out: HeadTail, err: HeadTail | None
+    ) -> shell.Outcome:
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = None if err is None else group.create_task(self._stderr(err))
+                clock = None if timeout_s is None else group.create_task(self._clock(timeout_s))
+                outcome = await group.create_task(self._stdout(stdin, out, err is None))
+                if reading is not None:
+                    await asyncio.wait([reading])
+                if clock is not None and not self._timed_out:
+                    clock.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return outcome
+
+    async def open_background(self) -> tuple[Channel, str, bytes]:
+        """Start it with both streams in one, and an input without end.
+
+        Returns:
+            Its channel, the token that its output ends with, and what has come of that by now.
+
+        Raises:
+            CommandError: it could not be started.
+            InfraError: the sandbox can't be reached.
+        """
+        channel = None
+        try:
+            channel = await self._open_stdout("-", merge=True)
+            return channel, self._token, await self._begun(channel)
+        except BaseException as error:
+            self._client.work.spawn(self._kill_all(), "kill a command that was given up")
+            if channel is not None:
+                await channel.aclose()
+            if isinstance(error, ChannelLost):
+                await self._client.check_alive(error)
+            raise
+
+    async def _begun(self, channel: Channel) -> bytes:
+        """What has come of its output by the time that it is known to run.
+
+        Raises:
+            CommandError: it could not be started; so nobody will ever write to what is read as its standard error.
+        """
+        try:
+            return await shell.begun(channel, self._token, cwd=self.cwd, program=self._argv[0])
+        except shell.Ended as error:
+            reason = await _reason(channel)
+            if reason is None:
+                await self._client.confirm_alive(error)
+                raise CommandError("the command was killed before it had begun", code="killed") from error
+            raise CommandError(f"the command could not be started: {reason}", code="spawn") from error
+
+    async def _open_stdout(self, stdin_size: str, *, merge: bool) -> Channel:
+        """Open its channel.
+
+        Args:
+            stdin_size: how many bytes of input follow; `-` for as many as there will be.
+        """
+        args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._client.session, *self._argv]
+        channel = await self._client.open(shell.COMMAND, args, self._env)
+        await shell.send(channel, f"{self._token}\n".encode())
+        return channel
+
+    async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> shell.Outcome:
+        channel = await self._open_stdout(str(len(stdin)), merge=merge)
+        try:
+            await shell.send(channel, stdin)
+            return await shell.until_token(channel, self._token, out.feed, await self._begun(channel))
+        except shell.Ended:  # it killed its own shell: its doing, not ours
+            return shell.Outcome("exit", str(128 + 9))
+        except ChannelLost as error:
+            await self._client.check_alive(error)
+            raise
+        finally:
+            await channel.aclose()
+
+    async def _stderr(self, err: HeadTail) -> None:
+        channel = await self._client.open(shell.STDERR, [self._fifo], self._env)
+        try:
+            await shell.until_token(channel, self._token, err.feed)
+        except shell.Ended:
+            pass
+        finally:
+            await channel.aclose()
+
+    async def _clock(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
+        self._timed_out = True
+        mark = f"HERMES_DIRECT={self.mark}"
+        await self._client.kill(mark, "TERM", rounds=1)
+        for _ in range(LOOKS):
+            if not await self._client.is_there(mark):
+                return
+            await asyncio.sleep(GRACE_S / LOOKS)
+        await self._client.kill(mark, "KILL")
+
+    async def _kill_all(self) -> None:
+        try:
+            await self._client.kill(f"={self.mark}", "KILL")
+        except InfraError:
+            return  # the release of the slot will find out

@@ -1,0 +1,401 @@
+"""The driver's end of a guest: one channel at a time, many requests in flight, resumed when the channel is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraError, PolicyError, SandboxLost
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
+from hermes_core.sandbox.guest import wire
+from hermes_core.sandbox.guest_client.commands import RemoteCommands, error_from_guest
+from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings, Line, greet
+from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream
+
+__all__ = ["PREPARE", "GuestClient", "GuestSettings"]
+
+logger = logging.getLogger(__name__)
+
+PREPARE = -1
+"""The index of the preparation user's slot."""
+HELLO_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 30.0
+"""How long the guest may take to kill and remove everything when it is told to end the sandbox. What it leaves there, a
+provider may not be able to remove."""
+FIRST_ATTEMPTS = 3
+"""Tries at a guest that has never answered: what stops it then will not pass by itself."""
+_ACK_AT_ONCE = 16 << 10
+_ACK_BATCH = 64
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A request that is not answered yet; sent again on every new channel."""
+
+    header: dict[str, Any]
+    body: bytes
+    answer: asyncio.Future[tuple[dict[str, Any], bytes]]
+    output: OutputStream | None = None
+    input: InputPump | None = None
+
+
+class GuestClient:
+    """Speaks to the guest of one sandbox. Made by `start`, ended by `aclose`.
+
+    A lost channel is not a lost sandbox: another is opened, every unanswered request is asked again (the guest does
+    nothing twice) and every stream goes on at its byte offset. `lost` is set, and everything pending fails with
+    `SandboxLost`, once the sandbox has ended or could not be reached for as long as it would wait for us.
+    """
+
+    missing: tuple[str, ...] = ()
+
+    def __init__(self, sandbox: Sandbox, settings: GuestSettings) -> None:
+        self.sandbox = sandbox
+        self.settings = settings
+        self.granted = Isolation.SHARED
+        self.own_users = False
+        self.processors = 1
+        self.lost = asyncio.Event()
+        self._pending: dict[str, _Pending] = {}
+        self._session_id = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
+        self._outbox: deque[bytes] = deque()
+        self._outbox_filled = asyncio.Event()
+        self._acks: list[str] = []
+        self._heard = time.monotonic()
+        self._first_hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._runner: asyncio.Task[None] | None = None
+        self._closing = False
+        self._ending = False
+        self.life = settings.take_over if isinstance(settings.take_over, GuestLife) else None
+        """Which guest it is, once it has said hello."""
+        self._reason: HermesError | None = None
+
+    @classmethod
+    async def start(cls, sandbox: Sandbox, settings: GuestSettings) -> Self:
+        """Start the guest of this sandbox, or join the one that is there.
+
+        Raises:
+            PolicyError: the sandbox can't grant the isolation, or another driver holds it.
+            NoPythonError: the sandbox has no python3; `DirectClient` is for those.
+            SandboxLost, ChannelLost: it could not be reached.
+        """
+        client = cls(sandbox, settings)
+        # Lives as long as the client, which `aclose` ends: no task group of a caller's spans that.
+        client._runner = asyncio.create_task(client._serve(), name=f"guest {sandbox.id}")
+        try:
+            await client._greeted_within(HELLO_TIMEOUT_S)
+        except BaseException:
+            await client.aclose()
+            raise
+        return client
+
+    async def _greeted_within(self, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.shield(self._first_hello)
+        except TimeoutError as error:
+            raise ChannelLost(f"the guest did not answer within {limit_s:.0f} s", sandbox_id=self.sandbox.id) from error
+        if self.granted < self.settings.isolation:
+            message = f"the sandbox grants isolation {self.granted.label!r} only, not {self.settings.isolation.label!r}"
+            raise PolicyError(
+                message, hint="ask for a weaker level, or use another backend", sandbox_id=self.sandbox.id
+            )
+
+    async def aclose(self, *, end_sandbox: bool = False) -> None:
+        """Let go of the channel; with `end_sandbox` the guest kills everything and ends the sandbox. Idempotent."""
+        if end_sandbox and self._runner is not None and not self._runner.done() and not self._closing:
+            self._ending = True
+            self._post({"op": "end"})
+            # Not for `lost`: `asyncio.run` cancels every task at its end, what would set that included.
+            await asyncio.wait([self._runner], timeout=END_TIMEOUT_S)
+        self._closing = True
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.wait([self._runner])
+        self._fail_all(SandboxLost("the connection to the sandbox was closed", sandbox_id=self.sandbox.id))
+        if self._first_hello.done() and not self._first_hello.cancelled():
+            self._first_hello.exception()
+        self._first_hello.cancel()
+
+    # --- slots ------------------------------------------------------------------------------------------------------
+
+    async def open_slot(self, index: int) -> str:
+        """Make a slot ready; its workspace directory as seen from inside. Idempotent."""
+        header, _ = await self.call({"op": "open_slot", "slot": index})
+        return str(header["workspace"])
+
+    def commands(self, index: int) -> SlotCommands:
+        """The commands of an opened slot; `PREPARE` is the preparation user's."""
+        if index == PREPARE:
+            workspace = f"{self.settings.workspace_base}/prepared"
+        else:
+            workspace = f"{self.settings.workspace_base}/slot_{index}"
+        return RemoteCommands(self, index, workspace)
+
+    async def kill_slot(self, index: int, *, forget: bool = False) -> None:
+        """Every process of the slot is dead when this returns; its files stay, and unless `forget` its logs do.
+
+        Raises:
+            SlotLost: that could not be proved; the slot is quarantined.
+        """
+        await self.call({"op": "recycle", "slot": index, "wipe": False, "forget": forget})
+
+    async def reset_slot(self, index: int) -> None:
+        """Kill, prove, empty the directories, and have the slot ready for its next lease.
+
+        Raises:
+            SlotLost: it could not be proved clean; the slot is quarantined.
+        """
+        await self.call({"op": "recycle", "slot": index, "wipe": True})
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        header: dict[str, Any],
+        body: bytes = b"",
+        *,
+        output: OutputStream | None = None,
+        input: InputPump | None = None,  # noqa: A002
+    ) -> tuple[dict[str, Any], bytes]:
+        """Ask the guest, across lost channels, and give its answer. Cancelling kills what the request started.
+
+        Raises:
+            SandboxLost: the sandbox is gone.
+            HermesError: what the guest refused, as the error of its kind.
+        """
+        if self.lost.is_set() or self._closing:
+            raise self._lost_error()
+        identity = f"{self._session_id}-{next(self._numbers)}"
+        header["id"] = identity
+        try:
+            frame = wire.encode(header, body)
+        except wire.FrameError as error:
+            raise CommandError(f"the request is too large: {error}", code="too_large") from error
+        pending = _Pending(header, body, asyncio.get_running_loop().create_future(), output, input)
+        self._pending[identity] = pending
+        self._send(frame)
+        for end in (output, input):
+            if end is not None:
+                end.attach(identity, self._post)
+        if input is not None:
+            input.resume()
+        try:
+            answer, data = await pending.answer
+        except asyncio.CancelledError:
+            # Even if the answer is here: what was started would otherwise live on, known to nobody.
+            if identity in self._pending or identity in self._acks:
+                self._post({"op": "cancel", "id": identity})
+            raise
+        if "error" in answer:
+            raise error_from_guest(answer["error"], self.sandbox.id, header.get("slot"))
+        return answer, data
+
+    def _post(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        self._send(wire.encode(header, body))
+
+    def _send(self, frame: bytes) -> None:
+        self._outbox.append(frame)
+        self._outbox_filled.set()
+
+    # --- the channel ------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Keep a channel open until the sandbox is lost or we are closed."""
+        try:
+            while not self._closing:
+                line = await self._reach()
+                try:
+                    # A task of its own: Python 3.11.2's task groups leave the task that they failed in marked as being
+                    # cancelled, and `asyncio.timeout` in it then ends in CancelledError.
+                    await asyncio.create_task(self._session(line), name=f"channel of {self.sandbox.id}")
+                except ChannelLost as error:
+                    if self._ending:
+                        raise SandboxLost("the sandbox was ended", sandbox_id=self.sandbox.id) from error
+                    logger.info("sandbox %s: channel lost, opening another: %s", self.sandbox.id, error)
+                finally:
+                    await line.channel.aclose()
+        except HermesError as error:
+            self._give_up(error)
+        except Exception as error:
+            logger.exception("sandbox %s: the guest client failed", self.sandbox.id)
+            self._give_up(InfraError(f"the guest client failed: {error!r}", sandbox_id=self.sandbox.id))
+
+    async def _reach(self) -> Line:
+        """A channel whose guest has said hello; tried until the guest would have given us up."""
+        delay = 0.02
+        for attempt in itertools.count(1):
+            try:
+                return await self._open()
+            except ChannelLost as error:
+                if self.life is None and attempt == FIRST_ATTEMPTS:
+                    raise
+                await self._check_alive(error)
+                logger.info("sandbox %s: not reached, trying again: %s", self.sandbox.id, error)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 1.0)
+        raise AssertionError("unreachable")
+
+    async def _check_alive(self, cause: ChannelLost) -> None:
+        """Raise `SandboxLost` if there is no use in trying again."""
+        if time.monotonic() - self._heard > self.settings.orphan_ttl_s:
+            message = f"the sandbox could not be reached for {self.settings.orphan_ttl_s:.0f} s"
+            raise SandboxLost(message, sandbox_id=self.sandbox.id) from cause
+        try:
+            status = await self.sandbox.status()
+        except InfraError as error:  # its provider is out of reach too, which says nothing of the sandbox
+            logger.info("sandbox %s: its status is not known: %s", self.sandbox.id, error)
+            return
+        if status is not SandboxStatus.RUNNING:
+            raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
+
+    async def _open(self) -> Line:
+        silent = time.monotonic() - self._heard
+        limit = HELLO_TIMEOUT_S if self.life is None else max(1.0, self.settings.orphan_ttl_s - silent)
+        line, greeting = await greet(
+            self.sandbox, self.settings, self._session_id, join=self.life is not None, limit_s=limit
+        )
+        try:
+            self._greeted(greeting)
+        except BaseException:
+            await line.channel.aclose()
+            raise
+        return line
+
+    def _greeted(self, header: dict[str, Any]) -> None:
+        life = GuestLife(str(header["instance"]), str(header["boot"]), int(header["began"]))
+        if self.life not in (None, life):
+            raise SandboxLost("there is another guest in the sandbox now", sandbox_id=self.sandbox.id)
+        self.life = life
+        self.granted = Isolation(header["granted"])
+        self.own_users = header["mechanism"] != "shared"
+        self.processors = int(header["processors"])
+        self._heard = time.monotonic()
+        # A new channel: whatever was on its way on the old one is said again; the guest does nothing twice.
+        self._outbox.clear()
+        self._acks = [identity for identity in header["known"] if identity not in self._pending]
+        for pending in list(self._pending.values()):
+            again = dict(pending.header)
+            if pending.output is not None:
+                again["have"] = pending.output.received
+            self._post(again, pending.body)
+            if pending.input is not None:
+                pending.input.resume()
+            if pending.answer.cancelled():
+                self._post({"op": "cancel", "id": pending.header["id"]})
+        if self._ending:
+            self._post({"op": "end"})
+        if not self._first_hello.done():
+            self._first_hello.set_result(None)
+
+    async def _session(self, line: Line) -> None:
+        """Serve one channel until it is lost."""
+        lost: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(line))
+                tasks.create_task(self._write(line.channel))
+                tasks.create_task(self._beat())
+        except* HermesError as group:
+            lost = group.exceptions[0]
+        if lost is not None:  # raised out here, as Python 3.11.2 wraps what is raised in there into another group
+            raise lost
+
+    async def _read(self, line: Line) -> None:
+        while (frame := await line.next()) is not None:
+            self._heard = time.monotonic()
+            try:
+                self._dispatch(*frame)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ChannelLost(f"a frame that is not understood: {error!r}", sandbox_id=self.sandbox.id) from error
+        raise ChannelLost("the channel ended", sandbox_id=self.sandbox.id)
+
+    def _dispatch(self, header: dict[str, Any], body: bytes) -> None:
+        event = header["ev"]
+        if event == "pong":
+            return
+        identity = str(header["id"])
+        pending = self._pending.get(identity)
+        if event == "done":
+            self._settle(identity, pending, header, body)
+        elif pending is None:
+            return
+        elif event == "out" and pending.output is not None:
+            pending.output.feed(int(header["off"]), body)
+        elif event == "taken" and pending.input is not None:
+            pending.input.taken(int(header["off"]))
+
+    def _settle(self, identity: str, pending: _Pending | None, header: dict[str, Any], body: bytes) -> None:
+        if pending is not None:
+            if pending.output is not None:
+                if "out" in header and header["out"][0][1] > pending.output.received:
+                    raise ChannelLost("an answer came before the end of its stream", sandbox_id=self.sandbox.id)
+                pending.output.end()
+            del self._pending[identity]
+            if not pending.answer.done():
+                pending.answer.set_result((header, body))
+        # The guest may forget this answer: said with the next batch, at once if it is a large one.
+        self._acks.append(identity)
+        if len(body) > _ACK_AT_ONCE or len(self._acks) >= _ACK_BATCH:
+            self._post_acks()
+
+    def _post_acks(self) -> None:
+        if self._acks:
+            self._post({"op": "ack", "ids": self._acks})
+            self._acks = []
+
+    async def _write(self, channel: Channel) -> None:
+        while True:
+            await self._outbox_filled.wait()
+            self._outbox_filled.clear()
+            while self._outbox:
+                if len(self._outbox) > 1:
+                    batch = b"".join(self._outbox)
+                    self._outbox.clear()
+                else:
+                    batch = self._outbox.popleft()
+                await channel.write(batch)
+
+    async def _beat(self) -> None:
+        """Tell the guest that we live, and find out when it can't be heard any more."""
+        interval = wire.beat_interval_s(self.settings.orphan_ttl_s)
+        while True:
+            self._post_acks()
+            self._post({"op": "ping"})
+            await asyncio.sleep(interval)
+            silent = time.monotonic() - self._heard
+            if silent > wire.silence_s(self.settings.orphan_ttl_s):
+                raise ChannelLost(f"nothing heard for {silent:.1f} s", sandbox_id=self.sandbox.id)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _give_up(self, error: HermesError) -> None:
+        self._reason = error
+        self.lost.set()
+        if not self._first_hello.done():
+            self._first_hello.set_exception(error)
+        self._fail_all(error)
+
+    def _lost_error(self) -> SandboxLost:
+        message = "the sandbox is gone" + (f": {self._reason.message}" if self._reason is not None else "")
+        error = SandboxLost(message, hint="acquire another slot", sandbox_id=self.sandbox.id)
+        error.__cause__ = self._reason
+        return error
+
+    def _fail_all(self, cause: HermesError) -> None:
+        self._reason = self._reason or cause
+        for pending in self._pending.values():
+            if pending.output is not None:
+                pending.output.end()
+            if not pending.answer.done():
+                pending.answer.set_exception(self._lost_error())
+        self._pending.clear()

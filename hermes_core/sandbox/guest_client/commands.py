@@ -1,0 +1,418 @@
+"""The commands of one slot, spoken to the guest: `SlotCommands` as frames."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hermes_core.errors import CommandError, HermesError, InfraError, PolicyError, SlotLost, SlotUnclean
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Compression
+from hermes_core.sandbox.guest.output import HeadTail
+from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
+from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream, background, fed, once
+from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.guest_client.client import GuestClient
+
+Answer = tuple[dict[str, Any], bytes]
+GRACE_S = 2.0
+"""Seconds between TERM and KILL at a time limit."""
+MAX_SCRIPT = 8 << 20
+MAX_BUFFER = 8 << 20
+MAX_PATH = 4096
+MAX_ARGUMENTS = 1536 << 10
+MAX_SIDE = 1000
+"""Rows or columns of a terminal at most."""
+LONGEST_WAIT_S = 3600.0
+"""How long a log is waited for at most, before an empty answer."""
+_LABEL = 2000
+"""Characters of a background process's command that are listed."""
+_JOINED_AT_ONCE = 4 << 20
+"""Bytes up to which the pieces of a stream are put together on the event loop: 100 MB would stall it for 50 ms."""
+_HINTS = {
+    "isolation": "ask for a weaker level, or use another backend",
+    "driver": "take over the lease if that driver is dead",
+    "lease": "create a sandbox of your own",
+}
+
+
+def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None) -> HermesError:
+    """The typed error for what the guest says."""
+    message, code = str(error.get("message")), str(error.get("code"))
+    slot_id = None if slot is None else f"slot_{slot}"
+    match error.get("kind"):
+        case "command":
+            return CommandError(message, code=code, slot_id=slot_id)
+        case "policy":
+            return PolicyError(message, hint=_HINTS.get(code), sandbox_id=sandbox_id)
+        case _ if code in ("unclean", "unready"):
+            lost = SlotUnclean if code == "unclean" else SlotLost
+            return lost(message, hint="it is quarantined with its sandbox", sandbox_id=sandbox_id, slot_id=slot_id)
+        case _:
+            return InfraError(message, sandbox_id=sandbox_id, slot_id=slot_id)
+
+
+class RemoteCommands:
+    """`SlotCommands` over a guest. Documented there."""
+
+    def __init__(self, client: GuestClient, index: int, workspace_dir: str) -> None:
+        self._client = client
+        self._index = index
+        self._workspace_dir = workspace_dir
+
+    @property
+    def workspace_dir(self) -> str:
+        """The slot's workspace, as seen from inside the sandbox."""
+        return self._workspace_dir
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        timeout_s: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        merge_stderr: bool = False,
+        spool: bool = False,
+        pty: WindowSize | None = None,
+    ) -> CommandResult:
+        """Run a command to its end."""
+        if output_limit <= 0:
+            raise CommandError(f"output_limit must be above 0, not {output_limit}", code="invalid")
+        header = {"op": "exec", "limit": output_limit, "merge": merge_stderr, "grace": GRACE_S, "spool": spool}
+        header |= _launch(command, cwd, env, pty)
+        if timeout_s is not None:
+            header["timeout"] = _seconds("timeout_s", timeout_s)
+        script = _script(command)
+        try:
+            if output_limit > CAPTURE_LIMIT:
+                return await self._run_streamed(header, script, stdin, output_limit)
+            return _command_result(*await self._exec(header | {"mode": "capture"}, script, stdin))
+        except CommandError as error:
+            if error.code != "killed":
+                raise
+            return CommandResult(exit_code=None, signal=9, stderr=error.message.encode())
+
+    async def _run_streamed(
+        self, header: dict[str, Any], script: bytes, stdin: bytes | AsyncIterator[bytes] | None, output_limit: int
+    ) -> CommandResult:
+        """Standard output under the window, so that a result of many megabytes never delays a neighbour."""
+        stream, kept = OutputStream(), HeadTail(output_limit)
+        async with background(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
+            async for piece in stream:
+                kept.feed(piece)
+            result = _command_result(*await call)
+        return replace(result, stdout=kept.value(), stdout_truncated=kept.truncated)
+
+    async def _exec(
+        self,
+        header: dict[str, Any],
+        script: bytes,
+        stdin: bytes | AsyncIterator[bytes] | None,
+        output: OutputStream | None = None,
+    ) -> Answer:
+        """Run with input of any size: small ones travel with the request."""
+        header |= {"slot": self._index, "script": len(script)}
+        if stdin is None:
+            return await self._client.call(header, script, output=output)
+        header["input"] = True
+        if isinstance(stdin, bytes) and len(stdin) <= CHUNK:
+            header["eof"] = True
+            return await self._client.call(header, script + stdin, output=output)
+        pump = InputPump(once(stdin) if isinstance(stdin, bytes) else stdin)
+        return await fed(self._client.call(header, script, input=pump, output=output), pump.run())
+
+    # --- background processes ---------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        buffer_bytes: int = 200_000,
+        spool: bool = False,
+        pty: WindowSize | None = None,
+    ) -> ProcessStatus:
+        """Start a background process."""
+        if not 0 <= buffer_bytes <= MAX_BUFFER:
+            raise CommandError(f"buffer_bytes must be between 0 and {MAX_BUFFER}, not {buffer_bytes}", code="invalid")
+        label = command if isinstance(command, str) else " ".join(command)
+        script = _script(command)
+        header = {
+            "op": "start",
+            "slot": self._index,
+            "limit": buffer_bytes,
+            "script": len(script),
+            "label": label[:_LABEL],
+            "spool": spool,
+        }
+        answer, _ = await self._client.call(header | _launch(command, cwd, env, pty), script)
+        return _process_status(answer["process"])
+
+    async def processes(self) -> Sequence[ProcessStatus]:
+        """The slot's background processes, oldest first."""
+        answer, _ = await self._client.call({"op": "processes", "slot": self._index})
+        return [_process_status(process) for process in answer["processes"]]
+
+    async def poll(self, process_id: str) -> ProcessStatus:
+        """One background process."""
+        return await self._about("poll", process_id)
+
+    async def log(
+        self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
+    ) -> LogChunk:
+        """Its output from a byte offset on."""
+        header = {
+            "op": "log",
+            "slot": self._index,
+            "process": process_id,
+            "offset": max(0, offset),
+            "limit": max(0, limit),
+            "wait": None if wait_s is None else _seconds("wait_s", min(wait_s, LONGEST_WAIT_S), least=0.0),
+        }
+        answer, data = await self._client.call(header)
+        return LogChunk(data, answer["offset"], answer["total"], answer["dropped"], answer["running"])
+
+    async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
+        """Wait for its end, or until the time limit."""
+        timeout = None if timeout_s is None else _seconds("timeout_s", timeout_s, least=0.0)
+        return await self._about("wait", process_id, timeout=timeout)
+
+    async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
+        """Write to its standard input; the number of bytes taken."""
+        taken = 0
+        while True:
+            part = data[taken : taken + WINDOW]
+            last = taken + len(part) == len(data)
+            header = {"op": "write", "slot": self._index, "process": process_id, "eof": eof and last}
+            answer, _ = await self._client.call(header, part)
+            taken += int(answer["taken"])
+            if last or answer["taken"] < len(part):
+                return taken
+
+    async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
+        """Give its terminal another size."""
+        return await self._about("resize", process_id, pty=_size(size))
+
+    async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
+        """TERM, then KILL after the grace period, to it and all that it started."""
+        return await self._about("kill", process_id, grace=_seconds("grace_s", grace_s, least=0.0) or 0.0)
+
+    async def _about(self, op: str, process_id: str, **arguments: Any) -> ProcessStatus:
+        header = {"op": op, "slot": self._index, "process": process_id, **arguments}
+        answer, _ = await self._client.call(header)
+        return _process_status(answer["process"])
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
+        """Up to `limit` bytes of a regular file from `offset`."""
+        if offset < 0 or limit < 0:
+            raise CommandError("offset and limit must not be negative", code="invalid")
+        data, result = await self._stream(
+            "read", {"path": _path(path), "offset": offset, "limit": min(limit, MAX_FILE_BYTES)}
+        )
+        return FileContent(data=data, offset=offset, size=int(result["size"]))
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
+        """Replace or extend a file; all of it or an error."""
+        await self._builtin("write", {"path": _path(path), "size": len(data), "mode": mode, "append": append}, data)
+
+    async def stat(self, path: str) -> FileStat:
+        """What the path is."""
+        result, _ = await self._builtin("stat", {"path": _path(path)})
+        return FileStat(**result["stat"])
+
+    async def list_dir(
+        self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
+    ) -> Sequence[FileStat]:
+        """The entries of a directory, sorted by path."""
+        arguments = {"path": _path(path), "recursive": recursive, "max_entries": max_entries}
+        data, _ = await self._stream("list", arguments)
+        return [FileStat(**entry) for entry in json.loads(data)]
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file or a directory tree."""
+        await self._builtin("remove", {"path": _path(path), "recursive": recursive})
+
+    async def clear(self, keep: Sequence[str] = ()) -> None:
+        """Remove all files of the slot, but for some entries of its workspace."""
+        await self._builtin("clear", {"keep": list(keep)})
+
+    async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
+        """Unpack a tar stream below a directory."""
+        await self._builtin("tar_in", {"path": _path(path), "compression": compression}, data)
+
+    async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """A plain tar of a directory's contents."""
+        data, _ = await self._stream("tar_out", {"path": _path(path), "max_bytes": max_bytes})
+        return data
+
+    async def tar_out_to(
+        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
+    ) -> int:
+        """The same, piece by piece."""
+        size, _ = await self._stream_to("tar_out", {"path": _path(path), "max_bytes": max_bytes}, sink)
+        return size
+
+    async def _builtin(
+        self, name: str, arguments: Mapping[str, Any], stdin: bytes | AsyncIterator[bytes] | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        header = {"op": "exec", "mode": "capture", "limit": 1 << 20, "builtin": name, "args": arguments}
+        result = _command_result(*await self._exec(header, b"", stdin))
+        return self._outcome(name, result), result.stdout
+
+    async def _stream(self, name: str, arguments: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+        """What a file operation gives, in one."""
+        pieces: list[bytes] = []
+
+        async def keep(piece: bytes) -> None:
+            pieces.append(piece)
+
+        size, outcome = await self._stream_to(name, arguments, keep)
+        data = await asyncio.to_thread(_joined, pieces) if size > _JOINED_AT_ONCE else _joined(pieces)
+        return data, outcome
+
+    async def _stream_to(
+        self, name: str, arguments: Mapping[str, Any], sink: Callable[[bytes], Awaitable[object]]
+    ) -> tuple[int, dict[str, Any]]:
+        """A file operation whose data flows under the window, so that a large one never delays a neighbour."""
+        stream = OutputStream()
+        header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
+        async with background(self._client.call(header, output=stream)) as call:
+            async for piece in stream:
+                await sink(piece)
+            result = _command_result(*await call)
+        return stream.received, self._outcome(name, result)
+
+    def _outcome(self, name: str, result: CommandResult) -> dict[str, Any]:
+        """What a file operation says of itself on standard error."""
+        slot_id = f"slot_{self._index}"
+        try:
+            outcome: dict[str, Any] = json.loads(result.stderr)
+            if outcome.get("ok"):
+                return outcome
+            message, code = str(outcome["message"]), str(outcome["code"])
+        except (ValueError, KeyError, AttributeError, RecursionError) as error:  # killed, or not what we wrote
+            text = result.error_text[-500:] or f"it ended with status {result.returncode}"
+            code = "killed" if result.signal == signal.SIGKILL else "failed"
+            raise CommandError(f"{name} failed: {text}", code=code, slot_id=slot_id) from error
+        raise CommandError(f"{name}: {message}", code=code, slot_id=slot_id)
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    """All of them in one; the list is emptied. Copying many bytes lets go of the interpreter's lock."""
+    data = b"".join(pieces)
+    pieces.clear()
+    return data
+
+
+def _path(path: str) -> str:
+    if "\0" in path or not path:
+        raise CommandError(f"not a path: {path!r}", code="invalid", hint="a path has at least one character and no NUL")
+    if len(_encoded(path)) > MAX_PATH:
+        raise CommandError(f"the path is too long: {path[:100]!r}…", code="invalid")
+    return path
+
+
+def _seconds(name: str, value: float, *, least: float | None = None) -> float | None:
+    """A time limit as it is sent: above zero, or at least `least`; None for one without end."""
+    if math.isnan(value) or (value <= 0 if least is None else value < least):
+        raise CommandError(f"{name} must be a number of seconds above zero, not {value}", code="invalid")
+    return None if math.isinf(value) else value
+
+
+def _script(command: str | Sequence[str]) -> bytes:
+    if not isinstance(command, str):
+        return b""
+    if "\0" in command:
+        raise CommandError("the command contains a NUL byte", code="invalid", hint="write binary data to a file first")
+    script = _encoded(command)
+    if len(script) > MAX_SCRIPT:
+        message = f"the command is {len(script)} bytes long"
+        raise CommandError(message, code="too_large", hint="write it to a file and run that")
+    return script
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise CommandError(f"there are no bytes for {text[:100]!r}: {error.reason}", code="invalid") from error
+
+
+def _size(size: WindowSize) -> list[int]:
+    if not (1 <= size.rows <= MAX_SIDE and 1 <= size.columns <= MAX_SIDE):
+        message = f"a terminal has 1 to {MAX_SIDE} rows and columns, not {size.rows} and {size.columns}"
+        raise CommandError(message, code="invalid")
+    return [size.rows, size.columns]
+
+
+def _launch(
+    command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None, pty: WindowSize | None
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {} if pty is None else {"pty": _size(pty)}
+    if not isinstance(command, str):
+        fields["argv"] = list(command)
+        if not fields["argv"]:
+            raise CommandError("the command is empty", code="invalid")
+    if cwd:
+        fields["cwd"] = _path(cwd)
+    if env:
+        fields["env"] = dict(env)
+    words = [*fields.get("argv", ()), cwd or "", *(env or {}).keys(), *(env or {}).values()]
+    if any("\0" in word for word in words):
+        raise CommandError("an argument, the directory or a variable contains a NUL byte", code="invalid")
+    if sum(len(_encoded(word)) for word in words) > MAX_ARGUMENTS:
+        raise CommandError("the arguments and variables are too long", code="too_large", hint="use standard input")
+    return fields
+
+
+def _command_result(answer: Mapping[str, Any], data: bytes) -> CommandResult:
+    streams, start = [], 0
+    for size, total, truncated in answer["out"]:
+        streams.append((data[start : start + size], total, truncated))
+        start += size
+    stdout, stderr = streams[0], streams[1] if len(streams) > 1 else (b"", 0, False)
+    return CommandResult(
+        exit_code=answer.get("exit"),
+        signal=answer.get("signal"),
+        timed_out=bool(answer["timed_out"]),
+        stdout=stdout[0],
+        stderr=stderr[0],
+        stdout_bytes=stdout[1],
+        stderr_bytes=stderr[1],
+        stdout_truncated=bool(stdout[2]),
+        stderr_truncated=bool(stderr[2]),
+        duration_s=float(answer["duration"]),
+        spool_path=answer.get("spool"),
+    )
+
+
+def _process_status(process: Mapping[str, Any]) -> ProcessStatus:
+    return ProcessStatus(
+        process_id=process["id"],
+        command=process["command"],
+        cwd=process["cwd"],
+        pid=process["pid"],
+        started_at=process["started"],
+        running=process["running"],
+        exit_code=process.get("exit"),
+        signal=process.get("signal"),
+        output_bytes=process["bytes"],
+        uptime_s=process["uptime"],
+        left_killed=process["left"],
+        pty=None if process["pty"] is None else WindowSize(*process["pty"]),
+        spool_path=process["spool"],
+    )

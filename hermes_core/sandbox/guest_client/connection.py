@@ -1,0 +1,153 @@
+"""Reaching a guest: a channel on which it has been greeted, and the frames that come over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hermes_core.errors import ChannelLost, HermesError, NoPythonError, SandboxLost
+from hermes_core.sandbox.contract import Channel, Isolation, Network, Sandbox
+from hermes_core.sandbox.guest import wire
+from hermes_core.sandbox.guest_client.bundle import NO_GUEST, TOO_OLD, guest_argv, payload
+from hermes_core.sandbox.guest_client.commands import error_from_guest
+
+_READ_BYTES = 1 << 18
+_NO_PYTHON = (TOO_OLD, 126, 127)
+
+
+@dataclass(frozen=True)
+class GuestLife:
+    """Which guest it is, so that none is taken for another: a process id alone names nobody for long."""
+
+    instance: str
+    """Random, of this one guest."""
+    boot_id: str
+    """Of the kernel that it runs on, by `/proc/sys/kernel/random/boot_id`."""
+    began: int
+    """When it started, in clock ticks since that kernel did."""
+
+
+@dataclass(frozen=True)
+class GuestSettings:
+    """What the driver tells a guest once, when it starts."""
+
+    lease_id: str
+    driver_id: str
+    isolation: Isolation
+    slots: int
+    workspace_base: str
+    state_dir: str
+    orphan_ttl_s: float
+    uid_base: int | None = None
+    max_processes: int = 512
+    env: Mapping[str, str] = field(default_factory=dict)
+    inherit: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    """Those of the inherited variables whose values are masked in output."""
+    has_secrets: bool = False
+    """Whether the sandbox's own variables have secrets among them, these or others."""
+    visible_paths: tuple[str, ...] = ()
+    network: Network = Network.OPEN
+    take_over: GuestLife | Literal["silent"] | None = None
+    """Which guest of a dead driver's this one goes on with. `silent` is whichever there is, once its driver is silent;
+    None takes over nothing."""
+    restored: bool = False
+    """Whether the sandbox's files are a snapshot's."""
+
+
+class Line:
+    """A channel whose guest has been greeted, and what of its frames has arrived."""
+
+    def __init__(self, channel: Channel, sandbox_id: str) -> None:
+        self.channel = channel
+        self._sandbox_id = sandbox_id
+        self._decoder = wire.Decoder()
+        self._frames: deque[tuple[dict[str, Any], bytes]] = deque()
+
+    async def next(self) -> tuple[dict[str, Any], bytes] | None:
+        """The next frame; None at the end of the stream."""
+        while not self._frames:
+            data = await self.channel.read(1 << 18)
+            if not data:
+                return None
+            try:
+                self._frames.extend(self._decoder.feed(data))
+            except wire.FrameError as error:
+                raise ChannelLost(f"garbage on the channel: {error}", sandbox_id=self._sandbox_id) from error
+        return self._frames.popleft()
+
+
+async def greet(
+    sandbox: Sandbox, settings: GuestSettings, session: str, *, join: bool, limit_s: float
+) -> tuple[Line, dict[str, Any]]:
+    """Open a channel to the sandbox's guest and say hello; the line, and its answer.
+
+    Args:
+        session: one id per client. The guest keeps a session's requests across channels, and no other's.
+        join: never start a guest.
+
+    Raises:
+        ChannelLost: that did not work; it may the next time.
+        HermesError: it never will.
+    """
+    channel: Channel | None = None
+    try:
+        async with asyncio.timeout(limit_s):
+            channel = await sandbox.open(guest_argv(settings.state_dir, join=join))
+            line = Line(channel, sandbox.id)
+            answer = await _ask(line, payload() + _hello(settings, session))
+            if answer is None:
+                raise await _no_greeting(channel, sandbox.id)
+        if answer[0].get("ev") != "hello":
+            raise error_from_guest(answer[0].get("error", {}), sandbox.id, None)
+    except BaseException as error:
+        if channel is not None:
+            await channel.aclose()
+        if isinstance(error, TimeoutError):
+            raise ChannelLost(f"the guest did not answer within {limit_s:.0f} s", sandbox_id=sandbox.id) from error
+        raise
+    return line, answer[0]
+
+
+async def _ask(line: Line, words: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """The first frame that comes back; None if the other side is gone, before or after it has heard all of it."""
+    try:
+        await line.channel.write(words)
+    except ChannelLost:
+        return None
+    return await line.next()
+
+
+def _hello(settings: GuestSettings, session: str) -> bytes:
+    config = {
+        "lease_id": settings.lease_id,
+        "isolation": int(settings.isolation),
+        "slots": settings.slots,
+        "workspace_base": settings.workspace_base,
+        "orphan_ttl_s": settings.orphan_ttl_s,
+        "uid_base": settings.uid_base,
+        "max_processes": settings.max_processes,
+        "env": dict(settings.env),
+        "inherit": list(settings.inherit),
+        "secrets": list(settings.secrets),
+        "visible_paths": list(settings.visible_paths),
+        "restored": settings.restored,
+    }
+    hello = {"op": "hello", "driver": settings.driver_id, "session": session, "config": config}
+    whom = settings.take_over.instance if isinstance(settings.take_over, GuestLife) else settings.take_over
+    return wire.encode(hello | {"take_over": whom or ""})
+
+
+async def _no_greeting(channel: Channel, sandbox_id: str) -> HermesError:
+    """Why the guest's bridge ended without a word."""
+    status = await channel.wait()
+    words = channel.stderr_tail.strip()[-2000:]
+    if status == NO_GUEST:
+        message = "its guest is dead, and with it the slots" + (f"; its last words: {words}" if words else "")
+        return SandboxLost(message, hint="acquire another slot", sandbox_id=sandbox_id)
+    if status in _NO_PYTHON:
+        return NoPythonError(words or "there is no python3 in it", sandbox_id=sandbox_id)
+    return ChannelLost(f"the guest's bridge ended with status {status}: {words}", sandbox_id=sandbox_id)

@@ -1,0 +1,1 @@
+"""Slots as leases: a pool and what it is made of."""

@@ -1,0 +1,215 @@
+"""The checkpoint of a driver: which sandboxes it holds for whom, so that another can take them over after its death.
+
+What runs in them is not in it: that their guests know, and tell whoever holds the lease.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hermes_core.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.contract import Isolation, SandboxConfig
+    from hermes_core.sandbox.pool.leases import Member
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT, LOCK = "processes.json", "processes.lock"
+VERSION: Literal[1] = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class SavedWatch(_Model):
+    """A subscription to a process, and what of it has been delivered."""
+
+    interval_s: float
+    offset: int = 0
+    """Bytes of its output that were delivered."""
+    ended: bool = False
+    """Whether its end was."""
+    delivered: float = 0.0
+    """When that was, in seconds since the epoch; 0 is never."""
+
+
+class SavedLease(_Model):
+    """A slot of a sandbox, and whose it is."""
+
+    trajectory_id: str
+    watches: dict[str, SavedWatch] = Field(default_factory=dict)
+    """By process."""
+
+
+class SavedSandbox(_Model):
+    """A sandbox, and all that proves that it is still the same one."""
+
+    backend: str
+    sandbox_id: str
+    lease_id: str
+    profile: str
+    config: dict[str, Any]
+    """The profile's settings."""
+    isolation: str
+    instance: str
+    boot_id: str
+    began: int
+    """Of its guest: `hermes_core.sandbox.guest_client.connection.GuestLife`."""
+    leases: dict[int, SavedLease] = Field(default_factory=dict)
+    """By slot."""
+
+
+class _File(_Model):
+    version: Literal[1]
+    owner: str
+    sandboxes: list[SavedSandbox]
+    unsettled: dict[str, str] = Field(default_factory=dict)
+    """The leases of sandboxes that are being made or ended, and their backends."""
+
+
+class Checkpoint:
+    """`processes.json` in a directory, locked for as long as this is open; a context manager.
+
+    It is replaced as a whole at each change, by a rename: after `kill -9` it is the old one or the new one. The lock is
+    the kernel's, so that it dies with its holder, and no process id has to be trusted.
+
+    Args:
+        folder: made if need be, for its user only.
+        owner: whose the sandboxes are, if there is no file yet; else the file says it.
+
+    Raises:
+        UsageError: another driver that lives uses the directory, or it can't be used.
+        ConfigError: the file in it is none that this version understands.
+    """
+
+    def __init__(self, folder: Path, owner: str) -> None:
+        self.path = folder / CHECKPOINT
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"can't use {folder} for the checkpoint: {error.strerror}", hint="name another") from error
+        try:
+            self._take_lock(folder)
+            saved = _read(self.path)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self.owner = owner if saved is None else saved.owner
+        self.sandboxes: dict[str, SavedSandbox] = {}
+        """By lease."""
+        self.left: dict[str, str] = {}
+        """Leases of sandboxes that an earlier driver was making or ending when it died, and their backends."""
+        self._unsettled: dict[str, str] = {}
+        if saved is not None:
+            self.sandboxes = {each.lease_id: each for each in saved.sandboxes}
+            self.left = saved.unsettled
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another driver have the directory; the file stays, unless there is nothing in it. Idempotent."""
+        if self._lock < 0:
+            return
+        if not (self.sandboxes or self.left or self._unsettled):
+            self.path.unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = -1
+
+    def save(self) -> None:
+        """Write what is known now. A disk that does not take it is complained of, and ends nothing."""
+        if self._lock < 0:
+            return
+        sandboxes, unsettled = list(self.sandboxes.values()), self.left | self._unsettled
+        content = _File(version=VERSION, owner=self.owner, sandboxes=sandboxes, unsettled=unsettled)
+        new = self.path.with_suffix(".new")
+        try:
+            new.write_text(content.model_dump_json(indent=1), encoding="utf-8")
+            new.chmod(0o600)
+            new.replace(self.path)
+        except OSError as error:
+            log.error("%s was not written, and after a crash now sandboxes could not be found: %s", self.path, error)
+
+    def record(self, backend: str, isolation: Isolation, member: Member, config: SandboxConfig) -> None:
+        """Write what is true now of a sandbox, if it can be taken over."""
+        life = member.client.life
+        if life is None:
+            return
+        self._unsettled.pop(member.lease_id, None)
+        self.sandboxes[member.lease_id] = SavedSandbox(
+            backend=backend,
+            sandbox_id=member.sandbox.id,
+            lease_id=member.lease_id,
+            profile=config.name,
+            config=config.model_dump(mode="json", exclude_unset=True),
+            isolation=isolation.label,
+            instance=life.instance,
+            boot_id=life.boot_id,
+            began=life.began,
+            leases={
+                lease.seat.index: SavedLease(trajectory_id=lease.slot.trajectory_id or "", watches=lease.watches)
+                for lease in member.leases
+                if lease.release is None
+            },
+        )
+        self.save()
+
+    def note(self, backend: str, lease_id: str) -> None:
+        """Write that a sandbox of this lease is about to be made, or ended: should we die now, the next one ends it."""
+        self.sandboxes.pop(lease_id, None)
+        self._unsettled[lease_id] = backend
+        self.save()
+
+    def settle(self, lease_id: str) -> None:
+        """Write that there is no sandbox of this lease any more."""
+        if self._unsettled.pop(lease_id, None) is not None:
+            self.save()
+
+    def give_up(self, saved: SavedSandbox) -> None:
+        """Write that a sandbox can't be taken over any more: what is left under its lease is to be ended."""
+        self.sandboxes.pop(saved.lease_id, None)
+        self.left[saved.lease_id] = saved.backend
+        self.save()
+
+    def _take_lock(self, folder: Path) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            message = f"another driver that lives uses {folder}"
+            raise UsageError(message, hint="wait for its end, or name another directory") from error
+
+
+def saved_in(path: Path) -> list[SavedSandbox]:
+    """What a checkpoint says that may be another driver's: to be shown, not to be used.
+
+    Raises:
+        ConfigError: it is none that this version understands.
+    """
+    saved = _read(path)
+    return [] if saved is None else saved.sandboxes
+
+
+def _read(path: Path) -> _File | None:
+    try:
+        return _File.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{error.error_count()} things in it are wrong"
+        raise ConfigError(
+            f"{path} can't be used as a checkpoint: {reason}",
+            hint="if another version wrote it, let that one end what it holds; else remove the file, and"
+            " `hermes-rl ps` lists the sandboxes that it may have been about",
+        ) from error

@@ -1,0 +1,327 @@
+"""Seats and leases: what a pool keeps per slot, and the commands that a lease gives until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Isolation, Sandbox
+from hermes_core.sandbox.results import (
+    CommandResult,
+    FileContent,
+    FileStat,
+    LogChunk,
+    ProcessStatus,
+    Slot,
+)
+from hermes_core.sandbox.single_flight import SingleFlight
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.guest_client.connection import GuestLife
+    from hermes_core.sandbox.pool.checkpoint import SavedWatch
+    from hermes_core.sandbox.pool.pool import Pool
+
+PREPARE = -1
+"""The index of the preparation user, whose commands no slot can meddle with."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Client(Protocol):
+    """What runs a sandbox's slots: the guest's client, or the direct mode where there is no Python."""
+
+    granted: Isolation
+    own_users: bool
+    """Whether slots have users, or user namespaces, that are not the sandbox's own."""
+    processors: int
+    """How many the sandbox may use."""
+    lost: asyncio.Event
+    missing: tuple[str, ...]
+    """What can't be done in this sandbox, in words; empty with a guest."""
+    life: GuestLife | None
+    """Which guest it is; None where there is none."""
+
+    async def open_slot(self, index: int) -> str:
+        """Make the slot ready (idempotent); its workspace directory."""
+
+    def commands(self, index: int) -> SlotCommands:
+        """What can be done in the slot, or as the preparation user (index -1)."""
+
+    async def kill_slot(self, index: int, *, forget: bool = False) -> None:
+        """Every process of the slot is dead when it returns; with `forget`, nobody will ask for those that were."""
+
+    async def reset_slot(self, index: int) -> None:
+        """Make the slot ready for its next lease. `SlotLost` if it can't be proved clean."""
+
+    async def aclose(self, *, end_sandbox: bool = False) -> None:
+        """End the connection, and the sandbox with it if asked to."""
+
+
+class Turns:
+    """So many turns at a time; or one that has all of them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._each = asyncio.Semaphore(count)
+        self._all = asyncio.Lock()
+
+    @asynccontextmanager
+    async def hold(self, *, alone: bool = False) -> AsyncIterator[None]:
+        """Hold a turn while the block runs, or every one."""
+        async with AsyncExitStack() as stack:
+            if alone:
+                await stack.enter_async_context(self._all)  # two that had half of them would wait for each other
+            for _ in range(self._count if alone else 1):
+                await stack.enter_async_context(self._each)
+            yield
+
+
+@dataclass(eq=False)
+class Member:
+    """One sandbox of a pool, with its seats."""
+
+    sandbox: Sandbox
+    client: Client
+    processors: Turns
+    """One turn for each processor that its profile and its host give it."""
+    vacant: list[Seat] = field(default_factory=list)
+    """Seats that a lease can have."""
+    lease_id: str = ""
+    """Under which it was made: whoever knows it can take the sandbox over from a dead driver."""
+    kept: bool = False
+    """Whether it is to live on without us."""
+    leases: set[Lease] = field(default_factory=set)
+    """The others, those being opened or reset included."""
+    idle_since: float = 0.0
+    """The loop's time at which its last lease ended."""
+    draining: bool = False
+    """No new leases; ended when the last of its leases has ended."""
+    quarantined: bool = False
+    """Draining, as it can't be trusted any more."""
+    lost: InfraError | None = None
+    """Why it can't be reached any more."""
+    expiry: asyncio.TimerHandle | None = None
+    """Due when the end of its life is near."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its pool is done with it, or has lost it."""
+    restored: bool = False
+    """Made from a snapshot, or taken over: what it holds of preparations may be complete already."""
+    preparations: SingleFlight[str] = field(default_factory=lambda: SingleFlight("the preparation", keep=True))
+    """The directories that were, or are being, prepared in it: by key and whether it is private."""
+
+
+@dataclass(eq=False)
+class Seat:
+    """One slot of a sandbox, over all of its leases."""
+
+    member: Member
+    index: int
+    slot_id: str
+    workspace_dir: str = ""
+    """Known once the slot has been opened."""
+    generation: int = 0
+    dirty: bool = False
+    """Whether its last lease was released without a reset."""
+
+
+@dataclass(eq=False)
+class Lease:
+    """One trajectory's hold on a seat: from the moment it was chosen until the slot is ready for the next."""
+
+    pool: Pool
+    seat: Seat
+    slot: Slot
+    verification: bool
+    state: dict[str, Any] = field(default_factory=dict)
+    """The tools' own memory of this trajectory."""
+    watches: dict[str, SavedWatch] = field(default_factory=dict)
+    """Subscriptions to its background processes."""
+    executing: int = 0
+    """Tool calls that run now."""
+    release: asyncio.Task[None] | None = None
+    """The work that ends it, once begun."""
+
+    @property
+    def member(self) -> Member:
+        """The sandbox that it is on."""
+        return self.seat.member
+
+    @property
+    def commands(self) -> SlotCommands:
+        """What can be done in the slot, until the lease ends."""
+        return LeasedCommands(self, self.member.client.commands(self.seat.index))
+
+    def check(self) -> None:
+        """Raise if the lease can't be used (any more).
+
+        Raises:
+            StaleSlotError: it was released.
+            SandboxLost: its sandbox is gone.
+        """
+        if self.release is not None:
+            raise stale(self.slot)
+        if (error := self.member.lost) is not None:
+            raise located(SandboxLost(error.message, hint=error.hint), self.slot) from error
+
+    async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something in the slot, on behalf of this lease.
+
+        Raises:
+            StaleSlotError: the lease was released, before or meanwhile.
+            InfraError: the sandbox or the way to it failed; carries the ids.
+        """
+        self.check()
+        try:
+            outcome = await function(*args, **kwargs)
+        except InfraError as error:
+            # Work that the release itself cut off is not a failure of the sandbox.
+            if self.release is not None:
+                raise stale(self.slot) from error
+            raise located(error, self.slot).with_traceback(error.__traceback__) from error.__cause__
+        if self.release is not None:
+            raise stale(self.slot)
+        return outcome
+
+
+def new_member(sandbox: Sandbox, client: Client, slots: int, cpu: float | None, *, restored: bool = False) -> Member:
+    """A sandbox with all of its seats vacant. Their ids are unique as the sandbox's is, and good file names."""
+    processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
+    member = Member(sandbox, client, Turns(processors), restored=restored)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", sandbox.id)
+    if name != sandbox.id:
+        name = f"{name}-{hashlib.sha256(sandbox.id.encode()).hexdigest()[:8]}"
+    member.vacant = [Seat(member, index, f"{name}_slot_{index}") for index in range(slots)]
+    return member
+
+
+def new_lease(pool: Pool, seat: Seat, trajectory_id: str | None, *, verification: bool) -> Lease:
+    """Begin the next lease of a vacant seat."""
+    member = seat.member
+    seat.generation += 1
+    slot = Slot(
+        slot_id=seat.slot_id,
+        sandbox_id=member.sandbox.id,
+        profile=pool.profile,
+        workspace_dir=seat.workspace_dir,
+        generation=seat.generation,
+        isolation=member.client.granted.label,
+        trajectory_id=trajectory_id,
+    )
+    lease = Lease(pool, seat, slot, verification)
+    member.vacant.remove(seat)
+    member.leases.add(lease)
+    return lease
+
+
+def located(error: InfraError, slot: Slot) -> InfraError:
+    """The error, with the slot's ids where it has none. Another object: who waited for one attempt have the same."""
+    own = error.twin()
+    own.sandbox_id = error.sandbox_id or slot.sandbox_id
+    own.slot_id = error.slot_id or slot.slot_id
+    own.trajectory_id = error.trajectory_id or slot.trajectory_id
+    return own
+
+
+def stale(slot: Slot) -> StaleSlotError:
+    """The error for a handle whose lease has ended."""
+    return StaleSlotError(
+        f"lease {slot.generation} of this slot was released",
+        hint="acquire a slot and use its handle; a handle is good for one lease",
+        slot_id=slot.slot_id,
+        sandbox_id=slot.sandbox_id,
+        trajectory_id=slot.trajectory_id,
+    )
+
+
+class LeasedCommands:
+    """`SlotCommands` for as long as a lease lives: refused after its release, and errors carry its ids."""
+
+    def __init__(self, lease: Lease, commands: SlotCommands) -> None:
+        self._lease = lease
+        self._commands = commands
+
+    @property
+    def workspace_dir(self) -> str:
+        """The directory that relative paths start at."""
+        return self._commands.workspace_dir
+
+    async def run(self, *args: Any, **kwargs: Any) -> CommandResult:
+        """`SlotCommands.run`."""
+        return await self._lease.call(self._commands.run, *args, **kwargs)
+
+    async def start(self, *args: Any, **kwargs: Any) -> ProcessStatus:
+        """`SlotCommands.start`."""
+        return await self._lease.call(self._commands.start, *args, **kwargs)
+
+    async def processes(self) -> Sequence[ProcessStatus]:
+        """`SlotCommands.processes`."""
+        return await self._lease.call(self._commands.processes)
+
+    async def poll(self, process_id: str) -> ProcessStatus:
+        """`SlotCommands.poll`."""
+        return await self._lease.call(self._commands.poll, process_id)
+
+    async def log(self, *args: Any, **kwargs: Any) -> LogChunk:
+        """`SlotCommands.log`."""
+        return await self._lease.call(self._commands.log, *args, **kwargs)
+
+    async def wait(self, *args: Any, **kwargs: Any) -> ProcessStatus:
+        """`SlotCommands.wait`."""
+        return await self._lease.call(self._commands.wait, *args, **kwargs)
+
+    async def write(self, *args: Any, **kwargs: Any) -> int:
+        """`SlotCommands.write`."""
+        return await self._lease.call(self._commands.write, *args, **kwargs)
+
+    async def resize(self, *args: Any, **kwargs: Any) -> ProcessStatus:
+        """`SlotCommands.resize`."""
+        return await self._lease.call(self._commands.resize, *args, **kwargs)
+
+    async def kill(self, *args: Any, **kwargs: Any) -> ProcessStatus:
+        """`SlotCommands.kill`."""
+        return await self._lease.call(self._commands.kill, *args, **kwargs)
+
+    async def read_file(self, *args: Any, **kwargs: Any) -> FileContent:
+        """`SlotCommands.read_file`."""
+        return await self._lease.call(self._commands.read_file, *args, **kwargs)
+
+    async def write_file(self, *args: Any, **kwargs: Any) -> None:
+        """`SlotCommands.write_file`."""
+        await self._lease.call(self._commands.write_file, *args, **kwargs)
+
+    async def stat(self, path: str) -> FileStat:
+        """`SlotCommands.stat`."""
+        return await self._lease.call(self._commands.stat, path)
+
+    async def list_dir(self, *args: Any, **kwargs: Any) -> Sequence[FileStat]:
+        """`SlotCommands.list_dir`."""
+        return await self._lease.call(self._commands.list_dir, *args, **kwargs)
+
+    async def remove(self, *args: Any, **kwargs: Any) -> None:
+        """`SlotCommands.remove`."""
+        await self._lease.call(self._commands.remove, *args, **kwargs)
+
+    async def clear(self, *args: Any, **kwargs: Any) -> None:
+        """`SlotCommands.clear`."""
+        await self._lease.call(self._commands.clear, *args, **kwargs)
+
+    async def tar_in(self, *args: Any, **kwargs: Any) -> None:
+        """`SlotCommands.tar_in`."""
+        await self._lease.call(self._commands.tar_in, *args, **kwargs)
+
+    async def tar_out(self, *args: Any, **kwargs: Any) -> bytes:
+        """`SlotCommands.tar_out`."""
+        return await self._lease.call(self._commands.tar_out, *args, **kwargs)
+
+    async def tar_out_to(self, *args: Any, **kwargs: Any) -> int:
+        """`SlotCommands.tar_out_to`."""
+        return await self._lease.call(self._commands.tar_out_to, *args, **kwargs)

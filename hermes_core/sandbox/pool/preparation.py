@@ -1,0 +1,142 @@
+"""Things made once per sandbox and read by its slots: single-flight, all or nothing."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SetupFailed, UsageError
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.direct.client import DirectClient
+from hermes_core.sandbox.pool.leases import PREPARE, Member
+
+log = logging.getLogger(__name__)
+
+Build = Callable[[SlotCommands, str], Awaitable[None]]
+"""Fills a new, empty directory (its absolute path), with the commands of the preparation user."""
+
+COMMAND_TIMEOUT_S = 1800.0
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def check_key(key: str) -> str:
+    """The key, if it can be a file's name.
+
+    Raises:
+        UsageError: it can't.
+    """
+    if not _KEY.fullmatch(key):
+        raise UsageError(
+            f"{key!r} can't be the key of a preparation",
+            hint="use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit",
+        )
+    return key
+
+
+class NewSandbox:
+    """A sandbox that nobody has had a slot of, for what is prepared in it while its network is open.
+
+    Attributes:
+        sandbox_id: the sandbox.
+        image: what it was made from, if its profile says so.
+        commands: those of the preparation user; also as `preparation`.
+    """
+
+    def __init__(self, work: Background, member: Member, image: str | None) -> None:
+        self.sandbox_id = member.sandbox.id
+        self.image = image
+        self.commands = self.preparation = member.client.commands(PREPARE)
+        self._work = work
+        self._member = member
+
+    async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
+        """As `LeasedSlot.prepare`: whatever asks for this key later gets the directory that is made here."""
+        return await prepare(self._work, self._member, check_key(key), as_build(build), private=private)
+
+
+def as_build(build: Build | str | Sequence[str]) -> Build:
+    """A function that fills a directory, or shell commands that do, as a function."""
+    return build if callable(build) else partial(_run_all, [build] if isinstance(build, str) else build)
+
+
+async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str) -> None:
+    for line in lines:
+        done = await commands.run(line, cwd=directory, timeout_s=COMMAND_TIMEOUT_S, merge_stderr=True)
+        if not done.ok:
+            raise SetupFailed(f"preparing failed with {done.returncode}: {line[:200]}\n{done.text[-2000:]}".rstrip())
+
+
+async def prepare(work: Background, member: Member, key: str, build: Build, *, private: bool) -> str:
+    """The directory that `build` filled, once per sandbox and key.
+
+    All who ask while it is being built wait for that attempt and get its error; after a failure, or when the last of
+    those waiting is cancelled, the directory is gone, and the next call tries again.
+    """
+    if private and isinstance(member.client, DirectClient) and member.client.granted is not Isolation.SHARED:
+        raise PolicyError(
+            "without a guest nothing can be hidden from the slot of a sandbox",
+            hint="use an image with python3 (3.7 or later), and no slot_user: root",
+            sandbox_id=member.sandbox.id,
+        )
+    attempt = partial(_attempt, member, check_key(key), build, private=private)
+    return await member.preparations.get(work, attempt, (key, private))
+
+
+async def _attempt(member: Member, key: str, build: Build, *, private: bool) -> str:
+    kind = "private" if private else "shared"
+    directory = f"{member.sandbox.workspace_base}/prepared/{kind}/{key}"
+    mark = f"{member.sandbox.workspace_base}/prepared/{kind}/.done.{key}"
+    commands = member.client.commands(PREPARE)
+    if member.restored and await _is_there(commands, mark):
+        return directory
+    for path in (mark, directory):
+        await _remove(commands, path)  # what an attempt of an earlier driver left
+    made = await commands.run(["mkdir", "-p", "--", directory])
+    if not made.ok:
+        raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=member.sandbox.id)
+    try:
+        await build(commands, directory)
+        if not private:
+            await _protect(commands, directory)
+        await commands.write_file(mark, b"")
+    except BaseException:
+        await _undo(commands, directory)
+        raise
+    return directory
+
+
+async def _is_there(commands: SlotCommands, path: str) -> bool:
+    try:
+        await commands.stat(path)
+    except CommandError as error:
+        if error.code != "not_found":
+            raise
+        return False
+    return True
+
+
+async def _protect(commands: SlotCommands, directory: str) -> None:
+    """Take from others the right to write, which an archive or an installer may have given: every slot will use it."""
+    done = await commands.run(["chmod", "-R", "go-w", "--", directory])
+    if not done.ok:
+        raise ProvisionError(f"can't protect {directory}: {done.error_text.strip()[-500:]}")
+
+
+async def _undo(commands: SlotCommands, directory: str) -> None:
+    try:
+        await _remove(commands, directory)
+    except HermesError as error:
+        log.warning("the failed preparation %s was not removed: %s", directory, error)
+
+
+async def _remove(commands: SlotCommands, directory: str) -> None:
+    try:
+        await commands.remove(directory, recursive=True)
+    except CommandError as error:
+        if error.code != "not_found":
+            raise

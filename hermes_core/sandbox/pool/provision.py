@@ -1,0 +1,430 @@
+"""Sandboxes made and ended: creation that survives lost answers, the guest started in it, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, cast
+
+from hermes_core.errors import InfraError, NoPythonError, PolicyError, ProvisionError
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.contract import (
+    Backend,
+    CanAttach,
+    CanSnapshot,
+    Isolation,
+    Network,
+    Sandbox,
+    SandboxConfig,
+    SandboxSpec,
+    SlotUser,
+)
+from hermes_core.sandbox.direct.client import DirectClient
+from hermes_core.sandbox.pool.adoption import LeftBehind, new_lease
+from hermes_core.sandbox.pool.cost import Meter
+from hermes_core.sandbox.pool.leases import PREPARE, Client, Member, new_member
+from hermes_core.sandbox.pool.preparation import NewSandbox
+from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sandbox
+from hermes_core.sandbox.single_flight import SingleFlight
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.guest_client.client import GuestSettings
+    from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
+
+log = logging.getLogger(__name__)
+
+END_LIMIT_S = 60.0
+"""How long the end of a sandbox may take before it is left to its dead-man switch, in seconds."""
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 15.0
+"""The pause between two attempts doubles from the first to the longest, in seconds."""
+
+KeepTrying = Callable[[Exception], bool]
+SetUp = Callable[[Member], Awaitable[None]]
+
+ClientFactory = Callable[[Sandbox, "GuestSettings"], Awaitable[Client]]
+
+PrepareSandbox = Callable[[NewSandbox], Awaitable[None]]
+"""Puts into a new sandbox what its slots will need and can't get: they have no network."""
+
+
+async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
+    """Start the guest in a sandbox.
+
+    Raises:
+        NoPythonError: the sandbox has no Python.
+        PolicyError: the isolation asked for can't be had there.
+        InfraError: the sandbox can't be reached.
+    """
+    from hermes_core.sandbox.guest_client.client import (
+        GuestClient,  # the guest's source is read when it is first needed
+    )
+
+    return await GuestClient.start(sandbox, settings)
+
+
+def retryable(error: Exception) -> bool:
+    """Whether trying again may help."""
+    return isinstance(error, InfraError) and getattr(error, "retryable", True)
+
+
+class Provisioner:
+    """Makes the sandboxes of one tool backend, at most `max_creating` of them at a time.
+
+    Args:
+        prepare: prepares each new sandbox of a profile whose network is `setup`, or the one that the others of a
+            profile with snapshots are made from.
+        take_over: whether sandboxes that an earlier driver of this owner left are taken over.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        isolation: Isolation,
+        owner: str,
+        max_creating: int = 4,
+        start_client: ClientFactory = start_guest,
+        prepare: PrepareSandbox | None = None,
+        take_over: bool = False,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.backend = backend
+        self.checkpoint = checkpoint
+        self.isolation = isolation
+        self._owner = owner
+        self._driver_id = uuid.uuid4().hex
+        self._creating = asyncio.Semaphore(max_creating)
+        self._start_client = start_client
+        self._prepare = prepare
+        attaches = take_over and checkpoint is None and backend.capabilities.attach
+        self._work = Background()
+        self._left_behind = LeftBehind(backend, owner if attaches else None, self._work)
+        self._snapshots: dict[str, str] = {}
+        self._making: SingleFlight[str] = SingleFlight("the snapshot")
+        self._trying: defaultdict[str, list[KeepTrying]] = defaultdict(list)
+
+    def check(self, config: SandboxConfig) -> None:
+        """Refuse what the backend does not declare.
+
+        Raises:
+            PolicyError: it can't grant the isolation or the network policy.
+            ConfigError: the profile's settings are of another backend, or contradict each other.
+        """
+        check_profile(self.backend, self.isolation, config, prepares=self._prepare is not None)
+        self.backend.note_profile(config)
+
+    async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> Member:
+        """A sandbox with its client, ready for leases: one that an earlier driver left, or a new one.
+
+        A `create` whose answer was lost is repeated under the same lease, which gives the sandbox that it made.
+        Cancelled or failed, this leaves no sandbox behind.
+
+        Args:
+            meter: counts what is made.
+            keep_trying: asked after each failure that may pass, whether to try again.
+
+        Raises:
+            InfraError, PolicyError, ConfigError: as the backend or the guest said it.
+        """
+        if config.network is not Network.SETUP and not config.snapshot:
+            again = config.slot_user is not SlotUser.ROOT  # of those, none serves a second lease
+            lease_id = await self._left_behind.take(config, self.isolation) if again else None
+            member = None if lease_id is None else await self._take_over(config, meter, lease_id)
+            return member or await self._new(config, meter, keep_trying)
+        if not self.backend.capabilities.snapshot:
+            return await self._new(config, meter, keep_trying, set_up=partial(self._prepare_and_cut, config))
+        snapshot_id = await self._snapshot(config, meter, keep_trying)
+        if config.network is Network.SETUP:
+            config = config.model_copy(update={"network": Network.NONE})
+        try:
+            return await self._new(config, meter, keep_trying, snapshot_id=snapshot_id)
+        except ProvisionError:
+            if self._snapshots.get(config.name) == snapshot_id:
+                del self._snapshots[config.name]  # it may be gone: the next one is made from another
+            raise
+
+    async def _new(
+        self,
+        config: SandboxConfig,
+        meter: Meter,
+        keep_trying: KeepTrying,
+        *,
+        snapshot_id: str | None = None,
+        set_up: SetUp | None = None,
+    ) -> Member:
+        """A new sandbox, tried until it succeeds or is not wanted any more."""
+        pause = FIRST_PAUSE_S
+        lease_id = self._new_lease(config)
+        while True:
+            sandbox = None
+            try:
+                async with self._creating:
+                    sandbox = await self._create(self._spec(config, lease_id), snapshot_id)
+                    meter.begin(sandbox.id)
+                    member = await self._connect(sandbox, config, lease_id, restored=snapshot_id is not None)
+                if set_up is not None:
+                    await self._set_up(member, set_up)
+                return member
+            except BaseException as error:
+                again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
+                if sandbox is not None:
+                    await self._end_sandbox(sandbox, lease_id, meter)
+                    if again:
+                        lease_id = self._new_lease(config)
+                elif not again:
+                    await self._sweep(lease_id)
+                if not again:
+                    raise
+            try:
+                await asyncio.sleep(pause)
+            except asyncio.CancelledError:
+                await self._sweep(lease_id)
+                raise
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _new_lease(self, config: SandboxConfig) -> str:
+        """A lease that the checkpoint, if there is one, names before there can be a sandbox of it."""
+        lease_id = new_lease(config, self.isolation)
+        if self.checkpoint is not None:
+            self.checkpoint.note(self.backend.name, lease_id)
+        return lease_id
+
+    async def _create(self, spec: SandboxSpec, snapshot_id: str | None) -> Sandbox:
+        if snapshot_id is None:
+            return await self.backend.create(spec)
+        return await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
+
+    async def _take_over(self, config: SandboxConfig, meter: Meter, lease_id: str) -> Member | None:
+        """The sandbox of an earlier driver's lease, emptied; None if there is none any more, or that driver lives."""
+        member = None
+        try:
+            async with self._creating:
+                sandbox = await self.backend.create(self._spec(config, lease_id))
+            member = await self._connect(sandbox, config, lease_id, restored=True, take_over="silent")
+            meter.begin(sandbox.id)
+            for seat in member.vacant:
+                await member.client.open_slot(seat.index)
+                await member.client.reset_slot(seat.index)
+        except BaseException as error:
+            if member is not None:
+                await self.end(member, meter)
+            if not isinstance(error, Exception):
+                raise
+            log.info("the sandbox of an earlier driver was not taken over: %s", error)
+            return None
+        log.info("sandbox %s was taken over from an earlier driver", member.sandbox.id)
+        return member
+
+    async def _snapshot(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> str:
+        """The snapshot of a prepared sandbox: made once, while all who want it wait.
+
+        A profile has one pool, and so all who wait have one meter. It is tried for as long as one of them keeps trying.
+        """
+        if (made := self._snapshots.get(config.name)) is not None:
+            return made
+        trying = self._trying[config.name]
+        trying.append(keep_trying)
+        try:
+            return await self._making.get(self._work, partial(self._make_snapshot, config, meter), config.name)
+        finally:
+            trying.remove(keep_trying)
+
+    async def _make_snapshot(self, config: SandboxConfig, meter: Meter) -> str:
+        """Prepare a sandbox, keep its files, and end it."""
+
+        def keep_trying(error: Exception) -> bool:
+            # A pool counts what it is asked: it is asked once, however many of its creations wait.
+            answers = [each(error) for each in dict.fromkeys(self._trying[config.name])]
+            return any(answers)
+
+        opened = config.model_copy(update={"network": Network.OPEN})
+        member = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
+        made = self._snapshots[config.name]
+        await self.end(member, meter)
+        return made
+
+    async def _set_up(self, member: Member, set_up: SetUp) -> None:
+        try:
+            await set_up(member)
+        except BaseException:
+            await member.client.aclose()
+            raise
+
+    async def _prepare_and_cut(self, config: SandboxConfig, member: Member) -> None:
+        """Prepare the sandbox with its network open, and cut that."""
+        await self._run_prepare(config, member)
+        await member.sandbox.cut_network()
+
+    async def _prepare_and_keep(self, config: SandboxConfig, member: Member) -> None:
+        """Prepare the sandbox, and keep its files."""
+        await self._run_prepare(config, member)
+        self._snapshots[config.name] = await cast(CanSnapshot, self.backend).snapshot(member.sandbox)
+
+    async def _run_prepare(self, config: SandboxConfig, member: Member) -> None:
+        assert self._prepare is not None
+        work = Background()
+        try:
+            await self._prepare(NewSandbox(work, member, config.image))
+        finally:
+            await work.aclose()
+
+    def _spec(self, config: SandboxConfig, lease_id: str) -> SandboxSpec:
+        from hermes_core.sandbox.anchor import anchor_command
+
+        return SandboxSpec(
+            lease_id=lease_id,
+            owner=self._owner,
+            config=config,
+            isolation=self.isolation,
+            command=tuple(anchor_command(f"{Sandbox.state_dir}/heartbeat", config.orphan_ttl_s)),
+            labels={"profile": config.name},
+        )
+
+    async def take_over(self, saved: SavedSandbox, config: SandboxConfig) -> Member:
+        """The sandbox of a driver that died, from where that one left it.
+
+        Raises:
+            SandboxLost: it has ended, or another one is in its place.
+            InfraError: it can't be reached.
+            PolicyError: the backend gives no handles on sandboxes that run already.
+        """
+        from hermes_core.sandbox.guest_client.connection import GuestLife
+
+        if not self.backend.capabilities.attach:
+            message = f"backend {self.backend.name!r} can't attach to a sandbox that runs already"
+            raise PolicyError(message, hint="`hermes-rl reap` ends what it has left")
+        sandbox = await cast(CanAttach, self.backend).attach(saved.sandbox_id)
+        life = GuestLife(saved.instance, saved.boot_id, saved.began)
+        settings = replace(self._settings(sandbox, config, saved.lease_id, restored=False), take_over=life)
+        return self._member(sandbox, await self._start_client(sandbox, settings), config, saved.lease_id)
+
+    def _member(
+        self, sandbox: Sandbox, client: Client, config: SandboxConfig, lease_id: str, *, restored: bool = False
+    ) -> Member:
+        slots = slots_per_sandbox(config, self.isolation)
+        member = new_member(sandbox, client, slots, config.cpu, restored=restored)
+        member.lease_id = lease_id
+        return member
+
+    def _settings(self, sandbox: Sandbox, config: SandboxConfig, lease_id: str, *, restored: bool) -> GuestSettings:
+        from hermes_core.sandbox.guest_client.client import GuestSettings
+
+        return GuestSettings(
+            lease_id=lease_id,
+            driver_id=self._driver_id,
+            isolation=self.isolation,
+            slots=slots_per_sandbox(config, self.isolation),
+            workspace_base=sandbox.workspace_base,
+            state_dir=sandbox.state_dir,
+            orphan_ttl_s=config.orphan_ttl_s,
+            uid_base=sandbox.uid_base,
+            max_processes=config.max_processes,
+            env=dict(config.env_vars),
+            inherit=config.slot_variables + config.slot_secrets,
+            secrets=config.slot_secrets,
+            has_secrets=config.has_secrets,
+            visible_paths=config.visible_paths,
+            network=Network.OPEN if config.network is Network.OPEN else Network.NONE,
+            restored=restored,
+        )
+
+    async def _connect(
+        self,
+        sandbox: Sandbox,
+        config: SandboxConfig,
+        lease_id: str,
+        *,
+        restored: bool,
+        take_over: Literal["silent"] | None = None,
+    ) -> Member:
+        settings = replace(self._settings(sandbox, config, lease_id, restored=restored), take_over=take_over)
+        client = await self._start(sandbox, settings, config)
+        try:
+            if config.slot_user is SlotUser.OWN and not client.own_users:
+                raise PolicyError(
+                    f"profile {config.name!r} has slot_user 'own', and the sandbox can give its slots no user",
+                    hint="that takes python3 (3.7 or later) in the image, and root as the sandbox's own user",
+                    sandbox_id=sandbox.id,
+                )
+            await client.open_slot(PREPARE)
+        except BaseException:
+            await client.aclose()
+            raise
+        return self._member(sandbox, client, config, lease_id, restored=restored)
+
+    async def _start(self, sandbox: Sandbox, settings: GuestSettings, config: SandboxConfig) -> Client:
+        """The guest; or the direct mode, where there is no Python, or a slot is root and could change the guest."""
+        if config.slot_user is SlotUser.ROOT:
+            return await DirectClient.start(sandbox, settings, as_root=True)
+        try:
+            return await self._start_client(sandbox, settings)
+        except NoPythonError:
+            if settings.take_over is not None:
+                raise
+            direct = await DirectClient.start(sandbox, settings)
+            log.warning("sandbox %s has no Python, commands go through sh: %s", sandbox.id, "; ".join(direct.missing))
+            return direct
+
+    async def aclose(self) -> None:
+        """Break off what is under way for several pools or creations. The sandboxes are whose they are."""
+        await self._work.aclose()
+
+    async def let_go(self, member: Member) -> None:
+        """Close the connection to a sandbox that lives on."""
+        try:
+            await member.client.aclose()
+        except Exception as error:
+            log.warning("the connection to sandbox %s was not closed cleanly: %r", member.sandbox.id, error)
+
+    def record(self, member: Member, config: SandboxConfig) -> None:
+        """Have the checkpoint, if there is one, say what is true now of a sandbox that can be taken over."""
+        if self.checkpoint is not None:
+            self.checkpoint.record(self.backend.name, self.isolation, member, config)
+
+    def forget(self, member: Member) -> None:
+        """The sandbox is about to be ended."""
+        if self.checkpoint is not None:
+            self.checkpoint.note(self.backend.name, member.lease_id)
+
+    async def end(self, member: Member, meter: Meter) -> None:
+        """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""
+        try:
+            async with asyncio.timeout(END_LIMIT_S):
+                await member.client.aclose(end_sandbox=member.lost is None)
+        except Exception as error:
+            log.warning("the connection to sandbox %s was not closed cleanly: %r", member.sandbox.id, error)
+        await self._end_sandbox(member.sandbox, member.lease_id, meter)
+
+    async def _end_sandbox(self, sandbox: Sandbox, lease_id: str, meter: Meter) -> None:
+        try:
+            async with asyncio.timeout(END_LIMIT_S):
+                await sandbox.terminate()
+        except Exception as error:
+            log.warning("sandbox %s could not be ended and will end itself: %r", sandbox.id, error)
+        else:
+            self._settle(lease_id)
+        finally:
+            meter.end(sandbox.id)
+
+    async def _sweep(self, lease_id: str) -> None:
+        """End the sandbox of a lease whose `create` gave no answer, if there is one."""
+        try:
+            async with asyncio.timeout(END_LIMIT_S):
+                for info in await self.backend.list(self._owner):
+                    if info.lease_id == lease_id:
+                        await self.backend.terminate_id(info.sandbox_id)
+        except Exception as error:
+            log.warning("could not look for the sandbox of lease %s, if any it will end itself: %r", lease_id, error)
+        else:
+            self._settle(lease_id)
+
+    def _settle(self, lease_id: str) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.settle(lease_id)

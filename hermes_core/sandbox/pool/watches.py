@@ -1,0 +1,108 @@
+"""Watches of background processes: what is new is delivered to whoever subscribed, now and then, and at their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hermes_core.errors import CommandError, InfraError, StaleSlotError
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.observers import Observers, tell
+from hermes_core.sandbox.pool.checkpoint import SavedWatch
+from hermes_core.sandbox.results import ProcessStatus, Slot
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.commands import SlotCommands
+    from hermes_core.sandbox.pool.leases import Lease
+
+log = logging.getLogger(__name__)
+
+LEAST_INTERVAL_S = 30.0
+"""Between two updates of one process, its end included."""
+MOST_BYTES = 64 << 10
+"""Of new output in one update: the newest."""
+
+
+@dataclass(frozen=True)
+class ProcessUpdate:
+    """What is new about a background process."""
+
+    trajectory_id: str
+    slot: Slot
+    status: ProcessStatus
+    """With `running` false, this is the last update."""
+    output: bytes
+    """What it has written since the update before, the newest part of it at least."""
+    offset: int
+    """Of `output` in all that it has written."""
+
+
+Subscriber = Callable[[ProcessUpdate], Awaitable[None]]
+
+
+class Watchers:
+    """The watches of one tool backend, and who hears of them.
+
+    What is delivered is recorded first, so that it is delivered once at most, whoever dies when.
+    """
+
+    def __init__(self, observers: Observers, least_interval_s: float = LEAST_INTERVAL_S) -> None:
+        self.subscribers: list[Subscriber] = []
+        self.least_interval_s = least_interval_s
+        self._observers = observers
+        self._work = Background()
+
+    def begin(self, lease: Lease, process_id: str, interval_s: float) -> float:
+        """Watch a process of the lease until its end, or the lease's; every so many seconds, which are returned."""
+        interval_s = max(interval_s, self.least_interval_s)
+        lease.watches[process_id] = SavedWatch(interval_s=interval_s)
+        lease.pool.record(lease)
+        self.go_on(lease, process_id)
+        return interval_s
+
+    def go_on(self, lease: Lease, process_id: str) -> None:
+        """Watch what a driver before us did, from where that one was."""
+        if not lease.watches[process_id].ended:
+            self._work.spawn(self._watch(lease, process_id), f"watch of {process_id}")
+
+    async def aclose(self) -> None:
+        """Deliver nothing more."""
+        await self._work.aclose()
+
+    async def _watch(self, lease: Lease, process_id: str) -> None:
+        watch, commands = lease.watches[process_id], lease.commands
+        try:
+            while not watch.ended:
+                due = (
+                    max(0.0, watch.delivered + watch.interval_s - time.time()) if watch.delivered else watch.interval_s
+                )
+                status = await commands.wait(process_id, timeout_s=min(due, watch.interval_s))
+                if not status.running and watch.delivered:
+                    await asyncio.sleep(min(watch.delivered + self.least_interval_s - time.time(), watch.interval_s))
+                await self._update(lease, commands, watch, process_id)
+        except (StaleSlotError, CommandError):
+            return  # it is nobody's any more
+        except InfraError as error:
+            log.warning("process %s is not watched any more: %s", process_id, error)
+
+    async def _update(self, lease: Lease, commands: SlotCommands, watch: SavedWatch, process_id: str) -> None:
+        status = await commands.poll(process_id)
+        offset = max(watch.offset, status.output_bytes - MOST_BYTES)
+        chunk = await commands.log(process_id, offset=offset, limit=status.output_bytes - offset)
+        watch.delivered = time.time()
+        if status.running and not chunk.data:
+            return
+        watch.offset, watch.ended = chunk.offset + len(chunk.data), not status.running
+        lease.pool.record(lease)
+        update = ProcessUpdate(lease.slot.trajectory_id or "", lease.slot, status, chunk.data, chunk.offset)
+        tell(self._observers.process_updated, update=update)
+        for subscriber in [*self.subscribers]:
+            try:
+                await subscriber(update)
+            except Exception:
+                log.exception("a subscriber to background processes failed")
+        watch.delivered = time.time()  # only now: writing it down, and a slow subscriber, are no part of the interval

@@ -1,0 +1,458 @@
+"""The tool backend: what callers see of sandboxes. Acquire a slot, call tools in it, release it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from hermes_core.errors import (
+    HermesError,
+    InfraError,
+    PolicyError,
+    SandboxLost,
+    UsageError,
+)
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.calls import ToolCalls, check_time_limit
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
+from hermes_core.sandbox.observers import Observers, Unobserved
+from hermes_core.sandbox.pool.cost import Usage
+from hermes_core.sandbox.pool.leases import PREPARE, Lease, LeasedCommands, stale
+from hermes_core.sandbox.pool.pool import Pool
+from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
+from hermes_core.sandbox.pool.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
+from hermes_core.sandbox.pool.watches import Subscriber, Watchers
+from hermes_core.sandbox.pools import Pools
+from hermes_core.sandbox.results import ExecutionResult, Slot
+from hermes_core.tools.base import Tool
+from hermes_core.tools.registry import ToolRegistry
+
+if TYPE_CHECKING:
+    from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
+
+log = logging.getLogger(__name__)
+
+
+class ToolBackend:
+    """Slots of one backend, by profile; an async context manager.
+
+    Args:
+        profiles: by name; each has a pool of its own, warmed when it is started or first asked for.
+        tools: the tools that `execute` knows besides the slot tools `bash`, `read_file` and `write_file`.
+        isolation: the least that every slot gets; the backend's next stronger level where it does not declare this one.
+        owner: who the sandboxes belong to, for their labels.
+        max_creating: sandboxes being made at the same time, over all profiles.
+        start_client: gives the client of a new sandbox.
+        prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut; or with
+            the one that the others are made from, where the backend can make snapshots and the profile asks for them.
+        take_over: go on with the sandboxes that an earlier driver of this owner left, once nothing is heard of it.
+            They are emptied. Not with a checkpoint, by which everything in them goes on.
+        checkpoint: where it is written what a driver after us needs to take the sandboxes over; whose they are, too.
+        on_closed: called with this tool backend once it is closed.
+
+    Raises:
+        ConfigError, PolicyError, UnknownNameError: a profile can't be served by this backend.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        profiles: Mapping[str, SandboxConfig],
+        tools: ToolRegistry,
+        isolation: Isolation,
+        owner: str,
+        default_profile: str = "default",
+        observers: Observers | None = None,
+        max_creating: int = 4,
+        start_client: ClientFactory = start_guest,
+        prepare_sandbox: PrepareSandbox | None = None,
+        take_over: bool = False,
+        checkpoint: Checkpoint | None = None,
+        on_closed: Callable[[ToolBackend], object] | None = None,
+    ) -> None:
+        self.backend = backend
+        self._on_closed = on_closed
+        self.isolation = isolation = backend.capabilities.least(isolation)
+        self.default_profile = default_profile
+        self._observers = observers or Unobserved()
+        self._watchers = Watchers(self._observers)
+        self._work = Background()
+        self._leases: dict[tuple[str, int], Lease] = {}
+        self._closing: asyncio.Task[None] | None = None
+        # What the driver before us held and we do not yet. The checkpoint names what we make, too.
+        self._inherited = {} if checkpoint is None else dict(checkpoint.sandboxes)
+        self._taken: list[Slot] = []
+        self._provisioner = Provisioner(
+            backend,
+            isolation=isolation,
+            owner=owner if checkpoint is None else checkpoint.owner,
+            max_creating=max_creating,
+            start_client=start_client,
+            prepare=prepare_sandbox,
+            take_over=take_over,
+            checkpoint=checkpoint,
+        )
+        self._pools = Pools(profiles, lambda config, meter: Pool(config, self._provisioner, self._observers, meter))
+        self._calls = ToolCalls(tools, self._observers, self._lease, self.watch)
+        self.default_timeout_s = self._pools[default_profile].config.execution_timeout_s
+
+    # ------------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def start(self, profiles: Sequence[str] | None = None) -> None:
+        """Make the warm sandboxes of these profiles (the default one), in parallel; others when first asked for.
+
+        Raises:
+            ProvisionError, PolicyError: they can't be made; nothing of them is left.
+            UnknownNameError: there is no such profile.
+        """
+        pools = [self._pools[name] for name in (profiles if profiles is not None else [self.default_profile])]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for pool in pools:
+                    group.create_task(pool.start())
+        except BaseException as error:
+            await self.aclose()
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0]  # noqa: B904 - the group adds nothing
+            raise
+
+    async def take_over(self) -> list[Slot]:
+        """The slots that the driver before us held, by its checkpoint, with all that runs in them. To be called first.
+
+        What the checkpoint says was being made or ended when it died is ended. What has ended by itself is forgotten.
+        Each slot is given once: another call gives what those before it could not, and none after one that succeeded.
+
+        Raises:
+            UsageError: there is no checkpoint.
+            InfraError, PolicyError: a sandbox can't be had now. It stays in the checkpoint; the others are ours, and
+                the next call that succeeds gives their slots too.
+        """
+        checkpoint = self._provisioner.checkpoint
+        if checkpoint is None:
+            raise UsageError("there is no checkpoint to take sandboxes over from", hint="give the tool backend one")
+        failure: HermesError | None = None
+        for saved in [*self._inherited.values()]:
+            if saved.backend != self.backend.name or saved.profile not in self._pools:
+                log.warning("sandbox %s of the checkpoint is of backend %s, profile %s: left alone", *_about(saved))
+                continue
+            try:
+                self._taken += await self._take_one(saved)
+            except SandboxLost as error:
+                log.warning("sandbox %s of the checkpoint has ended: %s", saved.sandbox_id, error.message)
+                del self._inherited[saved.lease_id]
+                checkpoint.give_up(saved)
+            except (InfraError, PolicyError) as error:
+                failure = failure or error
+        await self._end_left(checkpoint)
+        if failure is not None:
+            raise failure
+        slots, self._taken = self._taken, []
+        return slots
+
+    async def _take_one(self, saved: SavedSandbox) -> list[Slot]:
+        leases = await self._pools[saved.profile].take_over(saved)
+        del self._inherited[saved.lease_id]  # a second connection to its guest would fight ours
+        self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
+        for lease in leases:
+            for process_id in lease.watches:
+                self._watchers.go_on(lease, process_id)
+        return [lease.slot for lease in leases]
+
+    async def _end_left(self, checkpoint: Checkpoint) -> None:
+        """End what is left of the leases that no driver will use; other sandboxes of the owner are other drivers'."""
+        left = {lease_id for lease_id, backend in checkpoint.left.items() if backend == self.backend.name}
+        if not left:
+            return
+        for info in await self.backend.list(checkpoint.owner):
+            if info.lease_id in left:
+                log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
+                await self.backend.terminate_id(info.sandbox_id)
+        for lease_id in left:
+            del checkpoint.left[lease_id]
+        checkpoint.save()
+
+    async def aclose(self, *, keep: bool = False) -> None:
+        """End all sandboxes, in parallel; nothing is left when it returns. Idempotent, and completes if cancelled.
+
+        Args:
+            keep: let those that can be taken over live, for a driver after us or until their `orphan_ttl_s` is over.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(keep), name="close the tool backend")
+        await asyncio.shield(self._closing)
+
+    async def _close(self, keep: bool) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._work.aclose())
+            group.create_task(self._watchers.aclose())
+            for pool in self._pools.values():
+                group.create_task(pool.aclose(keep=keep))
+        await self._provisioner.aclose()
+        self._leases.clear()
+        if self._on_closed is not None:
+            self._on_closed(self)
+
+    # ------------------------------------------------------------------ leases
+
+    async def acquire(
+        self,
+        trajectory_id: str | None = None,
+        *,
+        profile: str | None = None,
+        image: str | None = None,
+        group: str | None = None,
+        verification: bool = False,
+        apart_from: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Slot:
+        """A slot of the profile, in order of arrival; the caller releases it.
+
+        Args:
+            trajectory_id: who the slot is for; a new id if None.
+            image: what the sandbox is made from in place of the profile's own image. Each image has a pool of its own,
+                with the profile's other settings and nothing kept warm, under the profile's name and the image's.
+            group: slots of one group are placed on one sandbox where they fit.
+            verification: may take the slots that are reserved for verification; gets a pristine one.
+            apart_from: the id of a sandbox that it is not placed on while another one has a vacant slot.
+            timeout_s: how long to wait; the profile's `acquire_timeout_s` if None.
+
+        Raises:
+            AcquireTimeout: no slot became free in time.
+            ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
+            CostLimitReached: the profile's `max_cost` is spent.
+            UnknownNameError: there is no such profile.
+            ConfigError: the profile can't be had with another image.
+        """
+        name = profile or self.default_profile
+        pool = self._pools[name] if image is None else self._pools.of_image(name, image)
+        limit = check_time_limit(timeout_s, pool.config.acquire_timeout_s)
+        lease = await pool.acquire(
+            trajectory_id or uuid.uuid4().hex,
+            group=group,
+            verification=verification,
+            timeout_s=limit,
+            apart_from=apart_from,
+        )
+        self._leases[lease.slot.slot_id, lease.slot.generation] = lease
+        return lease.slot
+
+    async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
+        """End the lease: its processes are killed and, if asked, its files removed, with proof.
+
+        Completes in the background when the caller is cancelled. Idempotent; releasing a slot that was lost with its
+        sandbox is fine. A slot that can't be proved clean is never leased again: its sandbox is replaced.
+        """
+        lease = self._leases.pop((slot.slot_id, slot.generation), None)
+        if lease is None:
+            return
+        await asyncio.shield(lease.pool.release(lease, reset=reset_workspace))
+
+    @asynccontextmanager
+    async def lease(
+        self,
+        trajectory_id: str | None = None,
+        *,
+        profile: str | None = None,
+        image: str | None = None,
+        group: str | None = None,
+        verification: bool = False,
+        apart_from: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[Slot]:
+        """`acquire`, and always `release(reset_workspace=True)` at the end of the block."""
+        slot = await self.acquire(
+            trajectory_id,
+            profile=profile,
+            image=image,
+            group=group,
+            verification=verification,
+            apart_from=apart_from,
+            timeout_s=timeout_s,
+        )
+        try:
+            yield slot
+        finally:
+            await self.release(slot, reset_workspace=True)
+
+    def commands(self, slot: Slot) -> SlotCommands:
+        """What can be done in the slot, until it is released.
+
+        Raises:
+            StaleSlotError: it was released.
+        """
+        return self._lease(slot).commands
+
+    def preparation(self, slot: Slot) -> SlotCommands:
+        """The commands of the preparation user on the slot's sandbox, until the slot is released.
+
+        Raises:
+            StaleSlotError: it was released.
+            PolicyError: the slot is root, who is above that user.
+        """
+        lease = self._lease(slot)
+        if lease.pool.config.slot_user is SlotUser.ROOT:
+            raise PolicyError(
+                "the slot is root: nothing in its sandbox is out of its reach, a preparation neither",
+                hint="use the slot's own commands, work in a fresh slot, or leave slot_user: root out",
+                sandbox_id=slot.sandbox_id,
+                slot_id=slot.slot_id,
+            )
+        return LeasedCommands(lease, lease.member.client.commands(PREPARE))
+
+    def missing(self, slot: Slot) -> tuple[str, ...]:
+        """What can't be done in the slot, in words, because its sandbox has no guest; empty where it has one.
+
+        Raises:
+            StaleSlotError: it was released.
+        """
+        return self._lease(slot).member.client.missing
+
+    async def kill_everything(self, slot: Slot) -> None:
+        """Kill every process of the slot; all are dead when it returns.
+
+        Raises:
+            StaleSlotError: it was released.
+            InfraError: the sandbox can't be reached.
+            SlotUnclean: that they are dead can't be proved, within two minutes; the slot can't be used any more.
+        """
+        lease = self._lease(slot)
+        await lease.call(lease.member.client.kill_slot, lease.seat.index)
+
+    async def empty(self, slot: Slot) -> None:
+        """Kill every process of the slot, and remove its files. The lease goes on.
+
+        Raises:
+            StaleSlotError, InfraError, SlotUnclean: as `kill_everything` does.
+        """
+        lease = self._lease(slot)
+        await lease.call(lease.member.client.reset_slot, lease.seat.index)
+
+    async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
+        """The directory that `build(commands, directory)` fills, once per sandbox and key, as the preparation user.
+
+        Slots read it and can't write it; with `private` they can't read it either. While it is being built, everyone
+        who asks for it waits; its failure is everyone's, removes the directory, and the next call tries again.
+
+        Raises:
+            UsageError: the key can't be a file's name.
+            StaleSlotError: the slot was released.
+            Whatever `build` raises.
+        """
+        lease = self._lease(slot)
+        check_key(key)
+        return await lease.call(prepare, self._work, lease.member, key, build, private=private)
+
+    @asynccontextmanager
+    async def processor(self, slot: Slot, *, alone: bool = False) -> AsyncIterator[None]:
+        """Hold one of the processors of the slot's sandbox while the block runs, or all of them; waits for its turn.
+
+        For work that keeps a processor busy. Where more of that runs at a time than there are processors, all of it
+        takes longer together than one after another, and what has a time limit misses it.
+
+        Raises:
+            StaleSlotError: the slot was released, before or meanwhile.
+            SandboxLost: its sandbox is gone.
+        """
+        lease = self._lease(slot)
+        async with lease.member.processors.hold(alone=alone):
+            lease.check()
+            yield
+
+    # ------------------------------------------------------------------ background processes
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Have `subscriber(update)` awaited for every update of a watched process; the returned function ends that.
+
+        Updates of one process are at least 30 seconds apart, its end included, and none is delivered twice, nor again
+        by a driver that takes over.
+        """
+        self._watchers.subscribers.append(subscriber)
+        return lambda: self._watchers.subscribers.remove(subscriber)
+
+    def watch(self, slot: Slot, process_id: str, interval_s: float) -> float:
+        """Deliver what is new about a background process every so many seconds, and its end; the interval that holds.
+
+        Raises:
+            StaleSlotError: the slot was released.
+        """
+        return self._watchers.begin(self._lease(slot), process_id, interval_s)
+
+    # ------------------------------------------------------------------ tools
+
+    def tool(self, name: str) -> Tool:
+        """The slot tool of that name, or the registered one that runs in a sandbox.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        return self._calls.tool(name)
+
+    async def execute(
+        self, slot: Slot, tool: str | Tool, args: Mapping[str, Any], *, timeout_s: float | None = None
+    ) -> ExecutionResult:
+        """Call a tool in the slot: a slot tool, or one of the registry that runs in a sandbox.
+
+        Args:
+            tool: its name; or the tool itself, since a slot tool and a model's tool may have one name (`read_file`).
+            timeout_s: the call's time limit; the profile's `execution_timeout_s` if None.
+
+        Raises:
+            InfraError: the sandbox or the way to it failed; carries the ids of sandbox, slot and trajectory.
+            StaleSlotError: the slot was released.
+            UsageError: the time limit is not a positive number.
+        """
+        return await self._calls.execute(slot, tool, args, timeout_s)
+
+    async def execute_batch(
+        self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
+    ) -> list[ExecutionResult]:
+        """Call many tools at the same time, in many slots; the results are in the order of the requests.
+
+        Each request fails by itself: whatever `execute` would raise becomes its failed result, with `error_kind`
+        `infra` for what is ours and `policy` for a released slot.
+
+        Raises:
+            UsageError: the time limit is not a positive number.
+        """
+        return await self._calls.execute_batch(requests, timeout_s)
+
+    # ------------------------------------------------------------------ what there is
+
+    def get_status(self) -> dict[str, Any]:
+        """Counts of sandboxes, slots and waiters: over all profiles, and per profile under `pools`."""
+        return self._pools.status(self.default_profile)
+
+    def usage(self) -> dict[str, Usage]:
+        """What the sandboxes of each profile that was used have cost so far, those of tasks' own images included."""
+        return self._pools.usage()
+
+    def list_profiles(self) -> dict[str, dict[str, Any]]:
+        """The profiles' settings, and whether each has been started."""
+        return self._pools.settings()
+
+    def _lease(self, slot: Slot) -> Lease:
+        lease = self._leases.get((slot.slot_id, slot.generation))
+        if lease is None:
+            raise stale(slot)
+        lease.check()
+        return lease
+
+
+def _about(saved: SavedSandbox) -> tuple[str, str, str]:
+    return saved.sandbox_id, saved.backend, saved.profile
