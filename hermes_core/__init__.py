@@ -1,24 +1,253 @@
-"""hermes-rl: tool-using agents in sandboxes, scored by what really happened there, recorded for RL trainers."""
+"""hermes-rl: tool-using agents in sandboxes, scored by what really happened there, recorded for RL trainers.
+
+What a plugin or a script needs is imported from here. A module is loaded when the first of its names is used, so that
+`import hermes_core` stays quick. Whatever is not listed in `__all__` is internal.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from hermes_core.version import PLUGIN_API, __version__
+
 if TYPE_CHECKING:
+    from hermes_core.agents.base import Agent, AgentResult, AgentSettings, AgentTask, StopReason
+    from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
+    from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
+    from hermes_core.envs.leased_slot import Fresh, LeasedSlot
+    from hermes_core.envs.pytest_run import PytestReport, run_pytest
+    from hermes_core.envs.rescore import rescore
+    from hermes_core.envs.rollout import Rollout
+    from hermes_core.envs.runner import run_rollouts
+    from hermes_core.envs.store import Sink, read_records
+    from hermes_core.envs.summary import RunSummary
+    from hermes_core.envs.tool_context import ToolContext
+    from hermes_core.envs.validate import Validation, validate
+    from hermes_core.errors import (
+        AcquireTimeout,
+        ChannelLost,
+        CommandError,
+        ConfigError,
+        DatasetError,
+        ErrorKind,
+        FailureKind,
+        HermesError,
+        InfraError,
+        ModelError,
+        PluginError,
+        PolicyError,
+        ProvisionError,
+        SandboxLost,
+        SetupFailed,
+        SlotLost,
+        StaleSlotError,
+        ToolArgumentError,
+        UnknownNameError,
+        UsageError,
+        VerifierError,
+        nearest_hint,
+    )
+    from hermes_core.plugins.hookspecs import hookimpl
+    from hermes_core.plugins.registry import Registrar, ToolRegistrar
+    from hermes_core.runtime import Runtime
+    from hermes_core.sandbox.channels.blocking import BlockingStreamChannel
+    from hermes_core.sandbox.channels.process import AsyncioStreamChannel
+    from hermes_core.sandbox.channels.sockets import SocketChannel
+    from hermes_core.sandbox.channels.streams import AsyncStreamChannel
+    from hermes_core.sandbox.commands import SlotCommands
+    from hermes_core.sandbox.contract import (
+        Backend,
+        Capabilities,
+        Channel,
+        Diagnosis,
+        Isolation,
+        Network,
+        Sandbox,
+        SandboxConfig,
+        SandboxInfo,
+        SandboxSpec,
+        SandboxStatus,
+    )
+    from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
+    from hermes_core.settings import Settings
     from hermes_core.terminal import cleanup_vm, terminal_tool
+    from hermes_core.tool_backend import ToolBackend
+    from hermes_core.tools.base import CallContext, Tool, ToolParams
 
-__all__ = ["cleanup_vm", "terminal_tool"]
+_PLACES = {
+    "Agent": "hermes_core.agents.base",
+    "AgentResult": "hermes_core.agents.base",
+    "AgentSettings": "hermes_core.agents.base",
+    "AgentTask": "hermes_core.agents.base",
+    "StopReason": "hermes_core.agents.base",
+    "ParsedCall": "hermes_core.agents.parsers.base",
+    "ParsedText": "hermes_core.agents.parsers.base",
+    "ParseProblem": "hermes_core.agents.parsers.base",
+    "Parser": "hermes_core.agents.parsers.base",
+    "Environment": "hermes_core.environment",
+    "EnvironmentConfig": "hermes_core.environment",
+    "Item": "hermes_core.environment",
+    "Need": "hermes_core.environment",
+    "Fresh": "hermes_core.envs.leased_slot",
+    "LeasedSlot": "hermes_core.envs.leased_slot",
+    "PytestReport": "hermes_core.envs.pytest_run",
+    "run_pytest": "hermes_core.envs.pytest_run",
+    "rescore": "hermes_core.envs.rescore",
+    "Rollout": "hermes_core.envs.rollout",
+    "run_rollouts": "hermes_core.envs.runner",
+    "Sink": "hermes_core.envs.store",
+    "read_records": "hermes_core.envs.store",
+    "RunSummary": "hermes_core.envs.summary",
+    "ToolContext": "hermes_core.envs.tool_context",
+    "Validation": "hermes_core.envs.validate",
+    "validate": "hermes_core.envs.validate",
+    "AcquireTimeout": "hermes_core.errors",
+    "ChannelLost": "hermes_core.errors",
+    "CommandError": "hermes_core.errors",
+    "ConfigError": "hermes_core.errors",
+    "DatasetError": "hermes_core.errors",
+    "ErrorKind": "hermes_core.errors",
+    "FailureKind": "hermes_core.errors",
+    "HermesError": "hermes_core.errors",
+    "InfraError": "hermes_core.errors",
+    "ModelError": "hermes_core.errors",
+    "PluginError": "hermes_core.errors",
+    "PolicyError": "hermes_core.errors",
+    "ProvisionError": "hermes_core.errors",
+    "SandboxLost": "hermes_core.errors",
+    "SetupFailed": "hermes_core.errors",
+    "SlotLost": "hermes_core.errors",
+    "StaleSlotError": "hermes_core.errors",
+    "ToolArgumentError": "hermes_core.errors",
+    "UnknownNameError": "hermes_core.errors",
+    "UsageError": "hermes_core.errors",
+    "VerifierError": "hermes_core.errors",
+    "nearest_hint": "hermes_core.errors",
+    "hookimpl": "hermes_core.plugins.hookspecs",
+    "Registrar": "hermes_core.plugins.registry",
+    "ToolRegistrar": "hermes_core.plugins.registry",
+    "Runtime": "hermes_core.runtime",
+    "BlockingStreamChannel": "hermes_core.sandbox.channels.blocking",
+    "AsyncioStreamChannel": "hermes_core.sandbox.channels.process",
+    "SocketChannel": "hermes_core.sandbox.channels.sockets",
+    "AsyncStreamChannel": "hermes_core.sandbox.channels.streams",
+    "SlotCommands": "hermes_core.sandbox.commands",
+    "Backend": "hermes_core.sandbox.contract",
+    "Capabilities": "hermes_core.sandbox.contract",
+    "Channel": "hermes_core.sandbox.contract",
+    "Diagnosis": "hermes_core.sandbox.contract",
+    "Isolation": "hermes_core.sandbox.contract",
+    "Network": "hermes_core.sandbox.contract",
+    "Sandbox": "hermes_core.sandbox.contract",
+    "SandboxConfig": "hermes_core.sandbox.contract",
+    "SandboxInfo": "hermes_core.sandbox.contract",
+    "SandboxSpec": "hermes_core.sandbox.contract",
+    "SandboxStatus": "hermes_core.sandbox.contract",
+    "CommandResult": "hermes_core.sandbox.results",
+    "ExecutionResult": "hermes_core.sandbox.results",
+    "Slot": "hermes_core.sandbox.results",
+    "Settings": "hermes_core.settings",
+    "cleanup_vm": "hermes_core.terminal",
+    "terminal_tool": "hermes_core.terminal",
+    "ToolBackend": "hermes_core.tool_backend",
+    "CallContext": "hermes_core.tools.base",
+    "Tool": "hermes_core.tools.base",
+    "ToolParams": "hermes_core.tools.base",
+}
+"""The names that are loaded at their first use, each with its module."""
 
-__version__ = "0.1.0"
-
-PLUGIN_API = 1
-"""The plugin interface's version. A plugin may declare `HERMES_PLUGIN_API`; another number is refused at load."""
+__all__ = [
+    "PLUGIN_API",
+    "AcquireTimeout",
+    "Agent",
+    "AgentResult",
+    "AgentSettings",
+    "AgentTask",
+    "AsyncStreamChannel",
+    "AsyncioStreamChannel",
+    "Backend",
+    "BlockingStreamChannel",
+    "CallContext",
+    "Capabilities",
+    "Channel",
+    "ChannelLost",
+    "CommandError",
+    "CommandResult",
+    "ConfigError",
+    "DatasetError",
+    "Diagnosis",
+    "Environment",
+    "EnvironmentConfig",
+    "ErrorKind",
+    "ExecutionResult",
+    "FailureKind",
+    "Fresh",
+    "HermesError",
+    "InfraError",
+    "Isolation",
+    "Item",
+    "LeasedSlot",
+    "ModelError",
+    "Need",
+    "Network",
+    "ParseProblem",
+    "ParsedCall",
+    "ParsedText",
+    "Parser",
+    "PluginError",
+    "PolicyError",
+    "ProvisionError",
+    "PytestReport",
+    "Registrar",
+    "Rollout",
+    "RunSummary",
+    "Runtime",
+    "Sandbox",
+    "SandboxConfig",
+    "SandboxInfo",
+    "SandboxLost",
+    "SandboxSpec",
+    "SandboxStatus",
+    "Settings",
+    "SetupFailed",
+    "Sink",
+    "Slot",
+    "SlotCommands",
+    "SlotLost",
+    "SocketChannel",
+    "StaleSlotError",
+    "StopReason",
+    "Tool",
+    "ToolArgumentError",
+    "ToolBackend",
+    "ToolContext",
+    "ToolParams",
+    "ToolRegistrar",
+    "UnknownNameError",
+    "UsageError",
+    "Validation",
+    "VerifierError",
+    "__version__",
+    "cleanup_vm",
+    "hookimpl",
+    "nearest_hint",
+    "read_records",
+    "rescore",
+    "run_pytest",
+    "run_rollouts",
+    "terminal_tool",
+    "validate",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """The terminal tool, imported when it is first used: `import hermes_core` is to be quick."""
-    if name in __all__:
-        from hermes_core import terminal
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
 
-        return getattr(terminal, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

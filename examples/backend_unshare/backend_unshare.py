@@ -6,10 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from hermes_core.errors import ProvisionError, SandboxLost
-from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core import AsyncioStreamChannel, ProvisionError, SandboxLost, hookimpl
 from hermes_core.sandbox import contract
-from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.uids import reserve
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

@@ -4,8 +4,7 @@ import random
 
 from pydantic import Field
 
-from hermes_core.environment import Environment, EnvironmentConfig
-from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core import Environment, EnvironmentConfig, hookimpl
 
 BOXES = ("red", "blue", "green", "gold")
 WORDS = ("ant", "bee", "cow", "fox")

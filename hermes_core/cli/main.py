@@ -8,9 +8,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from hermes_core import __version__
 from hermes_core.errors import HermesError, InfraError, UnknownNameError, UsageError
 from hermes_core.screen import printable, say
+from hermes_core.version import __version__
 
 if TYPE_CHECKING:
     from hermes_core.cli.sandboxes import Census

@@ -173,7 +173,7 @@ def redactor(runtime: Runtime, settings: AgentSettings | None = None) -> Redact:
 
 def versions(runtime: Runtime) -> dict[str, str]:
     """What ran: Python, hermes-rl, and every plugin's distribution."""
-    from hermes_core import __version__
+    from hermes_core.version import __version__
 
     plugins = {plugin.distribution: plugin.version for plugin in runtime.plugin_manager.plugins if plugin.distribution}
     return {"python": platform.python_version(), "hermes-rl": __version__, **plugins}

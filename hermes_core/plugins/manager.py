@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pluggy
 
-from hermes_core import PLUGIN_API, __version__
 from hermes_core.errors import PluginError, UsageError, nearest_hint
 from hermes_core.plugins.calling import EnvironmentHooks, Observers, adapt_plugin, environment_hooks, new_manager
 from hermes_core.plugins.hookspecs import PROJECT
@@ -27,6 +26,7 @@ from hermes_core.plugins.registry import (
     describe,
     import_hint,
 )
+from hermes_core.version import PLUGIN_API, __version__
 
 __all__ = ["EnvironmentHooks", "Observers", "PluginManager", "environment_hooks"]
 

@@ -8,11 +8,11 @@ import json
 import logging
 import secrets
 
-from hermes_core import __version__
 from hermes_core.errors import HermesError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SandboxStatus
 from hermes_core.sandbox.single_flight import SingleFlight
+from hermes_core.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 from docker import APIClient
 
-from hermes_core.errors import ChannelLost, CommandError, SandboxLost
-from hermes_core.sandbox.contract import (
+from hermes_core import (
     Backend,
     Capabilities,
     Channel,
+    ChannelLost,
+    CommandError,
     Diagnosis,
     Isolation,
     Network,
     Sandbox,
     SandboxConfig,
     SandboxInfo,
+    SandboxLost,
     SandboxSpec,
     SandboxStatus,
 )
@@ -29,7 +31,7 @@ from hermes_docker.images import Images
 from hermes_docker.limits import Throttle
 
 if TYPE_CHECKING:
-    from hermes_core.settings import Settings
+    from hermes_core import Settings
 
 
 class DockerBackend(Backend):

@@ -8,7 +8,7 @@ from typing import Any
 from docker.types import Mount
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core.sandbox.contract import Network, SandboxConfig
+from hermes_core import Network, SandboxConfig
 
 SYS_ADMIN = "SYS_ADMIN"
 

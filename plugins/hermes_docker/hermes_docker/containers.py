@@ -13,8 +13,17 @@ import docker.errors
 from docker import APIClient
 from docker.types import DeviceRequest, LogConfig, Mount
 
-from hermes_core.errors import InfraError, PolicyError, ProvisionError
-from hermes_core.sandbox.contract import Isolation, Network, Sandbox, SandboxInfo, SandboxSpec, SandboxStatus
+from hermes_core import (
+    InfraError,
+    Isolation,
+    Network,
+    PolicyError,
+    ProvisionError,
+    Sandbox,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxStatus,
+)
 from hermes_docker.config import SYS_ADMIN, DockerConfig, mount
 
 OWNER, LEASE, ISOLATION, UIDS = (f"hermes-rl.{name}" for name in ("owner", "lease", "isolation", "uid-base"))

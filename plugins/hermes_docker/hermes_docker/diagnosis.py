@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from hermes_core.errors import PolicyError, ProvisionError
-from hermes_core.sandbox.contract import Diagnosis, Isolation, SandboxSpec
+from hermes_core import Diagnosis, Isolation, PolicyError, ProvisionError, SandboxSpec
 from hermes_docker.config import SYS_ADMIN, DockerConfig
 from hermes_docker.daemon import ASK_THE_DOCTOR, Daemon, DaemonError
 

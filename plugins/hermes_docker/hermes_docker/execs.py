@@ -9,7 +9,7 @@ from typing import Any
 
 from docker import APIClient
 
-from hermes_core.sandbox.channels.sockets import SocketChannel
+from hermes_core import SocketChannel
 
 _STDERR = 2
 _HEADER_BYTES = 8

@@ -17,7 +17,7 @@ import docker.errors
 from docker import APIClient
 from docker.utils.build import exclude_paths
 
-from hermes_core.errors import ConfigError, ProvisionError
+from hermes_core import ConfigError, ProvisionError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.single_flight import SingleFlight
 from hermes_docker.config import DockerConfig

@@ -15,8 +15,8 @@ import modal
 from modal import exception
 from modal.config import config as modal_config
 
+from hermes_core import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost
 from hermes_core.agents.retries import is_loopback
-from hermes_core.errors import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.single_flight import SingleFlight
 

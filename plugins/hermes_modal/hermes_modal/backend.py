@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hermes_core.errors import PluginError, PolicyError, SandboxLost
+from hermes_core import PluginError, PolicyError, SandboxLost
 
 try:
     import modal
@@ -18,8 +18,8 @@ except ModuleNotFoundError as missing:
     hint = "`pip install modal`, then `modal token new`"
     raise PluginError(f"the Modal package is not installed: {missing}", hint=hint) from missing
 
-from hermes_core.sandbox.channels.streams import AsyncStreamChannel
-from hermes_core.sandbox.contract import (
+from hermes_core import (
+    AsyncStreamChannel,
     Backend,
     Capabilities,
     Channel,
@@ -38,7 +38,7 @@ from hermes_modal.apps import Apps
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
 
 if TYPE_CHECKING:
-    from hermes_core.settings import Settings
+    from hermes_core import Settings
 
 log = logging.getLogger(__name__)
 

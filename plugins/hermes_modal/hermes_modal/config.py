@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core.sandbox.contract import Network, SandboxConfig
+from hermes_core import Network, SandboxConfig
 from hermes_core.settings import validated
 
 LONGEST_LIFE_S = 24 * 3600

@@ -12,8 +12,7 @@ from modal import exception
 from modal.config import config as modal_config
 from modal.config import user_config_path
 
-from hermes_core.errors import ConfigError, HermesError, UsageError
-from hermes_core.sandbox.contract import Diagnosis
+from hermes_core import ConfigError, Diagnosis, HermesError, UsageError
 from hermes_core.terminal.settings import explain
 from hermes_modal import requests
 from hermes_modal.account import Account

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hermes_core.errors import ConfigError, UnknownNameError, nearest_hint
+from hermes_core import ConfigError, UnknownNameError, nearest_hint
 from hermes_core.settings import read_profiles as profiles_of
 from hermes_core.settings import validated
 from hermes_modal.config import ModalSandboxConfig

@@ -11,8 +11,7 @@ from typing import Any
 import modal
 from modal import exception
 
-from hermes_core.errors import ConfigError, ProvisionError
-from hermes_core.sandbox.contract import Network, Sandbox, SandboxSpec
+from hermes_core import ConfigError, Network, ProvisionError, Sandbox, SandboxSpec
 from hermes_modal.account import CALL_LIMIT_S, Account
 from hermes_modal.config import ModalSandboxConfig
 

@@ -10,13 +10,18 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import hermes_modal
-from hermes_core.errors import ConfigError, UnknownNameError, UsageError
+from hermes_core import (
+    ConfigError,
+    ExecutionResult,
+    Isolation,
+    Runtime,
+    Settings,
+    Slot,
+    ToolBackend,
+    UnknownNameError,
+    UsageError,
+)
 from hermes_core.loop_thread import LoopThread
-from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.results import ExecutionResult, Slot
-from hermes_core.settings import Settings
-from hermes_core.tool_backend import ToolBackend
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
 from hermes_modal.profiles import load_profiles_and_default
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core import hookimpl
 
 if TYPE_CHECKING:
-    from hermes_core.plugins.registry import Registrar
+    from hermes_core import Registrar
 
 HERMES_PLUGIN_API = 1
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hermes_core.errors import ConfigError, PolicyError, SandboxLost
-from hermes_core.sandbox.contract import (
+from hermes_core import (
     Backend,
     Capabilities,
     Channel,
+    ConfigError,
     Diagnosis,
     Isolation,
     Network,
+    PolicyError,
     Sandbox,
     SandboxConfig,
     SandboxInfo,
+    SandboxLost,
     SandboxSpec,
     SandboxStatus,
 )
@@ -25,7 +27,7 @@ from hermes_ssh.diagnosis import ask_all, configured, diagnose
 from hermes_ssh.hosts import Host, HostPool
 
 if TYPE_CHECKING:
-    from hermes_core.settings import Settings
+    from hermes_core import Settings
 
 
 class SshBackend(Backend):

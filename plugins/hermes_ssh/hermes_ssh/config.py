@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core.sandbox.contract import SandboxConfig
+from hermes_core import SandboxConfig
 
 _HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<name>\[[0-9a-fA-F:.%\w]+\]|[^@:\[\]\s/]+)(?::(?P<port>\d{1,5}))?")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import paramiko
 
-from hermes_core.errors import ConfigError, ProvisionError
+from hermes_core import ConfigError, ProvisionError
 from hermes_core.workers import begin_thread
 from hermes_ssh.config import Access
 from hermes_ssh.known_hosts import HostKeyError, KnownHosts

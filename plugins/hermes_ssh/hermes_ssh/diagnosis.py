@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from hermes_core.errors import HermesError
-from hermes_core.sandbox.contract import Diagnosis
+from hermes_core import Diagnosis, HermesError
 from hermes_ssh.config import SshConfig
 
 if TYPE_CHECKING:
-    from hermes_core.settings import Settings
+    from hermes_core import Settings
     from hermes_ssh.hosts import Host, HostPool
 
 log = logging.getLogger(__name__)

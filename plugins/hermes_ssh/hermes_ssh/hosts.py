@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hermes_core.errors import (
+from hermes_core import (
+    BlockingStreamChannel,
+    Channel,
     ChannelLost,
     ConfigError,
     HermesError,
@@ -20,8 +22,6 @@ from hermes_core.errors import (
     SandboxLost,
 )
 from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.channels.blocking import BlockingStreamChannel
-from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.local.keeper import NOT_THERE
 from hermes_core.sandbox.single_flight import BrokenOff, SingleFlight
 from hermes_core.workers import begin_thread

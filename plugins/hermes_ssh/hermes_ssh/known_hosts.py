@@ -10,7 +10,7 @@ from pathlib import Path
 
 import paramiko
 
-from hermes_core.errors import ProvisionError
+from hermes_core import ProvisionError
 
 
 class HostKeyError(ProvisionError):

@@ -12,7 +12,7 @@ from pathlib import Path
 import paramiko
 from paramiko.config import SSHConfigDict
 
-from hermes_core.errors import ConfigError
+from hermes_core import ConfigError
 from hermes_ssh.config import Access, split_host
 
 _HOPS, _INCLUDES = 8, 16

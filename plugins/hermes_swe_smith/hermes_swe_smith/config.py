@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hermes_core.environment import EnvironmentConfig
+from hermes_core import EnvironmentConfig
 
 DEMO = "demo"
 """The `dataset_name` of the tasks that ship with this package."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_core.errors import DatasetError
+from hermes_core import DatasetError
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.rows import Task, parse_row, test_file
 

@@ -18,12 +18,7 @@ from typing import Any
 import click
 
 import hermes_swe_smith
-from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.summary import RunSummary
-from hermes_core.errors import HermesError
-from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Isolation
-from hermes_core.settings import Settings
+from hermes_core import HermesError, Isolation, RunSummary, Runtime, Settings, run_rollouts
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 CONCURRENCY = 2

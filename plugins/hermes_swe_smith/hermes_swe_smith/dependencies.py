@@ -16,16 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hermes_core.errors import CommandError, SetupFailed
+from hermes_core import CommandError, SetupFailed
 from hermes_core.settings import Redactor
 from hermes_swe_smith.scripts import wrapper
 from hermes_swe_smith.workspace import check_undisturbed, operate, prepare_programs
 
 if TYPE_CHECKING:
-    from hermes_core.envs.leased_slot import LeasedSlot
-    from hermes_core.sandbox.commands import SlotCommands
+    from hermes_core import CommandResult, LeasedSlot, SlotCommands
     from hermes_core.sandbox.pool.preparation import NewSandbox
-    from hermes_core.sandbox.results import CommandResult
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.workspace import Repository
 

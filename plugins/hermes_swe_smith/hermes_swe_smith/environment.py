@@ -9,9 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.environment import Environment, Item
-from hermes_core.errors import VerifierError
-from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core import Environment, Item, VerifierError, hookimpl
 from hermes_core.sandbox.guest_client.streams import background
 from hermes_swe_smith import demo_tasks
 from hermes_swe_smith.config import DEMO, SweSmithConfig
@@ -37,9 +35,7 @@ from hermes_swe_smith.workspace import (
 )
 
 if TYPE_CHECKING:
-    from hermes_core.envs.leased_slot import Fresh, LeasedSlot
-    from hermes_core.envs.pytest_run import PytestReport
-    from hermes_core.envs.rollout import Rollout
+    from hermes_core import Fresh, LeasedSlot, PytestReport, Rollout
     from hermes_core.sandbox.pool.preparation import NewSandbox
 
 _PROMPT = """\

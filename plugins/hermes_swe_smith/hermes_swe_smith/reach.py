@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from hermes_core.errors import CommandError
+from hermes_core import CommandError
 
 if TYPE_CHECKING:
-    from hermes_core.envs.leased_slot import LeasedSlot
+    from hermes_core import LeasedSlot
     from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task

@@ -6,10 +6,11 @@ import posixpath
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.envs.pytest_run import PytestReport, ReportStatus, run_pytest
+from hermes_core import PytestReport, run_pytest
+from hermes_core.envs.pytest_run import ReportStatus
 
 if TYPE_CHECKING:
-    from hermes_core.envs.leased_slot import Fresh
+    from hermes_core import Fresh
     from hermes_swe_smith.config import SweSmithConfig
     from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source

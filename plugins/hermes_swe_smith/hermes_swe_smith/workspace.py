@@ -21,15 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hermes_core.errors import CommandError, DatasetError, Disturbed, HermesError, InfraError, SetupFailed
+from hermes_core import CommandError, DatasetError, HermesError, InfraError, SetupFailed
+from hermes_core.errors import Disturbed
 from hermes_core.sandbox.guest_client.streams import background
 from hermes_swe_smith import doctests, guard, manifest, scripts, trees
 
 if TYPE_CHECKING:
-    from hermes_core.envs.leased_slot import LeasedSlot
-    from hermes_core.sandbox.commands import SlotCommands
+    from hermes_core import CommandResult, LeasedSlot, SlotCommands
     from hermes_core.sandbox.pool.preparation import NewSandbox
-    from hermes_core.sandbox.results import CommandResult
     from hermes_swe_smith.dependencies import TestEnvironment
     from hermes_swe_smith.repos import Source
     from hermes_swe_smith.rows import Task

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from hermes_core.errors import ConfigError
+from hermes_core import ConfigError
 
 REPO = "swesmith/hermes__ledgerline.1ed6e711"
 BUNDLE = "ledgerline.bundle"
