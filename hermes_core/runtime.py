@@ -18,7 +18,8 @@ from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNam
 from hermes_core.plugins.manager import PluginManager
 from hermes_core.plugins.registry import Entry, describe, import_hint
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
-from hermes_core.settings import Settings, validated
+from hermes_core.settings import Settings
+from hermes_core.validation import validated
 
 if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentSettings

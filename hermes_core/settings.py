@@ -7,19 +7,17 @@ import difflib
 import logging
 import os
 import re
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.validation import HINTS, SECRET_NAME, validated
 
 log = logging.getLogger(__name__)
-
-Model = TypeVar("Model", bound=BaseModel)
 
 VARIABLES = {
     "HERMES_PLUGINS": "plugins",
@@ -35,10 +33,6 @@ VARIABLES = {
 READ_ELSEWHERE = ("HERMES_CONFIG", "HERMES_ENV_FILE", "HERMES_REQUIRE", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG")
 """Further variables of ours: two files that `Settings.load` reads, and those that the tests use."""
 
-_SECRET_NAME = re.compile(
-    # SWE-smith's FAIL_TO_PASS is none.
-    r"(API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|_(KEY|PWD|PAT|AUTH)|(?<!_TO)_PASS|CREDENTIALS?)(_ID)?$"
-)
 _SHORTEST_SECRET = 8
 
 
@@ -152,100 +146,6 @@ class RedactingFormatter(logging.Formatter):
         return self._redact(super().format(record))
 
 
-def validated(model: type[Model], data: Mapping[str, Any], what: str) -> Model:
-    """`data` as an instance of `model`.
-
-    Args:
-        what: where the data is from, for messages: `the settings`, `profile 'default'`, `environment 'tasks'`.
-
-    Raises:
-        UnknownNameError: a key that the model does not have, with the nearest one.
-        ConfigError: a value that the model refuses; names every such key.
-    """
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        for problem in problems:
-            if problem["type"] == "extra_forbidden":
-                *path, key = problem["loc"]
-                place = f" (in {_dotted(path)})" if path else ""
-                raise UnknownNameError("key", str(key), _keys_at(model, path), where=f"of {what}{place}") from None
-        lines = "; ".join(f"{_dotted(problem['loc'])} {requirement(problem)}".lstrip() for problem in problems)
-        hints = (_HINTS[problem["type"]] for problem in problems if problem["type"] in _HINTS)
-        raise ConfigError(f"{what}: {lines}", hint=next(hints, None)) from None
-
-
-_REQUIREMENTS = {
-    "missing": "is missing",
-    "extra_forbidden": "is not known",
-    "string_pattern_mismatch": "must have the right form",
-    "string_too_short": "must not be empty",
-    "too_short": "must not be empty",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be a finite number",
-    "greater_than": "must be more than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "string_type": "must be a text",
-    "dict_type": "must be a mapping",
-    "mapping_type": "must be a mapping",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-}
-"""What a value must be, by pydantic's kind of error, in the words of those who write YAML, JSON and command lines."""
-
-_HINTS = {
-    "missing": "it has no default: set it",
-    "dict_type": "in YAML `key: value` lines below it; on a command line JSON, or one entry as --….KEY=VALUE",
-}
-
-
-_WITHOUT_VALUE = frozenset({"missing", "extra_forbidden", "string_too_short", "too_short", "value_error"})
-
-
-def requirement(problem: Mapping[str, Any]) -> str:
-    """What pydantic found wrong with a value, to go after its name: `must be at least 1, not 0`."""
-    given, kind = problem["input"], problem["type"]
-    if kind in _REQUIREMENTS:
-        bounds = {
-            key: f"{bound:g}" if isinstance(bound, float) else bound for key, bound in problem.get("ctx", {}).items()
-        }
-        said = _REQUIREMENTS[kind].format(**bounds)
-    else:
-        said = re.sub("^Input should be", "must be", str(problem["msg"]).removeprefix("Value error, "))
-    secret = "env_vars" in problem["loc"] or _SECRET_NAME.search(_dotted(problem["loc"]).upper())
-    shown = kind not in _WITHOUT_VALUE and isinstance(given, str | int | float) and len(repr(given)) <= 80
-    return f"{said}, not {given!r}" if shown and not secret else said
-
-
-def _dotted(path: Iterable[Any]) -> str:
-    return ".".join(str(part) for part in path)
-
-
-def _keys_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
-    """The keys of the model that lies at `path` inside `model`; list indexes and mapping keys are stepped over."""
-    for part in path:
-        field = model.model_fields.get(str(part))
-        if field is not None:
-            model = next(_models_in(field.annotation), model)
-    return list(model.model_fields)
-
-
-def _models_in(annotation: Any) -> typing.Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models_in(argument)
-
-
 def read_yaml(path: Path, named_by: str = "") -> dict[str, Any]:
     """The mapping in a YAML file.
 
@@ -318,7 +218,7 @@ def read_profiles(path: Path, named_by: str = "") -> tuple[dict[str, Any], str]:
             raise UnknownNameError("key", key, known, where=f"of {path}")
     profiles = data.get("profiles")
     if profiles and not isinstance(profiles, dict):
-        raise ConfigError(f"{path}: profiles must be a mapping, not {profiles!r:.80}", hint=_HINTS["dict_type"])
+        raise ConfigError(f"{path}: profiles must be a mapping, not {profiles!r:.80}", hint=HINTS["dict_type"])
     if not profiles:
         raise ConfigError(f"{path} has no profiles", hint="write `profiles:`, and the profiles' names below it")
     found = {str(name): given or {} for name, given in profiles.items()}
@@ -332,7 +232,7 @@ def _secrets(variables: Mapping[str, str]) -> dict[str, SecretStr]:
     """The values that look like secrets by their variable's name, unless they are paths here, and what URLs carry."""
     found: dict[str, str] = {}
     for name, value in variables.items():
-        if _SECRET_NAME.search(name.upper()) and not _is_path(value):
+        if SECRET_NAME.search(name.upper()) and not _is_path(value):
             found[name] = value
         found.update(url_secrets(name, value))
     return {name: SecretStr(value) for name, value in found.items()}
@@ -365,7 +265,7 @@ def url_secrets(name: str, value: str) -> dict[str, str]:
     user, _, password = login.partition(":")
     if not password and url.scheme in ("http", "https"):  # a token; elsewhere it is the name of an account
         password = user
-    given = {"password": password, **{key: text for key, text in query if _SECRET_NAME.search(key.upper())}}
+    given = {"password": password, **{key: text for key, text in query if SECRET_NAME.search(key.upper())}}
     if password:
         given["login"] = f"{url.scheme}://{login}@"  # long enough to be found, however short the password is
     return {

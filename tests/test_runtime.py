@@ -30,7 +30,7 @@ from hermes_core.sandbox.contract import (
 from hermes_core.sandbox.results import ExecutionResult
 from hermes_core.settings import Settings
 from hermes_core.tools.base import Tool
-from hermes_core.tools.toolsets import expand_toolset, resolve_tools
+from hermes_core.tools.registry import expand_toolset, resolve_tools
 
 
 class PaperConfig(SandboxConfig):

@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from hermes_core.errors import ConfigError, UnknownNameError
-from hermes_core.settings import RedactingFormatter, Redactor, Settings, read_yaml, validated
+from hermes_core.settings import RedactingFormatter, Redactor, Settings, read_yaml
+from hermes_core.validation import validated
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from hermes_core.cli.options import DottedCommand, dotted, merged
 from hermes_core.cli.support import EXIT_INCOMPLETE, finish
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.screen import say
-from hermes_core.settings import read_yaml, validated
+from hermes_core.settings import read_yaml
+from hermes_core.validation import validated
 
 if TYPE_CHECKING:
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig

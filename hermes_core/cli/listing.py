@@ -11,8 +11,7 @@ from typing import Any
 from hermes_core.errors import HermesError
 from hermes_core.plugins.registry import Entry, Registry
 from hermes_core.runtime import Runtime
-from hermes_core.tools.registry import ToolRegistry
-from hermes_core.tools.toolsets import expand_toolset
+from hermes_core.tools.registry import ToolRegistry, expand_toolset
 
 Cell = str | Sequence[str] | Mapping[str, Sequence[str]]
 """A text, several, or several by kind."""

@@ -14,7 +14,7 @@ from hermes_core.environment import Environment
 from hermes_core.envs.rollout import Limits
 from hermes_core.errors import UsageError
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
-from hermes_core.settings import validated
+from hermes_core.validation import validated
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime

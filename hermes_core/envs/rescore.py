@@ -19,7 +19,7 @@ from hermes_core.envs.store import RUN, OutputFolder, read_records, read_run
 from hermes_core.envs.summary import Key, Tally
 from hermes_core.envs.trajectory import Trajectory, dump_record
 from hermes_core.errors import OutputError, UsageError
-from hermes_core.settings import validated
+from hermes_core.validation import validated
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime

@@ -35,8 +35,8 @@ from hermes_core.envs.summary import RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory, plain
 from hermes_core.errors import DatasetError, HermesError, UsageError
 from hermes_core.sandbox.pool.cost import CostLimitReached, Usage
-from hermes_core.settings import validated
-from hermes_core.tools.toolsets import resolve_tools
+from hermes_core.tools.registry import resolve_tools
+from hermes_core.validation import validated
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime

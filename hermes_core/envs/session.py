@@ -15,7 +15,7 @@ from hermes_core.envs.options import RunOptions, pool_size
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.trajectory import Redact
 from hermes_core.errors import HermesError, PluginError, UnknownNameError
-from hermes_core.plugins.calling import EnvironmentHooks, environment_hooks
+from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.plugins.registry import describe
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.settings import Redactor, url_secrets
@@ -107,7 +107,7 @@ def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> Environ
         PluginError: one of them can't work.
         UsageError: the agent is `oracle`, and the environment has no reference solution.
     """
-    hooks = environment_hooks(environment, runtime.plugin_manager)
+    hooks = EnvironmentHooks(environment, runtime.plugin_manager.hooks.list_name_plugin())
     if agent == OracleAgent.name:
         hooks.check_solve()
     return hooks

@@ -19,7 +19,7 @@ from hermes_core.envs.rollout import Rollout
 from hermes_core.errors import CommandError, DatasetError, SetupFailed
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.sandbox.results import CommandResult
-from hermes_core.settings import requirement
+from hermes_core.validation import requirement
 
 OUTPUT_KEPT = 4000
 """Characters of a check's output that the details keep."""

@@ -13,7 +13,7 @@ from hermes_core.environment import Environment
 from hermes_core.envs.options import RunOptions, granted_isolation
 from hermes_core.envs.runner import Jobs, Run, Tools
 from hermes_core.envs.session import hooks_for, make_environment, new_backend, new_context, open_agent, set_up
-from hermes_core.settings import validated
+from hermes_core.validation import validated
 
 if TYPE_CHECKING:
     from hermes_core.runtime import Runtime

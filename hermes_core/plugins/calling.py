@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from hermes_core.errors import PluginError, SetupFailed, UsageError, VerifierErr
 from hermes_core.plugins import hookspecs
 
 if TYPE_CHECKING:
-    from hermes_core.plugins.manager import PluginManager
     from hermes_core.sandbox.pool.watches import ProcessUpdate
 
 log = logging.getLogger(__name__)
@@ -159,15 +158,18 @@ class EnvironmentHooks:
     pluggy's `firstresult` would take the last of several environments registered; so each instance has a manager of
     its own that holds it and the plugins, with one implementation of each environment hook.
 
+    Args:
+        plugins: those that are registered, with their names.
+
     Raises:
         PluginError: the environment implements a hook twice, asks for an argument that it does not have, or has no
             `verify_and_score_trajectory`.
     """
 
-    def __init__(self, environment: object, plugins: PluginManager) -> None:
+    def __init__(self, environment: object, plugins: Iterable[tuple[str, object]]) -> None:
         self.name = str(getattr(environment, "name", type(environment).__name__))
         manager = new_manager()
-        for name, plugin in plugins.hooks.list_name_plugin():
+        for name, plugin in plugins:
             manager.register(plugin, name)
         implementations = {hook: self._own(environment, hook) for hook in ENVIRONMENT_HOOKS}
         if implementations["verify_and_score_trajectory"] is None:
@@ -311,11 +313,6 @@ class EnvironmentHooks:
                 hint="return a finite reward, or (reward, details)",
             )
         return float(reward), dict(details)
-
-
-def environment_hooks(environment: object, plugins: PluginManager) -> EnvironmentHooks:
-    """The hooks of this environment instance, with the plugins around them. Raises as `EnvironmentHooks` does."""
-    return EnvironmentHooks(environment, plugins)
 
 
 def _observers_of(environment: object) -> dict[str, Callable[..., Any]]:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pluggy
 
 from hermes_core.errors import PluginError, UsageError, nearest_hint
-from hermes_core.plugins.calling import EnvironmentHooks, Observers, adapt_plugin, environment_hooks, new_manager
+from hermes_core.plugins.calling import Observers, adapt_plugin, new_manager
 from hermes_core.plugins.hookspecs import PROJECT
 from hermes_core.plugins.registry import (
     Claims,
@@ -27,8 +27,6 @@ from hermes_core.plugins.registry import (
     import_hint,
 )
 from hermes_core.version import PLUGIN_API, __version__
-
-__all__ = ["EnvironmentHooks", "Observers", "PluginManager", "environment_hooks"]
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hermes_core.errors import HermesError, PluginError, UnknownNameError
-
-if TYPE_CHECKING:
-    from hermes_core.tools.base import Tool
+from hermes_core.tools.base import Tool
+from hermes_core.validation import words
 
 _PLUGIN_KINDS = ("backend", "environment")
 _DISTRIBUTION = re.compile(r"[a-z][a-z0-9_-]*", re.IGNORECASE)
@@ -92,11 +91,6 @@ class Entry:
                 f"{self.kind} {self.name!r} of {self.plugin.label} cannot be loaded: {describe(error)}",
                 hint=import_hint(error, self.plugin),
             ) from error
-
-
-def words(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Several words, or one that was written without its brackets."""
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 class Claims:

@@ -170,7 +170,7 @@ class SandboxConfig(BaseModel):
         Raises:
             ConfigError, UnknownNameError: names the profile and the key.
         """
-        from hermes_core.settings import validated
+        from hermes_core.validation import validated
 
         if not isinstance(data, Mapping):
             raise ConfigError(f"profile {name!r} is no mapping", hint="write `key: value` lines below it")

@@ -9,7 +9,7 @@ from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.sandbox.pool.cost import Meter, Usage
 from hermes_core.sandbox.pool.pool import Pool
-from hermes_core.settings import validated
+from hermes_core.validation import validated
 
 
 class Pools:

@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from hermes_core.errors import ConfigError, UnknownNameError, nearest_hint
-from hermes_core.settings import read_dotenv, read_profiles, validated
+from hermes_core.settings import read_dotenv, read_profiles
+from hermes_core.validation import validated
 
 log = logging.getLogger(__name__)
 

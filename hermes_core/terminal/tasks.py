@@ -27,11 +27,12 @@ from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.sandbox.pool.watches import ProcessUpdate, Subscriber
 from hermes_core.sandbox.results import Slot
-from hermes_core.settings import Settings, validated
+from hermes_core.settings import Settings
 from hermes_core.terminal.settings import TerminalSettings
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.process import PROCESS
 from hermes_core.tools.terminal import NOT_RUN, TERMINAL
+from hermes_core.validation import validated
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from hermes_core.errors import ConfigError, UsageError
-from hermes_core.plugins.registry import words
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.results import ExecutionResult, Slot
+from hermes_core.validation import words
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What model endpoints accept as a function's name."""

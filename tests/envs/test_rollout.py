@@ -27,7 +27,7 @@ from hermes_core.errors import (
     SlotUnclean,
     VerifierError,
 )
-from hermes_core.plugins.calling import environment_hooks
+from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.plugins.manager import PluginManager
 from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
 from hermes_core.tools.base import Tool
@@ -173,7 +173,7 @@ def context(environment=None, agent=None, backend=None, **changes) -> RolloutCon
     environment, registry = environment or Plain(), tools()
     return RolloutContext(
         environment=environment,
-        hooks=environment_hooks(environment, PluginManager(load_entry_points=False)),
+        hooks=EnvironmentHooks(environment, PluginManager(load_entry_points=False).hooks.list_name_plugin()),
         agent=agent or NopAgent(AgentSettings()),
         backend=backend or Slots(),
         backend_name="fake",

@@ -50,8 +50,12 @@ class Marked:
         self.solved = "workspace_meta" in rest
 
 
-def plugins(*extra: object) -> PluginManager:
+def managed(*extra: object) -> PluginManager:
     return PluginManager(extra=extra, load_entry_points=False)
+
+
+def plugins(*extra: object) -> list[tuple[str, object]]:
+    return managed(*extra).hooks.list_name_plugin()
 
 
 async def test_keyword_only_and_defaulted_arguments_arrive() -> None:
@@ -244,7 +248,7 @@ class Failing:
 
 def test_a_failing_observer_is_logged_and_others_are_told(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Any] = []
-    observers = plugins(Failing(), Watching(seen), Failing()).observers
+    observers = managed(Failing(), Watching(seen), Failing()).observers
     with caplog.at_level(logging.ERROR, "hermes_core"):
         observers.trajectory_finished(trajectory_id="t", record={"reward": 1.0})
     assert seen == [1.0]
@@ -261,8 +265,9 @@ def test_an_environment_observes_its_own_rollouts() -> None:
         def verify_and_score_trajectory(self) -> float:
             return 1.0
 
-    manager = plugins()
-    EnvironmentHooks(Both(seen), manager).observers.trajectory_finished(trajectory_id="t", record={"reward": 0.0})
+    manager = managed()
+    hooks = EnvironmentHooks(Both(seen), manager.hooks.list_name_plugin())
+    hooks.observers.trajectory_finished(trajectory_id="t", record={"reward": 0.0})
     manager.observers.trajectory_finished(trajectory_id="t", record={"reward": 1.0})
     assert seen == [0.0]
 
@@ -276,7 +281,7 @@ def test_every_observer_hook_can_be_told() -> None:
         return lambda: told.append(name)
 
     plugin = SimpleNamespace(**{f"hermes_{name}": hookimpl(recorder(name)) for name in names})
-    observers: Observers = plugins(plugin).observers
+    observers: Observers = managed(plugin).observers
     observers.trajectory_started(trajectory_id="t", environment="e", item_id="i")
     observers.trajectory_finished(trajectory_id="t", record={})
     observers.tool_called(trajectory_id="t", tool_name="n", arguments={}, result=None)

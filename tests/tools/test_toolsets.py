@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hermes_core.errors import ConfigError, PluginError, UnknownNameError
 from hermes_core.tools import builtin
 from hermes_core.tools.base import Tool, ToolParams
-from hermes_core.tools.registry import ToolRegistry
-from hermes_core.tools.toolsets import Distribution, expand_toolset, resolve_tools
+from hermes_core.tools.registry import ToolRegistry, expand_toolset, resolve_tools
+from hermes_core.tools.toolsets import Distribution
 
 CORE = ["terminal", "process", "read_file", "write_file", "patch", "search_files"]
 

@@ -16,8 +16,8 @@ from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraErro
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest import wire
-from hermes_core.sandbox.guest_client.commands import RemoteCommands, error_from_guest
-from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings, Line, greet
+from hermes_core.sandbox.guest_client.commands import RemoteCommands
+from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings, Line, error_from_guest, greet
 from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream
 
 __all__ = ["PREPARE", "GuestClient", "GuestSettings"]
@@ -139,7 +139,7 @@ class GuestClient:
             workspace = f"{self.settings.workspace_base}/prepared"
         else:
             workspace = f"{self.settings.workspace_base}/slot_{index}"
-        return RemoteCommands(self, index, workspace)
+        return RemoteCommands(self.call, index, workspace)
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         """Every process of the slot is dead when this returns; its files stay, and unless `forget` its logs do.

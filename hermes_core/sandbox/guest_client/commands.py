@@ -6,19 +6,16 @@ import asyncio
 import json
 import math
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from hermes_core.errors import CommandError, HermesError, InfraError, PolicyError, SlotLost, SlotUnclean
+from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Compression
 from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
 from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream, background, fed, once
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.guest_client.client import GuestClient
 
 Answer = tuple[dict[str, Any], bytes]
 GRACE_S = 2.0
@@ -35,34 +32,26 @@ _LABEL = 2000
 """Characters of a background process's command that are listed."""
 _JOINED_AT_ONCE = 4 << 20
 """Bytes up to which the pieces of a stream are put together on the event loop: 100 MB would stall it for 50 ms."""
-_HINTS = {
-    "isolation": "ask for a weaker level, or use another backend",
-    "driver": "take over the lease if that driver is dead",
-    "lease": "create a sandbox of your own",
-}
 
 
-def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None) -> HermesError:
-    """The typed error for what the guest says."""
-    message, code = str(error.get("message")), str(error.get("code"))
-    slot_id = None if slot is None else f"slot_{slot}"
-    match error.get("kind"):
-        case "command":
-            return CommandError(message, code=code, slot_id=slot_id)
-        case "policy":
-            return PolicyError(message, hint=_HINTS.get(code), sandbox_id=sandbox_id)
-        case _ if code in ("unclean", "unready"):
-            lost = SlotUnclean if code == "unclean" else SlotLost
-            return lost(message, hint="it is quarantined with its sandbox", sandbox_id=sandbox_id, slot_id=slot_id)
-        case _:
-            return InfraError(message, sandbox_id=sandbox_id, slot_id=slot_id)
+class Call(Protocol):
+    """A request to the guest: `GuestClient.call`."""
+
+    def __call__(
+        self,
+        header: dict[str, Any],
+        body: bytes = b"",
+        *,
+        output: OutputStream | None = None,
+        input: InputPump | None = None,  # noqa: A002
+    ) -> Coroutine[Any, Any, tuple[dict[str, Any], bytes]]: ...
 
 
 class RemoteCommands:
     """`SlotCommands` over a guest. Documented there."""
 
-    def __init__(self, client: GuestClient, index: int, workspace_dir: str) -> None:
-        self._client = client
+    def __init__(self, call: Call, index: int, workspace_dir: str) -> None:
+        self._call = call
         self._index = index
         self._workspace_dir = workspace_dir
 
@@ -124,13 +113,13 @@ class RemoteCommands:
         """Run with input of any size: small ones travel with the request."""
         header |= {"slot": self._index, "script": len(script)}
         if stdin is None:
-            return await self._client.call(header, script, output=output)
+            return await self._call(header, script, output=output)
         header["input"] = True
         if isinstance(stdin, bytes) and len(stdin) <= CHUNK:
             header["eof"] = True
-            return await self._client.call(header, script + stdin, output=output)
+            return await self._call(header, script + stdin, output=output)
         pump = InputPump(once(stdin) if isinstance(stdin, bytes) else stdin)
-        return await fed(self._client.call(header, script, input=pump, output=output), pump.run())
+        return await fed(self._call(header, script, input=pump, output=output), pump.run())
 
     # --- background processes ---------------------------------------------------------------------------------------
 
@@ -157,12 +146,12 @@ class RemoteCommands:
             "label": label[:_LABEL],
             "spool": spool,
         }
-        answer, _ = await self._client.call(header | _launch(command, cwd, env, pty), script)
+        answer, _ = await self._call(header | _launch(command, cwd, env, pty), script)
         return _process_status(answer["process"])
 
     async def processes(self) -> Sequence[ProcessStatus]:
         """The slot's background processes, oldest first."""
-        answer, _ = await self._client.call({"op": "processes", "slot": self._index})
+        answer, _ = await self._call({"op": "processes", "slot": self._index})
         return [_process_status(process) for process in answer["processes"]]
 
     async def poll(self, process_id: str) -> ProcessStatus:
@@ -181,7 +170,7 @@ class RemoteCommands:
             "limit": max(0, limit),
             "wait": None if wait_s is None else _seconds("wait_s", min(wait_s, LONGEST_WAIT_S), least=0.0),
         }
-        answer, data = await self._client.call(header)
+        answer, data = await self._call(header)
         return LogChunk(data, answer["offset"], answer["total"], answer["dropped"], answer["running"])
 
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
@@ -196,7 +185,7 @@ class RemoteCommands:
             part = data[taken : taken + WINDOW]
             last = taken + len(part) == len(data)
             header = {"op": "write", "slot": self._index, "process": process_id, "eof": eof and last}
-            answer, _ = await self._client.call(header, part)
+            answer, _ = await self._call(header, part)
             taken += int(answer["taken"])
             if last or answer["taken"] < len(part):
                 return taken
@@ -211,7 +200,7 @@ class RemoteCommands:
 
     async def _about(self, op: str, process_id: str, **arguments: Any) -> ProcessStatus:
         header = {"op": op, "slot": self._index, "process": process_id, **arguments}
-        answer, _ = await self._client.call(header)
+        answer, _ = await self._call(header)
         return _process_status(answer["process"])
 
     # --- files ------------------------------------------------------------------------------------------------------
@@ -290,7 +279,7 @@ class RemoteCommands:
         """A file operation whose data flows under the window, so that a large one never delays a neighbour."""
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
-        async with background(self._client.call(header, output=stream)) as call:
+        async with background(self._call(header, output=stream)) as call:
             async for piece in stream:
                 await sink(piece)
             result = _command_result(*await call)

@@ -8,11 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hermes_core.errors import ChannelLost, HermesError, NoPythonError, SandboxLost
+from hermes_core.errors import (
+    ChannelLost,
+    CommandError,
+    HermesError,
+    InfraError,
+    NoPythonError,
+    PolicyError,
+    SandboxLost,
+    SlotLost,
+    SlotUnclean,
+)
 from hermes_core.sandbox.contract import Channel, Isolation, Network, Sandbox
 from hermes_core.sandbox.guest import wire
 from hermes_core.sandbox.guest_client.bundle import NO_GUEST, TOO_OLD, guest_argv, payload
-from hermes_core.sandbox.guest_client.commands import error_from_guest
 
 _READ_BYTES = 1 << 18
 _NO_PYTHON = (TOO_OLD, 126, 127)
@@ -151,3 +160,26 @@ async def _no_greeting(channel: Channel, sandbox_id: str) -> HermesError:
     if status in _NO_PYTHON:
         return NoPythonError(words or "there is no python3 in it", sandbox_id=sandbox_id)
     return ChannelLost(f"the guest's bridge ended with status {status}: {words}", sandbox_id=sandbox_id)
+
+
+_HINTS = {
+    "isolation": "ask for a weaker level, or use another backend",
+    "driver": "take over the lease if that driver is dead",
+    "lease": "create a sandbox of your own",
+}
+
+
+def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None) -> HermesError:
+    """The typed error for what the guest says."""
+    message, code = str(error.get("message")), str(error.get("code"))
+    slot_id = None if slot is None else f"slot_{slot}"
+    match error.get("kind"):
+        case "command":
+            return CommandError(message, code=code, slot_id=slot_id)
+        case "policy":
+            return PolicyError(message, hint=_HINTS.get(code), sandbox_id=sandbox_id)
+        case _ if code in ("unclean", "unready"):
+            lost = SlotUnclean if code == "unclean" else SlotLost
+            return lost(message, hint="it is quarantined with its sandbox", sandbox_id=sandbox_id, slot_id=slot_id)
+        case _:
+            return InfraError(message, sandbox_id=sandbox_id, slot_id=slot_id)

@@ -6,16 +6,12 @@ import asyncio
 import os
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hermes_core.errors import HermesError
 from hermes_core.sandbox.anchor import anchor_command
-from hermes_core.sandbox.contract import Diagnosis, Isolation, Network, Sandbox, SandboxSpec
+from hermes_core.sandbox.contract import Backend, Diagnosis, Isolation, Network, Sandbox, SandboxSpec
 from hermes_core.sandbox.local import view
 from hermes_core.sandbox.local.probe import Probe
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.local.backend import LocalBackend
 
 _LIMIT_S = 20.0
 _LIMITS = (  # what can stand in the way of a user namespace, the value that does, and what to do
@@ -29,7 +25,7 @@ _LIMITS = (  # what can stand in the way of a user namespace, the value that doe
 )
 
 
-async def diagnose(backend: LocalBackend, probe: Probe) -> Diagnosis:
+async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
     """Try a sandbox of the strongest level that the host seems to allow."""
     capabilities = backend.capabilities
     strongest = max(capabilities.isolation)
@@ -74,7 +70,7 @@ def _advice(probe: Probe) -> list[str]:
     return [*found, "until then, only trusted work: `--isolation shared --allow-unisolated`"]
 
 
-async def _try(backend: LocalBackend, level: Isolation) -> str:
+async def _try(backend: Backend, level: Isolation) -> str:
     """Make a sandbox, run the interpreter in it, end it; the interpreter's version."""
     spec = SandboxSpec(
         lease_id=f"doctor-{uuid.uuid4().hex}",

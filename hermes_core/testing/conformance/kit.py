@@ -26,9 +26,9 @@ from hermes_core.sandbox.contract import (
     SandboxStatus,
 )
 from hermes_core.sandbox.results import Slot
-from hermes_core.settings import validated
 from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.tool_backend import ToolBackend
+from hermes_core.validation import validated
 
 SLOTS = 8
 """Slots in a sandbox of the tool backends that checks share."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from hermes_core import Network, SandboxConfig
-from hermes_core.settings import validated
+from hermes_core.validation import validated
 
 LONGEST_LIFE_S = 24 * 3600
 DEFAULT_APP = "atropos-sandbox"

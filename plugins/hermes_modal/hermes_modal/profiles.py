@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from hermes_core import ConfigError, UnknownNameError, nearest_hint
 from hermes_core.settings import read_profiles as profiles_of
-from hermes_core.settings import validated
+from hermes_core.validation import validated
 from hermes_modal.config import ModalSandboxConfig
 
 Config = TypeVar("Config", bound=ModalSandboxConfig)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hermes_core import ConfigError, DatasetError, nearest_hint
-from hermes_core.settings import requirement
+from hermes_core.validation import requirement
 from hermes_swe_smith.rows import Task
 
 _URL = re.compile(r"^(https?|ssh|git|file)://|^[\w.-]+@[\w.-]+:")

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from hermes_core import DatasetError
-from hermes_core.settings import requirement
+from hermes_core.validation import requirement
 from hermes_swe_smith import doctests
 from hermes_swe_smith.config import SweSmithConfig
 

@@ -1,0 +1,118 @@
+"""Check what users wrote against pydantic models, and say in their words what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from hermes_core.errors import ConfigError, UnknownNameError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+SECRET_NAME = re.compile(
+    # SWE-smith's FAIL_TO_PASS is none.
+    r"(API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|_(KEY|PWD|PAT|AUTH)|(?<!_TO)_PASS|CREDENTIALS?)(_ID)?$"
+)
+"""Names of variables and keys whose values are secrets."""
+
+
+def words(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Several words, or one that was written without its brackets."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def validated(model: type[Model], data: Mapping[str, Any], what: str) -> Model:
+    """`data` as an instance of `model`.
+
+    Args:
+        what: where the data is from, for messages: `the settings`, `profile 'default'`, `environment 'tasks'`.
+
+    Raises:
+        UnknownNameError: a key that the model does not have, with the nearest one.
+        ConfigError: a value that the model refuses; names every such key.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        for problem in problems:
+            if problem["type"] == "extra_forbidden":
+                *path, key = problem["loc"]
+                place = f" (in {_dotted(path)})" if path else ""
+                raise UnknownNameError("key", str(key), _keys_at(model, path), where=f"of {what}{place}") from None
+        lines = "; ".join(f"{_dotted(problem['loc'])} {requirement(problem)}".lstrip() for problem in problems)
+        hints = (HINTS[problem["type"]] for problem in problems if problem["type"] in HINTS)
+        raise ConfigError(f"{what}: {lines}", hint=next(hints, None)) from None
+
+
+_REQUIREMENTS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "string_pattern_mismatch": "must have the right form",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be a text",
+    "dict_type": "must be a mapping",
+    "mapping_type": "must be a mapping",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+}
+"""What a value must be, by pydantic's kind of error, in the words of those who write YAML, JSON and command lines."""
+
+HINTS = {
+    "missing": "it has no default: set it",
+    "dict_type": "in YAML `key: value` lines below it; on a command line JSON, or one entry as --….KEY=VALUE",
+}
+
+
+_WITHOUT_VALUE = frozenset({"missing", "extra_forbidden", "string_too_short", "too_short", "value_error"})
+
+
+def requirement(problem: Mapping[str, Any]) -> str:
+    """What pydantic found wrong with a value, to go after its name: `must be at least 1, not 0`."""
+    given, kind = problem["input"], problem["type"]
+    if kind in _REQUIREMENTS:
+        bounds = {
+            key: f"{bound:g}" if isinstance(bound, float) else bound for key, bound in problem.get("ctx", {}).items()
+        }
+        said = _REQUIREMENTS[kind].format(**bounds)
+    else:
+        said = re.sub("^Input should be", "must be", str(problem["msg"]).removeprefix("Value error, "))
+    secret = "env_vars" in problem["loc"] or SECRET_NAME.search(_dotted(problem["loc"]).upper())
+    shown = kind not in _WITHOUT_VALUE and isinstance(given, str | int | float) and len(repr(given)) <= 80
+    return f"{said}, not {given!r}" if shown and not secret else said
+
+
+def _dotted(path: Iterable[Any]) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _keys_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
+    """The keys of the model that lies at `path` inside `model`; list indexes and mapping keys are stepped over."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is not None:
+            model = next(_models_in(field.annotation), model)
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
