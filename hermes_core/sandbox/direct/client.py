@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from hermes_core.errors import (
     ChannelLost,
@@ -18,23 +17,14 @@ from hermes_core.errors import (
     ProvisionError,
     SandboxLost,
     SlotLost,
-    SlotUnclean,
 )
-from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
-from hermes_core.sandbox.direct import sh as shell
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.direct.commands import DirectCommands
-    from hermes_core.sandbox.guest_client.client import GuestSettings
-    from hermes_core.sandbox.guest_client.connection import GuestLife
+from hermes_core.sandbox.contract import Isolation, Sandbox
+from hermes_core.sandbox.direct import sh
+from hermes_core.sandbox.direct.commands import DirectCommands
+from hermes_core.sandbox.direct.sh import Shell
+from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings
 
 log = logging.getLogger(__name__)
-
-KILL_ROUNDS = 100
-
-DYING_S = 0.3
-"""How long a sandbox may take from killing its processes to being gone, in seconds."""
 
 _NEEDED = ("mkfifo", "head", "tail", "stat", "find", "grep", "tar", "readlink", "rm", "mv", "chmod", "mkdir", "dd")
 
@@ -80,19 +70,19 @@ class DirectClient:
         self.settings = settings
         self.granted = Isolation.DEDICATED if settings.slots == 1 else Isolation.SHARED
         self.processors = max((int(word) for word in tools if word.isdecimal()), default=1)
-        self.lost = asyncio.Event()
-        self.shell = "bash" if "bash" in tools else "sh"
-        self.session = "setsid" if "setsid" in tools else ""
         self.life: GuestLife | None = None
-        self.work = Background()
-        self._can_kill = "proc" in tools
+        self._shell = Shell(
+            sandbox,
+            program="bash" if "bash" in tools else "sh",
+            session="setsid" if "setsid" in tools else "",
+            can_kill="proc" in tools,
+        )
+        self.lost = self._shell.lost
         self._secret = secrets.token_hex(8)
-        self._numbers = itertools.count(1)
         self._slots: dict[int, DirectCommands] = {}
-        self._closed = False
-        self.missing = tuple(self._missing())
+        self.missing = tuple(self._missing(can_kill="proc" in tools))
 
-    def _missing(self) -> list[str]:
+    def _missing(self, *, can_kill: bool) -> list[str]:
         missing = [
             "isolation between slots above shared, unless each sandbox has one slot",
             "a preparation user apart from the slots",
@@ -105,7 +95,7 @@ class DirectClient:
             "spooled output",
             "terminals (pty)",
         ]
-        if not self._can_kill:
+        if not can_kill:
             missing.append("killing what a slot left running (no /proc): its sandbox is replaced instead")
         return missing
 
@@ -122,8 +112,8 @@ class DirectClient:
             ChannelLost, SandboxLost: the sandbox could not be reached.
         """
         try:
-            tools = frozenset((await shell.helper(sandbox, _PROBE, *_NEEDED)).decode().split())
-        except shell.Ended as error:
+            tools = frozenset((await sh.helper(sandbox, _PROBE, *_NEEDED)).decode().split())
+        except sh.Ended as error:
             raise ChannelLost("sh ended before it said a word", sandbox_id=sandbox.id) from error
         if lacking := [name for name in _NEEDED if name not in tools]:
             failed = ProvisionError(
@@ -152,18 +142,18 @@ class DirectClient:
                 hint="use an image with python3 (3.7 or later), or leave secrets and slot_secrets out",
                 sandbox_id=sandbox.id,
             )
-        client.work.spawn(client._heartbeat(), f"heartbeat of {sandbox.id}")
+        client._shell.work.spawn(client._heartbeat(), f"heartbeat of {sandbox.id}")
         return client
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
         """Let go of the sandbox; with `end_sandbox` its anchor is told to end it. Idempotent."""
-        if self._closed:
+        if self._shell.closed:
             return
-        self._closed = True
-        await self.work.aclose()
+        self._shell.closed = True
+        await self._shell.work.aclose()
         if end_sandbox and not self.lost.is_set():
-            with contextlib.suppress(InfraError, CommandError, shell.Ended):
-                await shell.helper(self.sandbox, 'echo end >"$1"', self._heartbeat_path)
+            with contextlib.suppress(InfraError, CommandError, sh.Ended):
+                await sh.helper(self.sandbox, 'echo end >"$1"', self._heartbeat_path)
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
@@ -176,16 +166,16 @@ class DirectClient:
 
     def commands(self, index: int) -> DirectCommands:
         """The commands of a slot; index -1 is the preparation's, which here runs as the same user."""
-        from hermes_core.sandbox.direct.commands import DirectCommands
-
         if index not in self._slots:
             workspace, scratch = self._directories(index)
-            self._slots[index] = DirectCommands(self, workspace, scratch, f"{self._secret}-{index}.")
+            self._slots[index] = DirectCommands(
+                self._shell, self.settings.env, workspace, scratch, f"{self._secret}-{index}."
+            )
         return self._slots[index]
 
     async def open_slot(self, index: int) -> str:
         """Make the slot's directories; its workspace. Idempotent."""
-        await self.script(_OPEN, *self._directories(index))
+        await self._shell.script(_OPEN, *self._directories(index))
         return self._directories(index)[0]
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
@@ -196,7 +186,7 @@ class DirectClient:
         """
         commands = self.commands(index)
         if commands.used:
-            await self.kill(f"={commands.mark}", "KILL")
+            await self._shell.kill(f"={commands.mark}", "KILL")
             await commands.forget_processes()
 
     async def reset_slot(self, index: int) -> None:
@@ -206,7 +196,7 @@ class DirectClient:
             SlotLost: it is the one slot of a dedicated sandbox and was used, or something is left of it.
             SandboxLost: the sandbox has ended, which nothing else has told yet.
         """
-        await self.check_alive(None)
+        await self._shell.check_alive(None)
         if not self.commands(index).used:
             return
         if self.granted is Isolation.DEDICATED:
@@ -215,99 +205,10 @@ class DirectClient:
             )
         await self.kill_slot(index)
         try:
-            await self.script(_WIPE, *self._directories(index))
+            await self._shell.script(_WIPE, *self._directories(index))
         except CommandError as error:
             raise SlotLost(f"the slot could not be emptied: {error}", sandbox_id=self.sandbox.id) from error
         self.commands(index).used = False
-
-    # --- for the commands -------------------------------------------------------------------------------------------
-
-    async def script(self, source: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
-        """`shell.helper`, with a sandbox that ended meanwhile told apart from a script that was killed."""
-        self._check_open()
-        try:
-            return await shell.helper(self.sandbox, source, *args, stdin=stdin, limit=limit)
-        except shell.Ended as error:
-            await self.confirm_alive(error)
-            raise CommandError("the operation was killed inside the sandbox") from error
-        except ChannelLost as error:
-            await self.check_alive(error)
-            raise
-        except SandboxLost:
-            self.lost.set()
-            raise
-
-    async def kill(self, mark: str, signal: str, *, rounds: int = KILL_ROUNDS) -> None:
-        """Signal everything whose environment carries the mark, until nothing is left.
-
-        Raises:
-            SlotLost: something is left, or can't be looked for.
-        """
-        if not self._can_kill:
-            raise SlotLost("without /proc processes can't be found", sandbox_id=self.sandbox.id)
-        try:
-            await self.script(shell.KILL, mark, signal, str(rounds))
-        except CommandError as error:
-            raise SlotUnclean(f"the slot could not be killed: {error}", sandbox_id=self.sandbox.id) from error
-
-    async def is_there(self, mark: str) -> bool:
-        """Whether anything runs whose environment carries the mark.
-
-        Raises:
-            SlotLost: it can't be looked for.
-        """
-        try:
-            return bool(await self.script(shell.FIND, mark))
-        except CommandError as error:
-            raise SlotLost(f"processes can't be looked for: {error}", sandbox_id=self.sandbox.id) from error
-
-    async def open(self, source: str, args: list[str], env: dict[str, str]) -> Channel:
-        """A channel to a script.
-
-        Raises:
-            ChannelLost, SandboxLost: the sandbox could not be reached.
-        """
-        self._check_open()
-        try:
-            return await self.sandbox.open(["sh", "-c", source, "hermes-direct", *args], env=env)
-        except ChannelLost as error:
-            await self.check_alive(error)
-            raise
-        except SandboxLost:
-            self.lost.set()
-            raise
-
-    async def check_alive(self, cause: BaseException | None) -> None:
-        """Tell a lost channel from a lost sandbox.
-
-        Raises:
-            SandboxLost: the provider says that it is not running.
-        """
-        if await self.sandbox.status() is not SandboxStatus.RUNNING:
-            self.lost.set()
-            raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
-
-    async def confirm_alive(self, cause: BaseException | None = None) -> None:
-        """Tell what was killed inside the sandbox from what died with it: its processes go first, it a moment later.
-
-        Raises:
-            ChannelLost, SandboxLost: it can't be reached any more.
-        """
-        await asyncio.sleep(DYING_S)
-        await self.check_alive(cause)
-        try:
-            await shell.helper(self.sandbox, "true")
-        except shell.Ended as error:
-            await self.check_alive(error)
-            raise ChannelLost("the sandbox does not answer", sandbox_id=self.sandbox.id) from error
-
-    def next_number(self) -> int:
-        """A number that no other command of this client has."""
-        return next(self._numbers)
-
-    def _check_open(self) -> None:
-        if self._closed or self.lost.is_set():
-            raise SandboxLost("the sandbox is gone", hint="acquire another slot", sandbox_id=self.sandbox.id)
 
     # --- the heartbeat ----------------------------------------------------------------------------------------------
 
@@ -320,12 +221,12 @@ class DirectClient:
         heard = time.monotonic()
         while not self.lost.is_set():
             try:
-                channel = await self.open(_HEARTBEAT, [self._heartbeat_path], {"HERMES_DIRECT_HELPER": "1"})
+                channel = await self._shell.open(_HEARTBEAT, [self._heartbeat_path], {"HERMES_DIRECT_HELPER": "1"})
                 try:
                     while True:
                         async with asyncio.timeout(self.settings.orphan_ttl_s):
                             await channel.write(b"%d %d\n" % (time.time_ns(), self.settings.orphan_ttl_s))
-                            if not await channel.read(shell.READ_SIZE):
+                            if not await channel.read(sh.READ_SIZE):
                                 raise ChannelLost("the heartbeat ended")
                         heard = time.monotonic()
                         await asyncio.sleep(self._interval)
@@ -335,7 +236,7 @@ class DirectClient:
                 return
             except (InfraError, TimeoutError) as error:
                 with contextlib.suppress(InfraError):
-                    await self.check_alive(error)
+                    await self._shell.check_alive(error)
                 if time.monotonic() - heard > self.settings.orphan_ttl_s:
                     log.warning("sandbox %s could not be reached in time", self.sandbox.id)
                     self.lost.set()

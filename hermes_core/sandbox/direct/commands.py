@@ -8,12 +8,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hermes_core.errors import ChannelLost, CommandError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Compression
 from hermes_core.sandbox.contract import Channel
-from hermes_core.sandbox.direct import sh as shell
+from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.direct.files import (
     CLEAR,
     COMPRESSIONS,
@@ -35,9 +34,6 @@ from hermes_core.sandbox.direct.run import GRACE_S, Run, exit_or_signal
 from hermes_core.sandbox.guest.background import KEEP_S, MOST
 from hermes_core.sandbox.guest.output import Rolling
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.direct.client import DirectClient
 
 MAX_WORD = 100_000
 """Bytes of a command line that still fit into one parameter of a program; longer ones go through a file."""
@@ -106,14 +102,18 @@ class DirectCommands:
     """The commands of one slot.
 
     Args:
+        environment: of every command, besides its own.
         mark: what everything that the slot starts carries in its environment, followed by the command's number.
     """
 
-    def __init__(self, client: DirectClient, workspace: str, scratch: str, mark: str) -> None:
+    def __init__(
+        self, shell: sh.Shell, environment: Mapping[str, str], workspace: str, scratch: str, mark: str
+    ) -> None:
         self.mark = mark
         self.used = False
         """Whether something was done in the slot since it was last clean."""
-        self._client = client
+        self._shell = shell
+        self._base_environment = environment
         self._workspace = workspace
         self._scratch = scratch
         self._processes: dict[str, _Process] = {}
@@ -147,38 +147,38 @@ class DirectCommands:
 
     async def _prepared(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Run:
         argv, path, environment = await self._argv(command), self._path(cwd or "."), self._environment(env)
-        return Run(self._client, argv, path, environment, mark=self.mark, scratch=self._scratch)
+        return Run(self._shell, argv, path, environment, mark=self.mark, scratch=self._scratch)
 
     async def _argv(self, command: str | Sequence[str]) -> list[str]:
         self.used = True
         if not isinstance(command, str):
-            shell.check_words(*command)
+            sh.check_words(*command)
             if not command:
                 raise CommandError("the command is empty", code="invalid")
             return list(command)
-        shell.check_words(command)
+        sh.check_words(command)
         text = command.encode("utf-8", "surrogateescape")
         if len(text) <= MAX_WORD:
-            return [self._client.shell, "-c", command]
-        path = f"{self._scratch}/run/{self._client.next_number()}.sh"
+            return [self._shell.program, "-c", command]
+        path = f"{self._scratch}/run/{self._shell.next_number()}.sh"
         await self.write_file(path, text)
-        return [self._client.shell, path]
+        return [self._shell.program, path]
 
     def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
-        shell.check_words(*(env or {}).keys(), *(env or {}).values())
+        sh.check_words(*(env or {}).keys(), *(env or {}).values())
         return {
             "HOME": f"{self._scratch}/home",
             "TMPDIR": f"{self._scratch}/tmp",
             "USER": "slot",
             "LOGNAME": "slot",
-            **self._client.settings.env,
+            **self._base_environment,
             **(env or {}),
         }
 
     def _path(self, path: str) -> str:
         if not path:
             raise CommandError("a path has at least one character", code="invalid")
-        shell.check_words(path)
+        sh.check_words(path)
         return path if path.startswith("/") else f"{self._workspace}/{path}"
 
     # --- background processes ---------------------------------------------------------------------------------------
@@ -211,14 +211,14 @@ class DirectCommands:
             output=Rolling(buffer_bytes),
         )
         self._processes[process.process_id] = process
-        self._client.work.spawn(self._follow(process, token, begun), f"process {process.process_id}")
+        self._shell.work.spawn(self._follow(process, token, begun), f"process {process.process_id}")
         return process.status()
 
     async def _follow(self, process: _Process, token: str, begun: bytes) -> None:
         status = 128 + 9
         try:
-            status = int((await shell.until_token(process.channel, token, process.feed, begun)).rest)
-        except (shell.Ended, ChannelLost):
+            status = int((await sh.until_token(process.channel, token, process.feed, begun)).rest)
+        except (sh.Ended, ChannelLost):
             pass
         finally:
             process.end(status)
@@ -289,9 +289,9 @@ class DirectCommands:
         """TERM, then KILL after the grace period, to it and all that it started."""
         process = self._process(process_id)
         if not process.ended.is_set():
-            await self._client.kill(f"HERMES_DIRECT={process.mark}", "TERM", rounds=1)
+            await self._shell.kill(f"HERMES_DIRECT={process.mark}", "TERM", rounds=1)
             await self.wait(process_id, timeout_s=grace_s)
-        await self._client.kill(f"HERMES_DIRECT={process.mark}", "KILL")
+        await self._shell.kill(f"HERMES_DIRECT={process.mark}", "KILL")
         return await self.wait(process_id, timeout_s=GRACE_S)
 
     async def forget_processes(self) -> None:
@@ -305,7 +305,7 @@ class DirectCommands:
     async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
         self.used = True
         try:
-            return await self._client.script(*with_path(script, self._path(path)), *args, stdin=stdin, limit=limit)
+            return await self._shell.script(*with_path(script, self._path(path)), *args, stdin=stdin, limit=limit)
         except CommandError as error:
             raise CommandError(f"{path}: {error.message}", code=error.code, hint=error.hint) from error
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from hermes_core.errors import ChannelLost, CommandError, InfraError
 from hermes_core.sandbox.contract import Channel
-from hermes_core.sandbox.direct import sh as shell
+from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.results import CommandResult
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.direct.client import DirectClient
 
 GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""
@@ -45,16 +41,16 @@ class Run:
     """
 
     def __init__(
-        self, client: DirectClient, argv: list[str], cwd: str, env: dict[str, str], *, mark: str, scratch: str
+        self, shell: sh.Shell, argv: list[str], cwd: str, env: dict[str, str], *, mark: str, scratch: str
     ) -> None:
-        self._client = client
-        number = client.next_number()
+        self._shell = shell
+        number = shell.next_number()
         self.mark = f"{mark}{number};"
         self.cwd = cwd
         self._argv = argv
         self._env = {**env, "HERMES_DIRECT_HELPER": self.mark}
         self._fifo = f"{scratch}/run/{number}"
-        self._token = shell.new_token()
+        self._token = sh.new_token()
         self._timed_out = False
 
     async def result(self, stdin: bytes, timeout_s: float | None, limit: int, merge: bool) -> CommandResult:
@@ -73,11 +69,11 @@ class Run:
         try:
             outcome = await self._streams(stdin, timeout_s, out, None if merge else err)
         except BaseException:
-            self._client.work.spawn(self._kill_all(), "kill a command that was given up")
+            self._shell.work.spawn(self._kill_all(), "kill a command that was given up")
             raise
         exit_code, signal = exit_or_signal(int(outcome.rest))
         if signal in (9, 15) and not self._timed_out:
-            await self._client.confirm_alive()
+            await self._shell.confirm_alive()
         return CommandResult(
             exit_code=exit_code,
             signal=signal,
@@ -91,9 +87,7 @@ class Run:
             duration_s=time.monotonic() - began,
         )
 
-    async def _streams(
-        self, stdin: bytes, timeout_s: float | None, out: HeadTail, err: HeadTail | None
-    ) -> shell.Outcome:
+    async def _streams(self, stdin: bytes, timeout_s: float | None, out: HeadTail, err: HeadTail | None) -> sh.Outcome:
         try:
             async with asyncio.TaskGroup() as group:
                 reading = None if err is None else group.create_task(self._stderr(err))
@@ -122,11 +116,11 @@ class Run:
             channel = await self._open_stdout("-", merge=True)
             return channel, self._token, await self._begun(channel)
         except BaseException as error:
-            self._client.work.spawn(self._kill_all(), "kill a command that was given up")
+            self._shell.work.spawn(self._kill_all(), "kill a command that was given up")
             if channel is not None:
                 await channel.aclose()
             if isinstance(error, ChannelLost):
-                await self._client.check_alive(error)
+                await self._shell.check_alive(error)
             raise
 
     async def _begun(self, channel: Channel) -> bytes:
@@ -136,11 +130,11 @@ class Run:
             CommandError: it could not be started; so nobody will ever write to what is read as its standard error.
         """
         try:
-            return await shell.begun(channel, self._token, cwd=self.cwd, program=self._argv[0])
-        except shell.Ended as error:
+            return await sh.begun(channel, self._token, cwd=self.cwd, program=self._argv[0])
+        except sh.Ended as error:
             reason = await _reason(channel)
             if reason is None:
-                await self._client.confirm_alive(error)
+                await self._shell.confirm_alive(error)
                 raise CommandError("the command was killed before it had begun", code="killed") from error
             raise CommandError(f"the command could not be started: {reason}", code="spawn") from error
 
@@ -150,29 +144,29 @@ class Run:
         Args:
             stdin_size: how many bytes of input follow; `-` for as many as there will be.
         """
-        args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._client.session, *self._argv]
-        channel = await self._client.open(shell.COMMAND, args, self._env)
-        await shell.send(channel, f"{self._token}\n".encode())
+        args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._shell.session, *self._argv]
+        channel = await self._shell.open(sh.COMMAND, args, self._env)
+        await sh.send(channel, f"{self._token}\n".encode())
         return channel
 
-    async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> shell.Outcome:
+    async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> sh.Outcome:
         channel = await self._open_stdout(str(len(stdin)), merge=merge)
         try:
-            await shell.send(channel, stdin)
-            return await shell.until_token(channel, self._token, out.feed, await self._begun(channel))
-        except shell.Ended:  # it killed its own shell: its doing, not ours
-            return shell.Outcome("exit", str(128 + 9))
+            await sh.send(channel, stdin)
+            return await sh.until_token(channel, self._token, out.feed, await self._begun(channel))
+        except sh.Ended:  # it killed its own shell: its doing, not ours
+            return sh.Outcome("exit", str(128 + 9))
         except ChannelLost as error:
-            await self._client.check_alive(error)
+            await self._shell.check_alive(error)
             raise
         finally:
             await channel.aclose()
 
     async def _stderr(self, err: HeadTail) -> None:
-        channel = await self._client.open(shell.STDERR, [self._fifo], self._env)
+        channel = await self._shell.open(sh.STDERR, [self._fifo], self._env)
         try:
-            await shell.until_token(channel, self._token, err.feed)
-        except shell.Ended:
+            await sh.until_token(channel, self._token, err.feed)
+        except sh.Ended:
             pass
         finally:
             await channel.aclose()
@@ -181,15 +175,15 @@ class Run:
         await asyncio.sleep(timeout_s)
         self._timed_out = True
         mark = f"HERMES_DIRECT={self.mark}"
-        await self._client.kill(mark, "TERM", rounds=1)
+        await self._shell.kill(mark, "TERM", rounds=1)
         for _ in range(LOOKS):
-            if not await self._client.is_there(mark):
+            if not await self._shell.is_there(mark):
                 return
             await asyncio.sleep(GRACE_S / LOOKS)
-        await self._client.kill(mark, "KILL")
+        await self._shell.kill(mark, "KILL")
 
     async def _kill_all(self) -> None:
         try:
-            await self._client.kill(f"={self.mark}", "KILL")
+            await self._shell.kill(f"={self.mark}", "KILL")
         except InfraError:
             return  # the release of the slot will find out

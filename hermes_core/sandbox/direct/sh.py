@@ -7,14 +7,22 @@ commands, sizes) travels as positional parameters, and input is framed by its le
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hermes_core.errors import ChannelLost, CommandError
-from hermes_core.sandbox.contract import Channel, Sandbox
+from hermes_core.errors import ChannelLost, CommandError, SandboxLost, SlotLost, SlotUnclean
+from hermes_core.sandbox.background import Background
+from hermes_core.sandbox.contract import Channel, Sandbox, SandboxStatus
 
 READ_SIZE = 1 << 16
+
+KILL_ROUNDS = 100
+
+DYING_S = 0.3
+"""How long a sandbox may take from killing its processes to being gone, in seconds."""
 
 _SHOWN = 1000
 """Characters of a name that could not be used, in what is said about it."""
@@ -242,3 +250,111 @@ def check_words(*words: str) -> None:
     """
     if any("\0" in word for word in words):
         raise CommandError("NUL bytes can't be passed to a program", code="invalid", hint="pass such data by stdin")
+
+
+class Shell:
+    """A sandbox's `sh`: runs scripts there, and finds and kills the processes that carry a mark in their environment.
+
+    Args:
+        program: what runs the slots' commands: `bash` or `sh`.
+        session: the program that begins a session, if there is one.
+        can_kill: whether `/proc` shows the environments of processes.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, program: str, session: str, can_kill: bool) -> None:
+        self.sandbox = sandbox
+        self.program = program
+        self.session = session
+        self.work = Background()
+        self.lost = asyncio.Event()
+        """Set when the sandbox has ended, or can't be reached any more."""
+        self.closed = False
+        self._can_kill = can_kill
+        self._numbers = itertools.count(1)
+
+    async def script(self, source: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
+        """`shell.helper`, with a sandbox that ended meanwhile told apart from a script that was killed."""
+        self._check_open()
+        try:
+            return await helper(self.sandbox, source, *args, stdin=stdin, limit=limit)
+        except Ended as error:
+            await self.confirm_alive(error)
+            raise CommandError("the operation was killed inside the sandbox") from error
+        except ChannelLost as error:
+            await self.check_alive(error)
+            raise
+        except SandboxLost:
+            self.lost.set()
+            raise
+
+    async def kill(self, mark: str, signal: str, *, rounds: int = KILL_ROUNDS) -> None:
+        """Signal everything whose environment carries the mark, until nothing is left.
+
+        Raises:
+            SlotLost: something is left, or can't be looked for.
+        """
+        if not self._can_kill:
+            raise SlotLost("without /proc processes can't be found", sandbox_id=self.sandbox.id)
+        try:
+            await self.script(KILL, mark, signal, str(rounds))
+        except CommandError as error:
+            raise SlotUnclean(f"the slot could not be killed: {error}", sandbox_id=self.sandbox.id) from error
+
+    async def is_there(self, mark: str) -> bool:
+        """Whether anything runs whose environment carries the mark.
+
+        Raises:
+            SlotLost: it can't be looked for.
+        """
+        try:
+            return bool(await self.script(FIND, mark))
+        except CommandError as error:
+            raise SlotLost(f"processes can't be looked for: {error}", sandbox_id=self.sandbox.id) from error
+
+    async def open(self, source: str, args: list[str], env: dict[str, str]) -> Channel:
+        """A channel to a script.
+
+        Raises:
+            ChannelLost, SandboxLost: the sandbox could not be reached.
+        """
+        self._check_open()
+        try:
+            return await self.sandbox.open(["sh", "-c", source, "hermes-direct", *args], env=env)
+        except ChannelLost as error:
+            await self.check_alive(error)
+            raise
+        except SandboxLost:
+            self.lost.set()
+            raise
+
+    async def check_alive(self, cause: BaseException | None) -> None:
+        """Tell a lost channel from a lost sandbox.
+
+        Raises:
+            SandboxLost: the provider says that it is not running.
+        """
+        if await self.sandbox.status() is not SandboxStatus.RUNNING:
+            self.lost.set()
+            raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
+
+    async def confirm_alive(self, cause: BaseException | None = None) -> None:
+        """Tell what was killed inside the sandbox from what died with it: its processes go first, it a moment later.
+
+        Raises:
+            ChannelLost, SandboxLost: it can't be reached any more.
+        """
+        await asyncio.sleep(DYING_S)
+        await self.check_alive(cause)
+        try:
+            await helper(self.sandbox, "true")
+        except Ended as error:
+            await self.check_alive(error)
+            raise ChannelLost("the sandbox does not answer", sandbox_id=self.sandbox.id) from error
+
+    def next_number(self) -> int:
+        """A number that no other command of this sandbox has."""
+        return next(self._numbers)
+
+    def _check_open(self) -> None:
+        if self.closed or self.lost.is_set():
+            raise SandboxLost("the sandbox is gone", hint="acquire another slot", sandbox_id=self.sandbox.id)
