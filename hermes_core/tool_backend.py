@@ -261,7 +261,7 @@ class ToolBackend:
         lease = self._leases.pop((slot.slot_id, slot.generation), None)
         if lease is None:
             return
-        await asyncio.shield(lease.pool.release(lease, reset=reset_workspace))
+        await asyncio.shield(self._pools[slot.profile].release(lease, reset=reset_workspace))
 
     @asynccontextmanager
     async def lease(
@@ -306,7 +306,7 @@ class ToolBackend:
             PolicyError: the slot is root, who is above that user.
         """
         lease = self._lease(slot)
-        if lease.pool.config.slot_user is SlotUser.ROOT:
+        if lease.config.slot_user is SlotUser.ROOT:
             raise PolicyError(
                 "the slot is root: nothing in its sandbox is out of its reach, a preparation neither",
                 hint="use the slot's own commands, work in a fresh slot, or leave slot_user: root out",

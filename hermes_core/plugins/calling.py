@@ -17,7 +17,7 @@ from hermes_core.errors import PluginError, SetupFailed, UsageError, VerifierErr
 from hermes_core.plugins import hookspecs
 
 if TYPE_CHECKING:
-    from hermes_core.sandbox.pool.watches import ProcessUpdate
+    from hermes_core.sandbox.results import ProcessUpdate
 
 log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ class ToolCalls:
     ) -> ExecutionResult:
         """`ToolBackend.execute`."""
         lease = self._find_lease(slot)
-        limit = check_time_limit(timeout_s, lease.pool.config.execution_timeout_s)
+        limit = check_time_limit(timeout_s, lease.config.execution_timeout_s)
         began = time.monotonic()
         lease.executing += 1
         slot.state = SlotState.EXECUTING
@@ -89,7 +89,7 @@ class ToolCalls:
             watch=lambda process_id, interval_s: self._watch(lease.slot, process_id, interval_s),
         )
         try:
-            async with asyncio.timeout(limit + lease.pool.config.orphan_ttl_s + OVERTIME_S):
+            async with asyncio.timeout(limit + lease.config.orphan_ttl_s + OVERTIME_S):
                 return await self._tools.call(tool, context, args)
         except TimeoutError:
             log.error("tool %s did not keep its time limit of %g s and was cut off", tool.name, limit)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from hermes_core.sandbox.pool.watches import ProcessUpdate
+    from hermes_core.sandbox.results import ProcessUpdate
 
 log = logging.getLogger(__name__)
 

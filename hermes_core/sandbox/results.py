@@ -185,3 +185,17 @@ class FileContent:
     data: bytes
     offset: int
     size: int
+
+
+@dataclass(frozen=True)
+class ProcessUpdate:
+    """What is new about a background process."""
+
+    trajectory_id: str
+    slot: Slot
+    status: ProcessStatus
+    """With `running` false, this is the last update."""
+    output: bytes
+    """What it has written since the update before, the newest part of it at least."""
+    offset: int
+    """Of `output` in all that it has written."""

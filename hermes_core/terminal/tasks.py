@@ -25,8 +25,8 @@ from hermes_core.sandbox.calls import check_time_limit
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
-from hermes_core.sandbox.pool.watches import ProcessUpdate, Subscriber
-from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.pool.watches import Subscriber
+from hermes_core.sandbox.results import ProcessUpdate, Slot
 from hermes_core.settings import Settings
 from hermes_core.terminal.settings import TerminalSettings
 from hermes_core.tool_backend import ToolBackend

@@ -560,18 +560,18 @@ async def test_a_slot_that_cannot_be_opened_is_not_handed_out(world):
     await until(lambda: "box/1" not in world.provider.living)
 
 
-async def spoil(world, lease) -> None:
+async def spoil(world, pool, lease) -> None:
     """Release a slot that can't be proved clean."""
     client = world.clients[int(lease.slot.sandbox_id.partition("/")[2]) - 1]
     client.trouble["reset"] = SlotUnclean("something is alive")
-    await lease.pool.release(lease, reset=True)
+    await pool.release(lease, reset=True)
     del client.trouble["reset"]
 
 
 async def test_a_slot_that_cannot_be_proved_clean_takes_its_sandbox_out(world):
     pool = world.pool(slots_per_sandbox=3, max_sandboxes=1)
     bad, other = await take(pool), await take(pool)
-    await spoil(world, bad)
+    await spoil(world, pool, bad)
     assert counts(pool) == (0, 0, 0) and len(world.provider.living) == 1
     assert (await take(pool)).slot.sandbox_id != bad.slot.sandbox_id  # a maximum of one does not mean to wait for it
     other.check()
@@ -586,10 +586,10 @@ async def test_what_dies_slowly_does_not_stop_a_pool_of_one_and_does_not_fill_th
         lease = await take(pool)
         assert lease.slot.sandbox_id == f"box/{number}"
         world.clients[-1].closing = asyncio.Event()
-        await spoil(world, lease)
+        await spoil(world, pool, lease)
     last = await take(pool)
     world.clients[-1].closing = asyncio.Event()
-    await spoil(world, last)
+    await spoil(world, pool, last)
     waiting = asyncio.create_task(take(pool))
     await asyncio.sleep(0.02)
     assert not waiting.done()

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hermes_core.errors import ConfigError, UsageError
+from hermes_core.sandbox.pool.leases import Member, Watch
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.contract import Isolation, SandboxConfig
-    from hermes_core.sandbox.pool.leases import Member
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +29,11 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class SavedWatch(_Model):
-    """A subscription to a process, and what of it has been delivered."""
-
-    interval_s: float
-    offset: int = 0
-    """Bytes of its output that were delivered."""
-    ended: bool = False
-    """Whether its end was."""
-    delivered: float = 0.0
-    """When that was, in seconds since the epoch; 0 is never."""
-
-
 class SavedLease(_Model):
     """A slot of a sandbox, and whose it is."""
 
     trajectory_id: str
-    watches: dict[str, SavedWatch] = Field(default_factory=dict)
+    watches: dict[str, Watch] = Field(default_factory=dict)
     """By process."""
 
 

@@ -11,9 +11,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from pydantic import BaseModel, ConfigDict
+
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
 from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.contract import Isolation, Sandbox
+from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
 from hermes_core.sandbox.results import (
     CommandResult,
     FileContent,
@@ -26,8 +28,6 @@ from hermes_core.sandbox.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.guest_client.connection import GuestLife
-    from hermes_core.sandbox.pool.checkpoint import SavedWatch
-    from hermes_core.sandbox.pool.pool import Pool
 
 PREPARE = -1
 """The index of the preparation user, whose commands no slot can meddle with."""
@@ -133,17 +133,34 @@ class Seat:
     """Whether its last lease was released without a reset."""
 
 
+class Watch(BaseModel):
+    """A subscription to a process, and what of it has been delivered."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    interval_s: float
+    offset: int = 0
+    """Bytes of its output that were delivered."""
+    ended: bool = False
+    """Whether its end was."""
+    delivered: float = 0.0
+    """When that was, in seconds since the epoch; 0 is never."""
+
+
 @dataclass(eq=False)
 class Lease:
     """One trajectory's hold on a seat: from the moment it was chosen until the slot is ready for the next."""
 
-    pool: Pool
+    config: SandboxConfig
+    """The profile's settings."""
+    record: Callable[[Lease], None]
+    """Writes down what of it a driver after us needs."""
     seat: Seat
     slot: Slot
     verification: bool
     state: dict[str, Any] = field(default_factory=dict)
     """The tools' own memory of this trajectory."""
-    watches: dict[str, SavedWatch] = field(default_factory=dict)
+    watches: dict[str, Watch] = field(default_factory=dict)
     """Subscriptions to its background processes."""
     executing: int = 0
     """Tool calls that run now."""
@@ -203,20 +220,28 @@ def new_member(sandbox: Sandbox, client: Client, slots: int, cpu: float | None, 
     return member
 
 
-def new_lease(pool: Pool, seat: Seat, trajectory_id: str | None, *, verification: bool) -> Lease:
+def new_lease(
+    seat: Seat,
+    trajectory_id: str | None,
+    *,
+    profile: str,
+    config: SandboxConfig,
+    record: Callable[[Lease], None],
+    verification: bool,
+) -> Lease:
     """Begin the next lease of a vacant seat."""
     member = seat.member
     seat.generation += 1
     slot = Slot(
         slot_id=seat.slot_id,
         sandbox_id=member.sandbox.id,
-        profile=pool.profile,
+        profile=profile,
         workspace_dir=seat.workspace_dir,
         generation=seat.generation,
         isolation=member.client.granted.label,
         trajectory_id=trajectory_id,
     )
-    lease = Lease(pool, seat, slot, verification)
+    lease = Lease(config, record, seat, slot, verification)
     member.vacant.remove(seat)
     member.leases.add(lease)
     return lease

@@ -161,9 +161,19 @@ class Pool:
         if seat is None:
             raise SandboxLost(f"it has no slot {index}", sandbox_id=member.sandbox.id)
         seat.workspace_dir = await member.client.open_slot(index)
-        lease = new_lease(self, seat, held.trajectory_id, verification=False)
+        lease = self._begin(seat, held.trajectory_id, verification=False)
         lease.watches = held.watches
         return lease
+
+    def _begin(self, seat: Seat, trajectory_id: str | None, *, verification: bool) -> Lease:
+        return new_lease(
+            seat,
+            trajectory_id,
+            profile=self.profile,
+            config=self.config,
+            record=self.record,
+            verification=verification,
+        )
 
     def record(self, lease: Lease) -> None:
         """Something has changed about a lease that a driver after us has to know."""
@@ -219,7 +229,7 @@ class Pool:
 
     def _grant(self, waiter: Waiter) -> None:
         seat = self._place(waiter)
-        lease = new_lease(self, seat, waiter.trajectory_id, verification=waiter.verification)
+        lease = self._begin(seat, waiter.trajectory_id, verification=waiter.verification)
         self.record(lease)
         if waiter.group is not None:
             self._homes.pop(waiter.group, None)

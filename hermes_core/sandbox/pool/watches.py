@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hermes_core.errors import CommandError, InfraError, StaleSlotError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.observers import Observers, tell
-from hermes_core.sandbox.pool.checkpoint import SavedWatch
-from hermes_core.sandbox.results import ProcessStatus, Slot
+from hermes_core.sandbox.pool.leases import Watch
+from hermes_core.sandbox.results import ProcessUpdate
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.commands import SlotCommands
@@ -25,20 +24,6 @@ LEAST_INTERVAL_S = 30.0
 """Between two updates of one process, its end included."""
 MOST_BYTES = 64 << 10
 """Of new output in one update: the newest."""
-
-
-@dataclass(frozen=True)
-class ProcessUpdate:
-    """What is new about a background process."""
-
-    trajectory_id: str
-    slot: Slot
-    status: ProcessStatus
-    """With `running` false, this is the last update."""
-    output: bytes
-    """What it has written since the update before, the newest part of it at least."""
-    offset: int
-    """Of `output` in all that it has written."""
 
 
 Subscriber = Callable[[ProcessUpdate], Awaitable[None]]
@@ -59,8 +44,8 @@ class Watchers:
     def begin(self, lease: Lease, process_id: str, interval_s: float) -> float:
         """Watch a process of the lease until its end, or the lease's; every so many seconds, which are returned."""
         interval_s = max(interval_s, self.least_interval_s)
-        lease.watches[process_id] = SavedWatch(interval_s=interval_s)
-        lease.pool.record(lease)
+        lease.watches[process_id] = Watch(interval_s=interval_s)
+        lease.record(lease)
         self.go_on(lease, process_id)
         return interval_s
 
@@ -89,7 +74,7 @@ class Watchers:
         except InfraError as error:
             log.warning("process %s is not watched any more: %s", process_id, error)
 
-    async def _update(self, lease: Lease, commands: SlotCommands, watch: SavedWatch, process_id: str) -> None:
+    async def _update(self, lease: Lease, commands: SlotCommands, watch: Watch, process_id: str) -> None:
         status = await commands.poll(process_id)
         offset = max(watch.offset, status.output_bytes - MOST_BYTES)
         chunk = await commands.log(process_id, offset=offset, limit=status.output_bytes - offset)
@@ -97,7 +82,7 @@ class Watchers:
         if status.running and not chunk.data:
             return
         watch.offset, watch.ended = chunk.offset + len(chunk.data), not status.running
-        lease.pool.record(lease)
+        lease.record(lease)
         update = ProcessUpdate(lease.slot.trajectory_id or "", lease.slot, status, chunk.data, chunk.offset)
         tell(self._observers.process_updated, update=update)
         for subscriber in [*self.subscribers]:
