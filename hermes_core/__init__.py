@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hermes_core.envs.rescore import rescore
     from hermes_core.envs.rollout import Rollout
     from hermes_core.envs.runner import run_rollouts
-    from hermes_core.envs.store import Sink, read_records
+    from hermes_core.envs.store import read_records
     from hermes_core.envs.summary import RunSummary
     from hermes_core.envs.tool_context import ToolContext
     from hermes_core.envs.validate import Validation, validate
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     )
     from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
     from hermes_core.settings import Settings
+    from hermes_core.sink import Sink
     from hermes_core.terminal import cleanup_vm, terminal_tool
     from hermes_core.tool_backend import ToolBackend
     from hermes_core.tools.base import CallContext, Tool, ToolParams
@@ -96,7 +97,7 @@ _PLACES = {
     "rescore": "hermes_core.envs.rescore",
     "Rollout": "hermes_core.envs.rollout",
     "run_rollouts": "hermes_core.envs.runner",
-    "Sink": "hermes_core.envs.store",
+    "Sink": "hermes_core.sink",
     "read_records": "hermes_core.envs.store",
     "RunSummary": "hermes_core.envs.summary",
     "ToolContext": "hermes_core.envs.tool_context",

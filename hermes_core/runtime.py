@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentSettings
     from hermes_core.agents.parsers.base import Parser
     from hermes_core.environment import Environment
-    from hermes_core.envs.store import Sink
     from hermes_core.plugins.calling import Observers
     from hermes_core.sandbox.pool.checkpoint import Checkpoint
     from hermes_core.sandbox.pool.provision import PrepareSandbox
+    from hermes_core.sink import Sink
     from hermes_core.tool_backend import ToolBackend
     from hermes_core.tools.registry import ToolRegistry
 

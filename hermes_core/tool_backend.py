@@ -18,18 +18,18 @@ from hermes_core.errors import (
     UsageError,
 )
 from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.calls import ToolCalls, check_time_limit
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
 from hermes_core.sandbox.observers import Observers, Unobserved
 from hermes_core.sandbox.pool.cost import Usage
 from hermes_core.sandbox.pool.leases import PREPARE, Lease, LeasedCommands, stale
 from hermes_core.sandbox.pool.pool import Pool
+from hermes_core.sandbox.pool.pools import Pools
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
 from hermes_core.sandbox.pool.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
 from hermes_core.sandbox.pool.watches import Subscriber, Watchers
-from hermes_core.sandbox.pools import Pools
 from hermes_core.sandbox.results import ExecutionResult, Slot
+from hermes_core.tool_calls import ToolCalls, check_time_limit
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
 

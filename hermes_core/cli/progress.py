@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from hermes_core.envs.summary import Tally
+from hermes_core.envs.summary import Progress, Tally
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -13,32 +13,6 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 2.0
 """Seconds between two plain lines at least; the last one always comes."""
-
-
-class Progress(Protocol):
-    """Told by a run where it stands."""
-
-    def begin(self, total: int, tally: Tally) -> None:
-        """The run starts; `tally` holds what an earlier session did."""
-
-    def update(self, tally: Tally) -> None:
-        """A rollout ended."""
-
-    def end(self, tally: Tally) -> None:
-        """The run is over, whatever the reason."""
-
-
-class NoProgress:
-    """Shows nothing."""
-
-    def begin(self, total: int, tally: Tally) -> None:
-        """Show nothing."""
-
-    def update(self, tally: Tally) -> None:
-        """Show nothing."""
-
-    def end(self, tally: Tally) -> None:
-        """Show nothing."""
 
 
 class PlainProgress:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.cli.progress import NoProgress, Progress
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, granted_isolation
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
 from hermes_core.envs.runner import STOPPING, each
 from hermes_core.envs.session import hooks_for, make_environment, new_backend, new_context, open_agent, set_up
 from hermes_core.envs.store import RUN, OutputFolder, read_records, read_run
-from hermes_core.envs.summary import Key, Tally
+from hermes_core.envs.summary import Key, NoProgress, Progress, Tally
 from hermes_core.envs.trajectory import Trajectory, dump_record
 from hermes_core.errors import OutputError, UsageError
 from hermes_core.validation import validated

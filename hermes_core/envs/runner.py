@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.cli.progress import NoProgress, Progress
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, granted_isolation, run_configuration
 from hermes_core.envs.rollout import RolloutContext, run_rollout
@@ -30,11 +29,12 @@ from hermes_core.envs.session import (
     set_up,
     versions,
 )
-from hermes_core.envs.store import OutputFolder, Sink
-from hermes_core.envs.summary import RunSummary, Tally
+from hermes_core.envs.store import OutputFolder
+from hermes_core.envs.summary import NoProgress, Progress, RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory, plain
 from hermes_core.errors import DatasetError, HermesError, UsageError
 from hermes_core.sandbox.pool.cost import CostLimitReached, Usage
+from hermes_core.sink import Sink
 from hermes_core.tools.registry import resolve_tools
 from hermes_core.validation import validated
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hermes_core.envs.summary import Key, RunSummary, Tally
 from hermes_core.envs.trajectory import dump_record
@@ -22,16 +22,6 @@ log = logging.getLogger(__name__)
 TRAJECTORIES, RUN, SUMMARY, LOCK = "trajectories.jsonl", "run.json", "summary.json", ".lock"
 SUPERSEDED = "superseded.jsonl"
 """What earlier sessions left of rollouts that a resumed one does again."""
-
-
-class Sink(Protocol):
-    """Where else trajectories go."""
-
-    async def write(self, record: Mapping[str, Any]) -> None:
-        """Take one record. What it raises ends the run."""
-
-    async def aclose(self) -> None:
-        """Called once, after the last record."""
 
 
 class OutputFolder:

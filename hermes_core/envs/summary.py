@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hermes_core.envs.trajectory import STAGES
 from hermes_core.errors import FailureKind
@@ -174,3 +174,29 @@ class Tally:
 def percentile(ordered: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of the (ascending, not empty) values does not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+
+
+class Progress(Protocol):
+    """Told by a run where it stands."""
+
+    def begin(self, total: int, tally: Tally) -> None:
+        """The run starts; `tally` holds what an earlier session did."""
+
+    def update(self, tally: Tally) -> None:
+        """A rollout ended."""
+
+    def end(self, tally: Tally) -> None:
+        """The run is over, whatever the reason."""
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def begin(self, total: int, tally: Tally) -> None:
+        """Show nothing."""
+
+    def update(self, tally: Tally) -> None:
+        """Show nothing."""
+
+    def end(self, tally: Tally) -> None:
+        """Show nothing."""

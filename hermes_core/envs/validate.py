@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.cli.progress import NoProgress, Progress
 from hermes_core.environment import Environment
 from hermes_core.envs.options import RunOptions, granted_isolation
 from hermes_core.envs.runner import Jobs, Run, Tools
 from hermes_core.envs.session import hooks_for, make_environment, new_backend, new_context, open_agent, set_up
+from hermes_core.envs.summary import NoProgress, Progress
 from hermes_core.validation import validated
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 CORE = "hermes-rl"
 """The distribution of the core."""
 
-BUILTINS = {"core": "hermes_core.plugins.builtin", "tools": "hermes_core.tools.builtin"}
+BUILTINS = {"core": "hermes_core.plugins.builtin", "tools": "hermes_core.plugins.builtin_tools"}
 """The plugins that are always on, by name."""
 
 REGISTRATION = {

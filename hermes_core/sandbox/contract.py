@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.errors import ConfigError, PluginError, PolicyError, UnknownNameError
-from hermes_core.sandbox.pool.cost import Prices
 
 
 class Isolation(IntEnum):
@@ -77,6 +76,32 @@ class Capabilities:
     def least(self, isolation: Isolation) -> Isolation:
         """Return the weakest declared level that is no weaker than this one; this one itself if there is none."""
         return min((level for level in self.isolation if level >= isolation), default=isolation)
+
+
+class Prices(BaseModel):
+    """What a sandbox costs by the hour, in any currency."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    sandbox: float = Field(default=0.0, ge=0)
+    """Each sandbox, whatever its size."""
+    cpu: float = Field(default=0.0, ge=0)
+    """Each core of `cpu`."""
+    memory: float = Field(default=0.0, ge=0)
+    """Each GiB of `memory`."""
+    gpu: float = Field(default=0.0, ge=0)
+    """Each GPU."""
+
+    def per_hour(self, cpu: float | None, memory: int | None, gpus: int | None) -> float:
+        """The price of one sandbox.
+
+        Raises:
+            ValueError: something has a price, and how much of it a sandbox has is not said.
+        """
+        for key, price, amount in (("cpu", self.cpu, cpu), ("memory", self.memory, memory), ("gpu", self.gpu, gpus)):
+            if price and amount is None:
+                raise ValueError(f"prices.{key} is set, and {key} is not: set it, or use prices.sandbox")
+        return self.sandbox + self.cpu * (cpu or 0) + self.memory * (memory or 0) / 1024 + self.gpu * (gpus or 0)
 
 
 class SandboxConfig(BaseModel):

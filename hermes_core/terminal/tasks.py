@@ -21,7 +21,6 @@ from hermes_core.errors import (
 from hermes_core.loop_thread import LoopThread
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.calls import check_time_limit
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
@@ -30,6 +29,7 @@ from hermes_core.sandbox.results import ProcessUpdate, Slot
 from hermes_core.settings import Settings
 from hermes_core.terminal.settings import TerminalSettings
 from hermes_core.tool_backend import ToolBackend
+from hermes_core.tool_calls import check_time_limit
 from hermes_core.tools.process import PROCESS
 from hermes_core.tools.terminal import NOT_RUN, TERMINAL
 from hermes_core.validation import validated

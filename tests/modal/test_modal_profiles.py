@@ -10,7 +10,7 @@ import hermes_modal
 import pytest
 from hermes_modal import ModalSandboxConfig, ModalToolBackend, load_profiles
 from hermes_modal.apps import KEPT, Apps
-from hermes_modal.profiles import read_profiles
+from hermes_modal.config import read_profiles
 
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.runtime import Runtime

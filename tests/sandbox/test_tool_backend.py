@@ -145,7 +145,7 @@ async def test_time_limits(local, level):
 
 @pytest.mark.slow
 async def test_a_tool_that_does_not_keep_its_limit_is_cut_off(local, level, monkeypatch):
-    monkeypatch.setattr("hermes_core.sandbox.calls.OVERTIME_S", 0.0)
+    monkeypatch.setattr("hermes_core.tool_calls.OVERTIME_S", 0.0)
     async with opened(local, level, orphan_ttl_s=1.0) as backend:
         slot = await backend.acquire()
         result = await backend.execute(slot, "stubborn", {}, timeout_s=0.1)

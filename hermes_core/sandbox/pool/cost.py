@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from hermes_core.errors import PolicyError
 
 GROWTH_PART = 0.9
@@ -17,32 +15,6 @@ _HOUR_S = 3600.0
 
 class CostLimitReached(PolicyError):
     """The profile's `max_cost` is spent."""
-
-
-class Prices(BaseModel):
-    """What a sandbox costs by the hour, in any currency."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    sandbox: float = Field(default=0.0, ge=0)
-    """Each sandbox, whatever its size."""
-    cpu: float = Field(default=0.0, ge=0)
-    """Each core of `cpu`."""
-    memory: float = Field(default=0.0, ge=0)
-    """Each GiB of `memory`."""
-    gpu: float = Field(default=0.0, ge=0)
-    """Each GPU."""
-
-    def per_hour(self, cpu: float | None, memory: int | None, gpus: int | None) -> float:
-        """The price of one sandbox.
-
-        Raises:
-            ValueError: something has a price, and how much of it a sandbox has is not said.
-        """
-        for key, price, amount in (("cpu", self.cpu, cpu), ("memory", self.memory, memory), ("gpu", self.gpu, gpus)):
-            if price and amount is None:
-                raise ValueError(f"prices.{key} is set, and {key} is not: set it, or use prices.sandbox")
-        return self.sandbox + self.cpu * (cpu or 0) + self.memory * (memory or 0) / 1024 + self.gpu * (gpus or 0)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from hermes_core import hookimpl
 
 if TYPE_CHECKING:
     from hermes_core import Registrar
-    from hermes_modal.config import ModalSandboxConfig
-    from hermes_modal.profiles import load_profiles
+    from hermes_modal.config import ModalSandboxConfig, load_profiles
     from hermes_modal.tool_backend import ModalToolBackend
 
 __all__ = ["ModalSandboxConfig", "ModalToolBackend", "load_profiles"]
@@ -19,7 +18,7 @@ HERMES_PLUGIN_API = 1
 _PLACES = {
     "ModalSandboxConfig": "hermes_modal.config",
     "ModalToolBackend": "hermes_modal.tool_backend",
-    "load_profiles": "hermes_modal.profiles",
+    "load_profiles": "hermes_modal.config",
 }
 
 

@@ -1,15 +1,17 @@
-"""What a profile of the `modal` backend can say."""
+"""What a profile of the `modal` backend can say, and where people keep profiles: files, variables, settings."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core import Network, SandboxConfig
+from hermes_core import ConfigError, Network, SandboxConfig, UnknownNameError, nearest_hint
+from hermes_core.settings import read_profiles as profiles_of
 from hermes_core.validation import validated
 
 LONGEST_LIFE_S = 24 * 3600
@@ -136,27 +138,178 @@ class ModalSandboxConfig(SandboxConfig):
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
         """A profile from a mapping of its keys, as YAML has them. `ConfigError` names the profile and the key."""
-        from hermes_modal.profiles import from_dict
-
         return from_dict(cls, name, data)
 
     @classmethod
     def from_env(cls, profile: str = "default", environ: Mapping[str, str] | None = None) -> Self:
         """A profile from `ATROPOS_MODAL_PROFILE_<NAME>_<KEY>` and, for what that leaves open, `ATROPOS_MODAL_<KEY>`."""
-        from hermes_modal.profiles import from_env
-
         return from_env(cls, profile, environ)
 
     @classmethod
     def from_yaml(cls, path: str | Path, profile: str | None = None) -> Self:
         """One profile of a profiles file; its default one if none is named."""
-        from hermes_modal.profiles import from_yaml
-
         return from_yaml(cls, path, profile)
 
     @classmethod
     def from_agent_env_config(cls, config: Any, profile: str = "default") -> Self:
         """A profile from the `modal_…` attributes of an environment's settings."""
-        from hermes_modal.profiles import from_agent_env_config
-
         return from_agent_env_config(cls, config, profile)
+
+
+Config = TypeVar("Config", bound=ModalSandboxConfig)
+
+PREFIX = "ATROPOS_MODAL"
+FILE_VARIABLE, NAMES_VARIABLE = f"{PREFIX}_PROFILES_FILE", f"{PREFIX}_PROFILES"
+
+_VARIABLES = {
+    **{key: key.lower() for key in ("IMAGE", "GPU", "CPU", "MEMORY", "SLOTS_PER_SANDBOX", "MIN_SANDBOXES")},
+    **{key: key.lower() for key in ("MAX_SANDBOXES", "IDLE_TIMEOUT", "MAX_LIFETIME", "WORKSPACE_BASE", "APP_NAME")},
+    **{key: key.lower() for key in ("SECRETS", "ENV_VARS", "RESERVE_SLOTS", "REGION", "CLOUD", "NETWORK")},
+    **{key: key.lower() for key in ("SLOT_SECRETS", "SLOT_VARIABLES")},
+    "ACQUIRE_TIMEOUT": "acquire_timeout_s",
+    "EXECUTION_TIMEOUT": "execution_timeout_s",
+}
+"""The variables' last part, and the key that each sets."""
+_ALIASES = {
+    "min_pool": "min_sandboxes",
+    "max_pool": "max_sandboxes",
+    "acquire_timeout": "acquire_timeout_s",
+    "execution_timeout": "execution_timeout_s",
+}
+"""Names of `modal_profiles.yaml` and of the `modal_…` settings, and ours."""
+_AGENT_KEYS = (*_VARIABLES.values(), "acquire_timeout", "execution_timeout")
+
+
+def load_profiles(
+    config_file: str | Path | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, ModalSandboxConfig]:
+    """Profiles by name: of the file, else of the one that ATROPOS_MODAL_PROFILES_FILE names, else those whose names
+    ATROPOS_MODAL_PROFILES lists, from variables. There is always one called `default`.
+
+    Raises:
+        ConfigError, UnknownNameError: names the profile and the key.
+    """
+    return load_profiles_and_default(config_file, environ)[0]
+
+
+def load_profiles_and_default(
+    config_file: str | Path | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[dict[str, ModalSandboxConfig], str]:
+    """As `load_profiles`, and the name of the profile to use where none is named."""
+    environ = os.environ if environ is None else environ
+    file, default = config_file or environ.get(FILE_VARIABLE), "default"
+    if file:
+        found, default = read_profiles(ModalSandboxConfig, file)
+    else:
+        names = [name.strip() for name in environ.get(NAMES_VARIABLE, "").split(",") if name.strip()]
+        found = {name: from_env(ModalSandboxConfig, name, environ) for name in names}
+    if "default" not in found:
+        found["default"] = from_env(ModalSandboxConfig, "default", environ)
+    return found, default
+
+
+def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Config], str]:
+    """The profiles of a YAML file, and the name of its default one.
+
+    Raises:
+        ConfigError: it can't be read, has no profiles, or a profile has a wrong value.
+        UnknownNameError: a key, or the default profile, does not exist.
+    """
+    profiles, default = profiles_of(Path(path))
+    return {name: from_dict(kind, name, given) for name, given in profiles.items()}, default
+
+
+def from_yaml(kind: type[Config], path: str | Path, profile: str | None) -> Config:
+    """One profile of a file; its default one if none is named."""
+    found, default = read_profiles(kind, path)
+    if (profile or default) not in found:
+        raise UnknownNameError("profile", str(profile), found, where=f"of {path}")
+    return found[profile or default]
+
+
+def from_dict(kind: type[Config], name: str, data: Mapping[str, Any]) -> Config:
+    """A profile of a mapping, which may say `min_pool`, `max_pool` and `scale_down_idle`."""
+    what = f"profile {name!r} of backend 'modal'"
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{what} is a {type(data).__name__}, no mapping", hint="write `key: value` lines below it")
+    if str(data.get("use_dotenv") or "no").lower() not in ("no", "false", "0"):
+        raise ConfigError(
+            f"{what}: use_dotenv would send all of `.env` to the sandbox",
+            hint="name the variables in env_vars, or make a Modal secret: `modal secret create NAME KEY=VALUE`",
+        )
+    if data.get("workdir"):
+        raise ConfigError(
+            f"{what}: workdir is where the terminal tool's commands begin; those of slots begin in their workspace",
+            hint="leave it out, or set workspace_base, the directory of all workspaces",
+        )
+    given = {key: value for key, value in data.items() if key not in ("use_dotenv", "scale_down_idle", "workdir")}
+    if isinstance(given.get("env_vars"), str):
+        given["env_vars"] = _variables(given["env_vars"], what)
+    for alias, key in _ALIASES.items():
+        if alias in given:
+            if key in given:
+                raise ConfigError(f"{what}: {alias} and {key} are the same", hint="set one of them")
+            given[key] = given.pop(alias)
+    if (pause := data.get("scale_down_idle")) is not None:
+        if "idle_timeout" in given:
+            given["modal_idle_timeout"] = given["idle_timeout"]
+        given["idle_timeout"] = pause
+    if given.get("max_sandboxes") is not None and "min_sandboxes" not in given:
+        given["min_sandboxes"] = min(1, int(given["max_sandboxes"])) if _is_number(given["max_sandboxes"]) else 1
+    return validated(kind, {**given, "name": name}, what)
+
+
+def from_env(kind: type[Config], profile: str, environ: Mapping[str, str] | None) -> Config:
+    """A profile of variables: the profile's own come before those for all."""
+    environ = os.environ if environ is None else environ
+    _check_words(environ)
+    own = re.sub(r"[^A-Z0-9]", "_", profile.upper())
+    given: dict[str, Any] = {}
+    for word, key in _VARIABLES.items():
+        for variable in (f"{PREFIX}_PROFILE_{own}_{word}", f"{PREFIX}_{word}"):
+            if environ.get(variable):
+                given[key] = environ[variable]
+                if key == "env_vars":
+                    given[key] = _variables(environ[variable], variable)
+                break
+    return from_dict(kind, profile, given)
+
+
+def from_agent_env_config(kind: type[Config], config: Any, profile: str) -> Config:
+    """A profile of an object's attributes (or a mapping's keys) `modal_image`, `modal_gpu`, …; None is unset."""
+    given: dict[str, Any] = {}
+    for key in _AGENT_KEYS:
+        name = f"modal_{key}"
+        value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+        if value not in (None, ""):
+            given[key] = _variables(value, name) if key == "env_vars" and isinstance(value, str) else value
+    return from_dict(kind, profile, given)
+
+
+def _check_words(environ: Mapping[str, str]) -> None:
+    """Refuse a variable of ours that sets nothing. Of which profile it is can't be told: names may have a `_`."""
+    for variable in environ:
+        word = variable.removeprefix(f"{PREFIX}_")
+        if word == variable or variable in (FILE_VARIABLE, NAMES_VARIABLE) or word in _VARIABLES:
+            continue
+        if not word.startswith("PROFILE_"):
+            raise ConfigError(f"{variable} sets nothing", hint=nearest_hint(word, _VARIABLES))
+        if not word.endswith(tuple(f"_{known}" for known in _VARIABLES)):
+            raise ConfigError(f"{variable} ends in no key of a profile", hint=nearest_hint(word, _VARIABLES))
+
+
+def _variables(value: str, named: str) -> dict[str, str]:
+    """Those of `KEY=VALUE;KEY=VALUE`. Errors show none of the text, which may be part of a value."""
+    found = {}
+    for number, part in enumerate(value.split(";"), 1):
+        name, equals, text = part.strip().partition("=")
+        if not part.strip():
+            continue
+        if not equals:
+            raise ConfigError(f"{named}: part {number} has no `=`", hint="write KEY=VALUE;KEY=VALUE")
+        found[name.strip()] = text
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and value.isdigit())

@@ -16,8 +16,7 @@ from hermes_core import ConfigError, Diagnosis, HermesError, UsageError
 from hermes_core.terminal.settings import explain
 from hermes_modal import requests
 from hermes_modal.account import Account
-from hermes_modal.config import ModalSandboxConfig
-from hermes_modal.profiles import FILE_VARIABLE, NAMES_VARIABLE, load_profiles
+from hermes_modal.config import FILE_VARIABLE, NAMES_VARIABLE, ModalSandboxConfig, load_profiles
 
 HELLO_LIMIT_S = 10.0
 """How long Modal may take to answer at all."""

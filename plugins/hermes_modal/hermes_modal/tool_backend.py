@@ -22,8 +22,7 @@ from hermes_core import (
     UsageError,
 )
 from hermes_core.loop_thread import LoopThread
-from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
-from hermes_modal.profiles import load_profiles_and_default
+from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig, load_profiles_and_default
 
 T = TypeVar("T")
 

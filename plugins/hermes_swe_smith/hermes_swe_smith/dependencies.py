@@ -13,18 +13,17 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hermes_core import CommandError, SetupFailed
 from hermes_core.settings import Redactor
+from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.scripts import wrapper
 from hermes_swe_smith.workspace import check_undisturbed, operate, prepare_programs
 
 if TYPE_CHECKING:
     from hermes_core import CommandResult, LeasedSlot, SlotCommands
     from hermes_core.sandbox.pool.preparation import NewSandbox
-    from hermes_swe_smith.repos import Source
     from hermes_swe_smith.workspace import Repository
 
 LEAST_PIP = (22, 3)
@@ -76,33 +75,6 @@ except importlib.metadata.PackageNotFoundError:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 """
-
-
-@dataclass(frozen=True)
-class TestEnvironment:
-    """A prepared virtual environment."""
-
-    __test__ = False
-
-    directory: str
-    """Holds `venv` and `notes.json`."""
-    pythonpath: tuple[str, ...]
-    """Where the project is imported from, relative to the checkout."""
-
-    @property
-    def venv(self) -> str:
-        """The virtual environment itself."""
-        return f"{self.directory}/venv"
-
-    @property
-    def python(self) -> str:
-        """Its interpreter."""
-        return f"{self.venv}/bin/python"
-
-    @property
-    def notes(self) -> str:
-        """The file that names the environment's modules."""
-        return f"{self.directory}/notes.json"
 
 
 def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:

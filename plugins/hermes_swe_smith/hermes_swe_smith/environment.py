@@ -14,9 +14,9 @@ from hermes_core.sandbox.guest_client.streams import background
 from hermes_swe_smith import demo_tasks
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks, read_rows
-from hermes_swe_smith.dependencies import TestEnvironment, installer_variables, prepare_environment
+from hermes_swe_smith.dependencies import installer_variables, prepare_environment
 from hermes_swe_smith.reach import Reach
-from hermes_swe_smith.repos import Catalog
+from hermes_swe_smith.repos import Catalog, TestEnvironment
 from hermes_swe_smith.rows import Task
 from hermes_swe_smith.verify import Score, disturbed, run_tests, score, undone, unsolved
 from hermes_swe_smith.workspace import (

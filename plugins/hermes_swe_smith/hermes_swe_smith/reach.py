@@ -24,8 +24,7 @@ from hermes_core import CommandError
 
 if TYPE_CHECKING:
     from hermes_core import LeasedSlot
-    from hermes_swe_smith.dependencies import TestEnvironment
-    from hermes_swe_smith.repos import Source
+    from hermes_swe_smith.repos import Source, TestEnvironment
     from hermes_swe_smith.rows import Task
 
 log = logging.getLogger("hermes_core.swe_smith")

@@ -195,3 +195,30 @@ def _from_entry(entry: RepoEntry, folder: Path, commit: str) -> Source:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class TestEnvironment:
+    """A prepared virtual environment."""
+
+    __test__ = False
+
+    directory: str
+    """Holds `venv` and `notes.json`."""
+    pythonpath: tuple[str, ...]
+    """Where the project is imported from, relative to the checkout."""
+
+    @property
+    def venv(self) -> str:
+        """The virtual environment itself."""
+        return f"{self.directory}/venv"
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return f"{self.venv}/bin/python"
+
+    @property
+    def notes(self) -> str:
+        """The file that names the environment's modules."""
+        return f"{self.directory}/notes.json"

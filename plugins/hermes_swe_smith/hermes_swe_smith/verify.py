@@ -12,8 +12,7 @@ from hermes_core.envs.pytest_run import ReportStatus
 if TYPE_CHECKING:
     from hermes_core import Fresh
     from hermes_swe_smith.config import SweSmithConfig
-    from hermes_swe_smith.dependencies import TestEnvironment
-    from hermes_swe_smith.repos import Source
+    from hermes_swe_smith.repos import Source, TestEnvironment
     from hermes_swe_smith.rows import Task
     from hermes_swe_smith.workspace import Tested
 

@@ -29,8 +29,7 @@ from hermes_swe_smith import doctests, guard, manifest, scripts, trees
 if TYPE_CHECKING:
     from hermes_core import CommandResult, LeasedSlot, SlotCommands
     from hermes_core.sandbox.pool.preparation import NewSandbox
-    from hermes_swe_smith.dependencies import TestEnvironment
-    from hermes_swe_smith.repos import Source
+    from hermes_swe_smith.repos import Source, TestEnvironment
     from hermes_swe_smith.rows import Task
 
 log = logging.getLogger("hermes_core.swe_smith")
