@@ -6,7 +6,7 @@ import os
 import time
 
 from .output import Rolling
-from .request import Refusal
+from .refusal import Refusal
 from .wire import WINDOW
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .execution import Execution
-    from .request import Header, Request
-    from .requests import Requests
+    from .operations import Operations
+    from .request import Header, Operation, Request
     from .slot import Slot
 
     Answer = Callable[[], object]
@@ -30,7 +30,8 @@ KEEP_S = 1800.0
 class Process:
     """What is known of a background process besides its execution."""
 
-    def __init__(self, execution: Execution, command: str, cwd: str) -> None:
+    def __init__(self, slot: Slot, execution: Execution, command: str, cwd: str) -> None:
+        self.slot = slot
         self.execution = execution
         self.id = "proc_" + os.urandom(6).hex()
         self.at_end: list[Answer] = []
@@ -77,36 +78,44 @@ class Process:
 class Background:
     """The operations on background processes, each of which answers its request. They raise Refusal."""
 
-    def __init__(self, requests: Requests) -> None:
-        self._requests = requests
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._requests = operations.requests
+        self._of_slots: dict[int, dict[str, Process]] = {}
+
+    def by_name(self) -> dict[str, Operation]:
+        """Them."""
+        names = ("start", "processes", "poll", "log", "wait", "write", "resize", "kill")
+        return {name: getattr(self, name) for name in names}
 
     def start(self, request: Request, header: Header, body: bytes) -> None:
         """Start one; answered once it has its pid."""
-        slot = self._requests.slot(header)
-        _make_room(slot)
+        slot = self._operations.slot(header)
+        known = self._known(slot)
+        _make_room(known)
 
         def on_end(execution: Execution) -> None:
             process.ended = time.monotonic()
             if execution.error is not None:
-                slot.background.pop(process.id, None)
+                known.pop(process.id, None)
                 self._requests.refuse(request, execution.error)
             else:
                 self._requests.reply(request, {"process": process.describe()})
             process.wake(process.at_output)
             process.wake(process.at_end)
 
-        execution = self._requests.prepare(request, header, "ring", True, on_end)
-        process = Process(execution, header.get("label", ""), self._requests.directory(slot, header))
+        execution = self._operations.prepare(slot, request, header, "ring", True, on_end)
+        process = Process(slot, execution, header.get("label", ""), self._operations.directory(slot, header))
         execution.on_start = lambda: self._requests.reply(request, {"process": process.describe()})
         execution.on_output = lambda: process.wake(process.at_output)
-        slot.background[process.id] = process
-        self._requests.launch(execution, dict(header, input=True), body)
+        known[process.id] = process
+        self._operations.launch(slot, execution, dict(header, input=True), body)
 
     def processes(self, request: Request, header: Header, _body: bytes) -> None:
         """All of a slot, oldest first."""
-        slot = self._requests.slot(header)
-        forget_old(slot)
-        self._requests.reply(request, {"processes": [process.describe() for process in slot.background.values()]})
+        known = self._known(self._operations.slot(header))
+        _forget_old(known)
+        self._requests.reply(request, {"processes": [process.describe() for process in known.values()]})
 
     def poll(self, request: Request, header: Header, _body: bytes) -> None:
         """One of them."""
@@ -167,12 +176,19 @@ class Background:
             process.left += count
             self._requests.reply(request, {"process": process.describe()})
 
-        process.execution.slot.sweep(process.execution.id, grace, done)
+        process.slot.sweep(process.execution.id, grace, done)
+
+    def _known(self, slot: Slot) -> dict[str, Process]:
+        """The processes of a slot that are known of; none once it has been recycled."""
+        if slot.index not in self._of_slots:
+            known = self._of_slots[slot.index] = {}
+            slot.on_forget = known.clear
+        return self._of_slots[slot.index]
 
     def _process(self, header: Header) -> Process:
-        slot = self._requests.slot(header)
-        forget_old(slot)
-        process = slot.background.get(header["process"])
+        known = self._known(self._operations.slot(header))
+        _forget_old(known)
+        process = known.get(header["process"])
         if process is None:
             raise Refusal("command", "unknown_process", "no process %r in this slot" % header["process"])
         return process
@@ -203,19 +219,19 @@ class Background:
             request.timer = self._requests.later(limit, too_late)
 
 
-def forget_old(slot: Slot) -> None:
+def _forget_old(known: dict[str, Process]) -> None:
     """Let go of what ended long ago."""
     now = time.monotonic()
-    for process in list(slot.background.values()):
+    for process in list(known.values()):
         if process.execution.ended and now - process.ended > KEEP_S:
-            del slot.background[process.id]
+            del known[process.id]
 
 
-def _make_room(slot: Slot) -> None:
+def _make_room(known: dict[str, Process]) -> None:
     """For one more: those that ended first have to go. Raises Refusal if all that there may be run."""
-    forget_old(slot)
-    ended = [process for process in slot.background.values() if process.execution.ended]
-    for process in sorted(ended, key=lambda each: each.ended)[: max(0, len(slot.background) - MOST + 1)]:
-        del slot.background[process.id]
-    if len(slot.background) >= MOST:
+    _forget_old(known)
+    ended = [process for process in known.values() if process.execution.ended]
+    for process in sorted(ended, key=lambda each: each.ended)[: max(0, len(known) - MOST + 1)]:
+        del known[process.id]
+    if len(known) >= MOST:
         raise Refusal("command", "too_many", "%d background processes run already" % MOST)

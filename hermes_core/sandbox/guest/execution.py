@@ -11,7 +11,7 @@ import time
 from . import terminal
 from .masking import Mask
 from .output import HeadTail, Rolling
-from .streams import Input, Spool, Stream
+from .streams import Drains, Input, Spool, Stream
 from .wire import CAPTURE_LIMIT, CHUNK
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .loop import Timer
-    from .slot import Slot
+    from .site import Site
 
     Sink = HeadTail | Rolling | Stream
 
@@ -34,10 +34,25 @@ _HELD_S = 0.05
 _DRY, _CLOSED, _FULL, _SPENT = "dry", "closed", "full", "spent"
 
 
+class Way:
+    """How a command of a slot is ended, and what becomes of its pipes."""
+
+    def __init__(
+        self, drains: Drains, stop: Callable[[str, float], object], last_resort: Callable[[Execution], object]
+    ) -> None:
+        self.drains = drains
+        """Pipes that others may still hold."""
+        self.stop = stop
+        """TERM to the command of that id and what it started, KILL after so many seconds."""
+        self.last_resort = last_resort
+        """Even KILL brought no exit."""
+
+
 class Execution:
     """A command from its spawn to its result. `on_end(execution)` is called once, when it has ended and is drained.
 
     Args:
+        way: its slot's.
         mode: where standard output goes: `capture` (head and tail, `limit` bytes), `ring` (the last `limit` bytes) or
             `stream` (to the driver, piece by piece).
         merge: standard error goes the same way, in the order written.
@@ -50,7 +65,8 @@ class Execution:
 
     def __init__(
         self,
-        slot: Slot,
+        site: Site,
+        way: Way,
         identity: str,
         mode: str,
         limit: int,
@@ -59,9 +75,11 @@ class Execution:
         pty: tuple[int, int] | None = None,
         masked: tuple[bytes, ...] = (),
     ) -> None:
-        self.slot = slot
         self.id = identity
-        self._loop = slot.daemon.loop
+        self._way = way
+        self._loop = site.loop
+        self._outlet = site.outlet
+        self._takes_pipes = site.takes_pipes
         self._on_end = on_end
         self.stdin: Input | None = None
         self.spool: Spool | None = None
@@ -111,15 +129,14 @@ class Execution:
         self._watch(fd)
 
     def _sink(self, mode: str, limit: int) -> Sink:
-        daemon = self.slot.daemon
         if mode == "stream":
-            return Stream(self.id, daemon.send, daemon.congested)
+            return Stream(self.id, self._outlet.send, self._outlet.congested)
         return Rolling(limit) if mode == "ring" else HeadTail(min(limit, CAPTURE_LIMIT))
 
     @property
     def fetches(self) -> bool:
         """Whether the slot's parent makes its pipes, as the guest can't be sure that it can send any."""
-        return self.slot.daemon.takes_pipes and self.pty is None
+        return self._takes_pipes and self.pty is None
 
     @property
     def stream(self) -> Stream | None:
@@ -129,16 +146,16 @@ class Execution:
     def descriptors(self, wants_input: bool) -> list[int]:
         """What the child gets as 0, 1 and 2, if it gets no terminal; closed by `spawned`. Raises OSError."""
         if self.pty is not None:
-            self.stdin = Input(self._loop, None, self.id, self.slot.daemon.send, terminal=True)
+            self.stdin = Input(self._loop, None, self.id, self._outlet.send, terminal=True)
             return []
         if self.fetches:
             if wants_input:
-                self.stdin = Input(self._loop, None, self.id, self.slot.daemon.send)
+                self.stdin = Input(self._loop, None, self.id, self._outlet.send)
             return []
         if wants_input:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(writer, False)
-            self.stdin = Input(self._loop, writer, self.id, self.slot.daemon.send)
+            self.stdin = Input(self._loop, writer, self.id, self._outlet.send)
         else:
             reader = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._child_fds.insert(0, reader)
@@ -190,8 +207,8 @@ class Execution:
         if not self.handed_over:
             self.exited(int(signal.SIGKILL))
             return
-        self.slot.stop(self, grace)
-        self._timers.append(self._loop.later(grace + LAST_RESORT_S, lambda: self.slot.last_resort(self)))
+        self._way.stop(self.id, grace)
+        self._timers.append(self._loop.later(grace + LAST_RESORT_S, lambda: self._way.last_resort(self)))
 
     def exited(self, status: int) -> None:
         """The command's wait status is known; the result is complete once the pipes are drained."""
@@ -259,7 +276,7 @@ class Execution:
             self._unwatch(fd)
             del self._open[fd]
             # A child that the command left behind may hold the pipe: closing our end would kill it with SIGPIPE.
-            self.slot.drains.add(fd)
+            self._way.drains.add(fd)
 
     def _close_all(self) -> None:
         for fd in [*self._open, *self._child_fds]:
@@ -305,7 +322,7 @@ class Execution:
         if fd not in self._paused:
             self._loop.remove(fd)
             self._paused.add(fd)
-        self.slot.daemon.paused(self)
+        self._outlet.pause(self.resume)
 
     def _pump(self, fd: int, budget: int) -> str:
         """Read until the budget is spent; says whether it was, or the pipe is dry or closed, or the sink full."""

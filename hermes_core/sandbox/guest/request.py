@@ -1,6 +1,8 @@
-"""One request of the driver, and the refusal of one."""
+"""The driver's requests: each is done once, and answered as often as it is asked."""
 
 from __future__ import annotations
+
+from .refusal import Refusal
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -8,18 +10,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .execution import Execution
-    from .loop import Timer
+    from .loop import Loop, Timer
+    from .outlet import Outlet
 
     Header = dict[str, Any]
     Error = dict[str, str]
+    Operation = Callable[["Request", Header, bytes], object]
 
-
-class Refusal(Exception):
-    """A request that cannot be done; `kind` is an ErrorKind's word."""
-
-    def __init__(self, kind: str, code: str, message: str) -> None:
-        super().__init__(message)
-        self.error = {"kind": kind, "code": code, "message": message}
+MAX_REQUESTS = 8192
 
 
 class Request:
@@ -33,3 +31,122 @@ class Request:
         self.timer: Timer | None = None
         self.on_cancel: Callable[[], object] | None = None
         self.reply: tuple[Header, bytes] | None = None
+
+
+class Requests:
+    """Keeps every request until the driver has confirmed its answer. `operations` says what each does, by name."""
+
+    def __init__(self, outlet: Outlet, loop: Loop) -> None:
+        self.operations: dict[str, Operation] = {}
+        self._outlet = outlet
+        self._loop = loop
+        self._requests: dict[str, Request] = {}
+
+    def known(self) -> list[str]:
+        """The ids of all requests that are not confirmed yet."""
+        return list(self._requests)
+
+    def hold_streams(self) -> None:
+        """There is a new channel to the same driver."""
+        for request in self._requests.values():
+            if request.execution is not None and request.execution.stream is not None:
+                request.execution.stream.hold()
+
+    def forget(self) -> None:
+        """Whoever asked is gone for good: nobody will hear the answers. Background processes that have begun stay."""
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            if request.reply is None:
+                self._cancel(request)
+
+    def handle(self, header: Header, body: bytes) -> None:
+        """Do, repeat or steer one request."""
+        op = header.get("op")
+        if op == "ack":
+            for identity in header["ids"]:
+                request = self._requests.get(identity)
+                if request is not None and request.reply is not None:
+                    del self._requests[identity]
+            return
+        identity = header["id"]
+        request = self._requests.get(identity)
+        if op in ("in", "credit", "cancel"):
+            if request is not None:
+                self._steer(str(op), request, header, body)
+        elif request is not None:
+            self._again(request, header)
+        else:
+            request = self._requests[identity] = Request(identity)
+            self._begin(request, header, body)
+
+    def reply(self, request: Request, header: Header, data: bytes = b"") -> None:
+        """Answer, once; said again until the driver confirms it."""
+        if request.reply is not None:
+            return
+        if request.timer is not None:
+            request.timer.cancel()
+        header = dict(header, ev="done", id=request.identity)
+        request.reply = (header, data)
+        if self._requests.get(request.identity) is request:
+            self._outlet.send(header, data)
+
+    def refuse(self, request: Request, error: Error) -> None:
+        """Answer with an error."""
+        self.reply(request, {"error": error})
+
+    def later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call once, in so many seconds."""
+        return self._loop.later(seconds, call)
+
+    # --- the life of a request --------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request, header: Header, body: bytes) -> None:
+        op = str(header.get("op"))
+        operation = self.operations.get(op)
+        try:
+            if len(self._requests) > MAX_REQUESTS:
+                raise Refusal("infra", "busy", "too many requests under way")
+            if operation is None:
+                raise Refusal("infra", "protocol", "unknown operation %r" % op)
+            operation(request, header, body)
+        except Refusal as refusal:
+            self._fail(request, refusal.error)
+        except (KeyError, TypeError, ValueError) as error:
+            message = "bad request %r: %s: %s" % (op, type(error).__name__, error)
+            self._fail(request, {"kind": "infra", "code": "protocol", "message": message})
+        except OSError as error:
+            self._fail(request, {"kind": "infra", "code": "resources", "message": "%r failed: %s" % (op, error)})
+
+    def _fail(self, request: Request, error: Error) -> None:
+        if request.execution is not None:
+            request.execution.failed(error)
+        self.refuse(request, error)
+
+    def _again(self, request: Request, header: Header) -> None:
+        """The driver asks again after a lost channel: repeat what it may have missed."""
+        execution = request.execution
+        if execution is not None and execution.stream is not None:
+            execution.stream.resend(header.get("have", 0))
+            execution.resume()
+        if request.reply is not None:
+            self._outlet.send(*request.reply)
+
+    def _steer(self, op: str, request: Request, header: Header, body: bytes) -> None:
+        execution = request.execution
+        if op == "cancel":
+            self._cancel(request)
+        elif execution is None or execution.ended:
+            return
+        elif op == "in" and execution.stdin is not None:
+            execution.stdin.add(header["off"], body, header.get("eof", False))
+        elif op == "credit" and execution.stream is not None:
+            execution.stream.confirm(header["off"])
+            execution.resume()
+
+    def _cancel(self, request: Request) -> None:
+        """Nobody wants the answer any more: end what was begun for it, even if the answer is on its way."""
+        if request.execution is not None:
+            request.execution.stop(request.execution.cancel_grace)
+        elif request.on_cancel is not None and request.reply is None:
+            request.on_cancel()
+            self.refuse(request, {"kind": "command", "code": "cancelled", "message": "cancelled"})

@@ -9,6 +9,7 @@ import time
 
 from . import processes, trees
 from .confine import Plan
+from .execution import Way
 from .link import Link, Spawn, out_of_resources
 from .parent import encode_message, in_parts
 from .streams import Drains
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .background import Process
-    from .daemon import Daemon
     from .execution import Execution
+    from .site import Site
 
     Error = dict[str, str]
     Reply = Callable[[Error | None], object]
@@ -66,14 +66,16 @@ class Slot:
     have killed the parent; STARTING → BROKEN, for good, when no proof that the slot is clean can be had.
     """
 
-    def __init__(self, daemon: Daemon, index: int) -> None:
-        self.daemon = daemon
+    def __init__(self, site: Site, index: int) -> None:
+        self.site = site
         self.index = index
-        self.uid = daemon.uid_of(index)
-        self.workspace = Workspace(daemon.base, index, self.uid)
-        self.drains = Drains(daemon.loop)
+        self.uid = site.uid_of(index)
+        self.workspace = site.workspaces[index] = Workspace(site.base, index, self.uid)
+        self.drains = Drains(site.loop)
         self.executions: dict[str, Execution] = {}
-        self.background: dict[str, Process] = {}
+        self.way = Way(self.drains, self.stop, self.last_resort)
+        self.on_forget: Callable[[], object] | None = None
+        """Called when nobody will ask for the background processes any more."""
         self._sweeps: dict[str, list[Callable[[int], object]]] = {}
         self._state = NEW
         self._link: Link | None = None
@@ -142,7 +144,7 @@ class Slot:
             return
         # Otherwise the parent's death, seen by the loop, goes on from here.
         patience = _DEATH_TIMEOUT_S if wanted.wipe else _PATIENCE_S
-        self.daemon.loop.later(patience, lambda: self._give_up_on(wanted, patience))
+        self.site.loop.later(patience, lambda: self._give_up_on(wanted, patience))
 
     def _give_up_on(self, wanted: _Round, patience: float) -> None:
         if self._state == EMPTYING and self._round is wanted:
@@ -155,13 +157,13 @@ class Slot:
         self._waiting = []
         self._swept(list(self._sweeps), 0)
         self.drains.close()
-        if forget:
-            self.background.clear()
+        if forget and self.on_forget is not None:
+            self.on_forget()
 
     def _kill(self) -> None:
-        mechanism = self.daemon.mechanism
+        mechanism = self.site.mechanism
         if mechanism == "user" and self.uid is not None:
-            self.daemon.kill_user(self.uid)
+            self.site.kill_user(self.uid)
         elif mechanism == "shared":
             self._kill_descendants()
         if self._link is not None:
@@ -186,7 +188,7 @@ class Slot:
         """Nothing of the slot runs that we know of: have a new parent prove it, and empty the directories."""
         self._state = STARTING
         if self._round.wipe:
-            self.daemon.when_searched(self._fork)
+            self.site.when_searched(self._fork)
         else:
             self._fork()
 
@@ -195,11 +197,11 @@ class Slot:
             return
         self._round.dirty = False
         try:
-            link = self._link = Link(self.daemon.loop, self._plan(), self._heard, self._parent_died)
+            link = self._link = Link(self.site.loop, self._plan(), self._heard, self._parent_died)
         except OSError as error:
             self._retry("fork failed: %s" % error)
             return
-        self.daemon.loop.later(_START_TIMEOUT_S, lambda: self._hurry(link))
+        self.site.loop.later(_START_TIMEOUT_S, lambda: self._hurry(link))
 
     def _hurry(self, link: Link) -> None:
         """A parent that is still not ready is not going to be; its death leads to the next try, or the last."""
@@ -207,27 +209,27 @@ class Slot:
             link.kill()
 
     def _plan(self) -> Plan:
-        daemon = self.daemon
-        own_user = daemon.mechanism != "shared"
+        site = self.site
+        own_user = site.mechanism != "shared"
         return Plan(
             workspace=self.workspace,
-            mechanism=daemon.mechanism,
-            uid=(_USER_IN_NAMESPACE if daemon.single_user else self.uid) if own_user else None,
-            user_namespace=daemon.single_user,
+            mechanism=site.mechanism,
+            uid=(_USER_IN_NAMESPACE if site.single_user else self.uid) if own_user else None,
+            user_namespace=site.single_user,
             # The preparation may need the sandbox's network (an installer); slots of this level have loopback only.
             net_namespace=self.index != PREPARE,
-            umask=0o077 if daemon.mechanism == "user" and self.index != PREPARE else 0o022,
-            max_processes=daemon.config["max_processes"] if own_user else 0,
-            max_files=daemon.soft_files,
-            visible=[*daemon.config["visible_paths"], sys.base_prefix],
-            scratch=daemon.scratch,
+            umask=0o077 if site.mechanism == "user" and self.index != PREPARE else 0o022,
+            max_processes=site.config["max_processes"] if own_user else 0,
+            max_files=site.soft_files,
+            visible=[*site.config["visible_paths"], sys.base_prefix],
+            scratch=site.scratch,
             wipe=self._round.wipe,
-            swept=[*daemon.world_writable, *trees.are_open(self._others())],
+            swept=[*site.world_writable, *trees.are_open(self._others())],
         )
 
     def _others(self) -> list[str]:
         """The other slots' workspaces."""
-        return [slot.workspace.path for slot in self.daemon.slots.values() if slot is not self]
+        return [workspace.path for index, workspace in self.site.workspaces.items() if index != self.index]
 
     def _retry(self, reason: str) -> None:
         """Not clean, or not started, yet: again in a moment, until it must be given up."""
@@ -235,14 +237,14 @@ class Slot:
             code = "unclean" if self._round.dirty else "unready"
             self._break(code, "the slot could not be made ready within %d s: %s" % (self._round.patience, reason))
             return
-        if self.daemon.mechanism == "user" and self.uid is not None:
-            self.daemon.kill_user(self.uid)
-        self.daemon.loop.later(_RETRY_REFUSED_S if self._round.refusals else _RETRY_S, self._fork)
+        if self.site.mechanism == "user" and self.uid is not None:
+            self.site.kill_user(self.uid)
+        self.site.loop.later(_RETRY_REFUSED_S if self._round.refusals else _RETRY_S, self._fork)
 
     def _became_ready(self) -> None:
         self._state = READY
         if self._round.wipe:
-            self.daemon.empty_trash()
+            self.site.empty_trash()
         replies, self._round.replies = self._round.replies, []
         waiting, self._waiting = self._waiting, []
         for spawn in waiting:
@@ -275,7 +277,7 @@ class Slot:
             self._round.dirty = True  # it leaves by itself, and its death leads to the next try
         elif "refused" in message:
             self._round.refusals += 1
-            self.daemon.empty_trash()  # what was discarded may take the room that is wanting
+            self.site.empty_trash()  # what was discarded may take the room that is wanting
             if self._round.refusals >= _REFUSALS:
                 self._break("unready", "the slot could not be confined: %s" % message["refused"])
         else:
@@ -307,7 +309,7 @@ class Slot:
             except ProcessLookupError:  # the parent is dead; that will be heard of
                 pass
             except OSError as error:
-                self.stop(execution, 0.0)
+                self.stop(execution.id, 0.0)
                 execution.failed(out_of_resources(error))
         self._link.send(encode_message({"taken": message["started"]}))
         return taken
@@ -337,15 +339,15 @@ class Slot:
 
         Those of a user of its own have to go before a new parent can be proved alone.
         """
-        if self.daemon.mechanism == "user" and self.uid is not None:
-            self.daemon.kill_user(self.uid)
+        if self.site.mechanism == "user" and self.uid is not None:
+            self.site.kill_user(self.uid)
         for execution in list(self.executions.values()):
             if execution.ended or not execution.handed_over:
                 continue
-            if execution.pid is None or self.daemon.mechanism == "namespace":
+            if execution.pid is None or self.site.mechanism == "namespace":
                 execution.killed_with_slot()
-            elif self._is_ours(execution.pid) or self.daemon.loop.reaped(execution.pid, execution.began):
-                self.daemon.loop.watch(execution.pid, execution.exited, execution.began)
+            elif self._is_ours(execution.pid) or self.site.loop.reaped(execution.pid, execution.began):
+                self.site.loop.watch(execution.pid, execution.exited, execution.began)
             else:
                 execution.killed_with_slot()
 
@@ -361,22 +363,22 @@ class Slot:
 
     def environment(self) -> dict[str, str]:
         """What every command of the slot finds in its environment."""
-        daemon = self.daemon
-        own_tmp, inherit = daemon.mechanism == "namespace", daemon.config.get("inherit", [])
-        return self.workspace.environment(daemon.shell, own_tmp, daemon.config["env"], inherit)
+        site = self.site
+        own_tmp, inherit = site.mechanism == "namespace", site.config.get("inherit", [])
+        return self.workspace.environment(site.shell, own_tmp, site.config["env"], inherit)
 
     def belongings(self) -> dict[str, Any]:
         """Where the slot's files are, for `clear`: its directories, and where else its user can have any."""
-        workspace, own_tmp = self.workspace, self.daemon.mechanism == "namespace"
+        workspace, own_tmp = self.workspace, self.site.mechanism == "namespace"
         return {
             "path": workspace.path,
             "others": [workspace.home, "/tmp" if own_tmp else workspace.tmp],
-            "swept": [] if own_tmp else self.daemon.world_writable,
-            "uid": self.uid if self.daemon.mechanism == "user" else None,
+            "swept": [] if own_tmp else self.site.world_writable,
+            "uid": self.uid if self.site.mechanism == "user" else None,
         }
 
     def _mark(self, identity: str) -> str:
-        return "%s/%d/%s" % (self.daemon.instance, self.index, identity)
+        return "%s/%d/%s" % (self.site.instance, self.index, identity)
 
     def spawn(self, execution: Execution, message: dict[str, Any], wants_input: bool, script: bytes = b"") -> None:
         """Have the parent start a command; it gets a long script by descriptor, as one argument is bounded."""
@@ -406,11 +408,11 @@ class Slot:
         else:
             self._waiting.append(spawn)
 
-    def stop(self, execution: Execution, grace: float) -> None:
+    def stop(self, identity: str, grace: float) -> None:
         """TERM to a command and what it started, KILL after the grace period."""
         if self._link is not None and self._state == READY:
             self._link.wake()
-            self._link.send(encode_message({"end": execution.id, "grace": grace}))
+            self._link.send(encode_message({"end": identity, "grace": grace}))
 
     def sweep(self, identity: str, grace: float, done: Callable[[int], object]) -> None:
         """The same to what a command that has ended left running; `done` is called with how many those were."""

@@ -1,0 +1,162 @@
+"""What the driver's requests do: slots are opened and recycled, commands are run."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from . import terminal
+from .execution import Execution
+from .output import HeadTail
+from .refusal import Refusal
+from .slot import Slot
+from .streams import Spool
+from .workspace import PREPARE
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .request import Error, Header, Operation, Request, Requests
+    from .site import Site
+
+_LONGEST_ARGUMENT = 100 << 10
+"""The kernel takes 128 KiB: a longer script comes in by descriptor 9, which is closed before its first line."""
+_CANCEL_GRACE_S = 5.0
+"""For a cancelled file operation to take its temporary file away."""
+_LONG_SCRIPT = 'eval "exec 9<&-\n$(cat <&9)"'
+
+
+class Operations:
+    """The operations on slots, each of which answers its request. They raise Refusal."""
+
+    def __init__(self, site: Site, slots: dict[int, Slot], requests: Requests) -> None:
+        self.requests = requests
+        self._site = site
+        self._slots = slots
+
+    def by_name(self) -> dict[str, Operation]:
+        """Them."""
+        return {"open_slot": self._open_slot, "recycle": self._recycle, "exec": self._exec}
+
+    def slot(self, header: Header) -> Slot:
+        """The slot that a request names. Raises Refusal."""
+        slot = self._slots.get(header["slot"])
+        if slot is None:
+            raise Refusal("infra", "no_slot", "the slot %r was never opened" % header["slot"])
+        return slot
+
+    def _open_slot(self, request: Request, header: Header, _body: bytes) -> None:
+        index = header["slot"]
+        count = self._site.config["slots"]
+        if index != PREPARE and not 0 <= index < count:
+            raise Refusal("infra", "no_slot", "the sandbox has %d slots" % count)
+        slot = self._slots.get(index)
+        if slot is None:
+            slot = self._slots[index] = Slot(self._site, index)
+        slot.open(self._settles(request, {"workspace": slot.workspace.path}))
+
+    def _recycle(self, request: Request, header: Header, _body: bytes) -> None:
+        wipe = bool(header["wipe"])
+        self.slot(header).recycle(wipe, self._settles(request, {}), forget=wipe or bool(header.get("forget")))
+
+    def _settles(self, request: Request, result: Header) -> Callable[[Error | None], None]:
+        def settle(error: Error | None) -> None:
+            self.requests.reply(request, result if error is None else {"error": error})
+
+        return settle
+
+    def _exec(self, request: Request, header: Header, body: bytes) -> None:
+        mode, merge = header.get("mode", "capture"), bool(header.get("merge"))
+        slot = self.slot(header)
+        execution = self.prepare(
+            slot, request, header, mode, merge, lambda ended: self._reply_execution(request, ended)
+        )
+        self.launch(slot, execution, header, body)
+        if header.get("timeout") is not None and not execution.ended:
+            execution.limit_time(header["timeout"], header.get("grace", 2.0))
+
+    def prepare(
+        self,
+        slot: Slot,
+        request: Request,
+        header: Header,
+        mode: str,
+        merge: bool,
+        on_end: Callable[[Execution], object],
+    ) -> Execution:
+        """A command of the slot that is still to be launched. Raises Refusal, OSError."""
+        if slot.broken:
+            raise Refusal(**slot.error)
+
+        def ended(execution: Execution) -> None:
+            del slot.executions[execution.id]
+            on_end(execution)
+
+        rows_and_columns = header.get("pty")
+        pty = None if rows_and_columns is None else (int(rows_and_columns[0]), int(rows_and_columns[1]))
+        limit = header.get("limit", 1 << 20)
+        masked = () if "builtin" in header else self._site.masked  # a file's content is data, to be written back
+        execution = Execution(self._site, slot.way, request.identity, mode, limit, merge, ended, pty, masked)
+        slot.executions[execution.id] = request.execution = execution
+        return execution
+
+    def launch(self, slot: Slot, execution: Execution, header: Header, body: bytes) -> None:
+        """Start a command; `body` is the script, if there is one, and then the first of the input."""
+        if "builtin" in header:
+            execution.cancel_grace = _CANCEL_GRACE_S
+        if header.get("spool"):
+            try:
+                execution.spool = Spool(slot.workspace.spool_file(), slot.uid)
+            except OSError as error:
+                code = "no_space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
+                execution.failed({"kind": "command", "code": code, "message": "no file for the output: %s" % error})
+                return
+        size = header.get("script", 0)
+        message, as_file = self._message(slot, header, body[:size])
+        slot.spawn(execution, message, bool(header.get("input")), as_file)
+        eof = bool(header.get("eof")) or not header.get("input")
+        if execution.stdin is not None and (len(body) > size or eof):
+            execution.stdin.add(0, body[size:], eof)
+
+    @staticmethod
+    def directory(slot: Slot, header: Header) -> str:
+        """Where a command is to run."""
+        cwd = header.get("cwd")
+        return os.path.join(slot.workspace.path, cwd) if cwd else slot.workspace.path
+
+    def _message(self, slot: Slot, header: Header, script: bytes) -> tuple[Header, bytes]:
+        """What the slot's parent is told, and a script for its descriptor."""
+        message: Header = {"cwd": self.directory(slot, header)}
+        if "builtin" in header:
+            message.update(builtin=header["builtin"], args=header["args"])
+            if header["builtin"] == "clear":
+                message["args"] = dict(header["args"], **slot.belongings())
+            return message, b""
+        env = message["env"] = dict(slot.environment(), **(header.get("env") or {}))
+        if "LANG" not in env:
+            # Text is UTF-8. By LANG every program would open a dozen files, for what C.UTF-8 has in common with C.
+            env.setdefault("LC_CTYPE", "C.UTF-8")
+        if header.get("pty") is not None:
+            env.setdefault("TERM", terminal.TYPE)
+        if "argv" in header:
+            message["argv"] = header["argv"]
+            return message, b""
+        if len(script) <= _LONGEST_ARGUMENT:
+            message["argv"] = [self._site.shell, "-c", script.decode("utf-8", "surrogateescape")]
+            return message, b""
+        message["argv"] = [self._site.shell, "-c", _LONG_SCRIPT]
+        return message, script
+
+    def _reply_execution(self, request: Request, execution: Execution) -> None:
+        if execution.error is not None:
+            self.requests.refuse(request, execution.error)
+            return
+        header = execution.outcome()
+        header["out"], kept = [], b""
+        for sink in execution.sinks:
+            data = sink.value() if isinstance(sink, HeadTail) else b""
+            truncated = isinstance(sink, HeadTail) and sink.truncated
+            header["out"].append([len(data), sink.total, truncated])
+            kept += data
+        self.requests.reply(request, header, kept)

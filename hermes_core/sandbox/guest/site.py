@@ -1,0 +1,164 @@
+"""What the slots of a sandbox share: how they are kept apart, their users, and where their files are."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+from . import masking, namespaces, trees, workspace
+from .housekeeping import Search, Trash, complain
+from .outlet import Outlet
+from .probe import what_works
+from .refusal import Refusal
+from .workspace import PREPARE
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from .loop import Loop
+    from .workspace import Workspace
+
+SHARED, USER, NAMESPACE, DEDICATED = range(4)
+_SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh")
+
+
+class Site:
+    """The sandbox as its slots see it, without the driver's session."""
+
+    def __init__(self, loop: Loop, state_dir: str) -> None:
+        self.loop = loop
+        self.outlet = Outlet()
+        self.scratch = os.path.join(state_dir, "scratch")
+        self.shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), "sh")
+        self.soft_files = _raise_file_limit()
+        self.instance = os.urandom(8).hex()
+        self.config: dict[str, Any] = {}
+        self.masked: tuple[bytes, ...] = ()
+        """What commands' output must not show."""
+        self.base = ""
+        self.mechanism = "shared"
+        self.single_user = False
+        self.takes_pipes = False
+        """Whether slots' parents make the pipes of commands: slots of our own user can keep us from sending any."""
+        self.workspaces: dict[int, Workspace] = {}
+        """Of the slots, by index."""
+        self._search = Search(loop)
+        self._trash: Trash | None = None
+
+    @property
+    def configured(self) -> bool:
+        """Whether everything has been made that slots need."""
+        return self._trash is not None
+
+    def configure(self, config: dict[str, Any]) -> None:
+        """Choose how slots are kept apart, and make the directories. Raises Refusal, OSError."""
+        self.mechanism, self.single_user = _choose(config)
+        self.takes_pipes = self.single_user and namespaces.has_capability(namespaces.SYS_PTRACE)
+        self.config = config
+        self.masked = masking.values_of(config.get("secrets", ()), os.environb)
+        self.base = config["workspace_base"]
+        if config.get("restored"):
+            workspace.adopt(self.base, self.uid_of(PREPARE))
+        workspace.prepare_base(self.base)
+        os.makedirs(self.scratch, exist_ok=True)
+        if self.mechanism == "user":
+            self._search.begin({"/proc", "/sys", "/dev/pts", self.base})
+
+    def open_trash(self) -> None:
+        """From now on discarded directories are removed, and slots can be used."""
+        self._trash = Trash(workspace.trash(self.base), lambda: workspace.stock(self.base))
+
+    def uid_of(self, index: int) -> int | None:
+        """The user of a slot; None where slots have none of their own."""
+        first = self.config["uid_base"]
+        if self.mechanism == "shared" or self.single_user or first is None:
+            return None
+        # The second of the block is never anyone's: what signals a slot's user has it as its real one.
+        return int(first) + (0 if index == PREPARE else 2 + index)
+
+    @property
+    def world_writable(self) -> list[str]:
+        """Where slots' users can leave files besides their own directories; nowhere where they have their own root."""
+        return self._search.found
+
+    def when_searched(self, call: Callable[[], object]) -> None:
+        """Call once `world_writable` is known: at once if it is."""
+        self._search.when_done(call)
+
+    def kill_user(self, uid: int) -> None:
+        """Kill every process of a slot's user, in this process: with a full process table a fork would fail.
+
+        The real uid is a reserved one, the effective one the slot's: so the kernel's permission check lets the signal
+        reach the slot's processes and nothing else. One call suffices, and "until nobody is left" would never end
+        while other users' processes exist.
+        """
+        os.setresuid(self.config["uid_base"] + 1, uid, 0)
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        finally:
+            os.setresuid(0, 0, 0)
+
+    def empty_trash(self) -> None:
+        """Slots have discarded directories."""
+        try:
+            if self._trash is not None:
+                self._trash.empty()
+        except OSError as error:  # no process to be had now; the next one does it
+            complain("the trash was not emptied: %s" % error)
+
+    def stop(self) -> None:
+        """Look for nothing any more."""
+        self._search.stop()
+
+    def remove_rest(self, uids: list[int]) -> None:
+        """Remove what slots' users left elsewhere, and the base."""
+        trees.sweep(self.world_writable, uids)
+        if self._trash is not None:
+            self._trash.close()
+            workspace.remove_base(self.base)
+
+
+def _choose(config: Mapping[str, Any]) -> tuple[str, bool]:
+    """How slots are kept apart, and whether by user namespaces in which they are all ourselves. Raises Refusal."""
+    wanted, slots, first = config["isolation"], config["slots"], config["uid_base"]
+    users = os.geteuid() == 0 and first is not None and _has_users(first, slots + 2)
+    if wanted == SHARED:
+        return "shared", False
+    if wanted == USER and users:
+        return "user", False
+    probe = what_works()
+    # A user namespace of one user makes the slot ourselves: never where we are the system's own root.
+    ordinary = os.geteuid() != 0 or not _has_users(0, 1 << 31)
+    if users and probe["namespaces"]:
+        return "namespace", False
+    if ordinary and (probe["namespaces"] or probe["user_namespaces"]):
+        return "namespace", True
+    if wanted == DEDICATED and slots == 1:
+        return ("user" if users else "shared"), False
+    reason = probe["reason"] or "its backend has reserved no user ids for the slots"
+    raise Refusal("policy", "isolation", "the sandbox can't keep its slots apart: %s" % reason)
+
+
+def _has_users(first: int, count: int) -> bool:
+    """Whether our user namespace has these user ids."""
+    with open("/proc/self/uid_map") as file:
+        for line in file:
+            inside, _, length = map(int, line.split())
+            if inside <= first and first + count <= inside + length:
+                return True
+    return False
+
+
+def _raise_file_limit() -> int:
+    """Allow ourselves as many descriptors as may be: every command takes some. The limit for commands, as it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        pass
+    return soft
