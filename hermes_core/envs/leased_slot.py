@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hermes_core.envs.pending import Calls, awaited
+from hermes_core.envs.pending import Calls, Pending, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
@@ -67,7 +67,7 @@ class LeasedSlot:
         preparation: the same as the preparation user of the slot's sandbox, in the directory of prepared things.
         limit: the time limit of the hook that uses it, if there is one.
         alone: whether `processor` holds all of the sandbox's processors.
-        calls: those of `exec_tool` that nobody has awaited; the fresh slots of a rollout share its own.
+        calls: those that nobody has awaited; the fresh slots of a rollout share its own.
     """
 
     alone = False
@@ -83,7 +83,7 @@ class LeasedSlot:
         self.limit: asyncio.Timeout | None = None
         self._backend = backend
         self._note = note
-        self.commands = cast("SlotCommands", _Watched(backend.commands(slot), note, self.origin))
+        self.commands = cast("SlotCommands", _Watched("commands", backend.commands(slot), note, self.origin, self.calls))
 
     @property
     def sandbox_id(self) -> str:
@@ -93,7 +93,9 @@ class LeasedSlot:
     @property
     def preparation(self) -> SlotCommands:
         """The preparation user's commands on this slot's sandbox."""
-        return cast("SlotCommands", _Watched(self._backend.preparation(self.slot), self._note, Origin.PREPARATION))
+        commands = self._backend.preparation(self.slot)
+        watched = _Watched("preparation", commands, self._note, Origin.PREPARATION, self.calls)
+        return cast("SlotCommands", watched)
 
     @awaited()
     async def exec_tool(
@@ -119,6 +121,7 @@ class LeasedSlot:
             raise ToolArgumentError(result.error, slot_id=self.slot.slot_id, trajectory_id=self.slot.trajectory_id)
         return result
 
+    @awaited()
     async def kill_everything(self) -> None:
         """Kill every process of the slot; all are dead when it returns.
 
@@ -128,6 +131,7 @@ class LeasedSlot:
         """
         await self._watch(self._backend.kill_everything(self.slot))
 
+    @awaited()
     async def empty(self) -> None:
         """Kill every process of the slot, and remove its files.
 
@@ -136,6 +140,7 @@ class LeasedSlot:
         """
         await self._watch(self._backend.empty(self.slot))
 
+    @awaited()
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
         """Make a directory once per sandbox and key, as a user that no slot has; slots can read it, not write it.
 
@@ -186,6 +191,7 @@ class LeasedSlot:
         finally:
             limit.reschedule(due + clock() - began)
 
+    @awaited()
     async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
         """A plain tar of a directory's contents as the slot's user may read them.
 
@@ -194,6 +200,7 @@ class LeasedSlot:
         """
         return await self.commands.tar_out(path, max_bytes=max_bytes)
 
+    @awaited()
     async def diff(self, path: str = ".", *, base: str = "HEAD", max_bytes: int = MAX_DIFF_BYTES) -> str:
         """What changed in the git repository at `path` since `base`, new files included, as `git apply` takes it.
 
@@ -274,19 +281,20 @@ class Fresh(LeasedSlot):
 
 
 class _Watched:
-    """`SlotCommands` whose errors are noted on their way out."""
+    """`SlotCommands` whose errors are noted on their way out, and whose calls have to be awaited."""
 
-    def __init__(self, commands: SlotCommands, note: Note, origin: Origin) -> None:
+    def __init__(self, name: str, commands: SlotCommands, note: Note, origin: Origin, calls: Calls) -> None:
+        self._name = name
         self._commands = commands
         self._note = note
         self._origin = origin
+        self._calls = calls
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._commands, name)
         if not inspect.ismethod(attribute):
             return attribute
 
-        @functools.wraps(attribute)
         async def watched(*args: Any, **kwargs: Any) -> Any:
             try:
                 return await attribute(*args, **kwargs)
@@ -294,4 +302,8 @@ class _Watched:
                 self._note(error, self._origin)
                 raise
 
-        return watched
+        @functools.wraps(attribute)
+        def call(*args: Any, **kwargs: Any) -> Pending[Any]:
+            return Pending(f"{self._name}.{name}(…)", watched(*args, **kwargs), self._calls)
+
+        return call

@@ -274,6 +274,29 @@ async def test_a_tool_call_that_a_hook_does_not_await_is_told_and_not_scored(hoo
     assert not any(event.startswith("execute") for event in backend.log)
 
 
+CALLS = {
+    "commands.run": lambda rollout: rollout.commands.run("true"),
+    "preparation.run": lambda rollout: rollout.preparation.run("true"),
+    "prepare": lambda rollout: rollout.prepare("key", ["true"]),
+    "files": lambda rollout: rollout.files(),
+    "diff": lambda rollout: rollout.diff(),
+    "empty": lambda rollout: rollout.empty(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("taken", [False, True])
+async def test_no_call_that_a_hook_does_not_await_is_scored(name, taken):
+    async def verify(given):
+        made = CALLS[name](given.rollout)
+        return float(bool(made)) if taken else 1.0
+
+    done = await roll(Plain(verify=verify))
+    gc.collect()
+    assert (done.reward, str(done.failure.kind)) == (None, "verifier")
+    assert f"{name}(…) was not awaited, and has not run" in done.failure.message
+
+
 async def test_tool_calls_of_a_hook_may_run_at_the_same_time():
     async def verify(given):
         first = asyncio.create_task(given.exec_tool("bash", {"command": "1"}))
