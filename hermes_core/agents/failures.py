@@ -123,6 +123,8 @@ def brief(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(error, OSError) or _is_connection_failure(error):
         return "no connection"
+    if isinstance(error, ValueError):
+        return "no JSON"
     return type(error).__name__
 
 

@@ -23,6 +23,8 @@ from hermes_core.agents.failures import (
     public_url,
     refuses_all,
     refuses_now,
+    root_failure,
+    status_of,
 )
 from hermes_core.errors import ModelError
 
@@ -140,7 +142,7 @@ class Endpoint:
         if isinstance(failure, ContextLengthExceeded) or (self._answered and not passing and not for_all):
             self._well(answered=True)  # it is that request which is wrong
             raise failure from error
-        self._ill(error)
+        self._ill(error, failure)
         if passing and not self._out_of_patience(attempts, first_failure):
             longest = self._settings.max_retry_wait_s
             soon = min(_backoff(attempts), PROBE_EVERY_S) if self.paused else _backoff(attempts)
@@ -165,7 +167,7 @@ class Endpoint:
         self._failures, self._given_up = 0, None
         self._free.set()
 
-    def _ill(self, error: Exception) -> None:
+    def _ill(self, error: Exception, failure: ModelError) -> None:
         """It failed."""
         self._tried = time.monotonic()
         if not self._failures:
@@ -174,8 +176,8 @@ class Endpoint:
         if self._failures == PAUSE_AFTER:
             logger.warning(
                 "the model endpoint %s fails (%s): one request at a time is sent to it until it answers; it is given "
-                "up after %g s",
-                *(self._shown, brief(error), self._settings.endpoint_patience_s),
+                "up after %g s (endpoint_patience_s); %s",
+                *(self._shown, brief(error), self._settings.endpoint_patience_s, failure.hint),
             )
 
     @property
@@ -218,6 +220,8 @@ def explained(error: Exception, settings: AgentSettings, *, endpoint: str, model
     if key:
         failure.message = failure.message.replace(key, "***")
         failure.args = (failure.message,)
+    elif status_of(root_failure(error)) in (401, 403):
+        failure.hint = "no key was sent: set OPENAI_API_KEY"
     return failure
 
 

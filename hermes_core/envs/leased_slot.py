@@ -83,7 +83,9 @@ class LeasedSlot:
         self.limit: asyncio.Timeout | None = None
         self._backend = backend
         self._note = note
-        self.commands = cast("SlotCommands", _Watched("commands", backend.commands(slot), note, self.origin, self.calls))
+        self.commands = cast(
+            "SlotCommands", _Watched("commands", backend.commands(slot), note, self.origin, self.calls)
+        )
 
     @property
     def sandbox_id(self) -> str:

@@ -245,7 +245,7 @@ class Registry:
         error = UnknownNameError(self.kind, name, self.names())
         misspelt = difflib.get_close_matches(name, self.names(), n=1, cutoff=0.75)
         if self.kind in _PLUGIN_KINDS and not misspelt and _DISTRIBUTION.fullmatch(name):
-            error.hint = f"{error.hint}; a plugin may provide it: pip install hermes-rl-{_folded(name)}"
+            error.hint = f"{error.hint}; if a plugin provides it, install that: hermes-rl-{_folded(name)}"
         failed = [plugin.label for plugin in self.absent if plugin.wrong]
         if failed:
             error.hint = f"{error.hint}; not loaded: {', '.join(failed)}, see `hermes-rl plugins`"

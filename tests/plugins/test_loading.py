@@ -253,7 +253,7 @@ def test_a_hook_that_could_not_work_is_refused(functions: dict[str, Any], messag
 
 
 def test_a_backend_that_nobody_provides_names_the_package_to_install() -> None:
-    with pytest.raises(UnknownNameError, match="pip install hermes-rl-modal"):
+    with pytest.raises(UnknownNameError, match="install that: hermes-rl-modal"):
         load().registry("backend").entry("modal")
     with pytest.raises(UnknownNameError, match="did you mean 'local'") as caught:
         load().registry("backend").entry("locla")

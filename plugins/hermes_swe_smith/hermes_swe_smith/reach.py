@@ -175,8 +175,8 @@ class Reach:
         if new:
             self._reached.update(new)
             log.warning(
-                "agents can reach %s from their slots, and may download solutions there: use isolation 'namespace', or "
-                "network 'none' or 'setup'",
+                "agents can reach %s from their slots, and may download solutions there: use --isolation namespace, or "
+                "a profile with network: none or setup, whichever the backend offers",
                 ", ".join(new),
             )
 
