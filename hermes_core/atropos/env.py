@@ -22,6 +22,7 @@ from hermes_core.agents.base import MASKED, AgentResult
 from hermes_core.atropos import modes as serving
 from hermes_core.atropos import processing, reporting
 from hermes_core.atropos.adapter import AdaptedEnvironment
+from hermes_core.atropos.commands import run_class
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.contract import check_overrides
 from hermes_core.atropos.groups import Group, Rolled, judged, longest, scored_groups, scored_item
@@ -169,8 +170,6 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     @classmethod
     def cli(cls) -> None:
         """The command line `{process,serve,evaluate} [--env.KEY=VALUE --openai.KEY=VALUE --config FILE]`. Exits."""
-        from hermes_core.atropos.cli import run_class
-
         run_class(cls)
 
     # ------------------------------------------------------------------ for subclasses
@@ -303,6 +302,15 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         """Evaluate mode: `evaluate` once."""
         async with self.running(groups=self.config.max_eval_workers, evaluating=True):
             await self.evaluate()
+
+    def outcome(self, mode: str) -> dict[str, Any]:
+        """What is said at the end of a mode: counts, and where groups, or evaluations, and records were written."""
+        config, totals = self.config, self.metrics.totals.copy()
+        written, records = config.data_path_to_save_groups, self.trajectories_path
+        if mode == "evaluate":
+            totals.update(self.evaluation.totals)
+            written, records = config.data_dir_to_save_evals, self.evaluations_path
+        return {**dict(sorted(totals.items())), "written": written, "trajectories": str(records)}
 
     @property
     def trajectories_path(self) -> Path:

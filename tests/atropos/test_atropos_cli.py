@@ -19,7 +19,8 @@ from hermes_core.testing.scripted_server import ScriptedServer
 @pytest.fixture
 def config_of(atropos_extra: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`config_of("--env.x=1", …)`: the environment that the command would run, without running it."""
-    from hermes_core.atropos import cli, env
+    from hermes_core.atropos import commands, env
+    from hermes_core.atropos.metrics import Metrics
 
     made: list[Any] = []
 
@@ -29,7 +30,7 @@ def config_of(atropos_extra: None, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
         def __init__(self, config: Any, servers: Any, **_: Any) -> None:
             made.append((config, servers))
-            self.config, self.metrics, self.evaluation = config, env.Metrics("train"), env.Metrics("eval")
+            self.config, self.metrics, self.evaluation = config, Metrics("train"), Metrics("eval")
 
         async def process_manager(self) -> None:
             pass
@@ -37,7 +38,7 @@ def config_of(atropos_extra: None, monkeypatch: pytest.MonkeyPatch) -> Callable[
         env_manager = evaluate_manager = process_manager
 
     def run(*arguments: str, mode: str = "process") -> Any:
-        group = cli._commands(lambda runtime, name: Recorded, takes_name=False)
+        group = commands.commands(lambda runtime, name: Recorded, takes_name=False)
         done = CliRunner().invoke(group, [mode, *arguments], obj=0)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception

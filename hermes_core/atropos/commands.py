@@ -1,0 +1,196 @@
+"""The commands `process`, `serve` and `evaluate`, for any environment or for one.
+
+Atropos' own command line is not used: it reads a negative number as a switch, takes no list and no mapping, prints
+defaults that are not those in force, and turns wandb on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+
+from hermes_core.cli.main import Program
+from hermes_core.cli.options import DottedCommand, dotted, merged
+from hermes_core.cli.support import EXIT_INCOMPLETE, finish
+from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.runtime import Runtime
+from hermes_core.screen import say
+from hermes_core.settings import read_yaml
+from hermes_core.validation import validated
+
+SECTIONS = ("env", "openai")
+
+
+class Modes(Protocol):
+    """An environment, as far as the commands use it."""
+
+    name: str | None
+
+    def __init__(self, config: Any, server_configs: Any, *, runtime: Runtime) -> None: ...
+
+    @classmethod
+    def config_init(cls) -> tuple[Any, Any]:
+        """The settings and the servers when nothing is said."""
+
+    async def process_manager(self) -> None:
+        """Run the command `process`."""
+
+    async def env_manager(self) -> None:
+        """Run the command `serve`."""
+
+    async def evaluate_manager(self) -> None:
+        """Run the command `evaluate`."""
+
+    def outcome(self, mode: str) -> dict[str, Any]:
+        """What came of it: counts, and where it was written."""
+
+
+Named = Callable[[Runtime, str | None], type[Modes]]
+"""The environment's class, in this runtime, for the name that was given, if any is."""
+
+
+class EnvironmentCommands(Program):
+    """The three commands, with the messages and exit codes of `hermes-rl`."""
+
+    elsewhere: Mapping[str, tuple[str, str]] = {}
+
+
+def commands(named: Named, *, takes_name: bool) -> EnvironmentCommands:
+    """The group of the three commands."""
+    group = EnvironmentCommands("atropos", help="Run an environment for the RL trainers of Atropos.")
+    summaries = {
+        "process": "Write groups of rollouts, and a page to look at, and exit.",
+        "serve": "Keep a trainer's queue at `run-api` filled with groups, until it has had its steps.",
+        "evaluate": "Roll out the items once, and report how many are solved.",
+    }
+    for mode, summary in summaries.items():
+        group.add_command(_command(mode, summary, named, takes_name=takes_name))
+    return group
+
+
+def _command(mode: str, summary: str, named: Named, *, takes_name: bool) -> click.Command:
+    @click.pass_context
+    def run(ctx: click.Context, /, config: Path | None, environment: str | None = None) -> None:
+        _run(ctx, mode, named, environment, config)
+
+    parameters: list[click.Parameter] = [
+        click.Option(
+            ["--config"],
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE.yaml",
+            help="Sections env and openai (a mapping, or a list of several servers).",
+        )
+    ]
+    if takes_name:
+        parameters.insert(0, click.Argument(["environment"], metavar="ENV"))
+    return DottedCommand(mode, callback=run, params=parameters, help=summary, sections=SECTIONS)
+
+
+def run_class(kind: type[Modes]) -> None:
+    """The commands for a class; what `HermesAgentBaseEnv.cli` calls. Exits."""
+    run_alone(lambda runtime, _: kind)
+
+
+def run_alone(named: Named) -> None:
+    """The commands as a program of their own. Exits."""
+    group = commands(named, takes_name=False)
+    group.params += [
+        click.Option(["-v", "--verbose"], count=True, help="Log more: -v what happens, -vv everything."),
+        click.Option(["--traceback"], is_flag=True, help="Show where an expected error came from, too."),
+    ]
+    group.callback = click.pass_context(_remember)
+    group()
+
+
+def _remember(ctx: click.Context, /, verbose: int, traceback: bool) -> None:
+    ctx.obj = verbose
+
+
+def _run(ctx: click.Context, mode: str, named: Named, name: str | None, config: Path | None) -> None:
+    async def main(runtime: Runtime) -> int:
+        logger = logging.getLogger("atroposlib")
+        logger.handlers = logging.getLogger("hermes_core").handlers
+        logger.setLevel(logging.getLogger("hermes_core").level)
+        from atroposlib.envs import base
+
+        base.logger.setLevel(logging.NOTSET)  # it sets DEBUG itself, whatever the user asked for
+        env = _made(ctx, named(runtime, name), mode, config, runtime)
+        if mode == "process":
+            await env.process_manager()
+        elif mode == "serve":
+            await env.env_manager()
+        else:
+            await env.evaluate_manager()
+        outcome = env.outcome(mode)
+        say(json.dumps({"mode": mode, **outcome}))
+        return EXIT_INCOMPLETE if outcome.get("groups_short") else 0
+
+    ctx.exit(finish(ctx, main))
+
+
+def _made(ctx: click.Context, kind: type[Modes], mode: str, path: Path | None, runtime: Runtime) -> Modes:
+    """The environment: what was written comes before the file, and that before `config_init`."""
+    default_config, default_servers = kind.config_init()
+    sections = _sections(path)
+    for_mode = _for_mode(kind, mode)
+    config_class = type(default_config)
+    given = {**default_config.model_dump(exclude_unset=True), **for_mode, **sections["env"]}
+    settings = merged(given, dotted(ctx, "env"), config_class)
+    config = validated(config_class, settings, f"environment {kind.name!r}")
+    return kind(config, _servers(ctx, default_servers, sections["openai"]), runtime=runtime)
+
+
+def _for_mode(kind: type[Modes], mode: str) -> dict[str, Any]:
+    if mode == "process":
+        place = f"data/{kind.name or 'groups'}.jsonl"
+        return {"ensure_scores_are_not_same": False, "include_messages": True, "data_path_to_save_groups": place}
+    return {"data_dir_to_save_evals": f"data/{kind.name or 'groups'}-eval"} if mode == "evaluate" else {}
+
+
+def _sections(path: Path | None) -> dict[str, Any]:
+    """The file's sections.
+
+    Raises:
+        UnknownNameError, ConfigError: there is another section, or one of the wrong form.
+    """
+    sections: dict[str, Any] = {"env": {}, "openai": {}}
+    for name, content in (read_yaml(path) if path is not None else {}).items():
+        if name not in sections:
+            raise UnknownNameError("section", name, sections, where=f"of {path}")
+        if not isinstance(content, Mapping if name == "env" else Mapping | list):
+            raise ConfigError(
+                f"section {name!r} of {path} has the wrong form", hint="write `key: value` lines below it"
+            )
+        sections[name] = content
+    return sections
+
+
+def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
+    """Those of the file, or else of `config_init`, with what was written in the one that there is."""
+    from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+
+    from hermes_core.atropos.servers import default_server
+
+    base = defaults if isinstance(defaults, list) else [defaults]
+    first = base[0] if base and isinstance(base[0], APIServerConfig) else default_server()
+    if isinstance(section, list) and len(section) != 1:
+        listed = [{**first.model_dump(), **server} for server in section]
+    elif section or len(base) == 1:
+        listed = [{**first.model_dump(), **(section[0] if isinstance(section, list) else section)}]
+    else:
+        listed = [server.model_dump() for server in base]
+    written = dotted(ctx, "openai")
+    if written and len(listed) != 1:
+        raise ConfigError(
+            f"--openai.… is for one server, and there are {len(listed)}", hint="write the settings in the file"
+        )
+    for server in listed:
+        for key in (*server, *written):
+            if key not in APIServerConfig.model_fields:
+                raise UnknownNameError("key", key, APIServerConfig.model_fields, where="of openai")
+    return [validated(APIServerConfig, merged(server, written, APIServerConfig), "openai") for server in listed]
