@@ -6,32 +6,48 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
+from hermes_core.agents.base import AgentResult
 from hermes_core.environment import Environment, EnvironmentConfig, Item
+from hermes_core.envs.rollout import Rollout
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.errors import DatasetError, VerifierError
-
-if TYPE_CHECKING:
-    from hermes_core.atropos.env import HermesAgentBaseEnv
-    from hermes_core.envs.rollout import Rollout
+from hermes_core.sandbox.contract import Isolation
 
 
 class AdaptedEnvironment(Environment):
-    """The items come from Atropos one at a time, so `items` is empty."""
+    """The items come from Atropos one at a time, so `items` is empty.
+
+    Args:
+        compute_reward: the reward of a rollout, where there is no `verify`.
+        image: names the image of an item's sandboxes, or gives None.
+        setup: the hook `setup_trajectory_workspace`, if there is one.
+        verify: the hook `verify_and_score_trajectory`, if there is one.
+    """
 
     name = "atropos"
 
-    def __init__(self, env: HermesAgentBaseEnv) -> None:
-        super().__init__(EnvironmentConfig(**env.config.environment_settings()))
-        self.name = str(env.name)  # type: ignore[misc]  # of this instance, as its class serves many
-        self._env = env
-        self.isolation = env.isolation
-        if (setup := getattr(env, "setup_trajectory_workspace", None)) is not None:
+    def __init__(
+        self,
+        name: str,
+        config: EnvironmentConfig,
+        isolation: Isolation,
+        *,
+        format_prompt: Callable[[Item], str],
+        compute_reward: Callable[[Item, AgentResult, ToolContext], Awaitable[float]],
+        image: Callable[[Item], str | None],
+        setup: Callable[..., Any] | None = None,
+        verify: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.name = name  # type: ignore[misc]  # of this instance, as its class serves many
+        self.isolation = isolation
+        self._format_prompt, self._compute_reward, self._image = format_prompt, compute_reward, image
+        if setup is not None:
             self.setup_trajectory_workspace = setup
-        own = getattr(env, "verify_and_score_trajectory", None)
-        self.verify_and_score_trajectory = own if own is not None else self._compute_reward
+        self.verify_and_score_trajectory = verify if verify is not None else self._rewarded
 
     def items(self) -> Sequence[Item]:
         """None: they come one at a time."""
@@ -39,7 +55,7 @@ class AdaptedEnvironment(Environment):
 
     def format_prompt(self, item: Item) -> str:
         """As the subclass says."""
-        return self._env.format_prompt(item)
+        return self._format_prompt(item)
 
     def item_id(self, item: Item) -> str:
         """The item's id, or a digest of what it says."""
@@ -51,14 +67,14 @@ class AdaptedEnvironment(Environment):
 
     def image(self, item: Item) -> str | None:
         """The image of the item's sandboxes, where the subclass names one."""
-        return self._env.image(item)
+        return self._image(item)
 
-    async def _compute_reward(self, item: Item, result: Any, rollout: Rollout) -> tuple[float, Mapping[str, Any]]:
+    async def _rewarded(self, item: Item, result: Any, rollout: Rollout) -> tuple[float, Mapping[str, Any]]:
         """The subclass's reward, in the rollout's own slot; what that started is killed."""
         context = ToolContext(rollout)
 
         async def computed() -> Any:
-            reward: Any = self._env.compute_reward(item, result, context)
+            reward: Any = self._compute_reward(item, result, context)
             return await reward if inspect.isawaitable(reward) else reward
 
         try:

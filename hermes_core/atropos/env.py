@@ -41,7 +41,7 @@ from hermes_core.atropos.servers import (
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun
 from hermes_core.atropos.wire import group_json
-from hermes_core.environment import Environment, Item
+from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.options import granted_isolation
 from hermes_core.envs.rollout import RolloutContext, run_rollout
 from hermes_core.envs.runner import STOPPING, Tools
@@ -200,7 +200,16 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     def make_environment(self, runtime: Runtime) -> Environment:
         """The environment as core's rollout takes it."""
-        return AdaptedEnvironment(self)
+        return AdaptedEnvironment(
+            str(self.name),
+            EnvironmentConfig(**self.config.environment_settings()),
+            self.isolation,
+            format_prompt=self.format_prompt,
+            compute_reward=self.compute_reward,
+            image=self.image,
+            setup=getattr(self, "setup_trajectory_workspace", None),
+            verify=getattr(self, "verify_and_score_trajectory", None),
+        )
 
     # ------------------------------------------------------------------ life
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import SecretStr
@@ -19,12 +19,10 @@ from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.matching import matching_parser
 from hermes_core.agents.model import OpenAIServer
 from hermes_core.agents.wires import Sampled
+from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.errors import ConfigError
+from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings, read_dotenv
-
-if TYPE_CHECKING:
-    from hermes_core.atropos.config import HermesAgentEnvConfig
-    from hermes_core.runtime import Runtime
 
 EXACT = ("vllm", "sglang")
 """Server types that give tokens and logprobs."""
