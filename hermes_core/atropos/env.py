@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,16 +16,17 @@ from atroposlib.envs.base import BaseEnv
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from hermes_core.agents.base import MASKED, AgentResult
-from hermes_core.atropos import modes as serving
-from hermes_core.atropos import processing, reporting
 from hermes_core.atropos.adapter import AdaptedEnvironment
 from hermes_core.atropos.commands import run_class
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.contract import check_overrides
-from hermes_core.atropos.groups import Group, Rolled, judged, longest, scored_groups, scored_item
+from hermes_core.atropos.display import trajectory_text, write_page
+from hermes_core.atropos.groups import longest, scored_groups, scored_item
 from hermes_core.atropos.items import ItemSource
 from hermes_core.atropos.log import JsonLines
-from hermes_core.atropos.metrics import Metrics
+from hermes_core.atropos.metrics import lengths
+from hermes_core.atropos.modes import Serving, check_servable, process
+from hermes_core.atropos.reporting import Reporter, evaluating
 from hermes_core.atropos.servers import (
     EXACT,
     checked_servers,
@@ -39,47 +37,23 @@ from hermes_core.atropos.servers import (
     with_key,
 )
 from hermes_core.atropos.trainer import TrainerApi
-from hermes_core.atropos.wandb_run import WandbRun
+from hermes_core.atropos.wandb_run import WandbRun, check_login
 from hermes_core.atropos.wire import group_json
 from hermes_core.environment import Environment, EnvironmentConfig, Item
+from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.options import granted_isolation
-from hermes_core.envs.rollout import RolloutContext, run_rollout
 from hermes_core.envs.runner import STOPPING, Tools
 from hermes_core.envs.session import hooks_for, new_backend, new_context, redactor
 from hermes_core.envs.tool_context import ToolContext
-from hermes_core.envs.trajectory import Trajectory
-from hermes_core.errors import ConfigError, HermesError, UsageError
+from hermes_core.envs.trajectory import plain
+from hermes_core.errors import ConfigError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.tool_backend import ToolBackend
 
 log = logging.getLogger(__name__)
 
-
 MOST_PUT_BACK = 3
 """How often an item is rolled out again whose group stayed short."""
-
-_EVALUATING: ContextVar[bool] = ContextVar("evaluating", default=False)
-"""Whether what runs was started by `evaluate`."""
-
-
-async def _evaluating(evaluate: Callable[..., Awaitable[None]], *args: Any, **kwargs: Any) -> None:
-    before = _EVALUATING.set(True)
-    try:
-        await evaluate(*args, **kwargs)
-    finally:
-        _EVALUATING.reset(before)
-
-
-@dataclass
-class _Live:
-    """What is there while the environment runs."""
-
-    context: RolloutContext
-    tools: Tools
-    backend: ToolBackend
-    room: asyncio.Semaphore
-    """For as many rollouts at a time as the backend has slots for."""
 
 
 class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no types
@@ -134,28 +108,17 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             ) from error
         self.runtime = runtime
         self.api: TrainerApi | None = None
-        self.fatal: BaseException | None = None
-        """What no other rollout can do better: it ends the run."""
-        self.metrics = Metrics("train")
-        self.evaluation = Metrics("eval")
-        """Of the rollouts that are not for the trainer."""
-        self.wandb_run: WandbRun | None = None
-        """There while the environment runs, if wandb is asked for."""
+        self.reporter = Reporter()
+        self.metrics, self.evaluation = self.reporter.training, self.reporter.evaluation
         self.endless = False
         """Whether `get_next_item` is to begin anew after the last item."""
         self.tasks: set[asyncio.Task[Any]] = set()
         """Workers of serve mode that have not ended."""
-        self.trajectories: JsonLines | None = None
         self.source = ItemSource(str(self.name), self.get_next_item)
         """`get_next_item`, watched, in whose place it is while the environment runs: Atropos calls it as well."""
-        self.evaluate = partial(_evaluating, self.evaluate)  # type: ignore[method-assign]
-        self._evaluations: JsonLines | None = None
-        self._stack = AsyncExitStack()
-        """Of what is open while the environment runs."""
-        self._live: _Live | None = None
-        self._numbers = itertools.count()
+        self.evaluate = partial(evaluating, self.evaluate)  # type: ignore[method-assign]
+        self._roller: GroupRoller | None = None
         self._put_back: Counter[str] = Counter()
-        self._environment: Environment | None = None
         if config.data_path_to_save_groups is not None:
             # Atropos made it, and may not come to need it. Its writer has a buffer, that a killed run would lose.
             self.jsonl_writer.close()
@@ -234,16 +197,17 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             if runtime is None:
                 runtime = await stack.enter_async_context(Runtime())
             if self.config.use_wandb:
-                self.wandb_run = await reporting.new_run(self, runtime)
-                stack.push_async_callback(self.wandb_run.aclose)
-            path = self.evaluations_path if evaluating else self.trajectories_path
-            self.trajectories = stack.enter_context(JsonLines(path))
-            self._evaluations = self.trajectories if evaluating else None
-            self._stack = stack
+                await check_login()
+                shown = plain(self.config.model_dump(mode="json"), runtime.redact)
+                self.reporter.wandb_run = WandbRun(self.config.wandb_name or str(self.name), shown)
+                stack.push_async_callback(self.reporter.wandb_run.aclose)
+            stack.enter_context(
+                self.reporter.open(self.trajectories_path, self.evaluations_path, only_evaluates=evaluating)
+            )
             ask = self.get_next_item
             self.source = self.get_next_item = ItemSource(str(self.name), ask)  # type: ignore[method-assign]
             stack.callback(setattr, self, "get_next_item", ask)
-            self._environment = environment = self.make_environment(runtime)
+            environment = self.make_environment(runtime)
             stack.push_async_callback(environment.aclose)
             options = self.config.run_options(groups or self.max_num_workers)
             backend_class = runtime.backend(options.backend).config_class
@@ -268,44 +232,79 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             stack.push_async_callback(backend.aclose)
             redact = redactor(runtime, agent.settings if hasattr(agent, "settings") else None)
             context = new_context(runtime, environment, agent, backend, options, hooks=hooks, redact=redact)
-            self._live = _Live(context, tools, backend, asyncio.Semaphore(max(1, room)))
+            refills = self.config.group_refills
+            roller = GroupRoller(context, tools, self.reporter, room=room, refills=refills, exact=self.exact)
             if start:
-                await self.start_wandb()
+                if self.wandb_run is not None:
+                    await self.wandb_run.start()
                 await backend.start()
             if self.config.data_path_to_save_groups is not None:
                 self.jsonl_writer = stack.enter_context(JsonLines(Path(self.config.data_path_to_save_groups)))
+            self._roller = roller
             try:
                 yield
             finally:
-                self._live = self.jsonl_writer = None
+                self._roller = self.jsonl_writer = None
 
-    async def start_sandboxes(self) -> None:
-        """Make the warm sandboxes, if they are not there yet."""
-        await self._running().backend.start()
+    @property
+    def roller(self) -> GroupRoller:
+        """What rolls out groups, while the environment runs.
 
-    async def start_wandb(self, project: str | None = None, group: str | None = None) -> None:
-        """Begin the wandb run, if there is to be one."""
-        if self.wandb_run is not None:
-            await self.wandb_run.start(project, group)
-
-    def limit_length(self, tokens: int) -> None:
-        """Keep sequences shorter than the trainer's limit, so that it does not drop their whole group."""
-        agent = self._running().context.agent
-        if hasattr(agent, "max_length"):
-            agent.max_length = min(self.config.max_token_length, tokens - 1)
-
-    def _running(self) -> _Live:
-        if self._live is None:
+        Raises:
+            UsageError: it does not.
+        """
+        if self._roller is None:
             raise UsageError("the environment is not running", hint="use `async with env.running():`")
-        return self._live
+        return self._roller
+
+    @property
+    def wandb_run(self) -> WandbRun | None:
+        """There while the environment runs, if wandb is asked for."""
+        return self.reporter.wandb_run
 
     async def env_manager(self) -> None:
-        """Serve mode: groups for the trainer behind `rollout_server_url`, until it has had `total_steps` batches."""
-        await serving.serve(self)
+        """Serve mode: groups for the trainer behind `rollout_server_url`, until it has had `total_steps` batches.
+
+        Raises:
+            ConfigError: the servers give no tokens, no group could be sent, or sizes do not fit the trainer's.
+            UsageError, InfraError, ModelError: as `running` does, or as `Serving.run`.
+        """
+        config = self.config
+        check_servable(config, exact=self.exact)
+        registration = {
+            "max_token_length": config.max_token_length,
+            "desired_name": config.wandb_name or self.name,
+            "weight": config.inference_weight,
+            "min_batch_allocation": config.min_batch_allocation,
+            "group_size": config.group_size,
+        }
+        self.endless = True
+        self.api = api = TrainerApi(config.rollout_server_url, registration, patience_s=config.trainer_timeout)
+        async with self.running(start=False), api:
+            await Serving(self, config, api, self.roller, self.source, self.reporter, self.tasks).run()
 
     async def process_manager(self) -> None:
-        """Process mode: `total_steps` groups into `data_path_to_save_groups`, and a page to look at beside it."""
-        await processing.process(self)
+        """Process mode: `total_steps` groups into `data_path_to_save_groups`, and a page to look at beside it.
+
+        Raises:
+            ConfigError: `total_steps` names no number of groups.
+            UsageError, InfraError, ModelError: as `running` does, or as `process`.
+        """
+        steps, path = self.config.total_steps, self.config.data_path_to_save_groups
+        if steps < 1:
+            raise ConfigError(f"total_steps is {steps}", hint="name the number of groups")
+        at_a_time = max(1, min(self.max_num_workers, steps))
+        async with self.running(groups=at_a_time):
+            try:
+                await process(self, steps, at_a_time, self.roller, self.source)
+            finally:
+                if self.metrics.pending:
+                    await self.wandb_log()
+        if path is not None:
+            groups = Path(path)
+            page = groups.with_suffix(".html")
+            await asyncio.to_thread(write_page, groups, page, f"{self.name}: {groups.name}")
+            log.info("wrote %s and %s", groups, page)
 
     async def evaluate_manager(self) -> None:
         """Evaluate mode: `evaluate` once."""
@@ -344,7 +343,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         With None comes the item, to be rolled out again, if that may help: its sandboxes or the model failed.
         """
         try:
-            group = await self.roll_group(item)
+            group = await self.roller.roll(item, self.config.group_size)
         except STOPPING:
             return None, [item]
         if group.whole:
@@ -366,103 +365,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         Raises:
             UsageError: it has several sequences; `collect_trajectories` gives them all.
         """
-        group = self._new_group(item, size=1)
-        rolled = await self._roll(item, group, 0, self._metrics())
-        if rolled.refused is not None:
-            return None, []
-        group.kept.append(rolled)
-        return scored_item(group), []
-
-    async def roll_group(self, item: Item, size: int | None = None, *, metrics: Metrics | None = None) -> Group:
-        """`size` (the configured group size) rollouts of one item; those that failed are replaced, up to the limit.
-
-        Args:
-            metrics: what they and the group are counted in; None is that of the trainer's, or of the evaluation that
-                calls this.
-
-        Raises:
-            UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
-            CostLimitReached, EndpointDown: as no other group can be had either; when those that were begun have ended.
-        """
-        stopped: list[HermesError] = []
-        group = self._new_group(item, size or self.config.group_size)
-        metrics = metrics or self._metrics()
-        numbers = itertools.count()
-        refills = iter(range(self.config.group_refills))
-
-        async def until_used() -> None:
-            while True:
-                try:
-                    rolled = await self._roll(item, group, next(numbers), metrics)
-                except STOPPING as error:
-                    stopped.append(error)
-                    self.fatal = self.fatal or error
-                    return
-                if rolled.refused is None:
-                    group.kept.append(rolled)
-                    return
-                group.failed.append(rolled)
-                if next(refills, None) is None:
-                    return
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(group.size):
-                    tasks.create_task(until_used())
-        except BaseExceptionGroup as errors:
-            self.fatal = self.fatal or errors.exceptions[0]
-            raise errors.exceptions[0] from None
-        metrics.add_group(group)
-        if stopped and not group.whole:
-            raise stopped[0]
-        return group
-
-    def _new_group(self, item: Item, size: int) -> Group:
-        item_id = self._running().context.environment.item_id(item)
-        return Group(f"{item_id}#{next(self._numbers)}", item_id, size)
-
-    async def _roll(self, item: Item, group: Group, index: int, metrics: Metrics) -> Rolled:
-        """One rollout, with its record written whatever becomes of it."""
-        live = self._running()
-        trajectory = Trajectory(
-            environment=live.context.environment.name,
-            item_id=group.item_id,
-            group=group.group_id,
-            rollout_index=index,
-            agent=live.context.agent.name,
-            backend=live.context.backend_name,
-        )
-        context = live.tools.offered(live.context, group.group_id)
-        observers = context.hooks.observers
-        async with live.room:
-            if isinstance(self.fatal, STOPPING):
-                raise self.fatal.twin()  # nothing is begun that can't be had
-            observers.trajectory_started(
-                trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=group.item_id
-            )
-            try:
-                await run_rollout(context, item, trajectory)
-            finally:
-                rolled = judged(trajectory.to_record(context.redact), exact=self.exact)
-                metrics.add(rolled, trajectory.result.tool_errors, trajectory.result.turns_used)
-                self._keep(rolled, metrics)
-                observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=rolled.record)
-        return rolled.without_lists()
-
-    def _metrics(self) -> Metrics:
-        """What the rollouts of whoever calls are counted in."""
-        return self.evaluation if _EVALUATING.get() else self.metrics
-
-    def _keep(self, rolled: Rolled, metrics: Metrics) -> None:
-        if rolled.refused is not None:
-            log.warning("trajectory %s is not used: %s", rolled.record["trajectory_id"], rolled.refused)
-        lines = self.trajectories
-        if metrics is self.evaluation:
-            if self._evaluations is None:
-                self._evaluations = self._stack.enter_context(JsonLines(self.evaluations_path))
-            lines = self._evaluations
-        if lines is not None:
-            lines.write({**rolled.record, "refused": rolled.refused})
+        group = await self.roller.roll_one(item)
+        return (scored_item(group) if group.whole else None), []
 
     # ------------------------------------------------------------------ what Atropos calls
 
@@ -514,8 +418,22 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Item | None = None) -> None:
         """Keep some rollouts of a group for the table, in readable form."""
-        reporting.keep_for_table(self, scored_data)
+        if self.wandb_run is not None:
+            most = self.config.num_rollouts_per_group_for_logging
+            pairs = list(zip(scored_data["messages"], scored_data["scores"], strict=True))
+            shown = pairs if most == -1 else pairs[:most]
+            self.rollouts_for_wandb.append([(trajectory_text(messages), score) for messages, score in shown])
+            del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log what happened since the last time: as JSON beside the trajectories, and to wandb where that is on."""
-        await reporting.tell(self, wandb_metrics or {})
+        counts = self.api.counts if self.api is not None else None
+        told = {**self.metrics.take(counts), **lengths(self.completion_lengths, self.max_token_len)}
+        told |= wandb_metrics or {}
+        self.completion_lengths = []
+        self.reporter.tell(self.curr_step, told)
+        if self.wandb_run is not None:
+            told = self.perf_stats(await self.create_rollout_table(told))
+            self.rollouts_for_wandb = []
+            prefix = "" if self.wandb_prepend is None else f"{self.wandb_prepend}_"  # as run-api named it
+            await self.wandb_run.log({prefix + key: value for key, value in told.items()}, self.curr_step)

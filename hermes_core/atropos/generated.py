@@ -13,8 +13,8 @@ from pydantic import Field, create_model
 from hermes_core.agents.base import AgentResult
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.env import HermesAgentBaseEnv
-from hermes_core.atropos.groups import Group
 from hermes_core.environment import Environment, EnvironmentConfig, Item
+from hermes_core.envs.group import Group
 from hermes_core.envs.runner import each
 from hermes_core.envs.summary import SOLVED
 from hermes_core.envs.tool_context import ToolContext
@@ -122,7 +122,7 @@ class PluginEnv(HermesAgentBaseEnv):
 
         async def roll(job: tuple[int, Item]) -> None:
             place, item = job
-            groups[place] = await self.roll_group(item, metrics=self.evaluation)
+            groups[place] = await self.roller.roll(item, self.config.group_size)
 
         await each(enumerate(items), roll, self.config.max_eval_workers)
         return [groups[place] for place in range(len(items))]

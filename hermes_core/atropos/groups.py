@@ -2,88 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_core.agents.base import MASKED
+from hermes_core.envs.group import Group, Rolled
 from hermes_core.envs.tokens import TokenSequence
-from hermes_core.errors import FailureKind, UsageError
-
-_LISTS = ("tokens", "masks", "logprobs", "sequences")
-"""What of a record is in `Rolled.sequences` too."""
+from hermes_core.errors import UsageError
 
 _OF_ITEM = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
 """What of a group an item has."""
 
-PASSING = frozenset({FailureKind.INFRA, FailureKind.MODEL, FailureKind.CANCELLED})
-"""Failures that say nothing of the item."""
-
 NOT_TRAINABLE = "an openai server gives no tokens: nothing here can be trained on"
-
-
-@dataclass(frozen=True)
-class Rolled:
-    """One rollout that ended."""
-
-    record: Mapping[str, Any]
-    """As it is written."""
-    sequences: tuple[TokenSequence, ...] = ()
-    refused: str | None = None
-    """Why it has no place in a group: its failure, or what is wrong with its tokens."""
-
-    @property
-    def reward(self) -> float | None:
-        """The score; None if there is none."""
-        reward: float | None = self.record["reward"]
-        return reward
-
-    def without_lists(self) -> Rolled:
-        """The same for waiting in its group: without the lists in the record, which the sequences have as arrays."""
-        kept = {key: value for key, value in self.record.items() if key not in _LISTS}
-        return dataclasses.replace(self, record=kept)
-
-
-@dataclass
-class Group:
-    """The rollouts of one item."""
-
-    group_id: str
-    item_id: str
-    size: int
-    kept: list[Rolled] = field(default_factory=list)
-    failed: list[Rolled] = field(default_factory=list)
-
-    @property
-    def whole(self) -> bool:
-        """Whether it has as many rollouts as it should."""
-        return len(self.kept) == self.size
-
-    @property
-    def unlucky(self) -> bool:
-        """Whether nothing but our infrastructure, or the model's, kept rollouts out of it."""
-        failures = [rolled.record["failure"] for rolled in self.failed]
-        return all(failure is not None and failure["kind"] in PASSING for failure in failures)
-
-
-def judged(record: Mapping[str, Any], *, exact: bool) -> Rolled:
-    """The rollout of a record, and whether it can be part of a group.
-
-    Args:
-        exact: whether its tokens are needed.
-    """
-    if record["failure"] is not None:
-        return Rolled(record, refused=f"{record['failure']['kind']}: {record['failure']['message']}")
-    if not exact:
-        return Rolled(record)
-    if (reason := record["details"].get("tokens_refused")) is not None:
-        return Rolled(record, refused=f"tokens: {reason}")
-    if record.get("sequences") is not None:
-        return Rolled(record, tuple(TokenSequence.of(**sequence) for sequence in record["sequences"]))
-    if record["tokens"] is None:
-        return Rolled(record, refused="tokens: the server kept none")
-    return Rolled(record, (TokenSequence.of(record["tokens"], record["masks"], record["logprobs"]),))
 
 
 def scored_groups(group: Group) -> list[dict[str, Any]]:

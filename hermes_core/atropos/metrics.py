@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from hermes_core.atropos.groups import Group, Rolled
+from hermes_core.envs.group import Group, Rolled
 from hermes_core.envs.summary import SOLVED
 from hermes_core.envs.trajectory import STAGES
 

@@ -1,58 +1,88 @@
-"""What an environment tells while it runs: JSON lines beside its records, and a wandb run where that is asked for."""
+"""What an environment tells: records and metrics as JSON lines, and a wandb run where that is asked for."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
 
-from hermes_core.atropos.display import trajectory_text
+from hermes_core.agents.base import AgentResult
 from hermes_core.atropos.log import JsonLines
-from hermes_core.atropos.metrics import lengths, plain_only
-from hermes_core.atropos.wandb_run import WandbRun, check_login
-from hermes_core.envs.trajectory import plain
-
-if TYPE_CHECKING:
-    from hermes_core.atropos.env import HermesAgentBaseEnv
-    from hermes_core.runtime import Runtime
+from hermes_core.atropos.metrics import Metrics, plain_only
+from hermes_core.atropos.wandb_run import WandbRun
+from hermes_core.envs.group import Group, Rolled
 
 log = logging.getLogger(__name__)
 
-
-async def new_run(env: HermesAgentBaseEnv, runtime: Runtime) -> WandbRun:
-    """The environment's wandb run, not begun yet.
-
-    Raises:
-        ConfigError: wandb can't be used as it is set up here.
-    """
-    await check_login()
-    shown = plain(env.config.model_dump(mode="json"), runtime.redact)
-    return WandbRun(env.config.wandb_name or str(env.name), shown)
+_EVALUATING: ContextVar[bool] = ContextVar("evaluating", default=False)
+"""Whether what runs was started by `evaluate`."""
 
 
-def keep_for_table(env: HermesAgentBaseEnv, scored: Mapping[str, Any]) -> None:
-    """Keep some rollouts of a group for the next table, in readable form."""
-    if env.wandb_run is None:
-        return
-    most = env.config.num_rollouts_per_group_for_logging
-    pairs = list(zip(scored["messages"], scored["scores"], strict=True))
-    shown = pairs if most == -1 else pairs[:most]
-    env.rollouts_for_wandb.append([(trajectory_text(messages), score) for messages, score in shown])
-    del env.rollouts_for_wandb[: -env.config.num_rollouts_to_keep]
+async def evaluating(evaluate: Callable[..., Awaitable[None]], *args: Any, **kwargs: Any) -> None:
+    """Call `evaluate`; what it rolls out is taken down as an evaluation."""
+    before = _EVALUATING.set(True)
+    try:
+        await evaluate(*args, **kwargs)
+    finally:
+        _EVALUATING.reset(before)
 
 
-async def tell(env: HermesAgentBaseEnv, more: Mapping[str, Any]) -> None:
-    """Tell what happened since the last time, and `more`."""
-    counts = env.api.counts if env.api is not None else None
-    told = {**env.metrics.take(counts), **lengths(env.completion_lengths, env.max_token_len), **more}
-    env.completion_lengths = []
-    shown = plain_only(told)
-    if env.trajectories is not None:
-        with JsonLines(env.trajectories.path.with_suffix(".metrics.jsonl")) as lines:
-            lines.write({"step": env.curr_step, **shown})
-    log.info("step %d: %s", env.curr_step, shown)
-    if env.wandb_run is not None:
-        told = env.perf_stats(await env.create_rollout_table(told))
-        env.rollouts_for_wandb = []
-        prefix = "" if env.wandb_prepend is None else f"{env.wandb_prepend}_"  # as run-api named it
-        await env.wandb_run.log({prefix + key: value for key, value in told.items()}, env.curr_step)
+class Reporter:
+    """Counts rollouts, writes their records down, and tells of both; the trainer's apart from those of evaluations."""
+
+    def __init__(self) -> None:
+        self.training = Metrics("train")
+        self.evaluation = Metrics("eval")
+        """Of the rollouts that are not for the trainer."""
+        self.wandb_run: WandbRun | None = None
+        """There while the environment runs, if wandb is asked for."""
+        self._paths: dict[Metrics, Path] = {}
+        self._files: dict[Metrics, JsonLines] = {}
+        self._told: Path | None = None
+        self._stack = ExitStack()
+
+    @contextmanager
+    def open(self, training: Path, evaluations: Path, *, only_evaluates: bool) -> Iterator[None]:
+        """The files in which the records go. That of the training is not touched where there is none.
+
+        Raises:
+            OutputError: one can't be opened.
+        """
+        self._paths = {self.training: evaluations if only_evaluates else training, self.evaluation: evaluations}
+        self._told = self._paths[self.training].with_suffix(".metrics.jsonl")
+        with ExitStack() as self._stack:
+            self._files = {}
+            self._file(self.evaluation if only_evaluates else self.training)
+            yield
+
+    def _file(self, metrics: Metrics) -> JsonLines:
+        if metrics not in self._files:
+            self._files[metrics] = self._stack.enter_context(JsonLines(self._paths[metrics]))
+        return self._files[metrics]
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the rollouts of whoever calls are counted in."""
+        return self.evaluation if _EVALUATING.get() else self.training
+
+    def add(self, rolled: Rolled, result: AgentResult) -> None:
+        """Count a rollout that ended, and write its record."""
+        self.metrics.add(rolled, result.tool_errors, result.turns_used)
+        if rolled.refused is not None:
+            log.warning("trajectory %s is not used: %s", rolled.record["trajectory_id"], rolled.refused)
+        self._file(self.metrics).write({**rolled.record, "refused": rolled.refused})
+
+    def add_group(self, group: Group) -> None:
+        """Count a group that ended."""
+        self.metrics.add_group(group)
+
+    def tell(self, step: int, told: Mapping[str, Any]) -> None:
+        """Write metrics beside the records, and log them."""
+        shown = plain_only(told)
+        if self._told is not None:
+            with JsonLines(self._told) as lines:
+                lines.write({"step": step, **shown})
+        log.info("step %d: %s", step, shown)

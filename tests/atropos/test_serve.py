@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.atropos import modes as serving
 from hermes_core.atropos.trainer import TrainerGone
 from hermes_core.errors import ConfigError, InfraError, PluginError
 
@@ -243,6 +242,8 @@ async def test_sizes_that_never_make_a_batch_are_refused(
 
 @pytest.mark.usefixtures("atropos_extra")
 async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make_env: Any, token_server: Any) -> None:
+    from hermes_core.atropos.modes import Serving
+
     env = make_env(token_server.base_url, "vllm", steps_per_eval=2)
     rolling, sending = (asyncio.create_task(asyncio.sleep(600)) for _ in range(2))
     env.workers, env.running_items = {rolling, sending}, {"key": {"item": "task", "worker": rolling, "start_time": 0}}
@@ -253,7 +254,8 @@ async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make
         evaluated.set()
 
     env.evaluate = evaluate
-    await serving._step_checks(env)
+    serving = Serving(env, env.config, None, None, env.source, env.reporter, env.tasks)  # type: ignore[arg-type]
+    await serving._step_checks()
     await evaluated.wait()
     assert rolling.cancelled()
     assert env.backlog == ["task"]
@@ -261,7 +263,7 @@ async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make
     assert env.workers == {sending}, "or more workers than were asked for would be started beside it"
     sending.cancel()
     await asyncio.wait([sending])
-    await serving._step_checks(env)
+    await serving._step_checks()
     assert env.workers == set(), "one that has ended takes no other's place"
 
 
@@ -323,15 +325,15 @@ async def test_all_of_a_group_is_sent_while_evaluations_fail(
     assert sum(each.get("train/evaluations_failed", 0) for each in metrics) == 3
 
 
+@pytest.mark.usefixtures("atropos_extra")
 def test_what_is_done_counts_what_waits() -> None:
+    from hermes_core.atropos.modes import is_done
+
     class Config:
         group_size, batch_size, total_steps = 2, 4, 10
 
-    class Env:
-        config = Config
-
-    assert not serving._done(Env, {"current_step": 8, "queue_size": 4})  # type: ignore[arg-type]
-    assert serving._done(Env, {"current_step": 8, "queue_size": 6})  # type: ignore[arg-type]
+    assert not is_done(Config, {"current_step": 8, "queue_size": 4})  # type: ignore[arg-type]
+    assert is_done(Config, {"current_step": 8, "queue_size": 6})  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("leak_check")

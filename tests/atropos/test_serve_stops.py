@@ -167,7 +167,8 @@ async def test_one_of_two_servers_dies_and_the_other_goes_on_until_it_is_back(
                 await asyncio.sleep(0.02)
             seen["both"] = (token_server.requests, other.requests)
             other.trouble = 503
-            servers = env._running().context.agent._servers
+            seen["roller"] = env.roller
+            servers = env.roller.context.agent._servers
             while not servers[1].endpoint.down:
                 await asyncio.sleep(0.02)
                 assert not servers[0].endpoint.spared
@@ -192,4 +193,4 @@ async def test_one_of_two_servers_dies_and_the_other_goes_on_until_it_is_back(
     assert all((each["reward"] is None) == (each["failure"] is not None) for each in found)
     assert {each["reward"] for each in found} <= {1.0, None}
     assert {each["failure"]["kind"] for each in found if each["failure"]} <= {"model", "cancelled"}
-    assert env.fatal is None, "one that is down ends nothing"
+    assert seen["roller"].fatal is None, "one that is down ends nothing"

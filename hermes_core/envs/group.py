@@ -1,0 +1,198 @@
+"""Groups: several rollouts of one item with the same tools, for a trainer that compares them. Knows no trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hermes_core.agents.base import AgentResult
+from hermes_core.environment import Item
+from hermes_core.envs.rollout import RolloutContext, run_rollout
+from hermes_core.envs.runner import STOPPING, Tools
+from hermes_core.envs.tokens import TokenSequence
+from hermes_core.envs.trajectory import Trajectory
+from hermes_core.errors import FailureKind, HermesError
+
+_LISTS = ("tokens", "masks", "logprobs", "sequences")
+"""What of a record is in `Rolled.sequences` too."""
+
+PASSING = frozenset({FailureKind.INFRA, FailureKind.MODEL, FailureKind.CANCELLED})
+"""Failures that say nothing of the item."""
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """One rollout that ended."""
+
+    record: Mapping[str, Any]
+    """As it is written."""
+    sequences: tuple[TokenSequence, ...] = ()
+    refused: str | None = None
+    """Why it has no place in a group: its failure, or what is wrong with its tokens."""
+
+    @property
+    def reward(self) -> float | None:
+        """The score; None if there is none."""
+        reward: float | None = self.record["reward"]
+        return reward
+
+    def without_lists(self) -> Rolled:
+        """The same for waiting in its group: without the lists in the record, which the sequences have as arrays."""
+        kept = {key: value for key, value in self.record.items() if key not in _LISTS}
+        return dataclasses.replace(self, record=kept)
+
+
+@dataclass
+class Group:
+    """The rollouts of one item."""
+
+    group_id: str
+    item_id: str
+    size: int
+    kept: list[Rolled] = field(default_factory=list)
+    failed: list[Rolled] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has as many rollouts as it should."""
+        return len(self.kept) == self.size
+
+    @property
+    def unlucky(self) -> bool:
+        """Whether nothing but our infrastructure, or the model's, kept rollouts out of it."""
+        failures = [rolled.record["failure"] for rolled in self.failed]
+        return all(failure is not None and failure["kind"] in PASSING for failure in failures)
+
+
+def judged(record: Mapping[str, Any], *, exact: bool) -> Rolled:
+    """The rollout of a record, and whether it can be part of a group.
+
+    Args:
+        exact: whether its tokens are needed.
+    """
+    if record["failure"] is not None:
+        return Rolled(record, refused=f"{record['failure']['kind']}: {record['failure']['message']}")
+    if not exact:
+        return Rolled(record)
+    if (reason := record["details"].get("tokens_refused")) is not None:
+        return Rolled(record, refused=f"tokens: {reason}")
+    if record.get("sequences") is not None:
+        return Rolled(record, tuple(TokenSequence.of(**sequence) for sequence in record["sequences"]))
+    if record["tokens"] is None:
+        return Rolled(record, refused="tokens: the server kept none")
+    return Rolled(record, (TokenSequence.of(record["tokens"], record["masks"], record["logprobs"]),))
+
+
+class GroupRecords(Protocol):
+    """Takes down what a `GroupRoller` does, in the context of the task that asked for the group."""
+
+    def add(self, rolled: Rolled, result: AgentResult) -> None:
+        """Take down a rollout that ended, its record included."""
+
+    def add_group(self, group: Group) -> None:
+        """Take down a group that ended, whole or short."""
+
+
+class GroupRoller:
+    """Rolls out groups; those that run at the same time share the backend's slots.
+
+    Args:
+        context: what all rollouts have in common.
+        tools: which of them a group has.
+        records: where every rollout and group is taken down.
+        room: rollouts at the same time, at most.
+        refills: rollouts of a group that may be replaced because they failed.
+        exact: whether a rollout is of no use without its tokens.
+    """
+
+    def __init__(
+        self, context: RolloutContext, tools: Tools, records: GroupRecords, *, room: int, refills: int, exact: bool
+    ) -> None:
+        self.context = context
+        self.fatal: BaseException | None = None
+        """What no other rollout can do better: no more groups should be asked for."""
+        self._tools = tools
+        self._records = records
+        self._room = asyncio.Semaphore(max(1, room))
+        self._refills = refills
+        self._exact = exact
+        self._numbers = itertools.count()
+
+    async def roll(self, item: Item, size: int) -> Group:
+        """Roll out an item `size` times; rollouts that fail are replaced, up to the limit, so the group may stay short.
+
+        Raises:
+            UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
+            CostLimitReached, EndpointDown: as no other group can be had either; when those that were begun have ended.
+        """
+        stopped: list[HermesError] = []
+        group = self._new_group(item, size)
+        numbers = itertools.count()
+        refills = iter(range(self._refills))
+
+        async def until_used() -> None:
+            try:
+                while (await self._roll(item, group, next(numbers))).refused is not None:
+                    if next(refills, None) is None:
+                        return
+            except STOPPING as error:
+                stopped.append(error)
+                self.fatal = self.fatal or error
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(size):
+                    tasks.create_task(until_used())
+        except BaseExceptionGroup as errors:
+            self.fatal = self.fatal or errors.exceptions[0]
+            raise errors.exceptions[0] from None
+        self._records.add_group(group)
+        if stopped and not group.whole:
+            raise stopped[0]
+        return group
+
+    async def roll_one(self, item: Item) -> Group:
+        """Roll out an item once, without replacement. It is a group of one, but not taken down as a group.
+
+        Raises:
+            UsageError, PolicyError, CostLimitReached, EndpointDown: as `roll` does.
+        """
+        group = self._new_group(item, 1)
+        await self._roll(item, group, 0)
+        return group
+
+    def _new_group(self, item: Item, size: int) -> Group:
+        item_id = self.context.environment.item_id(item)
+        return Group(f"{item_id}#{next(self._numbers)}", item_id, size)
+
+    async def _roll(self, item: Item, group: Group, index: int) -> Rolled:
+        """One rollout of the group, with its record written whatever becomes of it."""
+        trajectory = Trajectory(
+            environment=self.context.environment.name,
+            item_id=group.item_id,
+            group=group.group_id,
+            rollout_index=index,
+            agent=self.context.agent.name,
+            backend=self.context.backend_name,
+        )
+        context = self._tools.offered(self.context, group.group_id)
+        observers = context.hooks.observers
+        async with self._room:
+            if isinstance(self.fatal, STOPPING):
+                raise self.fatal.twin()  # nothing is begun that can't be had
+            observers.trajectory_started(
+                trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=group.item_id
+            )
+            try:
+                await run_rollout(context, item, trajectory)
+            finally:
+                rolled = judged(trajectory.to_record(context.redact), exact=self._exact)
+                self._records.add(rolled, trajectory.result)
+                observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=rolled.record)
+        rolled = rolled.without_lists()
+        (group.kept if rolled.refused is None else group.failed).append(rolled)
+        return rolled

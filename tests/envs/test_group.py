@@ -1,0 +1,169 @@
+"""Groups on the real local backend, without a trainer: replacements, groups that stay short, and the end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core.agents.base import AgentTask, StopReason
+from hermes_core.agents.failures import EndpointDown
+from hermes_core.environment import Environment, EnvironmentConfig
+from hermes_core.envs.group import Group, GroupRoller, Rolled
+from hermes_core.envs.options import RunOptions, granted_isolation
+from hermes_core.envs.runner import Tools
+from hermes_core.envs.session import new_backend, new_context
+from hermes_core.errors import FailureKind, ModelError, UsageError
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+
+ISOLATION = {"isolation": "user"} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
+
+Work = Callable[[AgentTask], Coroutine[Any, Any, None]]
+
+
+class Plain(Environment):
+    """Gives every rollout a half."""
+
+    name = "plain"
+
+    def items(self) -> list[dict[str, str]]:
+        return []
+
+    def format_prompt(self, item: Any) -> str:
+        return f"do {item['id']}"
+
+    async def verify_and_score_trajectory(self, item: Any, result: Any) -> tuple[float, dict[str, Any]]:
+        return 0.5, {}
+
+
+class Worker:
+    """An agent that does what a function says."""
+
+    name = "worker"
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    async def run(self, task: AgentTask) -> Any:
+        await self._work(task)
+        task.result.stop(StopReason.FINISHED)
+        return task.result
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Records:
+    """What was taken down."""
+
+    def __init__(self) -> None:
+        self.rolled: list[Rolled] = []
+        self.groups: list[Group] = []
+
+    def add(self, rolled: Rolled, result: Any) -> None:
+        self.rolled.append(rolled)
+
+    def add_group(self, group: Group) -> None:
+        self.groups.append(group)
+
+
+@asynccontextmanager
+async def rolling(path: Path, work: Work, *, refills: int = 0, **config: Any) -> AsyncIterator[tuple[Any, Records]]:
+    """A roller of groups with room for four rollouts, and what it takes down."""
+    records, options = Records(), RunOptions.model_validate({"concurrency": 4, "infra_retries": 0, **ISOLATION})
+    async with Runtime(Settings(state_dir=path / "state"), load_entry_points=False) as runtime:
+        environment, agent = Plain(EnvironmentConfig(**config)), Worker(work)
+        level = granted_isolation(options, environment, runtime.backend("local"), agent.name)
+        backend, room = new_backend(runtime, environment, options, level)
+        async with backend:
+            context = new_context(runtime, environment, agent, backend, options)
+            tools = Tools(runtime, environment, 0)
+            yield GroupRoller(context, tools, records, room=room, refills=refills, exact=False), records
+
+
+def failing(times: int, error: Exception) -> tuple[Work, list[AgentTask]]:
+    """Work whose first so many rollouts fail, and the rollouts that were begun."""
+    begun: list[AgentTask] = []
+
+    async def work(task: AgentTask) -> None:
+        begun.append(task)
+        if len(begun) <= times:
+            raise error
+
+    return work, begun
+
+
+async def test_failed_rollouts_are_replaced_and_kept_apart(tmp_path: Path) -> None:
+    work, _ = failing(2, ModelError("no"))
+    async with rolling(tmp_path, work, refills=2) as (roller, records):
+        group = await roller.roll({"id": "one"}, 3)
+    assert group.whole
+    assert [rolled.reward for rolled in group.kept] == [0.5] * 3
+    assert [rolled.record["failure"]["kind"] for rolled in group.failed] == [FailureKind.MODEL] * 2
+    assert {rolled.record["group"] for rolled in records.rolled} == {group.group_id}
+    assert sorted(rolled.record["rollout_index"] for rolled in records.rolled) == [0, 1, 2, 3, 4]
+    assert records.groups == [group]
+    assert roller.fatal is None
+
+
+async def test_a_group_whose_replacements_are_used_up_stays_short(tmp_path: Path) -> None:
+    work, _ = failing(3, ModelError("no"))
+    async with rolling(tmp_path, work, refills=2) as (roller, records):
+        group = await roller.roll({"id": "one"}, 2)
+        alone = await roller.roll_one({"id": "one"})
+    assert (len(group.kept), len(group.failed), group.whole, group.unlucky) == (1, 3, False, True)
+    assert (alone.whole, alone.group_id != group.group_id) == (True, True)
+    assert records.groups == [group], "one rollout is not counted as a group"
+
+
+async def test_nothing_is_begun_when_the_model_is_down(tmp_path: Path) -> None:
+    work, begun = failing(100, EndpointDown("in trouble"))
+    async with rolling(tmp_path, work, refills=50) as (roller, records):
+        with pytest.raises(EndpointDown):
+            await roller.roll({"id": "one"}, 2)
+        assert isinstance(roller.fatal, EndpointDown)
+        with pytest.raises(EndpointDown):
+            await roller.roll({"id": "two"}, 8)
+    assert len(begun) == len(records.rolled) <= 2
+    assert [group.whole for group in records.groups] == [False, False]
+
+
+async def test_a_wrong_request_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, _ = failing(0, ModelError("no"))
+    async with rolling(tmp_path, work) as (roller, _):
+
+        async def refused(*args: Any, **kwargs: Any) -> None:
+            raise UsageError("no such slot")
+
+        monkeypatch.setattr(roller.context.backend, "acquire", refused)
+        with pytest.raises(UsageError, match="no such slot"):
+            await roller.roll({"id": "one"}, 2)
+        assert isinstance(roller.fatal, UsageError)
+
+
+async def test_all_rollouts_of_a_group_have_the_same_tools(tmp_path: Path) -> None:
+    offered: dict[str, set[tuple[str, ...]]] = {}
+
+    async def work(task: AgentTask) -> None:
+        prompt = task.messages[-1]["content"]
+        offered.setdefault(prompt, set()).add(tuple(tool["function"]["name"] for tool in task.tool_schemas))
+
+    async with rolling(tmp_path, work, distribution="balanced") as (roller, _):
+        await asyncio.gather(*(roller.roll({"id": str(n)}, 3) for n in range(12)))
+    assert all(len(names) == 1 for names in offered.values())
+    assert len({next(iter(names)) for names in offered.values()}) > 1, "each group draws its own"
+
+
+def test_no_trainer_is_imported() -> None:
+    code = "import hermes_core.envs.group, json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not [name for name in json.loads(done.stdout) if "atropos" in name]
