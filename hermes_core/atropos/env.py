@@ -23,7 +23,7 @@ from hermes_core.atropos.contract import check_overrides
 from hermes_core.atropos.display import trajectory_text, write_page
 from hermes_core.atropos.groups import longest, scored_groups, scored_item
 from hermes_core.atropos.items import ItemSource
-from hermes_core.atropos.log import JsonLines
+from hermes_core.atropos.json_lines import JsonLines, group_json
 from hermes_core.atropos.metrics import lengths
 from hermes_core.atropos.modes import Serving, check_servable, process
 from hermes_core.atropos.reporting import Reporter, evaluating
@@ -38,7 +38,6 @@ from hermes_core.atropos.servers import (
 )
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun, check_login
-from hermes_core.atropos.wire import group_json
 from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.options import granted_isolation

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_core.agents.base import AgentResult
-from hermes_core.atropos.log import JsonLines
+from hermes_core.atropos.json_lines import JsonLines
 from hermes_core.atropos.metrics import Metrics, plain_only
 from hermes_core.atropos.wandb_run import WandbRun
 from hermes_core.envs.group import Group, Rolled

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from hermes_core.agents.retries import is_loopback
-from hermes_core.atropos.wire import group_json
+from hermes_core.atropos.json_lines import group_json
 from hermes_core.errors import ConfigError, InfraError
 from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.single_flight import SingleFlight

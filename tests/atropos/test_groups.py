@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hermes_core.atropos.groups import scored_groups, scored_item
-from hermes_core.atropos.wire import group_json
+from hermes_core.atropos.json_lines import group_json
 from hermes_core.envs.group import Group, judged
 from hermes_core.envs.tokens import MASKED
 from hermes_core.errors import UsageError

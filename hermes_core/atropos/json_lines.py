@@ -1,7 +1,9 @@
-"""A file of JSON lines that loses nothing when the process dies: each record is one write of one whole line."""
+"""Records and groups as lines of JSON: for files that lose nothing when the process dies, and for the API."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +14,7 @@ from hermes_core.errors import OutputError
 
 
 class JsonLines:
-    """Appends records; a context manager.
+    """A file to which records are appended, each in one write of one whole line; a context manager.
 
     Raises:
         OutputError: the file can't be opened or written.
@@ -43,3 +45,22 @@ class JsonLines:
                 raise OSError(28, "no space left")
         except OSError as error:
             raise OutputError(f"can't write {self.path}: {error.strerror}", hint="make room") from error
+
+
+async def group_json(group: Mapping[str, Any]) -> bytes:
+    """A group as one line of ASCII, a rollout's list at a time: in between the event loop gets its turn.
+
+    At once it would be a tenth of a second for a group of eight long rollouts, in a thread as well, as the encoder does
+    not let go of the interpreter's lock.
+
+    Raises:
+        ValueError: a number is none.
+    """
+    parts = []
+    for key, value in group.items():
+        texts = []
+        for row in value if isinstance(value, list) else (value,):
+            texts.append(json.dumps(row, allow_nan=False))
+            await asyncio.sleep(0)
+        parts.append(f"{json.dumps(key)}: {'[' + ', '.join(texts) + ']' if isinstance(value, list) else texts[0]}")
+    return f"{{{', '.join(parts)}}}".encode("ascii")
