@@ -113,13 +113,14 @@ def _remember(ctx: click.Context, /, verbose: int, traceback: bool) -> None:
 
 def _run(ctx: click.Context, mode: str, named: Named, name: str | None, config: Path | None) -> None:
     async def main(runtime: Runtime) -> int:
+        kind = named(runtime, name)  # says so where the extra is not installed
         logger = logging.getLogger("atroposlib")
         logger.handlers = logging.getLogger("hermes_core").handlers
         logger.setLevel(logging.getLogger("hermes_core").level)
         from atroposlib.envs import base
 
         base.logger.setLevel(logging.NOTSET)  # it sets DEBUG itself, whatever the user asked for
-        env = _made(ctx, named(runtime, name), mode, config, runtime)
+        env = _made(ctx, kind, mode, config, runtime)
         if mode == "process":
             await env.process_manager()
         elif mode == "serve":
