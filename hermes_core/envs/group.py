@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 from hermes_core.agents.base import AgentResult
 from hermes_core.environment import Item
-from hermes_core.envs.rollout import RolloutContext, run_rollout
+from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.runner import STOPPING, Tools
 from hermes_core.envs.tokens import TokenSequence
-from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import FailureKind, HermesError
 
 _LISTS = ("tokens", "masks", "logprobs", "sequences")
@@ -171,28 +170,19 @@ class GroupRoller:
 
     async def _roll(self, item: Item, group: Group, index: int) -> Rolled:
         """One rollout of the group, with its record written whatever becomes of it."""
-        trajectory = Trajectory(
-            environment=self.context.environment.name,
-            item_id=group.item_id,
-            group=group.group_id,
-            rollout_index=index,
-            agent=self.context.agent.name,
-            backend=self.context.backend_name,
-        )
         context = self._tools.offered(self.context, group.group_id)
-        observers = context.hooks.observers
         async with self._room:
             if isinstance(self.fatal, STOPPING):
                 raise self.fatal.twin()  # nothing is begun that can't be had
-            observers.trajectory_started(
-                trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=group.item_id
-            )
+            trajectory = begin(context, group.item_id, group.group_id, index)
             try:
                 await run_rollout(context, item, trajectory)
             finally:
                 rolled = judged(trajectory.to_record(context.redact), exact=self._exact)
                 self._records.add(rolled, trajectory.result)
-                observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=rolled.record)
+                context.hooks.observers.trajectory_finished(
+                    trajectory_id=trajectory.trajectory_id, record=rolled.record
+                )
         rolled = rolled.without_lists()
         (group.kept if rolled.refused is None else group.failed).append(rolled)
         return rolled

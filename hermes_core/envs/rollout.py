@@ -246,6 +246,16 @@ async def _checked(
     return await check(fresh)
 
 
+def begin(context: RolloutContext, item_id: str, group: str, rollout_index: int) -> Trajectory:
+    """The record of a rollout that begins now; the observers are told."""
+    environment = context.environment.name
+    trajectory = Trajectory(environment, item_id, group, rollout_index, context.agent.name, context.backend_name)
+    context.hooks.observers.trajectory_started(
+        trajectory_id=trajectory.trajectory_id, environment=environment, item_id=item_id
+    )
+    return trajectory
+
+
 async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajectory) -> Trajectory:
     """One rollout, from lease to release. What a rollout can meet ends in the record, not in an exception.
 

@@ -16,7 +16,7 @@ from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, granted_isolation, run_configuration
-from hermes_core.envs.rollout import RolloutContext, run_rollout
+from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.session import (
     broken,
     check_endpoint,
@@ -229,17 +229,7 @@ class Run:
         Raises:
             CostLimitReached, EndpointDown: no other rollout can be begun.
         """
-        trajectory = Trajectory(
-            environment=context.environment.name,
-            item_id=job.item_id,
-            group=job.item_id,
-            rollout_index=job.rollout_index,
-            agent=context.agent.name,
-            backend=context.backend_name,
-        )
-        context.hooks.observers.trajectory_started(
-            trajectory_id=trajectory.trajectory_id, environment=trajectory.environment, item_id=job.item_id
-        )
+        trajectory = begin(context, job.item_id, job.item_id, job.rollout_index)
         down: EndpointDown | None = None
         try:
             await run_rollout(self.tools.offered(context, job.item_id), job.item, trajectory)
