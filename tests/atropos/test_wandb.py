@@ -28,7 +28,7 @@ def command(tasks: str, tokenizer_folder: str, tmp_path: Path) -> Command:
         written = [
             sys.executable,
             "-m",
-            "hermes_core.cli.main",
+            "hermes_core",
             "atropos",
             mode,
             "tasks",

@@ -44,7 +44,7 @@ class Job:
             *(
                 sys.executable,
                 "-m",
-                "hermes_core.cli.main",
+                "hermes_core",
                 "rollout",
                 "swe-smith",
                 "--agent",

@@ -50,7 +50,7 @@ def command(swe_tasks, sandboxes, tmp_path, level):
         *(
             sys.executable,
             "-m",
-            "hermes_core.cli.main",
+            "hermes_core",
             "rollout",
             "swe-smith",
             "--agent",
