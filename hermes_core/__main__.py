@@ -2,4 +2,4 @@
 
 from hermes_core.cli.main import main
 
-main()
+main(prog_name="hermes-rl")
