@@ -20,6 +20,7 @@ from hermes_core.errors import (
     ConfigError,
     ErrorKind,
     InfraError,
+    PolicyError,
     ProvisionError,
     SandboxLost,
     StaleSlotError,
@@ -617,3 +618,17 @@ async def test_closing_with_work_under_way(local, level):
     with pytest.raises(UsageError):
         await backend.acquire()
     assert await local.list("test") == [] and os.listdir(local._state_dir) == []
+
+
+async def test_a_profile_that_can_not_be_served_is_of_no_matter_to_others(local, level):
+    if level is not Isolation.USER:
+        pytest.skip("this host grants no isolation between slots")
+    profiles = {"default": LocalConfig(), "above": LocalConfig(name="above", slot_user="root")}
+    asked = {"profiles": profiles, "tools": registry(), "isolation": level, "owner": "test"}
+    async with ToolBackend(local, **asked) as backend:
+        async with backend.lease() as slot:
+            assert slot.profile == "default"
+        with pytest.raises(PolicyError, match="slot_user 'root' at level 'user'"):
+            await backend.acquire(profile="above")
+    with pytest.raises(PolicyError, match="slot_user"):
+        ToolBackend(local, default_profile="above", **asked)

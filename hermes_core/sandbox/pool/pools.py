@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.errors import ConfigError, PolicyError, UnknownNameError
 from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.sandbox.pool.cost import Meter, Usage
 from hermes_core.sandbox.pool.pool import Pool
@@ -20,7 +20,7 @@ class Pools:
         make: the pool of a profile, with a meter of its own if it is given none.
 
     Raises:
-        ConfigError, PolicyError: a profile can't be served.
+        ConfigError: a profile's name is not its own. One that can't be served is refused when it is asked for.
     """
 
     def __init__(
@@ -28,18 +28,24 @@ class Pools:
     ) -> None:
         self._make = make
         self._pools: dict[str, Pool] = {}
+        self._refused: dict[str, PolicyError] = {}
         for name, config in profiles.items():
             if config.name != name:
                 raise ConfigError(
                     f"profile {name!r} has the name {config.name!r} in its settings", hint=f"set name: {name}"
                 )
-            self._pools[name] = make(config, None)
+            try:
+                self._pools[name] = make(config, None)
+            except PolicyError as error:  # of no matter to those who use another one
+                self._refused[name] = error
 
     def __getitem__(self, name: str) -> Pool:
+        if (refused := self._refused.get(name)) is not None:
+            raise refused.twin() from refused
         try:
             return self._pools[name]
         except KeyError:
-            raise UnknownNameError("profile", name, self._pools) from None
+            raise UnknownNameError("profile", name, [*self._pools, *self._refused]) from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._pools
