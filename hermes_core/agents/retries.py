@@ -221,7 +221,7 @@ def explained(error: Exception, settings: AgentSettings, *, endpoint: str, model
         failure.message = failure.message.replace(key, "***")
         failure.args = (failure.message,)
     elif status_of(root_failure(error)) in (401, 403):
-        failure.hint = "no key was sent: set OPENAI_API_KEY"
+        failure.hint = f"{failure.hint}; none was sent: OPENAI_API_KEY is not set"
     return failure
 
 
