@@ -304,8 +304,8 @@ def test_what_has_ended_is_kept_from_its_end_on(monkeypatch):
         return SimpleNamespace(execution=SimpleNamespace(ended=ended is not None), ended=ended or 0.0)
 
     now = time.monotonic()
-    slot = SimpleNamespace(background={"old": process(now - 1801), "new": process(now - 1790), "runs": process(None)})
-    for identity, each in slot.background.items():
+    known = {"old": process(now - 1801), "new": process(now - 1790), "runs": process(None)}
+    for identity, each in known.items():
         each.id = identity
-    background.forget_old(slot)
-    assert list(slot.background) == ["new", "runs"]
+    background._forget_old(known)
+    assert list(known) == ["new", "runs"]
