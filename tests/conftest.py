@@ -239,3 +239,18 @@ def _adopt_orphans(adopt: bool) -> None:
     """Whether processes below this one whose parent ends become this one's children."""
     pr_set_child_subreaper = 36
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, int(adopt), 0, 0, 0)
+
+
+@pytest.fixture(params=["local user", "local namespace", "docker user"])
+def where(request: pytest.FixtureRequest) -> dict[str, object]:
+    """Options of a run: a backend that can be used here, and the level."""
+    from hermes_core.sandbox.contract import Isolation
+    from hermes_core.sandbox.local.backend import LocalBackend
+
+    backend, level = request.param.split()
+    config = {}
+    if backend == "docker":
+        config = {"image": request.getfixturevalue("docker_images")[0]}
+    elif Isolation.parse(level) not in LocalBackend().capabilities.isolation:
+        pytest.skip(f"this host grants no isolation {level}")
+    return {"backend": backend, "isolation": level, "backend_config": config}

@@ -10,24 +10,13 @@ import pytest
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
+from tests.isolation.kernel import KERNEL
 
 pytestmark = pytest.mark.slow
 
-ATTACKS = """
-import ctypes, errno, fcntl, json, os, resource, socket
-libc = ctypes.CDLL(None, use_errno=True)
-def check(result):
-    if result < 0:
-        raise OSError(ctypes.get_errno(), "")
-def outcome(call, *arguments):
-    try:
-        call(*arguments)
-    except OSError as error:
-        return errno.errorcode[error.errno]
-    return "ok"
-def write(path, text):
-    with open(path, "w") as file:
-        file.write(text)
+ATTACKS = (
+    KERNEL
+    + """
 with open("/etc/hostname") as file:
     done = {
         "lease": outcome(fcntl.fcntl, file, 1024, fcntl.F_RDLCK),
@@ -41,6 +30,7 @@ with open("/etc/hostname") as file:
 with open("/proc/self/oom_score_adj") as file:
     print(json.dumps([done, int(file.read())]))
 """
+)
 
 OPEN_TO = """
 import os, struct, sys

@@ -116,18 +116,6 @@ class Doing:
         return
 
 
-@pytest.fixture(params=["local user", "local namespace", "docker user"])
-def where(request):
-    """Options of a run: a backend that can be used here, and the level."""
-    backend, level = request.param.split()
-    config = {}
-    if backend == "docker":
-        config = {"image": request.getfixturevalue("docker_images")[0]}
-    elif Isolation.parse(level) not in LocalBackend().capabilities.isolation:
-        pytest.skip(f"this host grants no isolation {level}")
-    return {"backend": backend, "isolation": level, "backend_config": config}
-
-
 async def records_of(rows, where, tmp_path):
     """The record of each row, by its id."""
     path = tmp_path / "tasks.jsonl"

@@ -8,28 +8,19 @@ from typing import Any
 
 import pytest
 
+from tests.isolation.kernel import KERNEL
+
 pytestmark = pytest.mark.slow
 
-HELPERS = """
-import array, ctypes, errno, fcntl, json, os, resource, socket, struct, subprocess, sys, time
-libc = ctypes.CDLL(None, use_errno=True)
-def check(result):
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-def syscall(number, *arguments):
-    return check(libc.syscall(*[ctypes.c_long(a) if isinstance(a, int) else a for a in (number, *arguments)]))
-def outcome(call, *arguments):
-    try:
-        call(*arguments)
-    except OSError as error:
-        return errno.errorcode[error.errno]
-    return "ok"
+HELPERS = (
+    KERNEL
+    + """
 def say(*what):
     with open("said.new", "w") as file:
         json.dump(what, file)
     os.rename("said.new", "said")
 """
+)
 
 
 def hold(driver: Any, slot: str, program: str, *arguments: object, limit_s: float = 60.0) -> Any:

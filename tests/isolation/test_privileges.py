@@ -8,26 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.isolation.kernel import KERNEL
+
 pytestmark = pytest.mark.slow
 
-HELPERS = """
-import ctypes, errno, json, mmap, os, signal, socket, struct, sys
-libc = ctypes.CDLL(None, use_errno=True)
-def check(result):
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result
-def syscall(number, *arguments):
-    return check(libc.syscall(*[ctypes.c_long(a) if isinstance(a, int) else a for a in (number, *arguments)]))
-def outcome(call, *arguments):
-    try:
-        call(*arguments)
-    except OSError as error:
-        return errno.errorcode[error.errno]
-    return "ok"
-def write(path, text):
-    with open(path, "w") as file:
-        file.write(text)
+HELPERS = (
+    KERNEL
+    + """
 def mount(source, target, kind, flags=0, data=None):
     words = [None if word is None else word.encode() for word in (source, target, kind, data)]
     check(libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]))
@@ -41,6 +28,7 @@ def become_root_of_a_user_namespace(flags):
     write("/proc/self/uid_map", "0 %d 1" % uid)
     write("/proc/self/gid_map", "0 %d 1" % gid)
 """
+)
 KEYS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}.get(os.uname().machine)
 
 

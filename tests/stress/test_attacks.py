@@ -21,8 +21,6 @@ from hermes_swe_smith import demo_tasks
 from hermes_core.agents.base import AgentResult, StopReason
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.local.backend import LocalBackend
 
 PROJECT = Path(demo_tasks.__file__).parent / "project"
 TASK = "func_pm_remove_cond__k3x81qzd"
@@ -451,18 +449,6 @@ class Attacker:
 
     async def aclose(self):
         return
-
-
-@pytest.fixture(params=["local user", "local namespace", "docker user"])
-def where(request):
-    """Options of a run: a backend that can be used here, and the level."""
-    backend, level = request.param.split()
-    config = {}
-    if backend == "docker":
-        config = {"image": request.getfixturevalue("docker_images")[0]}
-    elif Isolation.parse(level) not in LocalBackend().capabilities.isolation:
-        pytest.skip(f"this host grants no isolation {level}")
-    return {"backend": backend, "isolation": level, "backend_config": config}
 
 
 async def rolled_out(table, where, tmp_path, dataset, **env):

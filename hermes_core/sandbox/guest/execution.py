@@ -34,25 +34,13 @@ _HELD_S = 0.05
 _DRY, _CLOSED, _FULL, _SPENT = "dry", "closed", "full", "spent"
 
 
-class Way:
-    """How a command of a slot is ended, and what becomes of its pipes."""
-
-    def __init__(
-        self, drains: Drains, stop: Callable[[str, float], object], last_resort: Callable[[Execution], object]
-    ) -> None:
-        self.drains = drains
-        """Pipes that others may still hold."""
-        self.stop = stop
-        """TERM to the command of that id and what it started, KILL after so many seconds."""
-        self.last_resort = last_resort
-        """Even KILL brought no exit."""
-
-
 class Execution:
     """A command from its spawn to its result. `on_end(execution)` is called once, when it has ended and is drained.
 
     Args:
-        way: its slot's.
+        drains: the slot's pipes that others may still hold.
+        stop: TERM to the command of that id and what it started, KILL after so many seconds.
+        last_resort: called when even KILL brought no exit.
         mode: where standard output goes: `capture` (head and tail, `limit` bytes), `ring` (the last `limit` bytes) or
             `stream` (to the driver, piece by piece).
         merge: standard error goes the same way, in the order written.
@@ -66,7 +54,9 @@ class Execution:
     def __init__(
         self,
         site: Site,
-        way: Way,
+        drains: Drains,
+        stop: Callable[[str, float], object],
+        last_resort: Callable[[Execution], object],
         identity: str,
         mode: str,
         limit: int,
@@ -76,7 +66,9 @@ class Execution:
         masked: tuple[bytes, ...] = (),
     ) -> None:
         self.id = identity
-        self._way = way
+        self._drains = drains
+        self._stop = stop
+        self._last_resort = last_resort
         self._loop = site.loop
         self._outlet = site.outlet
         self._takes_pipes = site.takes_pipes
@@ -207,8 +199,8 @@ class Execution:
         if not self.handed_over:
             self.exited(int(signal.SIGKILL))
             return
-        self._way.stop(self.id, grace)
-        self._timers.append(self._loop.later(grace + LAST_RESORT_S, lambda: self._way.last_resort(self)))
+        self._stop(self.id, grace)
+        self._timers.append(self._loop.later(grace + LAST_RESORT_S, lambda: self._last_resort(self)))
 
     def exited(self, status: int) -> None:
         """The command's wait status is known; the result is complete once the pipes are drained."""
@@ -276,7 +268,7 @@ class Execution:
             self._unwatch(fd)
             del self._open[fd]
             # A child that the command left behind may hold the pipe: closing our end would kill it with SIGPIPE.
-            self._way.drains.add(fd)
+            self._drains.add(fd)
 
     def _close_all(self) -> None:
         for fd in [*self._open, *self._child_fds]:

@@ -97,7 +97,8 @@ class Operations:
         pty = None if rows_and_columns is None else (int(rows_and_columns[0]), int(rows_and_columns[1]))
         limit = header.get("limit", 1 << 20)
         masked = () if "builtin" in header else self._site.masked  # a file's content is data, to be written back
-        execution = Execution(self._site, slot.way, request.identity, mode, limit, merge, ended, pty, masked)
+        ways = (slot.drains, slot.stop, slot.last_resort)
+        execution = Execution(self._site, *ways, request.identity, mode, limit, merge, ended, pty, masked)
         slot.executions[execution.id] = request.execution = execution
         return execution
 

@@ -9,7 +9,6 @@ import time
 
 from . import processes, trees
 from .confine import Plan
-from .execution import Way
 from .link import Link, Spawn, out_of_resources
 from .parent import encode_message, in_parts
 from .streams import Drains
@@ -73,7 +72,6 @@ class Slot:
         self.workspace = site.workspaces[index] = Workspace(site.base, index, self.uid)
         self.drains = Drains(site.loop)
         self.executions: dict[str, Execution] = {}
-        self.way = Way(self.drains, self.stop, self.last_resort)
         self.on_forget: Callable[[], object] | None = None
         """Called when nobody will ask for the background processes any more."""
         self._sweeps: dict[str, list[Callable[[int], object]]] = {}
