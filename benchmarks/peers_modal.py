@@ -51,7 +51,7 @@ async def rows(quick: bool) -> Rows:
 def _emulator() -> Iterator[str | None]:
     """The SDK pointed at an emulator; its mode, or None without the plugin."""
     try:
-        from hermes_modal.testing import ModalEmulator
+        from hermes_modal_emulator import ModalEmulator
     except ModuleNotFoundError:
         yield None
         return

@@ -23,7 +23,7 @@ COMMAND = """process --env.use_wandb false --env.total_steps 2 --env.group_size 
 @pytest.mark.usefixtures("atropos_extra")
 @pytest.mark.skipif(os.geteuid() != 0, reason="the emulator's sandboxes need /data or namespaces; root has them")
 async def test_the_command_works_as_written(tokenizer_folder: str, tmp_path: Path) -> None:
-    from hermes_modal.testing import ModalEmulator
+    from hermes_modal_emulator import ModalEmulator
     from hermes_swe_smith.demo import play
 
     async with ScriptedServer(ToolScript(play)) as server:

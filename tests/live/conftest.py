@@ -24,7 +24,7 @@ def live() -> Iterator[str]:
     if way == "1":
         yield way
         return
-    from hermes_modal.testing import ModalEmulator
+    from hermes_modal_emulator import ModalEmulator
 
     with ModalEmulator() as emulator:
         before = {name: os.environ.get(name) for name in emulator.environment}

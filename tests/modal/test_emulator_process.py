@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import hermes_modal
+import hermes_modal.plugin
 import modal
 import pytest
-from hermes_modal.testing import EmulatorError, ModalEmulator
+from hermes_modal_emulator import EmulatorError, ModalEmulator
 
 from hermes_core.errors import ProvisionError
 from hermes_core.runtime import Runtime
@@ -24,7 +24,7 @@ from hermes_core.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-RUN = [sys.executable, "-m", "hermes_modal.testing"]
+RUN = [sys.executable, "-m", "hermes_modal_emulator"]
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_nothing_is_left_when_it_is_killed(how: signal.Signals, tmp_path: Path, 
         assert [*tmp_path.glob("modal-emulator-*")] == []
 
 
-START = f"{sys.executable} -m hermes_modal.testing --print-env"
+START = f"{sys.executable} -m hermes_modal_emulator --print-env"
 WAYS = {
     "plain": f'eval "$({START})"',
     "redirected": f'eval "$({START} 2>/dev/null)"',
@@ -194,7 +194,7 @@ async def test_a_server_that_is_not_there_is_said_at_once(
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     monkeypatch.setenv("MODAL_SERVER_URL", url)
     began = time.monotonic()
-    async with Runtime(Settings(), plugins=[hermes_modal], load_entry_points=False) as runtime:
+    async with Runtime(Settings(), plugins=[hermes_modal.plugin], load_entry_points=False) as runtime:
         with pytest.raises(ProvisionError, match=f"no Modal server is at {url}"):
             await runtime.tool_backend("modal", config={"image": "python:3.11"}).acquire()
     assert time.monotonic() - began < 20, "the SDK's own patience is two minutes"
@@ -202,7 +202,7 @@ async def test_a_server_that_is_not_there_is_said_at_once(
 
 def test_it_ends_with_its_owner() -> None:
     script = (
-        "import os; from hermes_modal.testing import ModalEmulator; e = ModalEmulator();"
+        "import os; from hermes_modal_emulator import ModalEmulator; e = ModalEmulator();"
         "print(e.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     out = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60).stdout

@@ -9,7 +9,7 @@ from typing import Any
 
 import modal
 import pytest
-from hermes_modal.testing import ModalEmulator
+from hermes_modal_emulator import ModalEmulator
 
 pytestmark = pytest.mark.slow
 

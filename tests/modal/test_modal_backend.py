@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import hermes_modal
+import hermes_modal.plugin
 import hermes_swe_smith
 import pytest
 from hermes_modal.backend import ModalBackend
 from hermes_modal.config import ModalSandboxConfig
-from hermes_modal.testing import ModalEmulator
+from hermes_modal_emulator import ModalEmulator
 
 from hermes_core.cli import sandboxes as leftovers
 from hermes_core.envs.runner import run_rollouts
@@ -233,7 +233,7 @@ async def test_dedicated_and_another_workspace(backend: ModalBackend, owner: str
         again = await backend.attach(slots[0].sandbox_id)
         assert again.workspace_base == "/srv/work" and again.state_dir == "/srv/work/.hermes"
         assert again.lifetime_s is not None and 3000 < again.lifetime_s <= 3600
-        runtime = Runtime(Settings(owner=owner), plugins=[hermes_modal], load_entry_points=False)
+        runtime = Runtime(Settings(owner=owner), plugins=[hermes_modal.plugin], load_entry_points=False)
         runtime._backends["modal"] = backend
         found = (await leftovers.find(runtime, ["modal"], owner)).sandboxes
         reaped = await leftovers.reap(runtime, found)
@@ -315,7 +315,7 @@ async def test_each_tasks_own_image(emulator: ModalEmulator, tmp_path: Path) -> 
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     since = len(emulator.requests())
     config = {"image": "python:3.11", "app_name": "images", "prices": {"sandbox": 3600.0}}
-    async with Runtime(Settings(state_dir=tmp_path), plugins=[hermes_modal], load_entry_points=False) as runtime:
+    async with Runtime(Settings(state_dir=tmp_path), plugins=[hermes_modal.plugin], load_entry_points=False) as runtime:
         summary = await run_rollouts(
             runtime, "tasks", "oracle", env={"dataset_name": str(file)}, backend="modal", backend_config=config
         )
@@ -341,7 +341,7 @@ async def test_an_image_name_of_swe_smith(emulator: ModalEmulator, tmp_path: Pat
     env = {"dataset_name": str(file), "repo_base_url": str(tmp_path), "use_image_name": True}
     emulator.set(missing_images=["swesmith/ledgerline"])
     async with Runtime(
-        Settings(state_dir=tmp_path), plugins=[hermes_modal, hermes_swe_smith], load_entry_points=False
+        Settings(state_dir=tmp_path), plugins=[hermes_modal.plugin, hermes_swe_smith], load_entry_points=False
     ) as runtime:
         summary = await run_rollouts(runtime, "swe-smith", "oracle", env=env, backend="modal", infra_retries=0)
     assert summary.scored == 0 and list(summary.failures) == ["infra"]

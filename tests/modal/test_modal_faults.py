@@ -14,7 +14,7 @@ import pytest
 from hermes_modal import account
 from hermes_modal.backend import ModalBackend
 from hermes_modal.config import ModalSandboxConfig
-from hermes_modal.testing import ModalEmulator
+from hermes_modal_emulator import ModalEmulator
 
 from hermes_core.errors import AcquireTimeout, ErrorKind, InfraError, ProvisionError
 from hermes_core.sandbox.commands import SlotCommands

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hermes_modal.testing import ModalEmulator
+from hermes_modal_emulator import ModalEmulator
 
 pytestmark = pytest.mark.usefixtures("workable")
 

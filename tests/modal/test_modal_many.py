@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hermes_modal.backend import ModalBackend
 from hermes_modal.config import ModalSandboxConfig
-from hermes_modal.testing import ModalEmulator
+from hermes_modal_emulator import ModalEmulator
 
 from hermes_core.errors import InfraError
 from hermes_core.sandbox.contract import Isolation

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hermes_modal
+import hermes_modal.plugin
 import pytest
 from hermes_modal import ModalSandboxConfig, ModalToolBackend, load_profiles
 from hermes_modal.apps import KEPT, Apps
@@ -205,7 +205,7 @@ def test_the_price_counts_gpus() -> None:
 
 
 def test_the_example_file() -> None:
-    import hermes_modal
+    import hermes_modal.plugin
 
     example = Path(hermes_modal.__file__).parents[1] / "modal_profiles.example.yaml"
     profiles = load_profiles(example)
@@ -217,7 +217,7 @@ def test_a_runtime_reads_the_same_file() -> None:
     example = Path(hermes_modal.__file__).parents[1] / "modal_profiles.example.yaml"
     runtime = Runtime(
         Settings.load({"HERMES_PROFILES_FILE": str(example), "HERMES_ENV_FILE": ""}),
-        plugins=[hermes_modal],
+        plugins=[hermes_modal.plugin],
         load_entry_points=False,
     )
     profiles = runtime.profiles("modal")

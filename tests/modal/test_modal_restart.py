@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hermes_modal import ModalSandboxConfig, ModalToolBackend
-from hermes_modal.testing import ModalEmulator
+from hermes_modal_emulator import ModalEmulator
 
 from hermes_core.settings import Settings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hermes_modal import ModalSandboxConfig, ModalToolBackend
-from hermes_modal.testing import ModalEmulator
+from hermes_modal_emulator import ModalEmulator
 
 from hermes_core.errors import AcquireTimeout, ProvisionError
 from hermes_core.settings import Settings

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hermes_modal.testing import ModalEmulator
+from hermes_modal_emulator import ModalEmulator
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
 

@@ -82,7 +82,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv("TERMINAL_SSH_HOST", "hermes-test")
         config["host"] = "hermes-test"
     elif backend == "modal":
-        from hermes_modal.testing import ModalEmulator
+        from hermes_modal_emulator import ModalEmulator
 
         emulator = ModalEmulator()
         request.addfinalizer(emulator.close)

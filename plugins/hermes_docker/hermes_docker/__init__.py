@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hermes_core import hookimpl
-
-if TYPE_CHECKING:
-    from hermes_core import Registrar
+from hermes_core import Registrar, hookimpl
 
 HERMES_PLUGIN_API = 1
 

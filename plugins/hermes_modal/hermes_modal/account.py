@@ -142,7 +142,7 @@ async def _check_there(url: str) -> None:
     except OSError as error:
         raised = ProvisionError(
             f"no Modal server is at {url} ({error.strerror or type(error).__name__})",
-            hint="unset MODAL_SERVER_URL for Modal itself, or start the emulator: python -m hermes_modal.testing",
+            hint="unset MODAL_SERVER_URL for Modal itself, or start the emulator: python -m hermes_modal_emulator",
         )
         raised.retryable = False
         raise raised from error

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import hermes_modal
 from hermes_core import (
     ConfigError,
     ExecutionResult,
@@ -22,6 +21,7 @@ from hermes_core import (
     UsageError,
 )
 from hermes_core.loop_thread import LoopThread
+from hermes_modal import plugin
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig, load_profiles_and_default
 
 T = TypeVar("T")
@@ -213,7 +213,7 @@ class _Engine:
         isolation: Isolation,
         settings: Settings | None,
     ) -> None:
-        runtime = Runtime(settings, plugins=[hermes_modal], load_entry_points=False)
+        runtime = Runtime(settings, plugins=[plugin], load_entry_points=False)
 
         async def close() -> None:
             try:

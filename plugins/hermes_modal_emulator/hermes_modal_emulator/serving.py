@@ -10,8 +10,8 @@ from google.protobuf.message_factory import GetMessageClass
 from grpclib import GRPCError, Status
 from grpclib.const import Cardinality, Handler
 
-from hermes_modal.testing.cloud import Cloud
-from hermes_modal.testing.faults import Fault
+from hermes_modal_emulator.cloud import Cloud
+from hermes_modal_emulator.faults import Fault
 
 _KINDS = {
     (False, False): Cardinality.UNARY_UNARY,

@@ -1,4 +1,4 @@
-"""A pytest fixture: `pytest_plugins = ["hermes_modal.testing.fixtures"]` in a top-level conftest."""
+"""A pytest fixture: `pytest_plugins = ["hermes_modal_emulator.fixtures"]` in a top-level conftest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hermes_modal.testing.emulator import ModalEmulator
+from hermes_modal_emulator.emulator import ModalEmulator
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from typing import Any
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
-from hermes_modal.testing.faults import Faults, Requests
-from hermes_modal.testing.machines import Machine, MachineError, NamespaceMachine, PlainMachine
-from hermes_modal.testing.sandboxes import EmulatedSandbox, v1_id
+from hermes_modal_emulator.faults import Faults, Requests
+from hermes_modal_emulator.machines import Machine, MachineError, NamespaceMachine, PlainMachine
+from hermes_modal_emulator.sandboxes import EmulatedSandbox, v1_id
 
 LONGEST_S = 24 * 3600
 """The longest that a sandbox may be asked to live."""

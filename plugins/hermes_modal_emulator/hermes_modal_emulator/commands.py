@@ -13,7 +13,7 @@ import termios
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_modal.testing.streams import CHUNK_BYTES, ByteLog
+from hermes_modal_emulator.streams import CHUNK_BYTES, ByteLog
 
 LINGER_S = 1.0
 """How long after a command's end its streams stay open for what it left running in the background."""

@@ -36,7 +36,7 @@ class ModalEmulator:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hermes_modal.testing", "--mode", mode, "--port", str(port), "--owned"],
+            [sys.executable, "-m", "hermes_modal_emulator", "--mode", mode, "--port", str(port), "--owned"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

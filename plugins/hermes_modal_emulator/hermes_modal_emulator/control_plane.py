@@ -13,9 +13,9 @@ from google.protobuf import empty_pb2
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
-from hermes_modal.testing.cloud import Image
-from hermes_modal.testing.sandboxes import EmulatedSandbox, v1_id
-from hermes_modal.testing.serving import Service
+from hermes_modal_emulator.cloud import Image
+from hermes_modal_emulator.sandboxes import EmulatedSandbox, v1_id
+from hermes_modal_emulator.serving import Service
 
 BUILDER = "2025.06"
 _ENV_LINE = re.compile(r"(?m)^ENV ([A-Za-z_]\w*)=['\"]?(.*?)['\"]?$")

@@ -10,8 +10,8 @@ from typing import Any
 
 from modal_proto import api_pb2 as pb
 
-from hermes_modal.testing.commands import Command
-from hermes_modal.testing.machines import BASE_ENV, Machine
+from hermes_modal_emulator.commands import Command
+from hermes_modal_emulator.machines import BASE_ENV, Machine
 
 STDIO_TAIL = 16 << 20
 """What stays of the output of a sandbox's main process."""

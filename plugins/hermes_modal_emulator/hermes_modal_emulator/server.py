@@ -17,12 +17,12 @@ from grpclib.server import Server
 from modal._utils.grpc_utils import custom_detail_codec
 from modal_proto import api_pb2 as pb
 
-from hermes_modal.testing.cloud import Cloud
-from hermes_modal.testing.commands import exited
-from hermes_modal.testing.control_plane import ControlPlane
-from hermes_modal.testing.faults import Fault
-from hermes_modal.testing.machines import namespaces_missing
-from hermes_modal.testing.router import CommandRouter
+from hermes_modal_emulator.cloud import Cloud
+from hermes_modal_emulator.commands import exited
+from hermes_modal_emulator.control_plane import ControlPlane
+from hermes_modal_emulator.faults import Fault
+from hermes_modal_emulator.machines import namespaces_missing
+from hermes_modal_emulator.router import CommandRouter
 
 MODES = ("auto", "namespaces", "plain")
 

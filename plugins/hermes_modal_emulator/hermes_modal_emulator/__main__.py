@@ -1,4 +1,4 @@
-"""`python -m hermes_modal.testing`: the emulator in the foreground, or for the rest of a shell's life."""
+"""`python -m hermes_modal_emulator`: the emulator in the foreground, or for the rest of a shell's life."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hermes_modal.testing.server import MODES, EmulatorServer, choose_mode, serve, serve_owner
+from hermes_modal_emulator.server import MODES, EmulatorServer, choose_mode, serve, serve_owner
 
 
 def main() -> None:
     """Parse, and serve."""
-    parser = argparse.ArgumentParser(prog="python -m hermes_modal.testing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m hermes_modal_emulator", description=__doc__)
     parser.add_argument("--mode", choices=MODES, default="auto", help="where commands run [namespaces if possible]")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1 [any]")
     parser.add_argument("--print-env", action="store_true", help="start it beside the calling shell, and print exports")
@@ -36,7 +36,7 @@ def main() -> None:
 
 def _beside_the_shell(mode: str, port: int, pid: int) -> None:
     """Start it as a process of its own, and pass on what it prints first."""
-    argv = [sys.executable, "-m", "hermes_modal.testing", "--mode", mode, "--port", str(port), "--follow", str(pid)]
+    argv = [sys.executable, "-m", "hermes_modal_emulator", "--mode", mode, "--port", str(port), "--follow", str(pid)]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(argv, stdin=quiet, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None

@@ -11,12 +11,12 @@ from typing import Any
 from grpclib import GRPCError, Status
 from modal_proto import task_command_router_pb2 as sr
 
-from hermes_modal.testing import fs_tool
-from hermes_modal.testing.commands import Command, StdinClosed
-from hermes_modal.testing.machines import FS_TOOL
-from hermes_modal.testing.sandboxes import EmulatedSandbox
-from hermes_modal.testing.serving import Service
-from hermes_modal.testing.streams import ByteLog, OffsetTooOld
+from hermes_modal_emulator import fs_tool
+from hermes_modal_emulator.commands import Command, StdinClosed
+from hermes_modal_emulator.machines import FS_TOOL
+from hermes_modal_emulator.sandboxes import EmulatedSandbox
+from hermes_modal_emulator.serving import Service
+from hermes_modal_emulator.streams import ByteLog, OffsetTooOld
 
 _PYTHON = os.path.realpath(sys.executable)
 _STDOUT = sr.TASK_EXEC_STDIO_FILE_DESCRIPTOR_STDOUT
