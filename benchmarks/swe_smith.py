@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,11 @@ from hermes_swe_smith.scripts import FILES, console_scripts, wrapper
 
 from benchmarks.host import NOT_GRANTED, processor_time
 from benchmarks.measure import Row, Rows, Target, p50, span
-from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.options import RunOptions
-from hermes_core.envs.runner import Jobs, Run, Tools
-from hermes_core.envs.session import make_environment, new_backend, new_context, open_agent, set_up
+from hermes_core.envs.runner import Jobs, Run
+from hermes_core.envs.session import hooks_for, make_environment, open_session, set_up
 from hermes_core.errors import PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Isolation
 from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
 
@@ -126,21 +124,19 @@ async def run_ours(tasks: Sequence[dict[str, Any]], folder: Path, scratch: Path,
     config = {"repo_base_url": str(folder), "shuffle": False}
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime(Settings()))
-        agent = await stack.enter_async_context(open_agent(runtime, "oracle", AgentSettings()))
-        environments = [
+        warm, timed = (
             make_environment(runtime, "swe-smith", {"dataset_name": str(scratch / f"{name}.jsonl"), **config}, None)
             for name in ("warm", "tasks")
-        ]
-        level = Isolation.parse(options.isolation or "user")
-        backend, _ = new_backend(runtime, environments[0], options, level)
-        await stack.enter_async_context(backend)
-        for environment in environments:
-            async with set_up(environment):
-                run = Run(tools=Tools(runtime, environment, None), jobs=Jobs(environment, 1))
-                context = new_context(runtime, environment, agent, backend, options)
-                began = await _clocks(backend)
-                summary = await run.all(context, options.concurrency)
-                ended = await _clocks(backend)
+        )
+        session = await stack.enter_async_context(open_session(runtime, warm, "oracle", options))
+        await stack.enter_async_context(set_up(timed))
+        context = await stack.enter_async_context(session.sandboxes())
+        for environment in (warm, timed):
+            run = Run(tools=session.tools, jobs=Jobs(environment, 1))
+            hooks = hooks_for(runtime, environment, "oracle")
+            began = await _clocks(context.backend)
+            summary = await run.all(replace(context, environment=environment, hooks=hooks), options.concurrency)
+            ended = await _clocks(context.backend)
             assert summary.solved == summary.total, f"{summary.solved} of {summary.total} solved: {summary.to_dict()}"
     wall_s, driver_s, sandbox_s = (after - before for before, after in zip(began, ended, strict=True))
     return Ours(wall_s, driver_s, sandbox_s, summary.timings)

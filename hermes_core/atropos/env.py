@@ -40,9 +40,8 @@ from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun, check_login
 from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.group import GroupRoller
-from hermes_core.envs.options import granted_isolation
-from hermes_core.envs.runner import STOPPING, Tools
-from hermes_core.envs.session import hooks_for, new_backend, new_context, redactor
+from hermes_core.envs.runner import STOPPING
+from hermes_core.envs.session import Tools, open_session, redactor
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.envs.trajectory import plain
 from hermes_core.errors import ConfigError, UsageError
@@ -207,36 +206,34 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             self.source = self.get_next_item = ItemSource(str(self.name), ask)  # type: ignore[method-assign]
             stack.callback(setattr, self, "get_next_item", ask)
             environment = self.make_environment(runtime)
-            stack.push_async_callback(environment.aclose)
             options = self.config.run_options(groups or self.max_num_workers)
             backend_class = runtime.backend(options.backend).config_class
             given = backend_class.from_dict("default", options.backend_config).model_dump(exclude_unset=True)
             options = options.model_copy(update={"backend_config": {**given, "name": "default"}})
-            tools = Tools(runtime, environment, self.config.seed)
             agent, servers = open_servers(
                 runtime,
                 self.server_configs,
                 self.config,
                 self.tokenizer,
                 max_length=self.config.max_token_length,
-                tools=bool(tools.names("")),
+                tools=bool(Tools(runtime, environment, self.config.seed).names("")),
             )
             for server in servers:
                 stack.push_async_callback(server.aclose)
-            level = granted_isolation(options, environment, runtime.backend(options.backend), agent.name)
-            hooks = hooks_for(runtime, environment, agent.name)
-            await self.setup()
+            redact = redactor(runtime, *(server.settings for server in servers))
+            session = await stack.enter_async_context(
+                open_session(runtime, environment, agent, options, load=self.setup, redact=redact)
+            )
             await try_out(servers, self.tokenizer, self.config.agent_temperature)
-            backend, room = new_backend(runtime, environment, options, level)
-            stack.push_async_callback(backend.aclose)
-            redact = redactor(runtime, agent.settings if hasattr(agent, "settings") else None)
-            context = new_context(runtime, environment, agent, backend, options, hooks=hooks, redact=redact)
+            context = await stack.enter_async_context(session.sandboxes(start=False))
             refills = self.config.group_refills
-            roller = GroupRoller(context, tools, self.reporter, room=room, refills=refills, exact=self.exact)
+            roller = GroupRoller(
+                context, session.tools, self.reporter, room=session.room, refills=refills, exact=self.exact
+            )
             if start:
                 if self.wandb_run is not None:
                     await self.wandb_run.start()
-                await backend.start()
+                await context.backend.start()
             if self.config.data_path_to_save_groups is not None:
                 self.jsonl_writer = stack.enter_context(JsonLines(Path(self.config.data_path_to_save_groups)))
             self._roller = roller

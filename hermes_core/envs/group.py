@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from hermes_core.agents.base import AgentResult
 from hermes_core.environment import Item
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
-from hermes_core.envs.runner import STOPPING, Tools
+from hermes_core.envs.runner import STOPPING
+from hermes_core.envs.session import Tools
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, HermesError
 

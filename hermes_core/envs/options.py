@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,11 +13,9 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.environment import Environment
 from hermes_core.envs.rollout import Limits
 from hermes_core.errors import UsageError
+from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.validation import validated
-
-if TYPE_CHECKING:
-    from hermes_core.runtime import Runtime
 
 BASELINES = frozenset({"oracle", "nop"})
 """Agents that run nothing but what the environment itself provides."""

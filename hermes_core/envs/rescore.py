@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hermes_core.agents.base import AgentSettings
 from hermes_core.environment import Environment, Item
-from hermes_core.envs.options import RunOptions, granted_isolation
+from hermes_core.envs.options import RunOptions
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
 from hermes_core.envs.runner import STOPPING, each
-from hermes_core.envs.session import hooks_for, make_environment, new_backend, new_context, open_agent, set_up
+from hermes_core.envs.session import make_environment, open_session
 from hermes_core.envs.store import RUN, OutputFolder, read_records, read_run
 from hermes_core.envs.summary import Key, NoProgress, Progress, Tally
 from hermes_core.envs.trajectory import Trajectory, dump_record
 from hermes_core.errors import OutputError, UsageError
+from hermes_core.runtime import Runtime
 from hermes_core.validation import validated
-
-if TYPE_CHECKING:
-    from hermes_core.runtime import Runtime
 
 RESCORED = "rescored.jsonl"
 
@@ -75,27 +72,19 @@ async def rescore(
     ran = run_configuration_of(path)
     inherited = {key: ran[key] for key in ("backend", "backend_config", "isolation", "verify_timeout")}
     chosen = validated(RunOptions, {**inherited, **options}, "the run")
-    async with AsyncExitStack() as stack:
-        stack.callback(OutputFolder(path).close)
+    with closing(OutputFolder(path)):
         made = make_environment(runtime, environment or ran["environment"], {**ran["env"], **(env or {})}, None)
         if not hasattr(made, "score_patch"):
             raise UsageError(
                 f"environment {made.name!r} can't verify a patch by itself", hint="it would need score_patch()"
             )
-        isolation = granted_isolation(chosen, made, runtime.backend(chosen.backend), str(ran["agent"]))
         places, without_patch = _places_of_patches(path)
-        new_backend(runtime, made, chosen, isolation)
-        hooks = hooks_for(runtime, made, "nop")
-        await stack.enter_async_context(set_up(made))
-        items = {made.item_id(item): item for item in made.items()}
-        check_items(items, _at(path, places))
-        nobody = await stack.enter_async_context(open_agent(runtime, "nop", AgentSettings()))
-        backend, concurrency = new_backend(runtime, made, chosen, isolation, len(places))
-        context = new_context(runtime, made, nobody, backend, chosen, hooks=hooks)
-        again = _Again(context, items, path / RESCORED, progress or NoProgress())
-        if concurrency:
-            await stack.enter_async_context(backend)
-        await again.all(_at(path, places), len(places), concurrency)
+        async with open_session(runtime, made, "nop", chosen, work_of=str(ran["agent"])) as session:
+            items = {made.item_id(item): item for item in made.items()}
+            check_items(items, _at(path, places))
+            async with session.sandboxes(len(places)) as context:
+                again = _Again(context, items, path / RESCORED, progress or NoProgress())
+                await again.all(_at(path, places), len(places), session.room)
     differing = tuple(again.differing)
     return Rescoring(again.verified, again.verified - len(differing), differing, without_patch, again.stopped)
 

@@ -8,38 +8,24 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.environment import Environment, Item
-from hermes_core.envs.options import RunOptions, agent_settings, granted_isolation, run_configuration
+from hermes_core.envs.options import RunOptions, agent_settings, run_configuration
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
-from hermes_core.envs.session import (
-    broken,
-    check_endpoint,
-    hooks_for,
-    make_environment,
-    new_backend,
-    new_context,
-    open_agent,
-    redactor,
-    set_up,
-    versions,
-)
+from hermes_core.envs.session import Tools, broken, open_session, versions
 from hermes_core.envs.store import OutputFolder
 from hermes_core.envs.summary import NoProgress, Progress, RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory, plain
 from hermes_core.errors import DatasetError, HermesError, UsageError
+from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, Usage
 from hermes_core.sink import Sink
-from hermes_core.tools.registry import resolve_tools
 from hermes_core.validation import validated
-
-if TYPE_CHECKING:
-    from hermes_core.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -98,21 +84,14 @@ async def run_rollouts(
         for sink in sinks:
             opened.append(_open_sink(runtime, sink) if isinstance(sink, str) else sink)
             stack.push_async_callback(opened[-1].aclose)
-        # Whatever is wrong with what was asked for is found first: before the dataset is read, and a sandbox is made.
         if resume and out_dir is None:
             raise UsageError("nothing says which run to resume", hint="give its folder: --out DIR")
-        runtime.backends.entry(chosen.backend)
-        made = make_environment(runtime, environment, env, chosen.seed)
-        tools = Tools(runtime, made, chosen.seed)
-        worker = await stack.enter_async_context(open_agent(runtime, agent, filled))
-        isolation = granted_isolation(chosen, made, runtime.backend(chosen.backend), worker.name)
-        new_backend(runtime, made, chosen, isolation)
-        hooks = hooks_for(runtime, made, worker.name)
-        redact = redactor(runtime, filled)
-        await stack.enter_async_context(set_up(made))
+        session = await stack.enter_async_context(
+            open_session(runtime, environment, agent, chosen, env=env, settings=filled)
+        )
         run = Run(
-            tools=tools,
-            jobs=Jobs(made, chosen.group_size),
+            tools=session.tools,
+            jobs=Jobs(session.environment, chosen.group_size),
             on_record=on_record,
             sinks=opened,
             progress=progress or NoProgress(),
@@ -122,16 +101,12 @@ async def run_rollouts(
             run.folder = OutputFolder(Path(out_dir))
             stack.callback(run.folder.close)
             told = filled if isinstance(agent, str) else None
-            configuration = plain(run_configuration(chosen, made, worker.name, told, isolation), redact)
+            configuration = run_configuration(chosen, session.environment, session.agent.name, told, session.isolation)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
-            await _in_thread(run.folder.open, configuration, about, run.tally, resume=resume)
-        backend, concurrency = new_backend(runtime, made, chosen, isolation, run.count_left())
-        run.usage = backend.usage
-        context = new_context(runtime, made, worker, backend, chosen, hooks=hooks, redact=redact)
-        if concurrency:
-            await check_endpoint(worker)
-            await stack.enter_async_context(backend)
-        return await run.all(context, concurrency)
+            kept = plain(configuration, session.redact)
+            await _in_thread(run.folder.open, kept, about, run.tally, resume=resume)
+        async with session.sandboxes(run.count_left()) as context:
+            return await run.all(context, session.room)
 
 
 def _open_sink(runtime: Runtime, spec: str) -> Sink:
@@ -182,8 +157,6 @@ class Run:
     stop_on_infra: float | None = None
     folder: OutputFolder | None = None
     tally: Tally = field(default_factory=Tally)
-    usage: Callable[[], Mapping[str, Usage]] = dict
-    """What the sandboxes have cost so far."""
     _stopped: str | None = None
     _synced: float = field(default_factory=time.monotonic)
 
@@ -197,11 +170,11 @@ class Run:
             self._stopped = str(error)
         except BaseException as error:
             self._stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
-            self._finish(self.usage())
+            self._finish(context.backend.usage())
             raise
         finally:
             self.progress.end(self.tally)
-        return await _in_thread(self._finish, self.usage())
+        return await _in_thread(self._finish, context.backend.usage())
 
     def _finish(self, usage: Mapping[str, Usage]) -> RunSummary:
         """Sum up, and wait for the disk."""
@@ -295,43 +268,6 @@ async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurre
 
 def _tell_finished(context: RolloutContext, trajectory: Trajectory, record: Mapping[str, Any]) -> None:
     context.hooks.observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=record)
-
-
-class Tools:
-    """The tools of each group: the same for all rollouts of an item, drawn anew for the next if from a distribution.
-
-    Raises:
-        UnknownNameError: a toolset or the distribution that the environment's configuration names does not exist.
-    """
-
-    def __init__(self, runtime: Runtime, environment: Environment, seed: int | None) -> None:
-        config = environment.config
-        self._registry = runtime.tools
-        self._distribution = config.distribution
-        self._disabled = config.disabled_toolsets
-        self._enabled: tuple[str, ...] = ()
-        if config.distribution is None:
-            self._enabled = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
-        self._seed = seed or 0
-        self._schemas: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        self._fixed: tuple[str, ...] | None = None
-        names = self.names("")
-        if config.distribution is None:
-            self._fixed = names
-
-    def names(self, group: str) -> tuple[str, ...]:
-        """The tools that the group's rollouts can call."""
-        if self._fixed is not None:
-            return self._fixed
-        seed = f"{self._seed}:{group}"
-        return tuple(resolve_tools(self._registry, self._enabled, self._disabled, self._distribution, seed))
-
-    def offered(self, context: RolloutContext, group: str) -> RolloutContext:
-        """The context with the group's tools in it."""
-        names = self.names(group)
-        if names not in self._schemas:
-            self._schemas[names] = self._registry.schemas(names)
-        return replace(context, tool_names=names, tool_schemas=self._schemas[names])
 
 
 def _count_items(environment: Environment) -> int:

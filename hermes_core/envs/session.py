@@ -1,36 +1,136 @@
-"""What a run is made of: the environment, the backend, the agent, and what the rollouts of it have in common."""
+"""One way to open a run: check what was asked for, load the dataset, make the sandboxes, and close it all."""
 
 from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import OracleAgent
 from hermes_core.environment import Environment
-from hermes_core.envs.options import RunOptions, pool_size
+from hermes_core.envs.options import RunOptions, granted_isolation, pool_size
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.trajectory import Redact
 from hermes_core.errors import HermesError, PluginError, UnknownNameError
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.plugins.registry import describe
+from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.settings import Redactor, url_secrets
-
-if TYPE_CHECKING:
-    from hermes_core.runtime import Runtime
-    from hermes_core.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
+from hermes_core.tools.registry import resolve_tools
+from hermes_core.version import __version__
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Session:
+    """An open run: all that was asked for has been checked, and the dataset is loaded; see `open_session`."""
+
+    runtime: Runtime
+    environment: Environment
+    agent: Agent
+    options: RunOptions
+    isolation: Isolation
+    hooks: EnvironmentHooks
+    tools: Tools
+    redact: Redact
+    """Takes the secrets that the driver knows out of a text."""
+    room: int = 0
+    """Rollouts at the same time, at most; known when there are sandboxes."""
+
+    @asynccontextmanager
+    async def sandboxes(self, rollouts: int | None = None, *, start: bool = True) -> AsyncIterator[RolloutContext]:
+        """Ask the model's endpoint whether it can be used, make sandboxes, and end them afterwards.
+
+        Args:
+            rollouts: how many there are to do, if that is known: no more room is made. For 0 nothing is done.
+            start: make sandboxes now; otherwise the caller starts the context's backend.
+
+        Raises:
+            ModelError: the endpoint is not there, or refuses the key or the model; no sandbox was made.
+            InfraError: the backend could not be started.
+        """
+        backend, self.room = _new_backend(self.runtime, self.environment, self.options, self.isolation, rollouts)
+        try:
+            if self.room:
+                await check_endpoint(self.agent)
+                if start:
+                    await backend.start()
+            yield RolloutContext(
+                environment=self.environment,
+                hooks=self.hooks,
+                agent=self.agent,
+                backend=backend,
+                tools=self.runtime.tools,
+                backend_name=self.options.backend,
+                profile=self.options.profile or self.runtime.settings.default_profile,
+                limits=self.options.limits,
+                redact=self.redact,
+            )
+        finally:
+            await backend.aclose()
+
+
+@asynccontextmanager
+async def open_session(
+    runtime: Runtime,
+    environment: str | Environment,
+    agent: str | Agent,
+    options: RunOptions,
+    *,
+    env: Mapping[str, Any] | None = None,
+    settings: AgentSettings | None = None,
+    work_of: str | None = None,
+    load: Callable[[], Awaitable[None]] | None = None,
+    redact: Redact | None = None,
+) -> AsyncIterator[Session]:
+    """Open a run, except for its sandboxes. What was asked for is checked before the dataset is read.
+
+    Args:
+        environment: its name, or an instance; it is set up and closed here.
+        agent: its name, or an instance (which stays the caller's to close).
+        env: the environment's configuration, when it is named.
+        settings: the agent's settings, when it is named.
+        work_of: the agent whose work is run in the sandboxes, if it is another one: its name decides the isolation.
+        load: called in place of the environment's `setup`.
+        redact: None takes out the secrets of the runtime and of `settings`.
+
+    Raises:
+        UsageError, PolicyError: something that was asked for does not exist or can't be.
+        DatasetError: the dataset can't be used.
+        PluginError: a plugin or the environment is broken.
+    """
+    runtime.backends.entry(options.backend)
+    made = make_environment(runtime, environment, env, options.seed)
+    tools = Tools(runtime, made, options.seed)
+    async with open_agent(runtime, agent, settings or AgentSettings()) as worker:
+        isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
+        _new_backend(runtime, made, options, isolation, None)
+        session = Session(
+            runtime=runtime,
+            environment=made,
+            agent=worker,
+            options=options,
+            isolation=isolation,
+            hooks=hooks_for(runtime, made, worker.name),
+            tools=tools,
+            redact=redact or redactor(runtime, *([settings] if settings else [])),
+        )
+        async with set_up(made, load):
+            yield session
 
 
 def make_environment(
     runtime: Runtime, environment: str | Environment, config: Mapping[str, Any] | None, seed: int | None
 ) -> Environment:
-    """The environment of that name, with the run's seed where it has none of its own; its dataset is not loaded yet."""
+    """Return the environment of that name, with the run's seed if it has none; its dataset is not loaded yet."""
     if isinstance(environment, Environment):
         return environment
     seeded = {} if seed is None else {"seed": seed}
@@ -38,8 +138,11 @@ def make_environment(
 
 
 @asynccontextmanager
-async def set_up(environment: Environment) -> AsyncIterator[None]:
-    """The environment's dataset is loaded; it is closed at the end.
+async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[None]:
+    """Load the environment's dataset, and close the environment at the end.
+
+    Args:
+        load: called in place of its `setup`.
 
     Raises:
         DatasetError, ConfigError: as its `setup` says.
@@ -47,7 +150,7 @@ async def set_up(environment: Environment) -> AsyncIterator[None]:
     """
     try:
         try:
-            await environment.setup()
+            await (load or environment.setup)()
         except HermesError:
             raise
         except Exception as error:
@@ -58,20 +161,17 @@ async def set_up(environment: Environment) -> AsyncIterator[None]:
 
 
 def broken(environment: Environment, where: str, error: Exception) -> PluginError:
-    """The error for an environment that fails in a way that it should not."""
+    """Return the error for an environment that fails in a way that it should not."""
     return PluginError(
         f"environment {environment.name!r} failed in {where}: {describe(error)}",
         hint="report this to its author; `hermes-rl --traceback …` shows where",
     )
 
 
-def new_backend(
-    runtime: Runtime, environment: Environment, options: RunOptions, isolation: Isolation, rollouts: int | None = None
+def _new_backend(
+    runtime: Runtime, environment: Environment, options: RunOptions, isolation: Isolation, rollouts: int | None
 ) -> tuple[ToolBackend, int]:
-    """The tool backend, not started yet, large enough for the run; and how many rollouts to do at a time.
-
-    Args:
-        rollouts: how many there are to do, if that is known: there is no use in room for more.
+    """Return the tool backend, not started yet, large enough for the run; and how many rollouts to do at a time.
 
     Raises:
         UsageError, PolicyError: the backend can't be had as it is asked for.
@@ -101,7 +201,7 @@ def new_backend(
 
 
 def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> EnvironmentHooks:
-    """The environment's hooks, for this agent.
+    """Return the environment's hooks, for this agent.
 
     Raises:
         PluginError: one of them can't work.
@@ -115,7 +215,7 @@ def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> Environ
 
 @asynccontextmanager
 async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """The agent; closed at the end if it was made here."""
+    """Make the agent of that name, and close it at the end; an agent that was made before is left open."""
     if not isinstance(agent, str):
         yield agent
         return
@@ -127,7 +227,7 @@ async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettin
 
 
 async def check_endpoint(agent: Agent) -> None:
-    """Find out, before the first sandbox is made, whether the agent's model can be asked.
+    """Find out whether the agent's model can be asked.
 
     Raises:
         ModelError: it can't.
@@ -136,44 +236,57 @@ async def check_endpoint(agent: Agent) -> None:
         await check()
 
 
-def new_context(
-    runtime: Runtime,
-    environment: Environment,
-    agent: Agent,
-    backend: ToolBackend,
-    options: RunOptions,
-    *,
-    hooks: EnvironmentHooks | None = None,
-    redact: Redact | None = None,
-) -> RolloutContext:
-    """What the rollouts of an agent have in common. Raises as `hooks_for` does, if it is not given what that gave."""
-    return RolloutContext(
-        environment=environment,
-        hooks=hooks or hooks_for(runtime, environment, agent.name),
-        agent=agent,
-        backend=backend,
-        tools=runtime.tools,
-        backend_name=options.backend,
-        profile=options.profile or runtime.settings.default_profile,
-        limits=options.limits,
-        redact=redact or runtime.redact,
-    )
+def redactor(runtime: Runtime, *settings: AgentSettings) -> Redact:
+    """Return what takes the secrets that the driver knows out of a text, those of these settings included."""
+    redacts = [runtime.redact, *(Redactor(_secrets(given)) for given in settings)]
+    return lambda text: reduce(lambda clean, redact: redact(clean), redacts, text)
 
 
-def redactor(runtime: Runtime, settings: AgentSettings | None = None) -> Redact:
-    """What takes the secrets that the driver knows out of a text, the agent's key and its URL's password included."""
-    if settings is None:
-        return runtime.redact
+def _secrets(settings: AgentSettings) -> dict[str, str]:
     known = url_secrets("the agent's base_url", settings.base_url or "")
     if settings.api_key is not None:
         known["the agent's api_key"] = settings.api_key.get_secret_value()
-    own = Redactor(known)
-    return lambda text: own(runtime.redact(text))
+    return known
 
 
 def versions(runtime: Runtime) -> dict[str, str]:
-    """What ran: Python, hermes-rl, and every plugin's distribution."""
-    from hermes_core.version import __version__
-
+    """Return what ran: Python, hermes-rl, and every plugin's distribution."""
     plugins = {plugin.distribution: plugin.version for plugin in runtime.plugin_manager.plugins if plugin.distribution}
     return {"python": platform.python_version(), "hermes-rl": __version__, **plugins}
+
+
+class Tools:
+    """The tools of each group: the same for all rollouts of an item, drawn anew for the next if from a distribution.
+
+    Raises:
+        UnknownNameError: a toolset or the distribution that the environment's configuration names does not exist.
+    """
+
+    def __init__(self, runtime: Runtime, environment: Environment, seed: int | None) -> None:
+        config = environment.config
+        self._registry = runtime.tools
+        self._distribution = config.distribution
+        self._disabled = config.disabled_toolsets
+        self._enabled: tuple[str, ...] = ()
+        if config.distribution is None:
+            self._enabled = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
+        self._seed = seed or 0
+        self._schemas: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        self._fixed: tuple[str, ...] | None = None
+        names = self.names("")
+        if config.distribution is None:
+            self._fixed = names
+
+    def names(self, group: str) -> tuple[str, ...]:
+        """The tools that the group's rollouts can call."""
+        if self._fixed is not None:
+            return self._fixed
+        seed = f"{self._seed}:{group}"
+        return tuple(resolve_tools(self._registry, self._enabled, self._disabled, self._distribution, seed))
+
+    def offered(self, context: RolloutContext, group: str) -> RolloutContext:
+        """The context with the group's tools in it."""
+        names = self.names(group)
+        if names not in self._schemas:
+            self._schemas[names] = self._registry.schemas(names)
+        return replace(context, tool_names=names, tool_schemas=self._schemas[names])

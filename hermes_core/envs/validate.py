@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.environment import Environment
-from hermes_core.envs.options import RunOptions, granted_isolation
-from hermes_core.envs.runner import Jobs, Run, Tools
-from hermes_core.envs.session import hooks_for, make_environment, new_backend, new_context, open_agent, set_up
+from hermes_core.envs.options import RunOptions
+from hermes_core.envs.runner import Jobs, Run
+from hermes_core.envs.session import open_agent, open_session
 from hermes_core.envs.summary import NoProgress, Progress
+from hermes_core.runtime import Runtime
 from hermes_core.validation import validated
-
-if TYPE_CHECKING:
-    from hermes_core.runtime import Runtime
 
 EXPECTED = {"oracle": 1.0, "nop": 0.0}
 """The reward that each baseline must get."""
@@ -95,24 +92,16 @@ async def validate(
     chosen = validated(RunOptions, {**options, "group_size": repeat}, "the run")
     verdicts: list[Verdict] = []
     stopped = None
-    async with AsyncExitStack() as stack:
-        made = make_environment(runtime, environment, env, chosen.seed)
-        tools = Tools(runtime, made, chosen.seed)
-        isolation = granted_isolation(chosen, made, runtime.backend(chosen.backend), "oracle")
-        new_backend(runtime, made, chosen, isolation)
-        hooks = hooks_for(runtime, made, "oracle")
-        await stack.enter_async_context(set_up(made))
-        jobs = Jobs(made, repeat)
-        backend, concurrency = new_backend(runtime, made, chosen, isolation, len(jobs))
-        await stack.enter_async_context(backend)
-        for agent in EXPECTED:
-            found: dict[str, Verdict] = {}
-            worker = await stack.enter_async_context(open_agent(runtime, agent, AgentSettings()))
-            run = Run(tools, jobs, _collector(agent, found), (), progress(agent), chosen.stop_on_infra)
-            context = new_context(runtime, made, worker, backend, chosen, hooks=hooks)
-            summary = await run.all(context, concurrency)
-            stopped = stopped or summary.stopped
-            verdicts += found.values()
+    async with open_session(runtime, environment, "oracle", chosen, env=env) as session:
+        jobs = Jobs(session.environment, repeat)
+        async with session.sandboxes(len(jobs)) as context:
+            for agent in EXPECTED:
+                found: dict[str, Verdict] = {}
+                run = Run(session.tools, jobs, _collector(agent, found), (), progress(agent), chosen.stop_on_infra)
+                async with open_agent(runtime, agent, AgentSettings()) as worker:
+                    summary = await run.all(replace(context, agent=worker), session.room)
+                stopped = stopped or summary.stopped
+                verdicts += found.values()
     return Validation(len(jobs) // repeat, repeat, tuple(verdict for verdict in verdicts if not verdict.sound), stopped)
 
 

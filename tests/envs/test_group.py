@@ -18,9 +18,8 @@ from hermes_core.agents.base import AgentTask, StopReason
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.environment import Environment, EnvironmentConfig
 from hermes_core.envs.group import Group, GroupRoller, Rolled
-from hermes_core.envs.options import RunOptions, granted_isolation
-from hermes_core.envs.runner import Tools
-from hermes_core.envs.session import new_backend, new_context
+from hermes_core.envs.options import RunOptions
+from hermes_core.envs.session import open_session
 from hermes_core.errors import FailureKind, ModelError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
@@ -81,13 +80,15 @@ async def rolling(path: Path, work: Work, *, refills: int = 0, **config: Any) ->
     """A roller of groups with room for four rollouts, and what it takes down."""
     records, options = Records(), RunOptions.model_validate({"concurrency": 4, "infra_retries": 0, **ISOLATION})
     async with Runtime(Settings(state_dir=path / "state"), load_entry_points=False) as runtime:
-        environment, agent = Plain(EnvironmentConfig(**config)), Worker(work)
-        level = granted_isolation(options, environment, runtime.backend("local"), agent.name)
-        backend, room = new_backend(runtime, environment, options, level)
-        async with backend:
-            context = new_context(runtime, environment, agent, backend, options)
-            tools = Tools(runtime, environment, 0)
-            yield GroupRoller(context, tools, records, room=room, refills=refills, exact=False), records
+        environment = Plain(EnvironmentConfig(**config))
+        async with (
+            open_session(runtime, environment, Worker(work), options) as session,
+            session.sandboxes() as context,
+        ):
+            yield (
+                GroupRoller(context, session.tools, records, room=session.room, refills=refills, exact=False),
+                records,
+            )
 
 
 def failing(times: int, error: Exception) -> tuple[Work, list[AgentTask]]:
