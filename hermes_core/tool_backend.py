@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from hermes_core.aio import TaskSet
 from hermes_core.errors import (
     HermesError,
     InfraError,
@@ -17,7 +18,6 @@ from hermes_core.errors import (
     SandboxLost,
     UsageError,
 )
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
 from hermes_core.sandbox.observers import Observers, Unobserved
@@ -83,7 +83,7 @@ class ToolBackend:
         self.default_profile = default_profile
         self._observers = observers or Unobserved()
         self._watchers = Watchers(self._observers)
-        self._work = Background()
+        self._work = TaskSet()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
         # What the driver before us held and we do not yet. The checkpoint names what we make, too.
@@ -159,7 +159,7 @@ class ToolBackend:
                 checkpoint.give_up(saved)
             except (InfraError, PolicyError) as error:
                 failure = failure or error
-        await self._end_left(checkpoint)
+        await self._end_orphans(checkpoint)
         if failure is not None:
             raise failure
         slots, self._taken = self._taken, []
@@ -174,9 +174,9 @@ class ToolBackend:
                 self._watchers.go_on(lease, process_id)
         return [lease.slot for lease in leases]
 
-    async def _end_left(self, checkpoint: Checkpoint) -> None:
+    async def _end_orphans(self, checkpoint: Checkpoint) -> None:
         """End what is left of the leases that no driver will use; other sandboxes of the owner are other drivers'."""
-        left = {lease_id for lease_id, backend in checkpoint.left.items() if backend == self.backend.name}
+        left = {lease_id for lease_id, backend in checkpoint.orphans.items() if backend == self.backend.name}
         if not left:
             return
         for info in await self.backend.list(checkpoint.owner):
@@ -184,7 +184,7 @@ class ToolBackend:
                 log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
                 await self.backend.terminate_id(info.sandbox_id)
         for lease_id in left:
-            del checkpoint.left[lease_id]
+            del checkpoint.orphans[lease_id]
         checkpoint.save()
 
     async def aclose(self, *, keep: bool = False) -> None:
@@ -313,7 +313,7 @@ class ToolBackend:
                 sandbox_id=slot.sandbox_id,
                 slot_id=slot.slot_id,
             )
-        return LeasedCommands(lease, lease.member.client.commands(PREPARE))
+        return LeasedCommands(lease, lease.pooled.client.commands(PREPARE))
 
     def missing(self, slot: Slot) -> tuple[str, ...]:
         """What can't be done in the slot, in words, because its sandbox has no guest; empty where it has one.
@@ -321,7 +321,7 @@ class ToolBackend:
         Raises:
             StaleSlotError: it was released.
         """
-        return self._lease(slot).member.client.missing
+        return self._lease(slot).pooled.client.missing
 
     async def kill_everything(self, slot: Slot) -> None:
         """Kill every process of the slot; all are dead when it returns.
@@ -332,7 +332,7 @@ class ToolBackend:
             SlotUnclean: that they are dead can't be proved, within two minutes; the slot can't be used any more.
         """
         lease = self._lease(slot)
-        await lease.call(lease.member.client.kill_slot, lease.seat.index)
+        await lease.call(lease.pooled.client.kill_slot, lease.seat.index)
 
     async def empty(self, slot: Slot) -> None:
         """Kill every process of the slot, and remove its files. The lease goes on.
@@ -341,7 +341,7 @@ class ToolBackend:
             StaleSlotError, InfraError, SlotUnclean: as `kill_everything` does.
         """
         lease = self._lease(slot)
-        await lease.call(lease.member.client.reset_slot, lease.seat.index)
+        await lease.call(lease.pooled.client.reset_slot, lease.seat.index)
 
     async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
         """The directory that `build(commands, directory)` fills, once per sandbox and key, as the preparation user.
@@ -356,7 +356,7 @@ class ToolBackend:
         """
         lease = self._lease(slot)
         check_key(key)
-        return await lease.call(prepare, self._work, lease.member, key, build, private=private)
+        return await lease.call(prepare, self._work, lease.pooled, key, build, private=private)
 
     @asynccontextmanager
     async def processor(self, slot: Slot, *, alone: bool = False) -> AsyncIterator[None]:
@@ -370,7 +370,7 @@ class ToolBackend:
             SandboxLost: its sandbox is gone.
         """
         lease = self._lease(slot)
-        async with lease.member.processors.hold(alone=alone):
+        async with lease.pooled.processors.hold(alone=alone):
             lease.check()
             yield
 

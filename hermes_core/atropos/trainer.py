@@ -18,10 +18,9 @@ from typing import Any
 import httpx
 
 from hermes_core.agents.retries import is_loopback
+from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.atropos.json_lines import group_json
 from hermes_core.errors import ConfigError, InfraError
-from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.single_flight import SingleFlight
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class TrainerApi:
         """`sent`, `sent_again` (the answer to the first time was lost), `refused`, `buffered`, `registered`."""
         self._patience_s = patience_s
         self._heard = time.monotonic()
-        self._work = Background()
+        self._work = TaskSet()
         self._registering: SingleFlight[None] = SingleFlight("the registration with the trainer")
         self._client = httpx.AsyncClient(timeout=REQUEST_S, trust_env=not is_loopback(url))
 

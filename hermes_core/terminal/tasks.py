@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hermes_core.aio import TaskSet
 from hermes_core.errors import (
     CommandError,
     HermesError,
@@ -20,7 +21,6 @@ from hermes_core.errors import (
 )
 from hermes_core.loop_thread import LoopThread
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
@@ -96,7 +96,7 @@ class TaskTerminals:
         self._taking_over: asyncio.Task[None] | None = None
         self._subscribers: list[Subscriber] = []
         self._tasks: dict[str, _Task] = {}
-        self._work = Background()
+        self._work = TaskSet()
         self._thread = LoopThread("terminal tasks", self._end)
 
     @property

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hermes_core.aio import BrokenOff
 from hermes_core.atropos import trainer as module
 from hermes_core.atropos.trainer import TrainerApi, TrainerGone
 from hermes_core.errors import ConfigError
-from hermes_core.sandbox.single_flight import BrokenOff
 
 GROUP = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1.0], "messages": None, "unknown": 1}
 

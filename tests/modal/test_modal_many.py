@@ -32,7 +32,7 @@ def in_order(tools: ToolBackend) -> list[str]:
     grant = pool._grant
 
     def watched(waiter: Any) -> None:
-        first = min((each.number for each in pool._line), default=waiter.number)
+        first = min((each.number for each in pool._queue), default=waiter.number)
         if first < waiter.number:
             wrong.append(f"{waiter.number} before {first}")
         grant(waiter)

@@ -357,7 +357,7 @@ async def test_cancelling_at_random_moments_leaks_nothing(world, seed):
         await asyncio.sleep(chance.random() * 0.001)
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), outcomes
-    await until(lambda: not pool._fleet.creations and all(not member.leases for member in pool._fleet.members))
+    await until(lambda: not pool._fleet.creations and all(not pooled.leases for pooled in pool._fleet.sandboxes))
     healthy, available, waiting = counts(pool)
     assert available == healthy * 3 and waiting == 0 and healthy == len(world.provider.living)
     # and every slot can be had again, but for the reserve
@@ -751,7 +751,7 @@ async def test_a_sandbox_near_the_end_of_its_life_is_replaced(world, monkeypatch
     monkeypatch.setattr(Box, "lifetime_s", None)
     await asyncio.sleep(0.35)
     second = await take(pool)
-    assert second.member is not first.member, "what has little time left is not handed out"
+    assert second.pooled is not first.pooled, "what has little time left is not handed out"
     assert first.slot.sandbox_id in world.provider.living, "a lease on it may go on"
     await pool.release(first, reset=True)
     await until(lambda: first.slot.sandbox_id not in world.provider.living)
@@ -857,8 +857,8 @@ async def test_what_an_earlier_driver_left_is_looked_up_once_also_when_the_one_w
     first, *others = (asyncio.create_task(provisioner.make(config, meter, lambda error: False)) for _ in range(3))
     await until(lambda: world.provider.looked == 1)
     first.cancel()
-    for member in await asyncio.gather(*others):
-        await provisioner.end(member, meter)
+    for pooled in await asyncio.gather(*others):
+        await provisioner.end(pooled, meter)
     assert first.cancelled() and world.provider.looked == 1
 
 

@@ -166,7 +166,7 @@ async def test_what_was_taken_before_a_failure_is_not_taken_twice(
         _fails_once(local, monkeypatch, broken, slots[1].sandbox_id)
         checkpoint = second._provisioner.checkpoint
         assert checkpoint is not None
-        checkpoint.left["f" * 32] = "local"
+        checkpoint.orphans["f" * 32] = "local"
         with pytest.raises(InfraError, match="once"):
             await second.take_over()
         new = await second.acquire("three")
@@ -207,4 +207,4 @@ def test_a_checkpoint_of_before_there_were_notes(tmp_path: Path) -> None:
     old = {"version": 1, "owner": "mine", "sandboxes": [sandbox.model_dump(mode="json")]}
     (tmp_path / "processes.json").write_text(json.dumps(old))
     with Checkpoint(tmp_path, "never used") as checkpoint:
-        assert (checkpoint.owner, checkpoint.sandboxes, checkpoint.left) == ("mine", {"lease": sandbox}, {})
+        assert (checkpoint.owner, checkpoint.sandboxes, checkpoint.orphans) == ("mine", {"lease": sandbox}, {})

@@ -29,7 +29,7 @@ from hermes_core.errors import (
 )
 from hermes_core.sandbox.contract import Capabilities, Isolation, SandboxConfig
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
-from hermes_core.sandbox.pool.leases import new_member
+from hermes_core.sandbox.pool.leases import pooled_sandbox
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import Tool
@@ -363,8 +363,8 @@ async def test_who_waits_for_a_processor_hears_of_a_release(backend):
 
 @pytest.mark.parametrize(("cpu", "turns"), [(None, 4), (1.0, 1), (1.5, 2), (64.0, 4)])
 def test_the_profile_bounds_the_processors(cpu, turns):
-    member = new_member(SimpleNamespace(id="box"), SimpleNamespace(processors=4), 1, cpu)
-    assert member.processors._each._value == turns
+    pooled = pooled_sandbox(SimpleNamespace(id="box"), SimpleNamespace(processors=4), 1, cpu)
+    assert pooled.processors._each._value == turns
 
 
 async def test_the_deadline(backend):

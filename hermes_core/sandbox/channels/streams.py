@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
+from hermes_core.aio import TaskSet
 from hermes_core.errors import ChannelLost
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.channels.base import BUFFER_BYTES, Inbox, Tail
 from hermes_core.sandbox.channels.blocking import WRITES_AHEAD
 from hermes_core.sandbox.contract import Channel
@@ -51,8 +51,8 @@ class AsyncStreamChannel(Channel):
         self._failure: Exception | None = None
         self._status: asyncio.Task[int] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._work = Background()
-        self._ends = Background()
+        self._work = TaskSet()
+        self._ends = TaskSet()
         self._work.spawn(self._read_on(stdout), "channel stdout")
         if stderr is not None:
             self._work.spawn(self._listen(stderr()), "channel stderr")

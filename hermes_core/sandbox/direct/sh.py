@@ -13,8 +13,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hermes_core.aio import TaskSet
 from hermes_core.errors import ChannelLost, CommandError, SandboxLost, SlotLost, SlotUnclean
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import Channel, Sandbox, SandboxStatus
 
 READ_SIZE = 1 << 16
@@ -265,7 +265,7 @@ class Shell:
         self.sandbox = sandbox
         self.program = program
         self.session = session
-        self.work = Background()
+        self.work = TaskSet()
         self.lost = asyncio.Event()
         """Set when the sandbox has ended, or can't be reached any more."""
         self.closed = False

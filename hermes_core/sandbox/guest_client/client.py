@@ -17,7 +17,13 @@ from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest import wire
 from hermes_core.sandbox.guest_client.commands import RemoteCommands
-from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings, Line, error_from_guest, greet
+from hermes_core.sandbox.guest_client.connection import (
+    GuestConnection,
+    GuestLife,
+    GuestSettings,
+    error_from_guest,
+    greet,
+)
 from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream
 
 __all__ = ["PREPARE", "GuestClient", "GuestSettings"]
@@ -213,24 +219,24 @@ class GuestClient:
         """Keep a channel open until the sandbox is lost or we are closed."""
         try:
             while not self._closing:
-                line = await self._reach()
+                connection = await self._reach()
                 try:
                     # A task of its own: Python 3.11.2's task groups leave the task that they failed in marked as being
                     # cancelled, and `asyncio.timeout` in it then ends in CancelledError.
-                    await asyncio.create_task(self._session(line), name=f"channel of {self.sandbox.id}")
+                    await asyncio.create_task(self._session(connection), name=f"channel of {self.sandbox.id}")
                 except ChannelLost as error:
                     if self._ending:
                         raise SandboxLost("the sandbox was ended", sandbox_id=self.sandbox.id) from error
                     logger.info("sandbox %s: channel lost, opening another: %s", self.sandbox.id, error)
                 finally:
-                    await line.channel.aclose()
+                    await connection.channel.aclose()
         except HermesError as error:
             self._give_up(error)
         except Exception as error:
             logger.exception("sandbox %s: the guest client failed", self.sandbox.id)
             self._give_up(InfraError(f"the guest client failed: {error!r}", sandbox_id=self.sandbox.id))
 
-    async def _reach(self) -> Line:
+    async def _reach(self) -> GuestConnection:
         """A channel whose guest has said hello; tried until the guest would have given us up."""
         delay = 0.02
         for attempt in itertools.count(1):
@@ -258,18 +264,18 @@ class GuestClient:
         if status is not SandboxStatus.RUNNING:
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 
-    async def _open(self) -> Line:
+    async def _open(self) -> GuestConnection:
         silent = time.monotonic() - self._heard
         limit = HELLO_TIMEOUT_S if self.life is None else max(1.0, self.settings.orphan_ttl_s - silent)
-        line, greeting = await greet(
+        connection, greeting = await greet(
             self.sandbox, self.settings, self._session_id, join=self.life is not None, limit_s=limit
         )
         try:
             self._greeted(greeting)
         except BaseException:
-            await line.channel.aclose()
+            await connection.channel.aclose()
             raise
-        return line
+        return connection
 
     def _greeted(self, header: dict[str, Any]) -> None:
         life = GuestLife(str(header["instance"]), str(header["boot"]), int(header["began"]))
@@ -297,21 +303,21 @@ class GuestClient:
         if not self._first_hello.done():
             self._first_hello.set_result(None)
 
-    async def _session(self, line: Line) -> None:
+    async def _session(self, connection: GuestConnection) -> None:
         """Serve one channel until it is lost."""
         lost: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(line))
-                tasks.create_task(self._write(line.channel))
+                tasks.create_task(self._read(connection))
+                tasks.create_task(self._write(connection.channel))
                 tasks.create_task(self._beat())
         except* HermesError as group:
             lost = group.exceptions[0]
         if lost is not None:  # raised out here, as Python 3.11.2 wraps what is raised in there into another group
             raise lost
 
-    async def _read(self, line: Line) -> None:
-        while (frame := await line.next()) is not None:
+    async def _read(self, connection: GuestConnection) -> None:
+        while (frame := await connection.next()) is not None:
             self._heard = time.monotonic()
             try:
                 self._dispatch(*frame)

@@ -67,7 +67,7 @@ class GuestSettings:
     """Whether the sandbox's files are a snapshot's."""
 
 
-class Line:
+class GuestConnection:
     """A channel whose guest has been greeted, and what of its frames has arrived."""
 
     def __init__(self, channel: Channel, sandbox_id: str) -> None:
@@ -91,8 +91,8 @@ class Line:
 
 async def greet(
     sandbox: Sandbox, settings: GuestSettings, session: str, *, join: bool, limit_s: float
-) -> tuple[Line, dict[str, Any]]:
-    """Open a channel to the sandbox's guest and say hello; the line, and its answer.
+) -> tuple[GuestConnection, dict[str, Any]]:
+    """Open a channel to the sandbox's guest and say hello; the connection, and its answer.
 
     Args:
         session: one id per client. The guest keeps a session's requests across channels, and no other's.
@@ -106,8 +106,8 @@ async def greet(
     try:
         async with asyncio.timeout(limit_s):
             channel = await sandbox.open(guest_argv(settings.state_dir, join=join))
-            line = Line(channel, sandbox.id)
-            answer = await _ask(line, payload() + _hello(settings, session))
+            connection = GuestConnection(channel, sandbox.id)
+            answer = await _ask(connection, payload() + _hello(settings, session))
             if answer is None:
                 raise await _no_greeting(channel, sandbox.id)
         if answer[0].get("ev") != "hello":
@@ -118,16 +118,16 @@ async def greet(
         if isinstance(error, TimeoutError):
             raise ChannelLost(f"the guest did not answer within {limit_s:.0f} s", sandbox_id=sandbox.id) from error
         raise
-    return line, answer[0]
+    return connection, answer[0]
 
 
-async def _ask(line: Line, words: bytes) -> tuple[dict[str, Any], bytes] | None:
+async def _ask(connection: GuestConnection, words: bytes) -> tuple[dict[str, Any], bytes] | None:
     """The first frame that comes back; None if the other side is gone, before or after it has heard all of it."""
     try:
-        await line.channel.write(words)
+        await connection.channel.write(words)
     except ChannelLost:
         return None
-    return await line.next()
+    return await connection.next()
 
 
 def _hello(settings: GuestSettings, session: str) -> bytes:

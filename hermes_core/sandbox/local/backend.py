@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import PolicyError, ProvisionError, SandboxLost
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -30,7 +30,6 @@ from hermes_core.sandbox.local.launch import start_keeper
 from hermes_core.sandbox.local.probe import Probe, probe_host
 from hermes_core.sandbox.local.records import Record
 from hermes_core.sandbox.local.sandbox import LocalSandbox, end
-from hermes_core.sandbox.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from hermes_core.settings import Settings
@@ -70,7 +69,7 @@ class LocalBackend(Backend):
 
     def __init__(self, settings: Settings | None = None, *, state_dir: str | None = None) -> None:
         self._state_dir = state_dir
-        self._work = Background()
+        self._work = TaskSet()
         self._roots: SingleFlight[Path] = SingleFlight("the sweep of the state directory", keep=True)
 
     @cached_property

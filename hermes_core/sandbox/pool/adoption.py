@@ -8,10 +8,9 @@ import json
 import logging
 import secrets
 
+from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import HermesError
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SandboxStatus
-from hermes_core.sandbox.single_flight import SingleFlight
 from hermes_core.version import __version__
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ def _mark(config: SandboxConfig, isolation: Isolation) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class LeftBehind:
+class Adoption:
     """The leases of an owner's sandboxes, looked up once, before the first sandbox is made.
 
     Args:
@@ -46,7 +45,7 @@ class LeftBehind:
         work: owns the look.
     """
 
-    def __init__(self, backend: Backend, owner: str | None, work: Background) -> None:
+    def __init__(self, backend: Backend, owner: str | None, work: TaskSet) -> None:
         self._backend = backend
         self._owner = owner
         self._work = work

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hermes_core.errors import ConfigError, UsageError
-from hermes_core.sandbox.pool.leases import Member, Watch
+from hermes_core.sandbox.pool.leases import PooledSandbox, Watch
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.contract import Isolation, SandboxConfig
@@ -94,12 +94,12 @@ class Checkpoint:
         self.owner = owner if saved is None else saved.owner
         self.sandboxes: dict[str, SavedSandbox] = {}
         """By lease."""
-        self.left: dict[str, str] = {}
+        self.orphans: dict[str, str] = {}
         """Leases of sandboxes that an earlier driver was making or ending when it died, and their backends."""
         self._unsettled: dict[str, str] = {}
         if saved is not None:
             self.sandboxes = {each.lease_id: each for each in saved.sandboxes}
-            self.left = saved.unsettled
+            self.orphans = saved.unsettled
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +111,7 @@ class Checkpoint:
         """Let another driver have the directory; the file stays, unless there is nothing in it. Idempotent."""
         if self._lock < 0:
             return
-        if not (self.sandboxes or self.left or self._unsettled):
+        if not (self.sandboxes or self.orphans or self._unsettled):
             self.path.unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = -1
@@ -120,7 +120,7 @@ class Checkpoint:
         """Write what is known now. A disk that does not take it is complained of, and ends nothing."""
         if self._lock < 0:
             return
-        sandboxes, unsettled = list(self.sandboxes.values()), self.left | self._unsettled
+        sandboxes, unsettled = list(self.sandboxes.values()), self.orphans | self._unsettled
         content = _File(version=VERSION, owner=self.owner, sandboxes=sandboxes, unsettled=unsettled)
         new = self.path.with_suffix(".new")
         try:
@@ -130,16 +130,16 @@ class Checkpoint:
         except OSError as error:
             log.error("%s was not written, and after a crash now sandboxes could not be found: %s", self.path, error)
 
-    def record(self, backend: str, isolation: Isolation, member: Member, config: SandboxConfig) -> None:
+    def record(self, backend: str, isolation: Isolation, pooled: PooledSandbox, config: SandboxConfig) -> None:
         """Write what is true now of a sandbox, if it can be taken over."""
-        life = member.client.life
+        life = pooled.client.life
         if life is None:
             return
-        self._unsettled.pop(member.lease_id, None)
-        self.sandboxes[member.lease_id] = SavedSandbox(
+        self._unsettled.pop(pooled.lease_id, None)
+        self.sandboxes[pooled.lease_id] = SavedSandbox(
             backend=backend,
-            sandbox_id=member.sandbox.id,
-            lease_id=member.lease_id,
+            sandbox_id=pooled.sandbox.id,
+            lease_id=pooled.lease_id,
             profile=config.name,
             config=config.model_dump(mode="json", exclude_unset=True),
             isolation=isolation.label,
@@ -148,7 +148,7 @@ class Checkpoint:
             began=life.began,
             leases={
                 lease.seat.index: SavedLease(trajectory_id=lease.slot.trajectory_id or "", watches=lease.watches)
-                for lease in member.leases
+                for lease in pooled.leases
                 if lease.release is None
             },
         )
@@ -168,7 +168,7 @@ class Checkpoint:
     def give_up(self, saved: SavedSandbox) -> None:
         """Write that a sandbox can't be taken over any more: what is left under its lease is to be ended."""
         self.sandboxes.pop(saved.lease_id, None)
-        self.left[saved.lease_id] = saved.backend
+        self.orphans[saved.lease_id] = saved.backend
         self.save()
 
     def _take_lock(self, folder: Path) -> None:

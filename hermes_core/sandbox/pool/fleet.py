@@ -9,12 +9,12 @@ import asyncio
 import logging
 from typing import Protocol
 
+from hermes_core.aio import TaskSet
 from hermes_core.errors import HermesError, InfraError, PolicyError, ProvisionError, SandboxLost, UsageError
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.sandbox.observers import Observers, tell
 from hermes_core.sandbox.pool.cost import Meter
-from hermes_core.sandbox.pool.leases import Member
+from hermes_core.sandbox.pool.leases import PooledSandbox
 from hermes_core.sandbox.pool.provision import Provisioner, retryable
 from hermes_core.sandbox.results import SlotState
 
@@ -58,7 +58,7 @@ class Fleet:
         provisioner: Provisioner,
         observers: Observers,
         *,
-        work: Background,
+        work: TaskSet,
         owner: Owner,
         meter: Meter,
     ) -> None:
@@ -68,21 +68,21 @@ class Fleet:
         self._observers = observers
         self._work = work
         self._owner = owner
-        self.members: list[Member] = []
+        self.sandboxes: list[PooledSandbox] = []
         self.creations: set[asyncio.Task[None]] = set()
         self.error: Exception | None = None
         """The last failed creation, until one succeeds."""
         self.hopeless = False
         """Whether that one can't pass: nothing is created until somebody asks again."""
-        self._ending: set[Member] = set()
+        self._ending: set[PooledSandbox] = set()
         self._closing = False
         self._warm: asyncio.Future[None] | None = None
         self._failures = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def usable(self) -> list[Member]:
+    def usable(self) -> list[PooledSandbox]:
         """Those that get new leases."""
-        return [member for member in self.members if not member.draining]
+        return [pooled for pooled in self.sandboxes if not pooled.draining]
 
     def count_usable(self) -> int:
         """How many get new leases."""
@@ -112,8 +112,8 @@ class Fleet:
 
     def _counted(self) -> int:
         """How many count against `max_sandboxes`."""
-        there = {*self.members, *self._ending}
-        leaving = sum(member.quarantined for member in there)
+        there = {*self.sandboxes, *self._ending}
+        leaving = sum(pooled.quarantined for pooled in there)
         return len(there) - min(leaving, LEAVING_BESIDE)
 
     def retire_idle(self) -> None:
@@ -123,47 +123,47 @@ class Fleet:
             self._timer = None
         spare = self.count_usable() - self._owner.wanted()
         patience = 0.0 if self._meter.spent else self._config.idle_timeout
-        idle = sorted((member for member in self.usable() if not member.leases), key=lambda each: each.idle_since)
+        idle = sorted((pooled for pooled in self.usable() if not pooled.leases), key=lambda each: each.idle_since)
         loop = asyncio.get_running_loop()
-        for member in idle[: max(spare, 0)]:
-            due = member.idle_since + patience
+        for pooled in idle[: max(spare, 0)]:
+            due = pooled.idle_since + patience
             if due > loop.time():
                 self._timer = loop.call_at(due, self._owner.pump)
                 return
-            log.info("sandbox %s was idle for %g s and is ended", member.sandbox.id, patience)
-            self._retire(member)
+            log.info("sandbox %s was idle for %g s and is ended", pooled.sandbox.id, patience)
+            self._retire(pooled)
 
-    def retire_unleased(self, member: Member) -> None:
+    def retire_unleased(self, pooled: PooledSandbox) -> None:
         """Its last lease has ended: it ends too, if it gets no new ones."""
-        if member.draining and member in self.members:
-            self._retire(member)
+        if pooled.draining and pooled in self.sandboxes:
+            self._retire(pooled)
 
-    def retire_used(self, member: Member) -> None:
+    def retire_used(self, pooled: PooledSandbox) -> None:
         """No further lease on a sandbox that was good for one; it ends with that one."""
-        member.draining = True
+        pooled.draining = True
 
-    def quarantine(self, member: Member, error: BaseException) -> None:
+    def quarantine(self, pooled: PooledSandbox, error: BaseException) -> None:
         """No further lease on a sandbox that can't be trusted; it ends when those that there are have ended."""
-        if member.draining or member not in self.members:
+        if pooled.draining or pooled not in self.sandboxes:
             return
-        member.draining = member.quarantined = True
-        log.warning("sandbox %s is quarantined: %s", member.sandbox.id, error)
-        self._tell_lost(member, f"quarantined: {error}")
+        pooled.draining = pooled.quarantined = True
+        log.warning("sandbox %s is quarantined: %s", pooled.sandbox.id, error)
+        self._tell_lost(pooled, f"quarantined: {error}")
 
-    def join(self, member: Member) -> None:
+    def join(self, pooled: PooledSandbox) -> None:
         """One that was there before: it is one of the fleet from now on."""
-        self._work.spawn(self._lead(member), f"sandbox of profile {self._config.name}")
-        self._adopt(member)
+        self._work.spawn(self._lead(pooled), f"sandbox of profile {self._config.name}")
+        self._adopt(pooled)
 
-    def record(self, member: Member) -> None:
+    def record(self, pooled: PooledSandbox) -> None:
         """Something has changed about it that a driver after us has to know."""
-        if member in self.members:
-            self._provisioner.record(member, self._config)
+        if pooled in self.sandboxes:
+            self._provisioner.record(pooled, self._config)
 
     def close(self, *, keep: bool = False) -> None:
         """Begin the end of all of them, or let them go where they are to be kept and can be taken over.
 
-        Who waits for the `Background` waits for that.
+        Who waits for the `TaskSet` waits for that.
         """
         self._closing = True
         if self._timer is not None:
@@ -171,9 +171,9 @@ class Fleet:
         self._not_warm(closed())
         for creation in self.creations:
             creation.cancel()
-        for member in [*self.members]:
-            member.kept = keep and member.client.life is not None
-            self._retire(member)
+        for pooled in [*self.sandboxes]:
+            pooled.kept = keep and pooled.client.life is not None
+            self._retire(pooled)
 
     def seen_by_caller(self, error: Exception) -> HermesError:
         """The error that ended a creation, once for each who waited for it."""
@@ -191,32 +191,32 @@ class Fleet:
         me = asyncio.current_task()
         assert me is not None
         try:
-            member = await self._provisioner.make(self._config, self._meter, self._try_again)
+            pooled = await self._provisioner.make(self._config, self._meter, self._try_again)
         except Exception as error:
             self.creations.discard(me)
             self._creation_failed(error)
             return
         finally:
             self.creations.discard(me)
-        self._adopt(member)
-        await self._lead(member)
+        self._adopt(pooled)
+        await self._lead(pooled)
 
-    async def _lead(self, member: Member) -> None:
+    async def _lead(self, pooled: PooledSandbox) -> None:
         """One that is there, to its end."""
         try:
             async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._watch(member))
-                await member.over.wait()
+                watch = group.create_task(self._watch(pooled))
+                await pooled.over.wait()
                 watch.cancel()
         finally:
-            await (self._let_go(member) if member.kept else self._provisioner.end(member, self._meter))
-        self._ending.discard(member)
-        self._tell(self._observers.sandbox_terminated, member)
+            await (self._let_go(pooled) if pooled.kept else self._provisioner.end(pooled, self._meter))
+        self._ending.discard(pooled)
+        self._tell(self._observers.sandbox_terminated, pooled)
         self._owner.pump()
 
-    async def _let_go(self, member: Member) -> None:
-        await self._provisioner.let_go(member)
-        self._meter.end(member.sandbox.id)
+    async def _let_go(self, pooled: PooledSandbox) -> None:
+        await self._provisioner.let_go(pooled)
+        self._meter.end(pooled.sandbox.id)
 
     def _try_again(self, error: Exception) -> bool:
         """Whether a creation that failed is still wanted, and may yet succeed."""
@@ -238,80 +238,80 @@ class Fleet:
                 self._owner.give_up(error)
         self._owner.pump()
 
-    def _adopt(self, member: Member) -> None:
+    def _adopt(self, pooled: PooledSandbox) -> None:
         self.error, self._failures, self.hopeless = None, 0, False
-        member.idle_since = asyncio.get_running_loop().time()
-        self.members.append(member)
-        self._meter.begin(member.sandbox.id)
-        self.record(member)
-        if (life := member.sandbox.lifetime_s) is not None:
+        pooled.idle_since = asyncio.get_running_loop().time()
+        self.sandboxes.append(pooled)
+        self._meter.begin(pooled.sandbox.id)
+        self.record(pooled)
+        if (life := pooled.sandbox.lifetime_s) is not None:
             last = min(life * LAST_PART, LAST_PART_S)
-            member.expiry = asyncio.get_running_loop().call_later(life - last, self._expire, member)
-        self._tell(self._observers.sandbox_created, member)
+            pooled.expiry = asyncio.get_running_loop().call_later(life - last, self._expire, pooled)
+        self._tell(self._observers.sandbox_created, pooled)
         if self._closing:
-            self._retire(member)
+            self._retire(pooled)
         if self._warm is not None and not self._warm.done() and self.count_usable() >= self._config.min_sandboxes:
             self._warm.set_result(None)
         self._owner.pump()
 
-    async def _watch(self, member: Member) -> None:
-        await member.client.lost.wait()
-        self._lose(member)
+    async def _watch(self, pooled: PooledSandbox) -> None:
+        await pooled.client.lost.wait()
+        self._lose(pooled)
 
-    def _lose(self, member: Member) -> None:
+    def _lose(self, pooled: PooledSandbox) -> None:
         """A sandbox that can't be reached any more: out of the pool at once, its leases fail."""
-        if member not in self.members:
+        if pooled not in self.sandboxes:
             return
-        member.lost = SandboxLost("the sandbox died or can't be reached any more", sandbox_id=member.sandbox.id)
-        self._forget(member)
-        for lease in member.leases:
+        pooled.lost = SandboxLost("the sandbox died or can't be reached any more", sandbox_id=pooled.sandbox.id)
+        self._forget(pooled)
+        for lease in pooled.leases:
             lease.slot.state = SlotState.ERROR
-        log.warning("sandbox %s is lost, with %d leases", member.sandbox.id, len(member.leases))
-        if not member.draining:
-            self._tell_lost(member, str(member.lost.message))
-        member.over.set()
+        log.warning("sandbox %s is lost, with %d leases", pooled.sandbox.id, len(pooled.leases))
+        if not pooled.draining:
+            self._tell_lost(pooled, str(pooled.lost.message))
+        pooled.over.set()
         self._owner.pump()
 
-    def _expire(self, member: Member) -> None:
+    def _expire(self, pooled: PooledSandbox) -> None:
         """The end of its life is near: no new leases, and another in its place if one is wanted."""
-        if member.draining or member not in self.members:
+        if pooled.draining or pooled not in self.sandboxes:
             return
-        log.info("sandbox %s nears the end of its life and gets no new leases", member.sandbox.id)
-        member.draining = True
-        if not member.leases:
-            self._retire(member)
+        log.info("sandbox %s nears the end of its life and gets no new leases", pooled.sandbox.id)
+        pooled.draining = True
+        if not pooled.leases:
+            self._retire(pooled)
         self._owner.pump()
 
-    def _retire(self, member: Member) -> None:
-        self._forget(member)
-        self._ending.add(member)
-        member.over.set()
+    def _retire(self, pooled: PooledSandbox) -> None:
+        self._forget(pooled)
+        self._ending.add(pooled)
+        pooled.over.set()
 
-    def _forget(self, member: Member) -> None:
-        self.members.remove(member)
-        if not member.kept:
-            self._provisioner.forget(member)
-        if member.expiry is not None:
-            member.expiry.cancel()
+    def _forget(self, pooled: PooledSandbox) -> None:
+        self.sandboxes.remove(pooled)
+        if not pooled.kept:
+            self._provisioner.forget(pooled)
+        if pooled.expiry is not None:
+            pooled.expiry.cancel()
         self.hopeless = False  # there is room again
 
     def _not_warm(self, error: HermesError) -> None:
         if self._warm is not None and not self._warm.done():
             self._warm.set_exception(error)
 
-    def _tell_lost(self, member: Member, reason: str) -> None:
+    def _tell_lost(self, pooled: PooledSandbox, reason: str) -> None:
         tell(
             self._observers.sandbox_lost,
-            sandbox_id=member.sandbox.id,
+            sandbox_id=pooled.sandbox.id,
             backend=self._provisioner.backend.name,
             profile=self._config.name,
             reason=reason,
         )
 
-    def _tell(self, event: SandboxEvent, member: Member) -> None:
+    def _tell(self, event: SandboxEvent, pooled: PooledSandbox) -> None:
         tell(
             event,
-            sandbox_id=member.sandbox.id,
+            sandbox_id=pooled.sandbox.id,
             backend=self._provisioner.backend.name,
             profile=self._config.name,
         )

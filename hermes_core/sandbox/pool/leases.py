@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
@@ -24,7 +25,6 @@ from hermes_core.sandbox.results import (
     ProcessStatus,
     Slot,
 )
-from hermes_core.sandbox.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.guest_client.connection import GuestLife
@@ -86,7 +86,7 @@ class Turns:
 
 
 @dataclass(eq=False)
-class Member:
+class PooledSandbox:
     """One sandbox of a pool, with its seats."""
 
     sandbox: Sandbox
@@ -123,7 +123,7 @@ class Member:
 class Seat:
     """One slot of a sandbox, over all of its leases."""
 
-    member: Member
+    pooled: PooledSandbox
     index: int
     slot_id: str
     workspace_dir: str = ""
@@ -168,14 +168,14 @@ class Lease:
     """The work that ends it, once begun."""
 
     @property
-    def member(self) -> Member:
+    def pooled(self) -> PooledSandbox:
         """The sandbox that it is on."""
-        return self.seat.member
+        return self.seat.pooled
 
     @property
     def commands(self) -> SlotCommands:
         """What can be done in the slot, until the lease ends."""
-        return LeasedCommands(self, self.member.client.commands(self.seat.index))
+        return LeasedCommands(self, self.pooled.client.commands(self.seat.index))
 
     def check(self) -> None:
         """Raise if the lease can't be used (any more).
@@ -186,7 +186,7 @@ class Lease:
         """
         if self.release is not None:
             raise stale(self.slot)
-        if (error := self.member.lost) is not None:
+        if (error := self.pooled.lost) is not None:
             raise located(SandboxLost(error.message, hint=error.hint), self.slot) from error
 
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -209,15 +209,17 @@ class Lease:
         return outcome
 
 
-def new_member(sandbox: Sandbox, client: Client, slots: int, cpu: float | None, *, restored: bool = False) -> Member:
+def pooled_sandbox(
+    sandbox: Sandbox, client: Client, slots: int, cpu: float | None, *, restored: bool = False
+) -> PooledSandbox:
     """A sandbox with all of its seats vacant. Their ids are unique as the sandbox's is, and good file names."""
     processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
-    member = Member(sandbox, client, Turns(processors), restored=restored)
+    pooled = PooledSandbox(sandbox, client, Turns(processors), restored=restored)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", sandbox.id)
     if name != sandbox.id:
         name = f"{name}-{hashlib.sha256(sandbox.id.encode()).hexdigest()[:8]}"
-    member.vacant = [Seat(member, index, f"{name}_slot_{index}") for index in range(slots)]
-    return member
+    pooled.vacant = [Seat(pooled, index, f"{name}_slot_{index}") for index in range(slots)]
+    return pooled
 
 
 def new_lease(
@@ -230,20 +232,20 @@ def new_lease(
     verification: bool,
 ) -> Lease:
     """Begin the next lease of a vacant seat."""
-    member = seat.member
+    pooled = seat.pooled
     seat.generation += 1
     slot = Slot(
         slot_id=seat.slot_id,
-        sandbox_id=member.sandbox.id,
+        sandbox_id=pooled.sandbox.id,
         profile=profile,
         workspace_dir=seat.workspace_dir,
         generation=seat.generation,
-        isolation=member.client.granted.label,
+        isolation=pooled.client.granted.label,
         trajectory_id=trajectory_id,
     )
     lease = Lease(config, record, seat, slot, verification)
-    member.vacant.remove(seat)
-    member.leases.add(lease)
+    pooled.vacant.remove(seat)
+    pooled.leases.add(lease)
     return lease
 
 

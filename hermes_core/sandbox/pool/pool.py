@@ -11,16 +11,16 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hermes_core.aio import TaskSet
 from hermes_core.errors import AcquireTimeout, HermesError, SandboxLost
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import SandboxConfig, SlotUser
 from hermes_core.sandbox.observers import Observers
 from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.fleet import Fleet, closed
-from hermes_core.sandbox.pool.leases import Lease, Member, Seat, new_lease
+from hermes_core.sandbox.pool.leases import Lease, PooledSandbox, Seat, new_lease
 from hermes_core.sandbox.pool.profile_check import slots_per_sandbox
 from hermes_core.sandbox.pool.provision import Provisioner
-from hermes_core.sandbox.pool.waiting import Line, Waiter
+from hermes_core.sandbox.pool.waiting import Waiter, WaitQueue
 from hermes_core.sandbox.results import SlotState
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Pool:
         self.profile = config.name
         self.slots = slots_per_sandbox(config, provisioner.isolation)
         self._provisioner = provisioner
-        self._line = Line()
-        self._homes: dict[str, Member] = {}
-        self._work = Background()
+        self._queue = WaitQueue()
+        self._homes: dict[str, PooledSandbox] = {}
+        self._work = TaskSet()
         self.meter = meter or Meter(config.name, config.price_per_hour, config.max_cost)
         self._fleet = Fleet(config, provisioner, observers, work=self._work, owner=self, meter=self.meter)
         self._budget: asyncio.TimerHandle | None = None
@@ -96,13 +96,13 @@ class Pool:
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future, trajectory_id, group, verification, apart_from)
         self._begun, self._fleet.hopeless = True, False
-        self._line.join(waiter)
+        self._queue.join(waiter)
         self.pump()
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
         except BaseException as error:
-            self._line.leave(waiter)
+            self._queue.leave(waiter)
             if not future.cancelled() and future.exception() is None:
                 self._vacate(future.result())  # served and cut off in the same turn of the loop
             self.pump()
@@ -122,16 +122,16 @@ class Pool:
         """Counts of sandboxes, slots and waiters."""
         usable, usage = self._fleet.usable(), self.meter.usage()
         return {
-            "sandboxes": len(self._fleet.members),
+            "sandboxes": len(self._fleet.sandboxes),
             "healthy_sandboxes": len(usable),
             "creating": len(self._fleet.creations),
             "min_sandboxes": self.config.min_sandboxes,
             "max_sandboxes": self.config.max_sandboxes,
             "total_slots": len(usable) * self.slots,
-            "available_slots": sum(len(member.vacant) for member in usable),
+            "available_slots": sum(len(pooled.vacant) for pooled in usable),
             "reserve_slots": self.config.reserve_slots,
             "slots_per_sandbox": self.slots,
-            "waiting": len(self._line),
+            "waiting": len(self._queue),
             "sandbox_s": round(usage.sandbox_s, 3),
             "cost": usage.cost,
         }
@@ -144,23 +144,23 @@ class Pool:
         """
         if self._closing:
             raise closed()
-        member = await self._provisioner.take_over(saved, self.config)
+        pooled = await self._provisioner.take_over(saved, self.config)
         try:
-            leases = [await self._resume(member, index, held) for index, held in saved.leases.items()]
+            leases = [await self._resume(pooled, index, held) for index, held in saved.leases.items()]
         except BaseException:
-            await self._provisioner.let_go(member)
+            await self._provisioner.let_go(pooled)
             raise
-        for seat in member.vacant:
+        for seat in pooled.vacant:
             seat.dirty = True  # it is not known how its last lease ended
         self._begun = True
-        self._fleet.join(member)
+        self._fleet.join(pooled)
         return leases
 
-    async def _resume(self, member: Member, index: int, held: SavedLease) -> Lease:
-        seat = next((seat for seat in member.vacant if seat.index == index), None)
+    async def _resume(self, pooled: PooledSandbox, index: int, held: SavedLease) -> Lease:
+        seat = next((seat for seat in pooled.vacant if seat.index == index), None)
         if seat is None:
-            raise SandboxLost(f"it has no slot {index}", sandbox_id=member.sandbox.id)
-        seat.workspace_dir = await member.client.open_slot(index)
+            raise SandboxLost(f"it has no slot {index}", sandbox_id=pooled.sandbox.id)
+        seat.workspace_dir = await pooled.client.open_slot(index)
         lease = self._begin(seat, held.trajectory_id, verification=False)
         lease.watches = held.watches
         return lease
@@ -177,14 +177,14 @@ class Pool:
 
     def record(self, lease: Lease) -> None:
         """Something has changed about a lease that a driver after us has to know."""
-        self._fleet.record(lease.member)
+        self._fleet.record(lease.pooled)
 
     async def aclose(self, *, keep: bool = False) -> None:
         """End all sandboxes, in parallel, and wait until nothing of the pool is left; or `keep` them. Idempotent."""
         self._closing = True
         if self._budget is not None:
             self._budget.cancel()
-        for waiter in [*self._line]:
+        for waiter in [*self._queue]:
             self._fail(waiter, closed())
         self._fleet.close(keep=keep)
         await self._work.join()
@@ -196,7 +196,7 @@ class Pool:
         if self._closing:
             return
         self._keep_budget()
-        while (waiter := self._line.next(self._can_serve)) is not None:
+        while (waiter := self._queue.next(self._can_serve)) is not None:
             self._grant(waiter)
         self._fleet.grow()
         self._fleet.retire_idle()
@@ -208,7 +208,7 @@ class Pool:
             self._budget = None
         if not self.meter.may_grow:
             if self.meter.spent:
-                for waiter in [*self._line]:
+                for waiter in [*self._queue]:
                     if not waiter.verification:
                         self._fail(waiter, self.meter.refusal())
             if not self._fleet.creations:
@@ -217,12 +217,12 @@ class Pool:
             self._budget = asyncio.get_running_loop().call_later(pause, self.pump)
 
     def _taken(self, *, verification: bool) -> int:
-        return sum(lease.verification == verification for member in self._fleet.usable() for lease in member.leases)
+        return sum(lease.verification == verification for pooled in self._fleet.usable() for lease in pooled.leases)
 
     def _can_serve(self, verification: bool) -> bool:
         """Whether there is a slot for a waiter of that kind: ordinary ones leave the reserve alone."""
         usable = self._fleet.usable()
-        if not any(member.vacant for member in usable):
+        if not any(pooled.vacant for pooled in usable):
             return False
         most = len(usable) * self.slots - self.config.reserve_slots
         return verification or self._taken(verification=False) < most
@@ -233,7 +233,7 @@ class Pool:
         self.record(lease)
         if waiter.group is not None:
             self._homes.pop(waiter.group, None)
-            self._homes[waiter.group] = seat.member
+            self._homes[waiter.group] = seat.pooled
             if len(self._homes) > GROUPS_REMEMBERED:
                 del self._homes[next(iter(self._homes))]
         if seat.workspace_dir and not (seat.dirty and waiter.verification):
@@ -244,26 +244,26 @@ class Pool:
     def _place(self, waiter: Waiter) -> Seat:
         """The best vacant seat: on the group's sandbox, else where the group fits, else where most are taken."""
         group = waiter.group
-        roomy = [member for member in self._fleet.usable() if member.vacant]
-        roomy = [member for member in roomy if member.sandbox.id != waiter.apart_from] or roomy
+        roomy = [pooled for pooled in self._fleet.usable() if pooled.vacant]
+        roomy = [pooled for pooled in roomy if pooled.sandbox.id != waiter.apart_from] or roomy
         home = self._homes.get(group) if group is not None else None
         if home is not None and home in roomy:
-            member = home
+            pooled = home
         elif group is not None:
-            member = max(roomy, key=lambda each: len(each.vacant))
+            pooled = max(roomy, key=lambda each: len(each.vacant))
         else:  # so that the others fall idle and can be retired
-            member = min(roomy, key=lambda each: len(each.vacant))
-        return min(member.vacant, key=lambda seat: (seat.dirty, not seat.workspace_dir, seat.index))
+            pooled = min(roomy, key=lambda each: len(each.vacant))
+        return min(pooled.vacant, key=lambda seat: (seat.dirty, not seat.workspace_dir, seat.index))
 
     def wanted(self) -> int:
         """How many sandboxes there should be."""
         if not self._begun:
             return 0
         least = 0 if self.meter.spent else self.config.min_sandboxes
-        ordinary = self._taken(verification=False) + self._line.ordinary
-        if not self._line and not (self.meter.spent and ordinary):
+        ordinary = self._taken(verification=False) + self._queue.ordinary
+        if not self._queue and not (self.meter.spent and ordinary):
             return least
-        verification = self._taken(verification=True) + self._line.verification
+        verification = self._taken(verification=True) + self._queue.verification
         seats = ordinary + max(verification, self.config.reserve_slots)
         return max(least, math.ceil(seats / self.slots))
 
@@ -274,22 +274,22 @@ class Pool:
     def _fail_hopeless(self, reason: Callable[[], HermesError]) -> None:
         """Fail those for whom the sandboxes that there are have no slot, ever."""
         slots = self._fleet.count_usable() * self.slots
-        for waiter in [*self._line]:
+        for waiter in [*self._queue]:
             if slots <= (0 if waiter.verification else self.config.reserve_slots):
                 self._fail(waiter, reason())
 
     def _vacate(self, lease: Lease) -> None:
-        member = lease.member
-        member.leases.discard(lease)
-        member.vacant.append(lease.seat)
+        pooled = lease.pooled
+        pooled.leases.discard(lease)
+        pooled.vacant.append(lease.seat)
         self.record(lease)
-        if member.leases:
+        if pooled.leases:
             return
-        member.idle_since = asyncio.get_running_loop().time()
-        self._fleet.retire_unleased(member)
+        pooled.idle_since = asyncio.get_running_loop().time()
+        self._fleet.retire_unleased(pooled)
 
     def _fail(self, waiter: Waiter, error: Exception) -> None:
-        self._line.leave(waiter)
+        self._queue.leave(waiter)
         if not waiter.gone:
             waiter.future.set_exception(error)
 
@@ -308,20 +308,20 @@ class Pool:
 
     async def _open(self, waiter: Waiter, lease: Lease) -> None:
         """Make a seat ready for its first lease, or clean for a verification."""
-        seat, client = lease.seat, lease.member.client
+        seat, client = lease.seat, lease.pooled.client
         try:
             if seat.dirty:
                 await client.reset_slot(seat.index)
                 seat.dirty = False
             seat.workspace_dir = lease.slot.workspace_dir = await client.open_slot(seat.index)
         except Exception as error:
-            self._fleet.quarantine(lease.member, error)
+            self._fleet.quarantine(lease.pooled, error)
             self._vacate(lease)
             waiter.failures += 1
             if waiter.failures >= OPEN_ATTEMPTS:
                 self._fail(waiter, self._fleet.seen_by_caller(error))
             elif not waiter.gone:
-                self._line.join(waiter)
+                self._queue.join(waiter)
         else:
             if waiter.gone:
                 self._vacate(lease)
@@ -334,18 +334,18 @@ class Pool:
 
         With that of a slot that was root nothing else is tried: what root has changed, no reset can know.
         """
-        seat, member = lease.seat, lease.member
+        seat, pooled = lease.seat, lease.pooled
         try:
             if self.config.slot_user is SlotUser.ROOT:
-                self._fleet.retire_used(member)
-            elif member.lost is None and not self._closing:
+                self._fleet.retire_used(pooled)
+            elif pooled.lost is None and not self._closing:
                 async with asyncio.timeout(RESET_LIMIT_S):
-                    client = member.client
+                    client = pooled.client
                     await (client.reset_slot(seat.index) if reset else client.kill_slot(seat.index, forget=True))
                 seat.dirty = not reset
         except Exception as error:
-            self._fleet.quarantine(member, error)
+            self._fleet.quarantine(pooled, error)
         finally:
-            lease.slot.state = SlotState.ERROR if member.lost is not None or member.draining else SlotState.AVAILABLE
+            lease.slot.state = SlotState.ERROR if pooled.lost is not None or pooled.draining else SlotState.AVAILABLE
             self._vacate(lease)
         self.pump()

@@ -7,12 +7,12 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from hermes_core.aio import TaskSet
 from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SetupFailed, UsageError
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.direct.client import DirectClient
-from hermes_core.sandbox.pool.leases import PREPARE, Member
+from hermes_core.sandbox.pool.leases import PREPARE, PooledSandbox
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +47,16 @@ class NewSandbox:
         commands: those of the preparation user; also as `preparation`.
     """
 
-    def __init__(self, work: Background, member: Member, image: str | None) -> None:
-        self.sandbox_id = member.sandbox.id
+    def __init__(self, work: TaskSet, pooled: PooledSandbox, image: str | None) -> None:
+        self.sandbox_id = pooled.sandbox.id
         self.image = image
-        self.commands = self.preparation = member.client.commands(PREPARE)
+        self.commands = self.preparation = pooled.client.commands(PREPARE)
         self._work = work
-        self._member = member
+        self._pooled = pooled
 
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
         """As `LeasedSlot.prepare`: whatever asks for this key later gets the directory that is made here."""
-        return await prepare(self._work, self._member, check_key(key), as_build(build), private=private)
+        return await prepare(self._work, self._pooled, check_key(key), as_build(build), private=private)
 
 
 def as_build(build: Build | str | Sequence[str]) -> Build:
@@ -71,34 +71,34 @@ async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str)
             raise SetupFailed(f"preparing failed with {done.returncode}: {line[:200]}\n{done.text[-2000:]}".rstrip())
 
 
-async def prepare(work: Background, member: Member, key: str, build: Build, *, private: bool) -> str:
+async def prepare(work: TaskSet, pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
     """The directory that `build` filled, once per sandbox and key.
 
     All who ask while it is being built wait for that attempt and get its error; after a failure, or when the last of
     those waiting is cancelled, the directory is gone, and the next call tries again.
     """
-    if private and isinstance(member.client, DirectClient) and member.client.granted is not Isolation.SHARED:
+    if private and isinstance(pooled.client, DirectClient) and pooled.client.granted is not Isolation.SHARED:
         raise PolicyError(
             "without a guest nothing can be hidden from the slot of a sandbox",
             hint="use an image with python3 (3.7 or later), and no slot_user: root",
-            sandbox_id=member.sandbox.id,
+            sandbox_id=pooled.sandbox.id,
         )
-    attempt = partial(_attempt, member, check_key(key), build, private=private)
-    return await member.preparations.get(work, attempt, (key, private))
+    attempt = partial(_attempt, pooled, check_key(key), build, private=private)
+    return await pooled.preparations.get(work, attempt, (key, private))
 
 
-async def _attempt(member: Member, key: str, build: Build, *, private: bool) -> str:
+async def _attempt(pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
     kind = "private" if private else "shared"
-    directory = f"{member.sandbox.workspace_base}/prepared/{kind}/{key}"
-    mark = f"{member.sandbox.workspace_base}/prepared/{kind}/.done.{key}"
-    commands = member.client.commands(PREPARE)
-    if member.restored and await _is_there(commands, mark):
+    directory = f"{pooled.sandbox.workspace_base}/prepared/{kind}/{key}"
+    mark = f"{pooled.sandbox.workspace_base}/prepared/{kind}/.done.{key}"
+    commands = pooled.client.commands(PREPARE)
+    if pooled.restored and await _is_there(commands, mark):
         return directory
     for path in (mark, directory):
         await _remove(commands, path)  # what an attempt of an earlier driver left
     made = await commands.run(["mkdir", "-p", "--", directory])
     if not made.ok:
-        raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=member.sandbox.id)
+        raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=pooled.sandbox.id)
     try:
         await build(commands, directory)
         if not private:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, cast
 
+from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import InfraError, NoPythonError, PolicyError, ProvisionError
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.contract import (
     Backend,
     CanAttach,
@@ -25,12 +25,11 @@ from hermes_core.sandbox.contract import (
     SlotUser,
 )
 from hermes_core.sandbox.direct.client import DirectClient
-from hermes_core.sandbox.pool.adoption import LeftBehind, new_lease
+from hermes_core.sandbox.pool.adoption import Adoption, new_lease
 from hermes_core.sandbox.pool.cost import Meter
-from hermes_core.sandbox.pool.leases import PREPARE, Client, Member, new_member
+from hermes_core.sandbox.pool.leases import PREPARE, Client, PooledSandbox, pooled_sandbox
 from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sandbox
-from hermes_core.sandbox.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from hermes_core.sandbox.guest_client.client import GuestSettings
@@ -46,7 +45,7 @@ LONGEST_PAUSE_S = 15.0
 """The pause between two attempts doubles from the first to the longest, in seconds."""
 
 KeepTrying = Callable[[Exception], bool]
-SetUp = Callable[[Member], Awaitable[None]]
+SetUp = Callable[[PooledSandbox], Awaitable[None]]
 
 ClientFactory = Callable[[Sandbox, "GuestSettings"], Awaitable[Client]]
 
@@ -104,8 +103,8 @@ class Provisioner:
         self._start_client = start_client
         self._prepare = prepare
         attaches = take_over and checkpoint is None and backend.capabilities.attach
-        self._work = Background()
-        self._left_behind = LeftBehind(backend, owner if attaches else None, self._work)
+        self._work = TaskSet()
+        self._adoption = Adoption(backend, owner if attaches else None, self._work)
         self._snapshots: dict[str, str] = {}
         self._making: SingleFlight[str] = SingleFlight("the snapshot")
         self._trying: defaultdict[str, list[KeepTrying]] = defaultdict(list)
@@ -120,7 +119,7 @@ class Provisioner:
         check_profile(self.backend, self.isolation, config, prepares=self._prepare is not None)
         self.backend.note_profile(config)
 
-    async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> Member:
+    async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> PooledSandbox:
         """A sandbox with its client, ready for leases: one that an earlier driver left, or a new one.
 
         A `create` whose answer was lost is repeated under the same lease, which gives the sandbox that it made.
@@ -135,9 +134,9 @@ class Provisioner:
         """
         if config.network is not Network.SETUP and not config.snapshot:
             again = config.slot_user is not SlotUser.ROOT  # of those, none serves a second lease
-            lease_id = await self._left_behind.take(config, self.isolation) if again else None
-            member = None if lease_id is None else await self._take_over(config, meter, lease_id)
-            return member or await self._new(config, meter, keep_trying)
+            lease_id = await self._adoption.take(config, self.isolation) if again else None
+            pooled = None if lease_id is None else await self._take_over(config, meter, lease_id)
+            return pooled or await self._new(config, meter, keep_trying)
         if not self.backend.capabilities.snapshot:
             return await self._new(config, meter, keep_trying, set_up=partial(self._prepare_and_cut, config))
         snapshot_id = await self._snapshot(config, meter, keep_trying)
@@ -158,7 +157,7 @@ class Provisioner:
         *,
         snapshot_id: str | None = None,
         set_up: SetUp | None = None,
-    ) -> Member:
+    ) -> PooledSandbox:
         """A new sandbox, tried until it succeeds or is not wanted any more."""
         pause = FIRST_PAUSE_S
         lease_id = self._new_lease(config)
@@ -168,10 +167,10 @@ class Provisioner:
                 async with self._creating:
                     sandbox = await self._create(self._spec(config, lease_id), snapshot_id)
                     meter.begin(sandbox.id)
-                    member = await self._connect(sandbox, config, lease_id, restored=snapshot_id is not None)
+                    pooled = await self._connect(sandbox, config, lease_id, restored=snapshot_id is not None)
                 if set_up is not None:
-                    await self._set_up(member, set_up)
-                return member
+                    await self._set_up(pooled, set_up)
+                return pooled
             except BaseException as error:
                 again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
                 if sandbox is not None:
@@ -201,26 +200,26 @@ class Provisioner:
             return await self.backend.create(spec)
         return await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
 
-    async def _take_over(self, config: SandboxConfig, meter: Meter, lease_id: str) -> Member | None:
+    async def _take_over(self, config: SandboxConfig, meter: Meter, lease_id: str) -> PooledSandbox | None:
         """The sandbox of an earlier driver's lease, emptied; None if there is none any more, or that driver lives."""
-        member = None
+        pooled = None
         try:
             async with self._creating:
                 sandbox = await self.backend.create(self._spec(config, lease_id))
-            member = await self._connect(sandbox, config, lease_id, restored=True, take_over="silent")
+            pooled = await self._connect(sandbox, config, lease_id, restored=True, take_over="silent")
             meter.begin(sandbox.id)
-            for seat in member.vacant:
-                await member.client.open_slot(seat.index)
-                await member.client.reset_slot(seat.index)
+            for seat in pooled.vacant:
+                await pooled.client.open_slot(seat.index)
+                await pooled.client.reset_slot(seat.index)
         except BaseException as error:
-            if member is not None:
-                await self.end(member, meter)
+            if pooled is not None:
+                await self.end(pooled, meter)
             if not isinstance(error, Exception):
                 raise
             log.info("the sandbox of an earlier driver was not taken over: %s", error)
             return None
-        log.info("sandbox %s was taken over from an earlier driver", member.sandbox.id)
-        return member
+        log.info("sandbox %s was taken over from an earlier driver", pooled.sandbox.id)
+        return pooled
 
     async def _snapshot(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> str:
         """The snapshot of a prepared sandbox: made once, while all who want it wait.
@@ -245,33 +244,33 @@ class Provisioner:
             return any(answers)
 
         opened = config.model_copy(update={"network": Network.OPEN})
-        member = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
+        pooled = await self._new(opened, meter, keep_trying, set_up=partial(self._prepare_and_keep, config))
         made = self._snapshots[config.name]
-        await self.end(member, meter)
+        await self.end(pooled, meter)
         return made
 
-    async def _set_up(self, member: Member, set_up: SetUp) -> None:
+    async def _set_up(self, pooled: PooledSandbox, set_up: SetUp) -> None:
         try:
-            await set_up(member)
+            await set_up(pooled)
         except BaseException:
-            await member.client.aclose()
+            await pooled.client.aclose()
             raise
 
-    async def _prepare_and_cut(self, config: SandboxConfig, member: Member) -> None:
+    async def _prepare_and_cut(self, config: SandboxConfig, pooled: PooledSandbox) -> None:
         """Prepare the sandbox with its network open, and cut that."""
-        await self._run_prepare(config, member)
-        await member.sandbox.cut_network()
+        await self._run_prepare(config, pooled)
+        await pooled.sandbox.cut_network()
 
-    async def _prepare_and_keep(self, config: SandboxConfig, member: Member) -> None:
+    async def _prepare_and_keep(self, config: SandboxConfig, pooled: PooledSandbox) -> None:
         """Prepare the sandbox, and keep its files."""
-        await self._run_prepare(config, member)
-        self._snapshots[config.name] = await cast(CanSnapshot, self.backend).snapshot(member.sandbox)
+        await self._run_prepare(config, pooled)
+        self._snapshots[config.name] = await cast(CanSnapshot, self.backend).snapshot(pooled.sandbox)
 
-    async def _run_prepare(self, config: SandboxConfig, member: Member) -> None:
+    async def _run_prepare(self, config: SandboxConfig, pooled: PooledSandbox) -> None:
         assert self._prepare is not None
-        work = Background()
+        work = TaskSet()
         try:
-            await self._prepare(NewSandbox(work, member, config.image))
+            await self._prepare(NewSandbox(work, pooled, config.image))
         finally:
             await work.aclose()
 
@@ -287,7 +286,7 @@ class Provisioner:
             labels={"profile": config.name},
         )
 
-    async def take_over(self, saved: SavedSandbox, config: SandboxConfig) -> Member:
+    async def take_over(self, saved: SavedSandbox, config: SandboxConfig) -> PooledSandbox:
         """The sandbox of a driver that died, from where that one left it.
 
         Raises:
@@ -303,15 +302,15 @@ class Provisioner:
         sandbox = await cast(CanAttach, self.backend).attach(saved.sandbox_id)
         life = GuestLife(saved.instance, saved.boot_id, saved.began)
         settings = replace(self._settings(sandbox, config, saved.lease_id, restored=False), take_over=life)
-        return self._member(sandbox, await self._start_client(sandbox, settings), config, saved.lease_id)
+        return self._pooled(sandbox, await self._start_client(sandbox, settings), config, saved.lease_id)
 
-    def _member(
+    def _pooled(
         self, sandbox: Sandbox, client: Client, config: SandboxConfig, lease_id: str, *, restored: bool = False
-    ) -> Member:
+    ) -> PooledSandbox:
         slots = slots_per_sandbox(config, self.isolation)
-        member = new_member(sandbox, client, slots, config.cpu, restored=restored)
-        member.lease_id = lease_id
-        return member
+        pooled = pooled_sandbox(sandbox, client, slots, config.cpu, restored=restored)
+        pooled.lease_id = lease_id
+        return pooled
 
     def _settings(self, sandbox: Sandbox, config: SandboxConfig, lease_id: str, *, restored: bool) -> GuestSettings:
         from hermes_core.sandbox.guest_client.client import GuestSettings
@@ -343,7 +342,7 @@ class Provisioner:
         *,
         restored: bool,
         take_over: Literal["silent"] | None = None,
-    ) -> Member:
+    ) -> PooledSandbox:
         settings = replace(self._settings(sandbox, config, lease_id, restored=restored), take_over=take_over)
         client = await self._start(sandbox, settings, config)
         try:
@@ -357,7 +356,7 @@ class Provisioner:
         except BaseException:
             await client.aclose()
             raise
-        return self._member(sandbox, client, config, lease_id, restored=restored)
+        return self._pooled(sandbox, client, config, lease_id, restored=restored)
 
     async def _start(self, sandbox: Sandbox, settings: GuestSettings, config: SandboxConfig) -> Client:
         """The guest; or the direct mode, where there is no Python, or a slot is root and could change the guest."""
@@ -376,31 +375,31 @@ class Provisioner:
         """Break off what is under way for several pools or creations. The sandboxes are whose they are."""
         await self._work.aclose()
 
-    async def let_go(self, member: Member) -> None:
+    async def let_go(self, pooled: PooledSandbox) -> None:
         """Close the connection to a sandbox that lives on."""
         try:
-            await member.client.aclose()
+            await pooled.client.aclose()
         except Exception as error:
-            log.warning("the connection to sandbox %s was not closed cleanly: %r", member.sandbox.id, error)
+            log.warning("the connection to sandbox %s was not closed cleanly: %r", pooled.sandbox.id, error)
 
-    def record(self, member: Member, config: SandboxConfig) -> None:
+    def record(self, pooled: PooledSandbox, config: SandboxConfig) -> None:
         """Have the checkpoint, if there is one, say what is true now of a sandbox that can be taken over."""
         if self.checkpoint is not None:
-            self.checkpoint.record(self.backend.name, self.isolation, member, config)
+            self.checkpoint.record(self.backend.name, self.isolation, pooled, config)
 
-    def forget(self, member: Member) -> None:
+    def forget(self, pooled: PooledSandbox) -> None:
         """The sandbox is about to be ended."""
         if self.checkpoint is not None:
-            self.checkpoint.note(self.backend.name, member.lease_id)
+            self.checkpoint.note(self.backend.name, pooled.lease_id)
 
-    async def end(self, member: Member, meter: Meter) -> None:
+    async def end(self, pooled: PooledSandbox, meter: Meter) -> None:
         """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
-                await member.client.aclose(end_sandbox=member.lost is None)
+                await pooled.client.aclose(end_sandbox=pooled.lost is None)
         except Exception as error:
-            log.warning("the connection to sandbox %s was not closed cleanly: %r", member.sandbox.id, error)
-        await self._end_sandbox(member.sandbox, member.lease_id, meter)
+            log.warning("the connection to sandbox %s was not closed cleanly: %r", pooled.sandbox.id, error)
+        await self._end_sandbox(pooled.sandbox, pooled.lease_id, meter)
 
     async def _end_sandbox(self, sandbox: Sandbox, lease_id: str, meter: Meter) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The line of those who wait for a slot: first come, first served."""
+"""The queue for slots: first come, first served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Waiter:
     apart_from: str | None = None
     """The id of a sandbox that it had rather not come to."""
     number: int = field(default_factory=lambda: next(_numbers))
-    """The place in the line: smaller came earlier."""
+    """The place in the queue: smaller came earlier."""
     failures: int = 0
     """Slots chosen for this waiter that could not be opened."""
 
@@ -33,7 +33,7 @@ class Waiter:
         return self.future.done()
 
 
-class Line:
+class WaitQueue:
     """Waiters in order of arrival: ordinary ones, and those for verification, which have slots of their own."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Line:
         self._queues[waiter.verification].pop(waiter, None)
 
     def next(self, can_serve: Callable[[bool], bool]) -> Waiter | None:
-        """Take the first waiter out of the line for whom there is a slot: `can_serve(verification)` says so."""
+        """Take the first waiter out of the queue for whom there is a slot: `can_serve(verification)` says so."""
         heads = [head for queue in self._queues.values() if (head := _first(queue))]
         for head in sorted(heads, key=lambda waiter: waiter.number):
             if can_serve(head.verification):

@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from hermes_core.aio import TaskSet
 from hermes_core.errors import CommandError, InfraError, StaleSlotError
-from hermes_core.sandbox.background import Background
 from hermes_core.sandbox.observers import Observers, tell
 from hermes_core.sandbox.pool.leases import Watch
 from hermes_core.sandbox.results import ProcessUpdate
@@ -39,7 +39,7 @@ class Watchers:
         self.subscribers: list[Subscriber] = []
         self.least_interval_s = least_interval_s
         self._observers = observers
-        self._work = Background()
+        self._work = TaskSet()
 
     def begin(self, lease: Lease, process_id: str, interval_s: float) -> float:
         """Watch a process of the lease until its end, or the lease's; every so many seconds, which are returned."""

@@ -18,8 +18,7 @@ from docker import APIClient
 from docker.utils.build import exclude_paths
 
 from hermes_core import ConfigError, ProvisionError
-from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.single_flight import SingleFlight
+from hermes_core.aio import SingleFlight, TaskSet
 from hermes_docker.config import DockerConfig
 from hermes_docker.daemon import Daemon
 
@@ -71,7 +70,7 @@ class Images:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._places = asyncio.Semaphore(AT_A_TIME)
-        self._work = Background()
+        self._work = TaskSet()
         self._under_way: SingleFlight[None] = SingleFlight("the pull or build of an image", go_on=True)
         self._closing = threading.Event()
 

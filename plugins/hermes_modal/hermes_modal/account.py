@@ -17,8 +17,7 @@ from modal.config import config as modal_config
 
 from hermes_core import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost
 from hermes_core.agents.retries import is_loopback
-from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.single_flight import SingleFlight
+from hermes_core.aio import SingleFlight, TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ class Account:
     """The client of one backend; connects when it is first used."""
 
     def __init__(self) -> None:
-        self._work = Background()
+        self._work = TaskSet()
         self._client: SingleFlight[Any] = SingleFlight("the connection to Modal", keep=True)
         self._apps: dict[str, Any] = {}
 

@@ -21,9 +21,8 @@ from hermes_core import (
     ProvisionError,
     SandboxLost,
 )
-from hermes_core.sandbox.background import Background
+from hermes_core.aio import BrokenOff, SingleFlight, TaskSet
 from hermes_core.sandbox.local.keeper import NOT_THERE
-from hermes_core.sandbox.single_flight import BrokenOff, SingleFlight
 from hermes_core.workers import begin_thread
 from hermes_ssh import remote
 from hermes_ssh.config import Access, SshConfig
@@ -55,7 +54,7 @@ class Host:
         """Whether it ever let us in: what was there once may come back."""
         self._secret = secret
         self._connections: list[Connection] = []
-        self._work = Background()
+        self._work = TaskSet()
         self._dialling: SingleFlight[None] = SingleFlight("the connection to the host")
 
     def set_aside(self, seconds: float) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from hermes_core.aio import BrokenOff, SingleFlight, TaskSet
 from hermes_core.errors import InfraError
-from hermes_core.sandbox.background import Background
-from hermes_core.sandbox.single_flight import BrokenOff, SingleFlight
 
 
 class Attempts:
@@ -48,7 +47,7 @@ async def turns(count: int = 5) -> None:
 
 @pytest.fixture
 async def work():
-    work = Background()
+    work = TaskSet()
     yield work
     await work.aclose()
     assert len(work) == 0
@@ -68,7 +67,7 @@ async def flight() -> SingleFlight[int]:
 
 
 @pytest.fixture
-async def ask(flight: SingleFlight[int], work: Background, attempts: Attempts) -> Asking:
+async def ask(flight: SingleFlight[int], work: TaskSet, attempts: Attempts) -> Asking:
     return lambda count: [asyncio.create_task(flight.get(work, attempts)) for _ in range(count)]
 
 
@@ -227,7 +226,7 @@ async def test_an_owner_that_is_closed_before_the_attempt_has_made_a_step(flight
     with pytest.raises(BrokenOff):
         await task
     attempts.go.set()
-    assert await flight.get(other := Background(), attempts) == 1, "nothing of it is left"
+    assert await flight.get(other := TaskSet(), attempts) == 1, "nothing of it is left"
     assert len(other) == 0
 
 

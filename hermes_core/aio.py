@@ -1,16 +1,81 @@
-"""Single-flight: one attempt for all who want its outcome, and no lock that is held for as long as it takes."""
+"""Tasks with an owner, and single-flight: one attempt shared by all who want its outcome, in place of a lock."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hermes_core.errors import InfraError
-from hermes_core.sandbox.background import Background, cancel
+from hermes_core.program_end import finish_at_end
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+_CLEAN_UP_S = 5.0
+"""How long what is being cancelled already may take before it is cancelled once more, in seconds."""
+
+
+async def cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, without waiting for those that this has cancelled.
+
+    One that was being cancelled already gets some time for it: `asyncio.run` cancels a task and its owner both at its
+    end, and a second cancellation would cut the clean-up off that the first began. What it was cancelled for may be
+    less than its end, such as a time limit within it, and so it is cancelled if it then goes on.
+    """
+    me = asyncio.current_task()
+    spared = {task for task in tasks if task is not me and task.cancelling()}
+    for task in {*tasks} - spared:
+        task.cancel()
+    if spared:
+        _, going_on = await asyncio.wait(spared, timeout=_CLEAN_UP_S)
+        for task in going_on:
+            task.cancel()
+
+
+class TaskSet:
+    """The running tasks of one owner, which may outlive the call that began them.
+
+    A `TaskGroup` ends in the task that began it, and one failed child takes the others down. An owner with `start()`
+    and `aclose()` may be closed from another task than it was started in, and its tasks are independent: hence this.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.closing = False
+        """Whether it is being closed, or was: what begins now is to clean up, and nothing else."""
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Begin `work`; its error, if nobody awaits the task, is logged."""
+        finish_at_end(asyncio.get_running_loop())
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("background task %s failed: %s", task.get_name(), error, exc_info=error)
+
+    async def aclose(self) -> None:
+        """Cancel what runs and wait until all of it has ended, whatever those tasks begin meanwhile."""
+        self.closing = True
+        await cancel(self._tasks)
+        await self.join()
+
+    async def join(self) -> None:
+        """Wait until all of it has ended by itself."""
+        me = asyncio.current_task()
+        while pending := {task for task in self._tasks if task is not me}:
+            await asyncio.wait(pending)
 
 
 class BrokenOff(InfraError):
@@ -37,7 +102,7 @@ class SingleFlight(Generic[T]):
     - It is cancelled when the last of them is. That one's cancellation lasts until the attempt has undone what it
       began, as if nobody else had ever been there; who asks meanwhile begins another one after that.
     - An attempt that failed is forgotten: who asks next begins another one.
-    - When the owner's `Background` is closed, those who wait get `BrokenOff`, and so does who would begin another one.
+    - When the owner's `TaskSet` is closed, those who wait get `BrokenOff`, and so does who would begin another one.
 
     Args:
         what: what is attempted, for the error and for the names of the tasks.
@@ -53,7 +118,7 @@ class SingleFlight(Generic[T]):
         self._go_on = go_on
         self._attempts: dict[Hashable, _Attempt[T]] = {}
 
-    async def get(self, work: Background, begin: Callable[[], Awaitable[T]], key: Hashable = None) -> T:
+    async def get(self, work: TaskSet, begin: Callable[[], Awaitable[T]], key: Hashable = None) -> T:
         """The outcome that is kept for this key, or that of the attempt under way, or of one that begins now.
 
         Args:
@@ -72,7 +137,7 @@ class SingleFlight(Generic[T]):
             await asyncio.wait([attempt.task])
         return self.kept[key]
 
-    def _begin(self, work: Background, begin: Callable[[], Awaitable[T]], key: Hashable) -> _Attempt[T]:
+    def _begin(self, work: TaskSet, begin: Callable[[], Awaitable[T]], key: Hashable) -> _Attempt[T]:
         if work.closing:
             raise self._broken_off()
         name = self._what if key is None else f"{self._what} {key}"
