@@ -155,7 +155,7 @@ class ToolBackend:
                 self._taken += await self._take_one(saved)
             except SandboxLost as error:
                 log.warning("sandbox %s of the checkpoint has ended: %s", saved.sandbox_id, error.message)
-                del self._inherited[saved.lease_id]
+                del self._inherited[saved.creation_id]
                 checkpoint.give_up(saved)
             except (InfraError, PolicyError) as error:
                 failure = failure or error
@@ -167,7 +167,7 @@ class ToolBackend:
 
     async def _take_one(self, saved: SavedSandbox) -> list[Slot]:
         leases = await self._pools[saved.profile].take_over(saved)
-        del self._inherited[saved.lease_id]  # a second connection to its guest would fight ours
+        del self._inherited[saved.creation_id]  # a second connection to its guest would fight ours
         self._leases |= {(lease.slot.slot_id, lease.slot.generation): lease for lease in leases}
         for lease in leases:
             for process_id in lease.watches:
@@ -175,16 +175,16 @@ class ToolBackend:
         return [lease.slot for lease in leases]
 
     async def _end_orphans(self, checkpoint: Checkpoint) -> None:
-        """End what is left of the leases that no driver will use; other sandboxes of the owner are other drivers'."""
-        left = {lease_id for lease_id, backend in checkpoint.orphans.items() if backend == self.backend.name}
+        """End the sandboxes that no driver will use any more; others of this owner belong to other drivers."""
+        left = {creation_id for creation_id, backend in checkpoint.orphans.items() if backend == self.backend.name}
         if not left:
             return
         for info in await self.backend.list(checkpoint.owner):
-            if info.lease_id in left:
+            if info.creation_id in left:
                 log.warning("sandbox %s was being made or ended when its driver died, and is ended", info.sandbox_id)
                 await self.backend.terminate_id(info.sandbox_id)
-        for lease_id in left:
-            del checkpoint.orphans[lease_id]
+        for creation_id in left:
+            del checkpoint.orphans[creation_id]
         checkpoint.save()
 
     async def aclose(self, *, keep: bool = False) -> None:

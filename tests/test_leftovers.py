@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from hermes_core.cli import sandboxes as leftovers
 from hermes_core.cli.main import main
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
 from hermes_core.sandbox.guest_client.client import GuestClient, GuestSettings
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
@@ -34,18 +33,17 @@ def runtime(tmp_path: Path) -> Runtime:
 async def started(backend: LocalBackend, owner: str) -> Sandbox:
     """A sandbox that outlives its driver's silence by far."""
     spec = SandboxSpec(
-        lease_id=uuid.uuid4().hex,
+        creation_id=uuid.uuid4().hex,
         owner=owner,
-        config=LocalConfig(),
+        config=LocalConfig(orphan_ttl_s=600),
         isolation=Isolation.SHARED,
-        command=anchor_command(f"{Sandbox.state_dir}/heartbeat", 600),
     )
     return await backend.create(spec)
 
 
 def settings(sandbox: Sandbox, orphan_ttl_s: float = 600) -> GuestSettings:
     return GuestSettings(
-        lease_id="lease",
+        creation_id="creation",
         driver_id="driver",
         isolation=Isolation.SHARED,
         slots=1,

@@ -11,7 +11,6 @@ from hermes_core.sandbox import contract
 from hermes_core.sandbox.uids import reserve
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-KEEPER = ["setsid", "--fork", "unshare", "--fork", "--kill-child", "--pid", "--ipc", "--mount", "sh", "-ec"]
 ROOT = """
 mount -t tmpfs -o mode=755 sandbox /mnt; cd /mnt; mkdir data proc dev var; mkdir -m 1777 tmp var/tmp dev/shm
 for each in $(cd /; ls -d bin etc lib lib32 lib64 sbin usr); do
@@ -19,14 +18,15 @@ for each in $(cd /; ls -d bin etc lib lib32 lib64 sbin usr); do
 done
 for each in null zero random urandom; do : >dev/$each; mount --bind /dev/$each dev/$each; done; mount -t proc proc proc
 for each in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$each; done; echo ready; exec chroot . "$@">/dev/null"""
+START = ["setsid", "--fork", "unshare", "--fork", "--kill-child", "--pid", "--ipc", "--mount", "sh", "-ec", ROOT, "sh"]
 
 
 def sandboxes():
-    """Of each: what `list` says, its first process, and how to hold it; its keeper's environment has it for a label."""
+    """Of each: what `list` says, its first process, and how to hold it. The supervisor's environment is the label."""
     found = {}
     for proc in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, StopIteration):  # it has ended, or is no keeper of ours
-            words = (proc / "environ").read_text().split("\0") * ((proc / "comm").read_text().strip() in KEEPER[:3])
+        with contextlib.suppress(OSError, StopIteration):  # it has ended, or is no supervisor of ours
+            words = (proc / "environ").read_text().split("\0") * ((proc / "comm").read_text().strip() in START[:3])
             label = json.loads(next(word[15:] for word in words if word.startswith("HERMES_UNSHARE=")))
             children = (proc / "task" / proc.name / "children").read_text().split() or [proc.name]
             info = contract.SandboxInfo(label[0], *label[3:], proc.stat().st_ctime, contract.SandboxStatus.RUNNING)
@@ -64,19 +64,19 @@ class UnshareBackend(contract.Backend):
 
     async def create(self, spec):
         spec.config.refuse(self.name, "image", "cpu", "memory")
-        sandbox_id, environment = f"unshare-{spec.lease_id}", dict(spec.environment)
+        sandbox_id, environment = f"unshare-{spec.creation_id}", dict(spec.environment)
         async with self._creating:
             if sandbox_id in (found := await asyncio.to_thread(sandboxes)):
                 return UnshareSandbox(*found[sandbox_id][2])
             uid_base, lock = await asyncio.to_thread(reserve)
-            label = sandbox_id, uid_base, environment, spec.owner, spec.lease_id
-            env, argv = {"PATH": PATH, "HERMES_UNSHARE": json.dumps(label)}, [*KEEPER, ROOT, "sh", *spec.command]
+            label = sandbox_id, uid_base, environment, spec.owner, spec.creation_id
+            env, main = {"PATH": PATH, "HERMES_UNSHARE": json.dumps(label)}, spec.command(UnshareSandbox.state_dir)
             try:
                 with os.fdopen(lock):  # from now on the sandbox's processes hold its user ids
-                    keeper = await AsyncioStreamChannel.spawn(argv, env=env, pass_fds=[lock])
-                async with contextlib.aclosing(keeper):
-                    if await keeper.read(100) != b"ready\n":
-                        raise ProvisionError(f"unshare failed: {keeper.stderr_tail}", hint="run the driver as root")
+                    supervisor = await AsyncioStreamChannel.spawn([*START, *main], env=env, pass_fds=[lock])
+                async with contextlib.aclosing(supervisor):
+                    if await supervisor.read(100) != b"ready\n":
+                        raise ProvisionError(f"unshare failed: {supervisor.stderr_tail}", hint="run the driver as root")
             except BaseException:
                 await self.terminate_id(sandbox_id)
                 raise

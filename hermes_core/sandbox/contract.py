@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.errors import ConfigError, PluginError, PolicyError, UnknownNameError
+from hermes_core.sandbox.watchdog import watchdog_command
 
 
 class Isolation(IntEnum):
@@ -221,17 +222,24 @@ class SandboxConfig(BaseModel):
 class SandboxSpec:
     """Everything that a backend needs to create one sandbox."""
 
-    lease_id: str
-    """Set at creation as label, tag or record: creating twice with one lease gives one sandbox."""
+    creation_id: str
+    """Set at creation as label, tag or record: creating twice with one id gives one sandbox."""
     owner: str
     """Who the sandbox belongs to: one id per runtime."""
     config: SandboxConfig
     isolation: Isolation
     """The weakest level that the sandbox must be able to give its slots."""
-    command: tuple[str, ...]
-    """Core's anchor: the main process of the sandbox, whose exit ends it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, state_dir: str) -> tuple[str, ...]:
+        """Return the main process of the sandbox: core's watchdog, whose exit ends the sandbox.
+
+        Args:
+            state_dir: the `Sandbox.state_dir` that the sandbox will have, or its path relative to the directory in
+                which the backend starts the command.
+        """
+        return watchdog_command(f"{state_dir}/heartbeat", self.config.orphan_ttl_s)
 
 
 class SandboxStatus(StrEnum):
@@ -248,7 +256,7 @@ class SandboxInfo:
 
     sandbox_id: str
     owner: str
-    lease_id: str
+    creation_id: str
     created: float
     """Seconds since the epoch."""
     status: SandboxStatus
@@ -364,7 +372,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Create the sandbox of this spec, or give the one that exists for its `lease_id`.
+        """Create the sandbox of this spec, or give the one that exists for its `creation_id`.
 
         Raises:
             ProvisionError: the provider failed; says which step and what to do.

@@ -12,8 +12,7 @@ from docker import APIClient
 from hermes_docker.backend import DockerBackend
 from hermes_docker.config import DockerConfig
 
-from hermes_core.sandbox.anchor import anchor_command
-from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec
+from hermes_core.sandbox.contract import Isolation, SandboxSpec
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,17 +55,16 @@ async def backend(owner: str) -> AsyncIterator[DockerBackend]:
 
 @pytest.fixture
 def spec(owner: str, python_image: str) -> Callable[..., SandboxSpec]:
-    """`spec(isolation, ttl_s, **config)`: with a lease of its own, or the one that is given."""
+    """`spec(isolation, ttl_s, **config)`: with a creation id of its own, or the one that is given."""
 
     def make(
-        isolation: Isolation = Isolation.USER, *, ttl_s: float = 60, lease: str | None = None, **config: Any
+        isolation: Isolation = Isolation.USER, *, ttl_s: float = 60, creation_id: str | None = None, **config: Any
     ) -> SandboxSpec:
         return SandboxSpec(
-            lease_id=lease or uuid.uuid4().hex,
+            creation_id=creation_id or uuid.uuid4().hex,
             owner=owner,
-            config=DockerConfig(**{"image": python_image, **config}),
+            config=DockerConfig(**{"image": python_image, "orphan_ttl_s": ttl_s, **config}),
             isolation=isolation,
-            command=anchor_command(f"{Sandbox.state_dir}/heartbeat", ttl_s),
             labels={"profile": "default"},
         )
 

@@ -22,7 +22,7 @@ PODMAN_2 = {**PODMAN, "CgroupVersion": "2"}
 
 def check(info: dict[str, Any], **settings: Any) -> None:
     config = DockerConfig(image="any", **settings)
-    spec = SandboxSpec(lease_id="a", owner="me", config=config, isolation=Isolation.USER, command=(), labels={})
+    spec = SandboxSpec(creation_id="a", owner="me", config=config, isolation=Isolation.USER, labels={})
     check_spec(spec, config, info)
 
 

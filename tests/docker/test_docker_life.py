@@ -181,7 +181,7 @@ async def test_reap_ends_the_dead_and_leaves_the_living(
         containers._create(api, never, never.config, python_image, None)  # type: ignore[arg-type]
         found = (await leftovers.find(runtime, ["docker"], owner)).sandboxes
         outcomes = {each.found.info.sandbox_id: each.outcome for each in await leftovers.reap(runtime, found)}
-        assert outcomes == {living: "left", silent.id: "ended", containers.name_of(never.lease_id): "ended"}
+        assert outcomes == {living: "left", silent.id: "ended", containers.name_of(never.creation_id): "ended"}
         assert [info.sandbox_id for info in await backend.list(owner)] == [living]
 
 

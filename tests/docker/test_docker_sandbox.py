@@ -1,4 +1,4 @@
-"""Containers as sandboxes, on the real daemon: one per lease, with the limits that were asked for, and channels."""
+"""Containers as sandboxes, on the real daemon: one per creation id, with limits and channels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_one_lease_is_one_container(backend: DockerBackend, spec: Spec, ow
     assert first.id == second.id == third.id
     assert first.uid_base == third.uid_base  # type: ignore[attr-defined]
     [info] = await backend.list(owner)
-    assert (info.sandbox_id, info.lease_id, info.status) == (first.id, wanted.lease_id, SandboxStatus.RUNNING)
+    assert (info.sandbox_id, info.creation_id, info.status) == (first.id, wanted.creation_id, SandboxStatus.RUNNING)
     labels = api.inspect_container(first.id)["Config"]["Labels"]
     assert labels["hermes-rl.owner"] == owner
     assert labels["hermes-rl.profile"] == "default"
@@ -59,10 +59,10 @@ async def test_one_lease_is_one_container(backend: DockerBackend, spec: Spec, ow
 
 
 async def test_a_lease_of_a_weaker_level_is_refused(backend: DockerBackend, spec: Spec) -> None:
-    await backend.create(spec(Isolation.SHARED, lease="weak-" + spec().lease_id))
+    await backend.create(spec(Isolation.SHARED, creation_id="weak-" + spec().creation_id))
     with pytest.raises(PolicyError, match="'shared', not 'user'"):
-        wanted = [info.lease_id for info in await backend.list(spec().owner)]
-        await backend.create(spec(Isolation.USER, lease=wanted[0]))
+        wanted = [info.creation_id for info in await backend.list(spec().owner)]
+        await backend.create(spec(Isolation.USER, creation_id=wanted[0]))
 
 
 async def test_the_limits_are_those_asked_for(
@@ -170,7 +170,7 @@ async def test_what_is_not_ours_is_left_alone(
     backend: DockerBackend, spec: Spec, api: APIClient, busybox_image: str
 ) -> None:
     wanted = spec()
-    name = containers.name_of(wanted.lease_id)
+    name = containers.name_of(wanted.creation_id)
     api.create_container(busybox_image, ["sleep", "60"], name=name)
     try:
         await backend.terminate_id(name)

@@ -19,7 +19,7 @@ from hermes_docker.config import DockerConfig
 from hermes_core.errors import PolicyError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.pool.adoption import new_lease
+from hermes_core.sandbox.pool.adoption import new_creation_id
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
@@ -123,7 +123,7 @@ async def test_the_sandbox_of_an_earlier_driver_is_not_gone_on_with(
 ) -> None:
     for slot_user, goes_on in ((None, True), ("root", False)):
         profile = DockerConfig(image=python_image, slot_user=slot_user, max_sandboxes=2, reserve_slots=0)  # type: ignore[arg-type]
-        left = await backend.create(spec(DEDICATED, lease=new_lease(profile, DEDICATED)))
+        left = await backend.create(spec(DEDICATED, creation_id=new_creation_id(profile, DEDICATED)))
         async with opened(backend, DEDICATED, owner, profile, take_over=True) as tools, tools.lease() as slot:
             assert (slot.sandbox_id == left.id) == goes_on
         await left.terminate()

@@ -20,8 +20,7 @@ from hermes_core.cli import sandboxes as leftovers
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.anchor import anchor_command
-from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.contract import Isolation, SandboxSpec, SandboxStatus
 from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
@@ -49,13 +48,12 @@ async def backend(emulator: ModalEmulator, version: str, owner: str) -> AsyncIte
 
 @pytest.fixture
 def spec(owner: str) -> Spec:
-    def make(isolation: Isolation = Isolation.USER, *, lease: str | None = None, **config: Any) -> SandboxSpec:
+    def make(isolation: Isolation = Isolation.USER, *, creation_id: str | None = None, **config: Any) -> SandboxSpec:
         return SandboxSpec(
-            lease_id=lease or uuid.uuid4().hex,
+            creation_id=creation_id or uuid.uuid4().hex,
             owner=owner,
-            config=ModalSandboxConfig(**config),
+            config=ModalSandboxConfig(**{"orphan_ttl_s": 60, **config}),
             isolation=isolation,
-            command=anchor_command(f"{Sandbox.state_dir}/heartbeat", 60),
         )
 
     return make
@@ -84,10 +82,10 @@ async def test_one_lease_is_one_sandbox(backend: ModalBackend, spec: Spec, owner
     assert first.id == second.id
     assert first.uid_base == second.uid_base  # type: ignore[attr-defined]
     [info] = await backend.list(owner)
-    assert (info.sandbox_id, info.owner, info.lease_id) == (first.id, owner, wanted.lease_id)
+    assert (info.sandbox_id, info.owner, info.creation_id) == (first.id, owner, wanted.creation_id)
     assert (await backend.attach(first.id)).id == first.id
     with pytest.raises(PolicyError, match="'user', not 'dedicated'"):
-        await backend.create(spec(Isolation.DEDICATED, lease=wanted.lease_id))
+        await backend.create(spec(Isolation.DEDICATED, creation_id=wanted.creation_id))
     await first.terminate()
     await first.terminate()
     assert await first.status() is SandboxStatus.ENDED
@@ -135,7 +133,7 @@ async def test_everything_that_a_profile_says_is_asked_for(
     assert [each["mount_path"] for each in asked["volume_mounts"]] == ["/cache"]
     assert asked["network_access"]["allowed_cidrs"] == ["10.0.0.0/8"]
     assert asked["network_access"]["allowed_domains"] == ["*.example.com"]
-    assert any("hermes-anchor" in part for part in asked["entrypoint_args"])
+    assert any("hermes-watchdog" in part for part in asked["entrypoint_args"])
     tags = {each["tag_name"]: each["tag_value"] for each in request["tags"]}
     assert tags["hermes-rl.owner"] == owner and tags["hermes-rl.profile"] == "default"
     images = [each["request"]["image"]["dockerfile_commands"] for each in emulator.requests("ImageGetOrCreate")]

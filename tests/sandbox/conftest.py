@@ -94,7 +94,7 @@ class HostSandbox(Sandbox):
 
     def settings(self, level: str, **changes: Any) -> GuestSettings:
         settings = GuestSettings(
-            lease_id=self.id,
+            creation_id=self.id,
             driver_id="driver",
             isolation=Isolation.parse(level),
             slots=16,

@@ -61,7 +61,7 @@ class DirectorySandbox(Sandbox):
 
 def settings_for(sandbox: Sandbox, slots: int = 2, isolation: Isolation = Isolation.SHARED) -> GuestSettings:
     return GuestSettings(
-        lease_id="lease",
+        creation_id="creation",
         driver_id="driver",
         isolation=isolation,
         slots=slots,

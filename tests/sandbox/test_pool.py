@@ -69,7 +69,7 @@ class Provider(Backend):
 
     def __init__(self) -> None:
         self.living: dict[str, str] = {}
-        self.leases: list[str] = []
+        self.creation_ids: list[str] = []
         self.made = 0
         self.most = 0
         self.creating = 0
@@ -79,18 +79,18 @@ class Provider(Backend):
         self.delay = 0.0
 
     async def create(self, spec: Any) -> Sandbox:
-        self.leases.append(spec.lease_id)
+        self.creation_ids.append(spec.creation_id)
         self.creating += 1
         self.most_creating = max(self.most_creating, self.creating)
         try:
             await asyncio.sleep(self.delay)
             self.before()
-            for sandbox_id, lease_id in self.living.items():
-                if lease_id == spec.lease_id:
+            for sandbox_id, creation_id in self.living.items():
+                if creation_id == spec.creation_id:
                     return Box(self, int(sandbox_id.partition("/")[2]))
             self.made += 1
             box = Box(self, self.made)
-            self.living[box.id] = spec.lease_id
+            self.living[box.id] = spec.creation_id
             self.most = max(self.most, len(self.living))
             await asyncio.sleep(0)
             self.after()
@@ -99,7 +99,7 @@ class Provider(Backend):
             self.creating -= 1
 
     async def list(self, owner: str | None = None) -> list[SandboxInfo]:
-        return [SandboxInfo(each, "me", lease, 0.0, SandboxStatus.RUNNING) for each, lease in self.living.items()]
+        return [SandboxInfo(each, "me", made, 0.0, SandboxStatus.RUNNING) for each, made in self.living.items()]
 
     async def terminate_id(self, sandbox_id: str) -> None:
         self.living.pop(sandbox_id, None)
@@ -216,7 +216,7 @@ async def test_start_warms_to_the_minimum_in_parallel_within_the_limit(world):
 async def test_nothing_is_made_before_a_pool_is_asked_for(world):
     pool = world.pool()
     await asyncio.sleep(0.01)
-    assert world.provider.leases == [] and not pool.begun
+    assert world.provider.creation_ids == [] and not pool.begun
     lease = await take(pool)
     assert pool.begun and counts(pool) == (1, 1, 0)
     assert lease.slot.workspace_dir == "/data/slot_0"
@@ -225,7 +225,7 @@ async def test_nothing_is_made_before_a_pool_is_asked_for(world):
 async def test_growth_follows_demand_and_no_further(world):
     pool = world.pool(min_sandboxes=0, max_sandboxes=5, slots_per_sandbox=4)
     leases = await asyncio.gather(*(take(pool, str(number)) for number in range(9)))
-    assert len(world.provider.leases) == 3
+    assert len(world.provider.creation_ids) == 3
     assert len({lease.slot.slot_id for lease in leases}) == 9
     assert all("/" not in lease.slot.slot_id for lease in leases)
 
@@ -481,14 +481,14 @@ async def test_a_create_that_may_pass_is_tried_again(world):
     world.provider.before = failing(3, lambda: ProvisionError("busy"))
     pool = world.pool(min_sandboxes=0)
     assert await take(pool)
-    assert len(set(world.provider.leases)) == 1  # the same lease: a create whose answer was lost would be found
+    assert len(set(world.provider.creation_ids)) == 1  # a create whose answer was lost would be found
 
 
 async def test_a_create_whose_answer_was_lost_is_adopted(world):
     world.provider.after = failing(1, lambda: ProvisionError("the connection broke"))
     pool = world.pool(min_sandboxes=0)
     assert await take(pool)
-    assert len(world.provider.living) == 1 and len(world.provider.leases) == 2
+    assert len(world.provider.living) == 1 and len(world.provider.creation_ids) == 2
 
 
 async def test_waiters_time_out_on_a_provider_that_stays_down(world):
@@ -548,7 +548,7 @@ async def test_a_guest_that_does_not_start_takes_its_sandbox_with_it(world):
     world.trouble_at_start = [SandboxLost("it died at once")]
     pool = world.pool(min_sandboxes=0)
     assert await take(pool)
-    assert len(set(world.provider.leases)) == 2 and len(world.provider.living) == 1
+    assert len(set(world.provider.creation_ids)) == 2 and len(world.provider.living) == 1
 
 
 async def test_a_slot_that_cannot_be_opened_is_not_handed_out(world):
@@ -722,7 +722,7 @@ async def test_a_create_in_flight_when_its_waiter_leaves_is_adopted(world):
     await asyncio.sleep(0.01)
     waiting.cancel()
     await until(lambda: counts(pool) == (1, 2, 0))
-    assert len(world.provider.leases) == 1
+    assert len(world.provider.creation_ids) == 1
 
 
 async def test_release_goes_on_when_its_caller_is_cancelled_and_happens_once(world):

@@ -194,7 +194,7 @@ async def test_let_live_and_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("field", ["instance", "boot_id", "began", "lease_id"])
+@pytest.mark.parametrize("field", ["instance", "boot_id", "began", "creation_id"])
 async def test_another_sandbox_is_not_taken_for_it(tmp_path: Path, field: str) -> None:
     first = await Driver.start(tmp_path, count=1)
     await first.says("done")
@@ -205,7 +205,7 @@ async def test_another_sandbox_is_not_taken_for_it(tmp_path: Path, field: str) -
     sandbox[field] = 1 if field == "began" else "another"
     path.write_text(json.dumps(saved))
     async with next_driver(tmp_path) as tools:
-        if field in ("instance", "lease_id"):  # the guest itself says no
+        if field in ("instance", "creation_id"):  # the guest itself says no
             with pytest.raises(Exception, match="another driver"):
                 await tools.take_over()
             assert path.exists()

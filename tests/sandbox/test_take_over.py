@@ -128,7 +128,7 @@ async def test_what_is_asked_of_the_provider_is_noted_before(
     path, create, noted = tmp_path / "state" / "processes.json", local.create, []
 
     async def asked(spec: Any) -> Any:
-        noted.append(json.loads(path.read_text())["unsettled"] == {spec.lease_id: "local"})
+        noted.append(json.loads(path.read_text())["unsettled"] == {spec.creation_id: "local"})
         return await create(spec)
 
     monkeypatch.setattr(local, "create", asked)
@@ -144,9 +144,9 @@ async def test_what_could_not_be_ended_is_ended_by_the_next(
     async with driver(local, tmp_path / "neighbour") as neighbour:
         slot = await neighbour.acquire("neighbour")
         with Checkpoint(tmp_path / "state", OWNER) as checkpoint:
-            (lease,) = [info.lease_id for info in await local.list(OWNER)]
+            (creation_id,) = [info.creation_id for info in await local.list(OWNER)]
             checkpoint.note("another backend", "f" * 32)
-            checkpoint.note("local", lease)
+            checkpoint.note("local", creation_id)
         async with driver(local, tmp_path / "state") as tools:
             assert await tools.take_over() == []
             assert slot.sandbox_id not in await running(local)
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_before_there_were_notes(tmp_path: Path) -> None:
     sandbox = SavedSandbox(
         backend="local",
         sandbox_id="a",
-        lease_id="lease",
+        creation_id="creation",
         profile="default",
         config={},
         isolation="user",
@@ -207,4 +207,4 @@ def test_a_checkpoint_of_before_there_were_notes(tmp_path: Path) -> None:
     old = {"version": 1, "owner": "mine", "sandboxes": [sandbox.model_dump(mode="json")]}
     (tmp_path / "processes.json").write_text(json.dumps(old))
     with Checkpoint(tmp_path, "never used") as checkpoint:
-        assert (checkpoint.owner, checkpoint.sandboxes, checkpoint.orphans) == ("mine", {"lease": sandbox}, {})
+        assert (checkpoint.owner, checkpoint.sandboxes, checkpoint.orphans) == ("mine", {"creation": sandbox}, {})

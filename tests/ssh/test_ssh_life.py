@@ -22,8 +22,7 @@ from hermes_ssh.backend import SshBackend
 from hermes_ssh.config import SshConfig
 
 from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError, SandboxLost
-from hermes_core.sandbox.anchor import anchor_command
-from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.contract import Isolation, SandboxSpec, SandboxStatus
 from hermes_core.tool_backend import ToolBackend
 
 pytestmark = pytest.mark.slow
@@ -35,13 +34,12 @@ PACKAGES = "find / -name proc -prune -o -path '*-packages/*' -print 2>/dev/null 
 """What a slot can read of the packages that the host's Pythons have installed, but for pip."""
 
 
-def spec_of(config: SshConfig, level: Isolation = Isolation.NAMESPACE, lease: str | None = None) -> SandboxSpec:
+def spec_of(config: SshConfig, level: Isolation = Isolation.NAMESPACE, creation_id: str | None = None) -> SandboxSpec:
     return SandboxSpec(
-        lease_id=lease or uuid.uuid4().hex,
+        creation_id=creation_id or uuid.uuid4().hex,
         owner="me",
         config=config,
         isolation=level,
-        command=anchor_command(f"{Sandbox.state_dir}/heartbeat", 10),
     )
 
 
@@ -142,7 +140,7 @@ async def test_create_is_idempotent_and_what_is_there_is_listed(
     assert one.id == same.id != other.id
     listed = {info.sandbox_id: info for info in await backend.list("me")}
     assert set(listed) == {one.id, other.id} and await backend.list("you") == []
-    assert listed[one.id].lease_id == spec.lease_id and listed[one.id].status is SandboxStatus.RUNNING
+    assert listed[one.id].creation_id == spec.creation_id and listed[one.id].status is SandboxStatus.RUNNING
     assert await one.status() is SandboxStatus.RUNNING
     channel = await one.open(["sh", "-c", "cat; echo bye >&2; exit 5"])
     await channel.write(b"\0\xff" * 10)

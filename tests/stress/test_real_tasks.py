@@ -180,7 +180,7 @@ async def test_over_channels_that_are_cut_every_rollout_scores_without_a_second_
 
 
 def ours(folder: Path) -> list[int]:
-    """The processes of the sandboxes in a folder that are not a slot's: anchors, guests, bridges."""
+    """The processes of the sandboxes in a folder that are not a slot's: watchdogs, guests, bridges."""
     return [pid for sandbox in folder.iterdir() for pid in processes.marked(sandbox.name) if _owner(pid) == 0]
 
 
@@ -194,7 +194,7 @@ def _owner(pid: int) -> int | None:
 @pytest.mark.entry_points
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's slots are of the same user as the guest")
 async def test_what_keeps_a_sandbox_is_killed_under_rollouts(rolled_out, sandboxes):
-    """Anchors, guests and bridges, whichever chance picks: each rollout ends at 1.0, and nothing is left."""
+    """Watchdogs, guests and bridges, whichever chance picks: each rollout ends at 1.0, and nothing is left."""
     chance = random.Random(10)
     kills = 0
     running = asyncio.ensure_future(rolled_out())

@@ -167,7 +167,7 @@ class MakesTwo(Broken):
     """A second `create` of a lease makes a second sandbox."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        return await super().create(dataclasses.replace(spec, lease_id=os.urandom(8).hex()))
+        return await super().create(dataclasses.replace(spec, creation_id=os.urandom(8).hex()))
 
 
 class AlwaysRunning(Broken):

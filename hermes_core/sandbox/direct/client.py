@@ -146,7 +146,7 @@ class DirectClient:
         return client
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
-        """Let go of the sandbox; with `end_sandbox` its anchor is told to end it. Idempotent."""
+        """Let go of the sandbox; with `end_sandbox` its watchdog is told to end it. Idempotent."""
         if self._shell.closed:
             return
         self._shell.closed = True
@@ -217,7 +217,7 @@ class DirectClient:
         return f"{self.settings.state_dir}/heartbeat"
 
     async def _heartbeat(self) -> None:
-        """Tell the sandbox's anchor that we live; find out when the sandbox can't be reached any more."""
+        """Tell the sandbox's watchdog that we live; find out when the sandbox can't be reached any more."""
         heard = time.monotonic()
         while not self.lost.is_set():
             try:

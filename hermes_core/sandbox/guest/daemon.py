@@ -113,7 +113,7 @@ class Daemon:
             except OSError as error:
                 message = "the workspaces can't be made: %s" % error
                 return {"kind": "infra", "code": "workspace", "message": message}
-        elif config["lease_id"] != self.site.config["lease_id"]:
+        elif config["creation_id"] != self.site.config["creation_id"]:
             return {"kind": "policy", "code": "lease", "message": "this sandbox is leased to another driver"}
         elif driver != self._driver and header.get("take_over") not in ("silent", self.site.instance):
             return _HELD

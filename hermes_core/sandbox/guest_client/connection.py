@@ -43,7 +43,7 @@ class GuestLife:
 class GuestSettings:
     """What the driver tells a guest once, when it starts."""
 
-    lease_id: str
+    creation_id: str
     driver_id: str
     isolation: Isolation
     slots: int
@@ -132,7 +132,7 @@ async def _ask(connection: GuestConnection, words: bytes) -> tuple[dict[str, Any
 
 def _hello(settings: GuestSettings, session: str) -> bytes:
     config = {
-        "lease_id": settings.lease_id,
+        "creation_id": settings.creation_id,
         "isolation": int(settings.isolation),
         "slots": settings.slots,
         "workspace_base": settings.workspace_base,

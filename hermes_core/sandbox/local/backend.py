@@ -26,7 +26,7 @@ from hermes_core.sandbox.contract import (
     SandboxSpec,
 )
 from hermes_core.sandbox.local import diagnosis, directories, processes, records, view
-from hermes_core.sandbox.local.launch import start_keeper
+from hermes_core.sandbox.local.launch import start_supervisor
 from hermes_core.sandbox.local.probe import Probe, probe_host
 from hermes_core.sandbox.local.records import Record
 from hermes_core.sandbox.local.sandbox import LocalSandbox, end
@@ -88,18 +88,18 @@ class LocalBackend(Backend):
         return Capabilities(isolation=frozenset(levels), network=frozenset(networks), attach=True, on_driver_host=True)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start the sandbox of this spec, or give the one that runs under its lease."""
+        """Start the sandbox of this spec, or give the one that runs under its creation id."""
         config = spec.config if isinstance(spec.config, LocalConfig) else LocalConfig(**spec.config.model_dump())
         await asyncio.to_thread(lambda: self.capabilities)
         self._check_spec(spec, config)
         root = await self._root(config.state_dir or self._state_dir)
         request = await asyncio.to_thread(self._request, spec, config, root)  # the first one looks around on the disk
-        path = root / records.sandbox_id_of(spec.lease_id)
+        path = root / records.sandbox_id_of(spec.creation_id)
         for _ in range(_ATTEMPTS):
-            report = await start_keeper(request, path)
+            report = await start_supervisor(request, path)
             if "record" in report:
                 record = Record.of(report["record"])
-                log.debug("sandbox %s runs, kept by process %d", record.sandbox_id, record.keeper[0])
+                log.debug("sandbox %s runs, kept by process %d", record.sandbox_id, record.supervisor[0])
                 return LocalSandbox(record, path)
             if "error" in report:
                 raise ProvisionError(
@@ -166,8 +166,8 @@ class LocalBackend(Backend):
             raise PolicyError("tmpfs_size needs namespaces", hint="ask for isolation 'user' or 'namespace'")
 
     def _request(self, spec: SandboxSpec, config: LocalConfig, root: Path) -> dict[str, Any]:
-        """What the keeper is told."""
-        sandbox_id = records.sandbox_id_of(spec.lease_id)
+        """What the supervisor is told."""
+        sandbox_id = records.sandbox_id_of(spec.creation_id)
         isolated = spec.isolation is not Isolation.SHARED
         hidden = (*config.hidden_paths, str(root))  # other slots' files are an ordinary user's own
         shown = view.view(config.visible_paths, hidden) if isolated else view.View((), (), ())
@@ -175,7 +175,7 @@ class LocalBackend(Backend):
         record = {
             "sandbox_id": sandbox_id,
             "owner": spec.owner,
-            "lease_id": spec.lease_id,
+            "creation_id": spec.creation_id,
             "isolation": spec.isolation.label,
             "created": time.time(),
             "user_namespace": by_user,
@@ -192,7 +192,7 @@ class LocalBackend(Backend):
             "binds": shown.binds,
             "symlinks": shown.symlinks,
             "masks": shown.masks,
-            "command": [word if isolated else _place(word, root / sandbox_id) for word in spec.command],
+            "command": list(spec.command(".hermes")),
             "environment": view.base_environment({processes.MARKER: sandbox_id}),
             "record": record,
         }
@@ -229,19 +229,11 @@ async def _opened(wanted: str | None) -> Path:
     return root
 
 
-def _place(word: str, directory: Path) -> str:
-    """A word of the anchor's command for a sandbox without a root of its own: what is in /data elsewhere, is here."""
-    base = Sandbox.workspace_base
-    if word != base and not word.startswith(base + "/"):
-        return word
-    return f"{directory / directories.DATA}{word.removeprefix(base)}"
-
-
 def _accept(record: Record, path: Path, spec: SandboxSpec) -> LocalSandbox:
     if Isolation.parse(record.isolation) < spec.isolation:
         raise PolicyError(
-            f"the sandbox of this lease was made with isolation {record.isolation!r}, not {spec.isolation.label!r}",
-            hint="terminate it first, or take another lease",
+            f"the sandbox was made with isolation {record.isolation!r}, not {spec.isolation.label!r}",
+            hint="terminate it first, or use another creation id",
             sandbox_id=record.sandbox_id,
         )
     return LocalSandbox(record, path)

@@ -8,8 +8,7 @@ import uuid
 from pathlib import Path
 
 from hermes_core.errors import HermesError
-from hermes_core.sandbox.anchor import anchor_command
-from hermes_core.sandbox.contract import Backend, Diagnosis, Isolation, Network, Sandbox, SandboxSpec
+from hermes_core.sandbox.contract import Backend, Diagnosis, Isolation, Network, SandboxSpec
 from hermes_core.sandbox.local import view
 from hermes_core.sandbox.local.probe import Probe
 
@@ -73,11 +72,10 @@ def _advice(probe: Probe) -> list[str]:
 async def _try(backend: Backend, level: Isolation) -> str:
     """Make a sandbox, run the interpreter in it, end it; the interpreter's version."""
     spec = SandboxSpec(
-        lease_id=f"doctor-{uuid.uuid4().hex}",
+        creation_id=f"doctor-{uuid.uuid4().hex}",
         owner="doctor",
-        config=backend.config_class(),
+        config=backend.config_class(orphan_ttl_s=_LIMIT_S),
         isolation=level,
-        command=anchor_command(f"{Sandbox.state_dir}/heartbeat", _LIMIT_S),
     )
     try:
         async with asyncio.timeout(_LIMIT_S):

@@ -1,6 +1,6 @@
-"""A sandbox's directory on the host: made, held by its keeper's lock, and removed. Light imports only.
+"""A sandbox's directory on the host: made, held by its supervisor's lock, and removed. Light imports only.
 
-Its keeper holds a lock on the directory itself from before it has its name until after it is gone. So who can take
+Its supervisor holds a lock on the directory itself from before it has its name until after it is gone. So who can take
 that lock knows that the sandbox is dead, whatever process ids say, and from another pid namespace too.
 """
 # pathlib is slow to import
@@ -56,7 +56,7 @@ def furnish(place: str) -> None:
 
 
 def held(path: str) -> bool:
-    """Whether there is such a sandbox with a living keeper."""
+    """Whether there is such a sandbox with a living supervisor."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -73,7 +73,7 @@ def held(path: str) -> bool:
 def discard(path: str) -> bool:
     """Remove a directory that the caller holds, or that nobody does; True when all of it is gone.
 
-    It loses its name first: a half-removed directory is nobody's sandbox, and its lease may be used again at once.
+    It loses its name first: a half-removed directory is nobody's sandbox, and its name may be used again at once.
     """
     trash = os.path.join(os.path.dirname(path), _TRASH + os.urandom(8).hex())
     try:
@@ -84,7 +84,7 @@ def discard(path: str) -> bool:
 
 
 def discard_dead(path: str) -> bool:
-    """Remove a directory unless its keeper lives; whether it was there, dead, and is gone now."""
+    """Remove a directory unless its supervisor lives; whether it was there, dead, and is gone now."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -101,7 +101,7 @@ def discard_dead(path: str) -> bool:
 
 
 def leftovers(state_root: str) -> list[str]:
-    """The paths of what may be dead: sandboxes without a keeper, and remains of unfinished work."""
+    """The paths of what may be dead: sandboxes without a supervisor, and remains of unfinished work."""
     found = []
     for name in os.listdir(state_root):
         path = os.path.join(state_root, name)

@@ -1,4 +1,4 @@
-"""Starting the launcher: its command line, its request, and the report of a keeper."""
+"""Starting the launcher: its command line, its request, and the report of a supervisor."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def request_file(request: Mapping[str, object]) -> Iterator[int]:
         os.close(descriptor)
 
 
-async def start_keeper(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Start a keeper and wait for its report. Cancelled, or without a report, it leaves nothing behind.
+async def start_supervisor(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Start a supervisor and wait for its report. Cancelled, or without a report, it leaves nothing behind.
 
     Raises:
         ProvisionError: it could not be started, or gave no report.
@@ -65,11 +65,11 @@ async def start_keeper(request: Mapping[str, Any], directory: Path) -> dict[str,
 
 
 def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
-    """A keeper's pid, and where to read its report. It may outlive us; who ends the sandbox reaps it, by its pid."""
+    """Return a supervisor's pid, and where to read its report. It may outlive us; who ends the sandbox reaps it."""
     reader, writer = os.pipe()
     try:
         with request_file(request) as descriptor:
-            keeper = subprocess.Popen(
+            supervisor = subprocess.Popen(
                 launcher_argv("keep", descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
@@ -84,12 +84,12 @@ def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
         raise
     finally:
         os.close(writer)
-    keeper.returncode = 0  # so that this object does not complain that the process lives on
-    return keeper.pid, reader
+    supervisor.returncode = 0  # so that this object does not complain that the process lives on
+    return supervisor.pid, reader
 
 
 def _abandon(pid: int, directory: Path) -> None:
-    """Undo a start, wherever it has got to: the first process dies with its keeper."""
+    """Undo a start, wherever it has got to: the first process dies with its supervisor."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

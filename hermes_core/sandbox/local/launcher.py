@@ -29,9 +29,9 @@ def _bare_packages() -> None:
 def main(arguments: list[str]) -> None:
     """Do what the mode says with the request that a descriptor holds."""
     _bare_packages()
-    from hermes_core.sandbox.local import keeper
+    from hermes_core.sandbox.local import supervisor
 
-    keeper.main(arguments[0], int(arguments[1]))
+    supervisor.main(arguments[0], int(arguments[1]))
 
 
 if __name__ == "__main__":

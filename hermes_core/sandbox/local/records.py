@@ -19,15 +19,15 @@ from hermes_core.sandbox.local import directories, processes
 
 @dataclass(frozen=True)
 class Record:
-    """The contents of a sandbox's `record.json`, which its keeper writes once it runs."""
+    """The contents of a sandbox's `record.json`, which its supervisor writes once it runs."""
 
     sandbox_id: str
     owner: str
-    lease_id: str
+    creation_id: str
     isolation: str
     created: float
     user_namespace: bool
-    keeper: tuple[int, int]
+    supervisor: tuple[int, int]
     """Process id and start time."""
     init: tuple[int, int]
     """The same of the first process; its pid as seen from outside."""
@@ -41,17 +41,17 @@ class Record:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Record:
-        """From what a keeper reports or has written. Raises KeyError, TypeError or ValueError if wrong."""
+        """From what a supervisor reports or has written. Raises KeyError, TypeError or ValueError if wrong."""
         processes = {}
-        for key in ("keeper", "init"):
+        for key in ("supervisor", "init"):
             pid, started = values[key]
             processes[key] = (int(pid), int(started))
         return cls(**{**values, **processes})
 
 
-def sandbox_id_of(lease_id: str) -> str:
-    """The id of the one sandbox that a lease can have on this host."""
-    return directories.PREFIX + hashlib.sha256(lease_id.encode()).hexdigest()[:20]
+def sandbox_id_of(creation_id: str) -> str:
+    """Return the id of the one sandbox that can have this creation id on a host."""
+    return directories.PREFIX + hashlib.sha256(creation_id.encode()).hexdigest()[:20]
 
 
 def open_state_root(wanted: str | None) -> Path:
@@ -96,11 +96,11 @@ def info_of(root: Path, record: Record) -> SandboxInfo:
     """The record as a line of `Backend.list`."""
     living = directories.held(str(root / record.sandbox_id))
     status = SandboxStatus.RUNNING if living else SandboxStatus.ENDED
-    return SandboxInfo(record.sandbox_id, record.owner, record.lease_id, record.created, status)
+    return SandboxInfo(record.sandbox_id, record.owner, record.creation_id, record.created, status)
 
 
 def sweep(root: Path) -> int:
-    """Remove what dead keepers left; the number of directories removed. Blocking."""
+    """Remove what dead supervisors left; the number of directories removed. Blocking."""
     removed = 0
     for leftover in directories.leftovers(str(root)):
         record = read(Path(leftover))

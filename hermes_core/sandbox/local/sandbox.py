@@ -56,8 +56,8 @@ class LocalSandbox(Sandbox):
             raise ChannelLost(f"a channel into the sandbox can't be opened: {error}", sandbox_id=self.id) from error
 
     async def status(self) -> SandboxStatus:
-        """Running as long as its keeper lives; gone with its directory."""
-        lifetimes.reap(self.record.keeper)
+        """Running as long as its supervisor lives; gone with its directory."""
+        lifetimes.reap(self.record.supervisor)
         if directories.held(str(self.directory)):
             return SandboxStatus.RUNNING
         return SandboxStatus.ENDED if self.directory.exists() else SandboxStatus.GONE
@@ -73,23 +73,23 @@ async def end(record: Record, directory: Path) -> None:
     Raises:
         InfraError: something of it can't be killed or removed.
     """
-    keeper = record.keeper
-    if processes.alive(*keeper):
-        lifetimes.send(keeper, signal.SIGTERM)
-        if not await lifetimes.gone(keeper, _END_S):
-            lifetimes.send(keeper, signal.SIGKILL)
-            await lifetimes.gone(keeper, _KILL_S)
-    lifetimes.reap(keeper)
+    supervisor = record.supervisor
+    if processes.alive(*supervisor):
+        lifetimes.send(supervisor, signal.SIGTERM)
+        if not await lifetimes.gone(supervisor, _END_S):
+            lifetimes.send(supervisor, signal.SIGKILL)
+            await lifetimes.gone(supervisor, _KILL_S)
+    lifetimes.reap(supervisor)
     if not await asyncio.to_thread(_remove_remains, record, directory):
         raise InfraError(
-            "the sandbox's keeper can't be ended from here",
-            hint=f"it is process {keeper[0]}, perhaps of another pid namespace",
+            "the sandbox's supervisor can't be ended from here",
+            hint=f"it is process {supervisor[0]}, perhaps of another pid namespace",
             sandbox_id=record.sandbox_id,
         )
 
 
 def _remove_remains(record: Record, directory: Path) -> bool:
-    """Do what a keeper that was itself killed could not; False if a keeper lives after all."""
+    """Do what a supervisor that was itself killed could not; False if a supervisor lives after all."""
     if not directory.exists():
         return True
     if not record.isolated:

@@ -25,8 +25,8 @@ _OF_THE_POOL = {
 """Settings that say nothing of a single sandbox."""
 
 
-def new_lease(config: SandboxConfig, isolation: Isolation) -> str:
-    """An id that nobody else has, and that says what the sandbox is to be: 32 hexadecimal digits."""
+def new_creation_id(config: SandboxConfig, isolation: Isolation) -> str:
+    """Return an id that nobody else has, and that says what the sandbox is to be: 32 hexadecimal digits."""
     return _mark(config, isolation) + secrets.token_hex(8)
 
 
@@ -38,7 +38,7 @@ def _mark(config: SandboxConfig, isolation: Isolation) -> str:
 
 
 class Adoption:
-    """The leases of an owner's sandboxes, looked up once, before the first sandbox is made.
+    """The creation ids of an owner's sandboxes, looked up once, before the first sandbox is made.
 
     Args:
         owner: None looks for none.
@@ -52,14 +52,14 @@ class Adoption:
         self._found: SingleFlight[list[str]] = SingleFlight("the look for what an earlier driver left", keep=True)
 
     async def take(self, config: SandboxConfig, isolation: Isolation) -> str | None:
-        """A lease whose sandbox is as this profile wants it; each is given once."""
+        """Return the creation id of a sandbox that is as this profile wants it; each is given once."""
         if self._owner is None:
             return None
-        leases = await self._found.get(self._work, self._look)
+        creation_ids = await self._found.get(self._work, self._look)
         mark = _mark(config, isolation)
-        found = next((lease for lease in leases if lease.startswith(mark)), None)
+        found = next((each for each in creation_ids if each.startswith(mark)), None)
         if found is not None:
-            leases.remove(found)
+            creation_ids.remove(found)
         return found
 
     async def _look(self) -> list[str]:
@@ -70,4 +70,4 @@ class Adoption:
             log.warning("what an earlier driver left could not be looked up: %s", error)
             return []
         running = [each for each in found if each.status is SandboxStatus.RUNNING]
-        return [each.lease_id for each in sorted(running, key=lambda each: -each.created)]
+        return [each.creation_id for each in sorted(running, key=lambda each: -each.created)]

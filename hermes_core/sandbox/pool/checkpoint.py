@@ -42,7 +42,7 @@ class SavedSandbox(_Model):
 
     backend: str
     sandbox_id: str
-    lease_id: str
+    creation_id: str
     profile: str
     config: dict[str, Any]
     """The profile's settings."""
@@ -60,7 +60,7 @@ class _File(_Model):
     owner: str
     sandboxes: list[SavedSandbox]
     unsettled: dict[str, str] = Field(default_factory=dict)
-    """The leases of sandboxes that are being made or ended, and their backends."""
+    """The creation ids of sandboxes that are being made or ended, and their backends."""
 
 
 class Checkpoint:
@@ -93,12 +93,12 @@ class Checkpoint:
             raise
         self.owner = owner if saved is None else saved.owner
         self.sandboxes: dict[str, SavedSandbox] = {}
-        """By lease."""
+        """By creation id."""
         self.orphans: dict[str, str] = {}
-        """Leases of sandboxes that an earlier driver was making or ending when it died, and their backends."""
+        """Creation ids of sandboxes that an earlier driver was making or ending when it died, and their backends."""
         self._unsettled: dict[str, str] = {}
         if saved is not None:
-            self.sandboxes = {each.lease_id: each for each in saved.sandboxes}
+            self.sandboxes = {each.creation_id: each for each in saved.sandboxes}
             self.orphans = saved.unsettled
 
     def __enter__(self) -> Self:
@@ -135,11 +135,11 @@ class Checkpoint:
         life = pooled.client.life
         if life is None:
             return
-        self._unsettled.pop(pooled.lease_id, None)
-        self.sandboxes[pooled.lease_id] = SavedSandbox(
+        self._unsettled.pop(pooled.creation_id, None)
+        self.sandboxes[pooled.creation_id] = SavedSandbox(
             backend=backend,
             sandbox_id=pooled.sandbox.id,
-            lease_id=pooled.lease_id,
+            creation_id=pooled.creation_id,
             profile=config.name,
             config=config.model_dump(mode="json", exclude_unset=True),
             isolation=isolation.label,
@@ -154,21 +154,21 @@ class Checkpoint:
         )
         self.save()
 
-    def note(self, backend: str, lease_id: str) -> None:
-        """Write that a sandbox of this lease is about to be made, or ended: should we die now, the next one ends it."""
-        self.sandboxes.pop(lease_id, None)
-        self._unsettled[lease_id] = backend
+    def note(self, backend: str, creation_id: str) -> None:
+        """Write that a sandbox is about to be made, or ended: should we die now, the next one ends it."""
+        self.sandboxes.pop(creation_id, None)
+        self._unsettled[creation_id] = backend
         self.save()
 
-    def settle(self, lease_id: str) -> None:
-        """Write that there is no sandbox of this lease any more."""
-        if self._unsettled.pop(lease_id, None) is not None:
+    def settle(self, creation_id: str) -> None:
+        """Write that there is no sandbox of this creation id any more."""
+        if self._unsettled.pop(creation_id, None) is not None:
             self.save()
 
     def give_up(self, saved: SavedSandbox) -> None:
-        """Write that a sandbox can't be taken over any more: what is left under its lease is to be ended."""
-        self.sandboxes.pop(saved.lease_id, None)
-        self.orphans[saved.lease_id] = saved.backend
+        """Write that a sandbox can't be taken over any more: what is left of its creation id is to be ended."""
+        self.sandboxes.pop(saved.creation_id, None)
+        self.orphans[saved.creation_id] = saved.backend
         self.save()
 
     def _take_lock(self, folder: Path) -> None:

@@ -95,7 +95,7 @@ class PooledSandbox:
     """One turn for each processor that its profile and its host give it."""
     vacant: list[Seat] = field(default_factory=list)
     """Seats that a lease can have."""
-    lease_id: str = ""
+    creation_id: str = ""
     """Under which it was made: whoever knows it can take the sandbox over from a dead driver."""
     kept: bool = False
     """Whether it is to live on without us."""

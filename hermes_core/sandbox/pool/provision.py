@@ -25,7 +25,7 @@ from hermes_core.sandbox.contract import (
     SlotUser,
 )
 from hermes_core.sandbox.direct.client import DirectClient
-from hermes_core.sandbox.pool.adoption import Adoption, new_lease
+from hermes_core.sandbox.pool.adoption import Adoption, new_creation_id
 from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.leases import PREPARE, Client, PooledSandbox, pooled_sandbox
 from hermes_core.sandbox.pool.preparation import NewSandbox
@@ -122,7 +122,7 @@ class Provisioner:
     async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> PooledSandbox:
         """A sandbox with its client, ready for leases: one that an earlier driver left, or a new one.
 
-        A `create` whose answer was lost is repeated under the same lease, which gives the sandbox that it made.
+        A `create` whose answer was lost is repeated with the same creation id, which gives the sandbox that it made.
         Cancelled or failed, this leaves no sandbox behind.
 
         Args:
@@ -134,8 +134,8 @@ class Provisioner:
         """
         if config.network is not Network.SETUP and not config.snapshot:
             again = config.slot_user is not SlotUser.ROOT  # of those, none serves a second lease
-            lease_id = await self._adoption.take(config, self.isolation) if again else None
-            pooled = None if lease_id is None else await self._take_over(config, meter, lease_id)
+            creation_id = await self._adoption.take(config, self.isolation) if again else None
+            pooled = None if creation_id is None else await self._take_over(config, meter, creation_id)
             return pooled or await self._new(config, meter, keep_trying)
         if not self.backend.capabilities.snapshot:
             return await self._new(config, meter, keep_trying, set_up=partial(self._prepare_and_cut, config))
@@ -160,53 +160,53 @@ class Provisioner:
     ) -> PooledSandbox:
         """A new sandbox, tried until it succeeds or is not wanted any more."""
         pause = FIRST_PAUSE_S
-        lease_id = self._new_lease(config)
+        creation_id = self._new_creation_id(config)
         while True:
             sandbox = None
             try:
                 async with self._creating:
-                    sandbox = await self._create(self._spec(config, lease_id), snapshot_id)
+                    sandbox = await self._create(self._spec(config, creation_id), snapshot_id)
                     meter.begin(sandbox.id)
-                    pooled = await self._connect(sandbox, config, lease_id, restored=snapshot_id is not None)
+                    pooled = await self._connect(sandbox, config, creation_id, restored=snapshot_id is not None)
                 if set_up is not None:
                     await self._set_up(pooled, set_up)
                 return pooled
             except BaseException as error:
                 again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
                 if sandbox is not None:
-                    await self._end_sandbox(sandbox, lease_id, meter)
+                    await self._end_sandbox(sandbox, creation_id, meter)
                     if again:
-                        lease_id = self._new_lease(config)
+                        creation_id = self._new_creation_id(config)
                 elif not again:
-                    await self._sweep(lease_id)
+                    await self._sweep(creation_id)
                 if not again:
                     raise
             try:
                 await asyncio.sleep(pause)
             except asyncio.CancelledError:
-                await self._sweep(lease_id)
+                await self._sweep(creation_id)
                 raise
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _new_lease(self, config: SandboxConfig) -> str:
-        """A lease that the checkpoint, if there is one, names before there can be a sandbox of it."""
-        lease_id = new_lease(config, self.isolation)
+    def _new_creation_id(self, config: SandboxConfig) -> str:
+        """Return a creation id that the checkpoint, if there is one, names before there can be a sandbox of it."""
+        creation_id = new_creation_id(config, self.isolation)
         if self.checkpoint is not None:
-            self.checkpoint.note(self.backend.name, lease_id)
-        return lease_id
+            self.checkpoint.note(self.backend.name, creation_id)
+        return creation_id
 
     async def _create(self, spec: SandboxSpec, snapshot_id: str | None) -> Sandbox:
         if snapshot_id is None:
             return await self.backend.create(spec)
         return await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
 
-    async def _take_over(self, config: SandboxConfig, meter: Meter, lease_id: str) -> PooledSandbox | None:
-        """The sandbox of an earlier driver's lease, emptied; None if there is none any more, or that driver lives."""
+    async def _take_over(self, config: SandboxConfig, meter: Meter, creation_id: str) -> PooledSandbox | None:
+        """The sandbox that an earlier driver created, emptied; None if there is none any more, or that driver lives."""
         pooled = None
         try:
             async with self._creating:
-                sandbox = await self.backend.create(self._spec(config, lease_id))
-            pooled = await self._connect(sandbox, config, lease_id, restored=True, take_over="silent")
+                sandbox = await self.backend.create(self._spec(config, creation_id))
+            pooled = await self._connect(sandbox, config, creation_id, restored=True, take_over="silent")
             meter.begin(sandbox.id)
             for seat in pooled.vacant:
                 await pooled.client.open_slot(seat.index)
@@ -274,15 +274,12 @@ class Provisioner:
         finally:
             await work.aclose()
 
-    def _spec(self, config: SandboxConfig, lease_id: str) -> SandboxSpec:
-        from hermes_core.sandbox.anchor import anchor_command
-
+    def _spec(self, config: SandboxConfig, creation_id: str) -> SandboxSpec:
         return SandboxSpec(
-            lease_id=lease_id,
+            creation_id=creation_id,
             owner=self._owner,
             config=config,
             isolation=self.isolation,
-            command=tuple(anchor_command(f"{Sandbox.state_dir}/heartbeat", config.orphan_ttl_s)),
             labels={"profile": config.name},
         )
 
@@ -301,22 +298,22 @@ class Provisioner:
             raise PolicyError(message, hint="`hermes-rl reap` ends what it has left")
         sandbox = await cast(CanAttach, self.backend).attach(saved.sandbox_id)
         life = GuestLife(saved.instance, saved.boot_id, saved.began)
-        settings = replace(self._settings(sandbox, config, saved.lease_id, restored=False), take_over=life)
-        return self._pooled(sandbox, await self._start_client(sandbox, settings), config, saved.lease_id)
+        settings = replace(self._settings(sandbox, config, saved.creation_id, restored=False), take_over=life)
+        return self._pooled(sandbox, await self._start_client(sandbox, settings), config, saved.creation_id)
 
     def _pooled(
-        self, sandbox: Sandbox, client: Client, config: SandboxConfig, lease_id: str, *, restored: bool = False
+        self, sandbox: Sandbox, client: Client, config: SandboxConfig, creation_id: str, *, restored: bool = False
     ) -> PooledSandbox:
         slots = slots_per_sandbox(config, self.isolation)
         pooled = pooled_sandbox(sandbox, client, slots, config.cpu, restored=restored)
-        pooled.lease_id = lease_id
+        pooled.creation_id = creation_id
         return pooled
 
-    def _settings(self, sandbox: Sandbox, config: SandboxConfig, lease_id: str, *, restored: bool) -> GuestSettings:
+    def _settings(self, sandbox: Sandbox, config: SandboxConfig, creation_id: str, *, restored: bool) -> GuestSettings:
         from hermes_core.sandbox.guest_client.client import GuestSettings
 
         return GuestSettings(
-            lease_id=lease_id,
+            creation_id=creation_id,
             driver_id=self._driver_id,
             isolation=self.isolation,
             slots=slots_per_sandbox(config, self.isolation),
@@ -338,12 +335,12 @@ class Provisioner:
         self,
         sandbox: Sandbox,
         config: SandboxConfig,
-        lease_id: str,
+        creation_id: str,
         *,
         restored: bool,
         take_over: Literal["silent"] | None = None,
     ) -> PooledSandbox:
-        settings = replace(self._settings(sandbox, config, lease_id, restored=restored), take_over=take_over)
+        settings = replace(self._settings(sandbox, config, creation_id, restored=restored), take_over=take_over)
         client = await self._start(sandbox, settings, config)
         try:
             if config.slot_user is SlotUser.OWN and not client.own_users:
@@ -356,7 +353,7 @@ class Provisioner:
         except BaseException:
             await client.aclose()
             raise
-        return self._pooled(sandbox, client, config, lease_id, restored=restored)
+        return self._pooled(sandbox, client, config, creation_id, restored=restored)
 
     async def _start(self, sandbox: Sandbox, settings: GuestSettings, config: SandboxConfig) -> Client:
         """The guest; or the direct mode, where there is no Python, or a slot is root and could change the guest."""
@@ -390,7 +387,7 @@ class Provisioner:
     def forget(self, pooled: PooledSandbox) -> None:
         """The sandbox is about to be ended."""
         if self.checkpoint is not None:
-            self.checkpoint.note(self.backend.name, pooled.lease_id)
+            self.checkpoint.note(self.backend.name, pooled.creation_id)
 
     async def end(self, pooled: PooledSandbox, meter: Meter) -> None:
         """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""
@@ -399,31 +396,33 @@ class Provisioner:
                 await pooled.client.aclose(end_sandbox=pooled.lost is None)
         except Exception as error:
             log.warning("the connection to sandbox %s was not closed cleanly: %r", pooled.sandbox.id, error)
-        await self._end_sandbox(pooled.sandbox, pooled.lease_id, meter)
+        await self._end_sandbox(pooled.sandbox, pooled.creation_id, meter)
 
-    async def _end_sandbox(self, sandbox: Sandbox, lease_id: str, meter: Meter) -> None:
+    async def _end_sandbox(self, sandbox: Sandbox, creation_id: str, meter: Meter) -> None:
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await sandbox.terminate()
         except Exception as error:
             log.warning("sandbox %s could not be ended and will end itself: %r", sandbox.id, error)
         else:
-            self._settle(lease_id)
+            self._settle(creation_id)
         finally:
             meter.end(sandbox.id)
 
-    async def _sweep(self, lease_id: str) -> None:
-        """End the sandbox of a lease whose `create` gave no answer, if there is one."""
+    async def _sweep(self, creation_id: str) -> None:
+        """End the sandbox of a `create` that gave no answer, if there is one."""
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 for info in await self.backend.list(self._owner):
-                    if info.lease_id == lease_id:
+                    if info.creation_id == creation_id:
                         await self.backend.terminate_id(info.sandbox_id)
         except Exception as error:
-            log.warning("could not look for the sandbox of lease %s, if any it will end itself: %r", lease_id, error)
+            log.warning(
+                "could not look for a sandbox with creation id %s, if any it will end itself: %r", creation_id, error
+            )
         else:
-            self._settle(lease_id)
+            self._settle(creation_id)
 
-    def _settle(self, lease_id: str) -> None:
+    def _settle(self, creation_id: str) -> None:
         if self.checkpoint is not None:
-            self.checkpoint.settle(lease_id)
+            self.checkpoint.settle(creation_id)

@@ -23,24 +23,24 @@ MOST_STALL, MOST_STALL_S = 0.3, 0.1
 
 
 @check("contract")
-async def one_lease_is_one_sandbox(kit: Kit) -> None:
-    """`create` with a lease that has a sandbox gives that sandbox, also when both are asked for at once."""
-    lease = uuid.uuid4().hex
-    async with kit.sandbox(lease) as first:
-        again = await kit.backend.create(kit.spec(lease))
-        same(again.id, first.id, "the id of the sandbox that a second `create` of the lease gives")
+async def one_creation_id_is_one_sandbox(kit: Kit) -> None:
+    """`create` with the creation id of a sandbox gives that sandbox, also when both are asked for at once."""
+    creation_id = uuid.uuid4().hex
+    async with kit.sandbox(creation_id) as first:
+        again = await kit.backend.create(kit.spec(creation_id))
+        same(again.id, first.id, "the id of the sandbox that a second `create` with one creation id gives")
         same([info.sandbox_id for info in await kit.listed()], [first.id], "what `list` gives after it")
 
 
 @check("contract")
-async def one_lease_is_one_sandbox_at_once(kit: Kit) -> None:
-    """Two `create` of one lease at the same time make one sandbox."""
-    lease = uuid.uuid4().hex
+async def one_creation_id_is_one_sandbox_at_once(kit: Kit) -> None:
+    """Two `create` with one creation id at the same time make one sandbox."""
+    creation_id = uuid.uuid4().hex
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(kit.backend.create(kit.spec(lease))) for _ in range(2)]
+        tasks = [group.create_task(kit.backend.create(kit.spec(creation_id))) for _ in range(2)]
     one, other = (task.result() for task in tasks)
     try:
-        same(one.id, other.id, "the ids that two `create` of one lease at the same time gave")
+        same(one.id, other.id, "the ids that two `create` with one creation id at the same time gave")
         same(len(await kit.listed()), 1, "sandboxes listed after it")
     finally:
         await one.terminate()
@@ -49,14 +49,14 @@ async def one_lease_is_one_sandbox_at_once(kit: Kit) -> None:
 
 @check("contract")
 async def list_tells_what_was_created(kit: Kit) -> None:
-    """`list` gives id, owner, lease, age and status of a sandbox, by owner or all."""
+    """`list` gives id, owner, creation id, age and status of a sandbox, by owner or all."""
     before = time.time()
     async with kit.sandbox() as sandbox:
         found = [info for info in await kit.backend.list() if info.sandbox_id == sandbox.id]
         same(len(found), 1, "sandboxes of that id in the list of all")
         same(found, list(await kit.listed()), "what `list` gives for the owner, beside what it gives for all")
         same(found[0].owner, kit.owner, "its owner")
-        expect(found[0].lease_id, "`list` gives no lease id")
+        expect(found[0].creation_id, "`list` gives no creation id")
         age = found[0].created - before
         expect(-60 < age < 600, f"`created` is {age:.0f} s away from now: is it seconds since the epoch?")
         same(await kit.listed("nobody-" + uuid.uuid4().hex), [], "the sandboxes of an owner who has none")
@@ -106,14 +106,14 @@ async def _opened(sandbox: Sandbox) -> None:
 
 
 @check("contract", limit_s=120)
-async def the_anchor_ends_the_sandbox(kit: Kit) -> None:
+async def the_watchdog_ends_the_sandbox(kit: Kit) -> None:
     """The end of the main process is the sandbox's: without a heartbeat it is gone soon after its time."""
     async with kit.sandbox(ttl_s=1.0) as sandbox:
 
         async def ended() -> bool:
             return await sandbox.status() is not SandboxStatus.RUNNING
 
-        await until(ended, 60, "the anchor had no heartbeat for 5 s, and the sandbox still runs")
+        await until(ended, 60, "the watchdog had no heartbeat for 5 s, and the sandbox still runs")
 
 
 @check("contract")

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from hermes_core.errors import HermesError, PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import (
     Backend,
@@ -37,7 +36,7 @@ ACQUIRE_S = 90.0
 """How long a check waits for a slot, the creation of its sandbox included, in seconds."""
 
 RAW_TTL_S = 120.0
-"""How long a sandbox without a guest lives: its anchor hears no heartbeat."""
+"""How long a sandbox without a guest lives: its watchdog hears no heartbeat."""
 
 
 @dataclass(frozen=True)
@@ -308,22 +307,21 @@ class Kit:
         async with tools:
             yield tools
 
-    def spec(self, lease_id: str | None = None, *, ttl_s: float = RAW_TTL_S, **config: Any) -> SandboxSpec:
+    def spec(self, creation_id: str | None = None, *, ttl_s: float = RAW_TTL_S, **config: Any) -> SandboxSpec:
         """What a sandbox without a guest is made from; `config` are further keys of its profile."""
         return SandboxSpec(
-            lease_id=lease_id or uuid.uuid4().hex,
+            creation_id=creation_id or uuid.uuid4().hex,
             owner=self.owner,
             config=self.rig.profile(orphan_ttl_s=ttl_s, **config),
             isolation=self.level,
-            command=anchor_command(f"{Sandbox.state_dir}/heartbeat", ttl_s),
             environment={"HERMES_KIT": "environment of the spec"},
             labels={"profile": "default"},
         )
 
     @asynccontextmanager
-    async def sandbox(self, lease_id: str | None = None, *, ttl_s: float = RAW_TTL_S) -> AsyncIterator[Sandbox]:
+    async def sandbox(self, creation_id: str | None = None, *, ttl_s: float = RAW_TTL_S) -> AsyncIterator[Sandbox]:
         """A sandbox of the check's own, without a guest, ended with the block."""
-        sandbox = await self.backend.create(self.spec(lease_id, ttl_s=ttl_s))
+        sandbox = await self.backend.create(self.spec(creation_id, ttl_s=ttl_s))
         try:
             yield sandbox
         finally:

@@ -47,7 +47,7 @@ class DockerBackend(Backend):
         self._throttle = Throttle()
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start the container of this spec, or give the one that its lease has."""
+        """Start the container of this spec, or give the one that has its creation id."""
         config = spec.config
         assert isinstance(config, DockerConfig)
         try:

@@ -26,7 +26,9 @@ from hermes_core import (
 )
 from hermes_docker.config import SYS_ADMIN, DockerConfig, mount
 
-OWNER, LEASE, ISOLATION, UIDS = (f"hermes-rl.{name}" for name in ("owner", "lease", "isolation", "uid-base"))
+OWNER, CREATION_ID, ISOLATION, UIDS = (
+    f"hermes-rl.{name}" for name in ("owner", "creation-id", "isolation", "uid-base")
+)
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
 """What the guest needs to give slots users of their own, without privileges, and to end those and their files."""
@@ -58,23 +60,23 @@ class Running:
     uid_base: int | None
 
 
-def name_of(lease_id: str) -> str:
-    """The one name that a lease's container can have: the daemon itself sees to it that there is one."""
-    return f"hermes-rl-{hashlib.sha256(lease_id.encode()).hexdigest()[:20]}"
+def name_of(creation_id: str) -> str:
+    """Return the one name that a container with this creation id can have: the daemon allows one of each name."""
+    return f"hermes-rl-{hashlib.sha256(creation_id.encode()).hexdigest()[:20]}"
 
 
 def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *, mapped: bool) -> Running:
-    """Make the spec's container and start it, or give the one that its lease has.
+    """Make the spec's container and start it, or give the one that has its creation id.
 
     Args:
         mapped: whether the daemon maps containers' user ids to others.
 
     Raises:
         ProvisionError: the daemon can't start it.
-        PolicyError: the lease has a container of a weaker level, or the daemon ignores a setting.
+        PolicyError: the one that is there has a weaker level, or the daemon ignores a setting.
         docker.errors.APIError: as the daemon says.
     """
-    name, taken = name_of(spec.lease_id), set[int]()
+    name, taken = name_of(spec.creation_id), set[int]()
     while True:
         uid_base = None if config.user else _free_block(taken, mapped)
         try:
@@ -106,13 +108,13 @@ def _start(api: APIClient, name: str, uid_base: int | None) -> int | None:
 
 
 def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> Running | None:
-    """The container that has the lease's name; None if it was dead and is gone now."""
+    """The container that has the name; None if it was dead and is gone now."""
     try:
         found = api.inspect_container(name)
     except docker.errors.NotFound:
         return None
     labels = found["Config"]["Labels"] or {}
-    if labels.get(LEASE) != spec.lease_id:
+    if labels.get(CREATION_ID) != spec.creation_id:
         raise ProvisionError("another container has its name", hint=f"`docker rm -f {name}`", sandbox_id=name)
     status = _STATUS.get(found["State"]["Status"], SandboxStatus.ENDED)
     if status is not SandboxStatus.RUNNING and found["State"]["Status"] != "created":
@@ -120,8 +122,8 @@ def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> Running | None:
         return None
     if Isolation.parse(labels[ISOLATION]) < spec.isolation:
         raise PolicyError(
-            f"the sandbox of this lease was made with isolation {labels[ISOLATION]!r}, not {spec.isolation.label!r}",
-            hint="terminate it first, or take another lease",
+            f"the sandbox was made with isolation {labels[ISOLATION]!r}, not {spec.isolation.label!r}",
+            hint="terminate it first, or use another creation id",
             sandbox_id=name,
         )
     uid_base = uid_base_of(labels)
@@ -166,7 +168,7 @@ def found(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:
         SandboxInfo(
             sandbox_id=each["Names"][0].lstrip("/") if each["Names"] else each["Id"],
             owner=each["Labels"][OWNER],
-            lease_id=each["Labels"].get(LEASE, ""),
+            creation_id=each["Labels"].get(CREATION_ID, ""),
             created=float(each["Created"]),
             status=_status(each["State"], float(each["Created"])),
         )
@@ -225,13 +227,13 @@ def _blocks(api: APIClient, but: str) -> set[int]:
 
 def _labels(spec: SandboxSpec, uid_base: int | None) -> dict[str, str]:
     labels = {f"hermes-rl.{key}": value for key, value in spec.labels.items()}
-    labels |= {OWNER: spec.owner, LEASE: spec.lease_id, ISOLATION: spec.isolation.label}
+    labels |= {OWNER: spec.owner, CREATION_ID: spec.creation_id, ISOLATION: spec.isolation.label}
     return labels if uid_base is None else labels | {UIDS: str(uid_base)}
 
 
 def _create(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, uid_base: int | None) -> None:
-    name = name_of(spec.lease_id)
-    program, *arguments = spec.command
+    name = name_of(spec.creation_id)
+    program, *arguments = spec.command(Sandbox.state_dir)
     api.create_container(
         image,
         name=name,

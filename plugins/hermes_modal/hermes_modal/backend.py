@@ -76,21 +76,21 @@ class ModalBackend(Backend):
         self._apps.add(config.get_app_name())
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Create the sandbox of this spec, or give the one that runs under its lease's name."""
+        """Create the sandbox of this spec, or give the one that runs under its name."""
         config = spec.config
         assert isinstance(config, ModalSandboxConfig)
         await asyncio.to_thread(self._apps.note, config.get_app_name())
-        anchor = requests.anchor(spec, config.workspace_base)
+        command = requests.main_process(spec, config.workspace_base)
         try:
             given = await requests.arguments(spec, config, self._account)
             async with pace.turn():
-                make = modal.Sandbox.create.aio(*anchor, **given)
+                make = modal.Sandbox.create.aio(*command, **given)
                 sandbox = await self._account.within(CREATE_LIMIT_S, make)
         except exception.AlreadyExistsError:
             return await self._existing(spec, config)
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_created(error, config.name, "creating a sandbox") from error
-        return ModalSandbox(sandbox, config.workspace_base, spec.lease_id, self._account, config.max_lifetime)
+        return ModalSandbox(sandbox, config.workspace_base, spec.creation_id, self._account, config.max_lifetime)
 
     async def snapshot(self, sandbox: Sandbox) -> str:
         """Keep the sandbox's files as a Modal image, which Modal removes after 30 days; its id."""
@@ -103,19 +103,19 @@ class ModalBackend(Backend):
         return await self.create(replace(spec, config=spec.config.model_copy(update=source)))
 
     async def _existing(self, spec: SandboxSpec, config: ModalSandboxConfig) -> Sandbox:
-        client, name = await self._account.client(), requests.name_of(spec.lease_id)
+        client, name = await self._account.client(), requests.name_of(spec.creation_id)
         try:
             found = await self._account.within(
                 CALL_LIMIT_S, modal.Sandbox.from_name.aio(config.get_app_name(), name, client=client)
             )
             tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
         except (exception.Error, TimeoutError, OSError) as error:
-            raise not_created(error, spec.config.name, "finding the sandbox of its lease") from error
+            raise not_created(error, spec.config.name, "finding the sandbox of its name") from error
         granted = Isolation.parse(tags.get(requests.ISOLATION, "shared"))
         if granted < spec.isolation:
             raise PolicyError(
-                f"the lease's sandbox was made for level {granted.label!r}, not {spec.isolation.label!r}",
-                hint="use another lease",
+                f"the sandbox was made for level {granted.label!r}, not {spec.isolation.label!r}",
+                hint="terminate it first, or use another creation id",
                 sandbox_id=found.object_id,
             )
         return self._of_tags(found, tags)
@@ -164,8 +164,8 @@ class ModalBackend(Backend):
         return self._of_tags(found, tags)
 
     def _of_tags(self, found: Any, tags: Mapping[str, str]) -> ModalSandbox:
-        base, lease_id = requests.workspaces(tags), tags.get(requests.LEASE, "")
-        return ModalSandbox(found, base, lease_id, self._account, requests.life_left(tags))
+        base, creation_id = requests.workspaces(tags), tags.get(requests.CREATION_ID, "")
+        return ModalSandbox(found, base, creation_id, self._account, requests.life_left(tags))
 
     async def check(self) -> Diagnosis:
         """Whether there is a token, Modal takes it, and what the profiles name is there."""
@@ -180,14 +180,14 @@ class ModalSandbox(Sandbox):
     """One of Modal's sandboxes. Made by `ModalBackend`."""
 
     def __init__(
-        self, sandbox: Any, workspace_base: str, lease_id: str, account: Account, lifetime_s: float | None = None
+        self, sandbox: Any, workspace_base: str, creation_id: str, account: Account, lifetime_s: float | None = None
     ) -> None:
         self.id: str = sandbox.object_id
         self.lifetime_s = lifetime_s
         self.workspace_base = workspace_base
         self.state_dir = requests.state_dir(workspace_base)
         # A machine of its own, where any ids would do; but emulated ones share a host, which counts by id.
-        block = int.from_bytes(hashlib.sha256(lease_id.encode()).digest()[:4], "big") % _BLOCKS
+        block = int.from_bytes(hashlib.sha256(creation_id.encode()).digest()[:4], "big") % _BLOCKS
         self.uid_base = _FIRST_UID + block * _BLOCK
         self._sandbox, self._account = sandbox, account
         self._ended = False
@@ -269,12 +269,12 @@ async def _info(sandbox: Any) -> SandboxInfo | None:
         tags = await sandbox.get_tags.aio()
     except exception.NotFoundError:  # it has ended meanwhile
         return None
-    if requests.LEASE not in tags:
+    if requests.CREATION_ID not in tags:
         return None
     return SandboxInfo(
         sandbox_id=sandbox.object_id,
         owner=tags.get(requests.OWNER, ""),
-        lease_id=tags[requests.LEASE],
+        creation_id=tags[requests.CREATION_ID],
         created=float(tags.get(requests.CREATED, 0)),
         status=SandboxStatus.RUNNING,
     )

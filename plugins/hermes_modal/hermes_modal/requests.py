@@ -15,8 +15,9 @@ from hermes_core import ConfigError, Network, ProvisionError, Sandbox, SandboxSp
 from hermes_modal.account import CALL_LIMIT_S, Account
 from hermes_modal.config import ModalSandboxConfig
 
-OWNER, LEASE, PROFILE, ISOLATION, CREATED, LIFETIME, WORKSPACES = (
-    f"hermes-rl.{word}" for word in ("owner", "lease", "profile", "isolation", "created", "lifetime", "workspaces")
+OWNER, CREATION_ID, PROFILE, ISOLATION, CREATED, LIFETIME, WORKSPACES = (
+    f"hermes-rl.{word}"
+    for word in ("owner", "creation-id", "profile", "isolation", "created", "lifetime", "workspaces")
 )
 """The tags of our sandboxes: whose they are, and what a driver who did not make them has to know."""
 
@@ -25,16 +26,16 @@ LEAST_IDLE_S = 60
 """Seconds without use that Modal waits at least: a new sandbox is idle until its guest is there."""
 
 
-def name_of(lease_id: str) -> str:
-    """A sandbox's name within its app, of which Modal allows one at a time: so a lease has one sandbox."""
-    return f"hermes-rl-{lease_id}"[:64]
+def name_of(creation_id: str) -> str:
+    """Return a sandbox's name within its app, of which Modal allows one at a time: one creation id, one sandbox."""
+    return f"hermes-rl-{creation_id}"[:64]
 
 
 def tags_of(spec: SandboxSpec, config: ModalSandboxConfig) -> dict[str, str]:
     """What tells ours from others', whose it is, and where its files are."""
     return {
         OWNER: spec.owner,
-        LEASE: spec.lease_id,
+        CREATION_ID: spec.creation_id,
         PROFILE: spec.config.name,
         ISOLATION: spec.isolation.label,
         CREATED: f"{time.time():.3f}",
@@ -56,7 +57,7 @@ def life_left(tags: Mapping[str, str]) -> float | None:
 
 
 def state_dir(workspace_base: str) -> str:
-    """The guest's directory, which the anchor watches."""
+    """The guest's directory, which the watchdog watches."""
     return f"{workspace_base}/.hermes"
 
 
@@ -66,15 +67,13 @@ for limit in shmmni msgmni; do echo 0 >/proc/sys/kernel/$limit; done 2>/dev/null
 shift
 exec "$@"
 """
-"""Before the anchor: the workspaces' directory, and no System V objects, which slots would share. The second needs a
+"""Before the watchdog: the workspaces' directory, and no System V objects, which slots would share. The second needs a
 kernel that lets root say so."""
 
 
-def anchor(spec: SandboxSpec, workspace_base: str) -> list[str]:
-    """The main process, with its file where this sandbox has it."""
-    usual, own = f"{Sandbox.state_dir}/heartbeat", f"{state_dir(workspace_base)}/heartbeat"
-    command = [own if part == usual else part for part in spec.command]
-    return ["/bin/sh", "-c", _PREPARED, "hermes-prepare", workspace_base, *command]
+def main_process(spec: SandboxSpec, workspace_base: str) -> list[str]:
+    """Return the command of the sandbox's main process."""
+    return ["/bin/sh", "-c", _PREPARED, "hermes-prepare", workspace_base, *spec.command(state_dir(workspace_base))]
 
 
 async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Account) -> dict[str, Any]:
@@ -85,7 +84,7 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
     """
     client = await account.client()
     given: dict[str, Any] = {
-        "name": name_of(spec.lease_id),
+        "name": name_of(spec.creation_id),
         "tags": tags_of(spec, config),
         "image": _image(config, client),
         "secrets": [await _secret(name, config, account) for name in config.secrets],

@@ -52,16 +52,16 @@ class SshBackend(Backend):
         self._pool = HostPool(self._secret)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start the sandbox of this spec on one of the profile's hosts, or give the one that has its lease."""
+        """Start the sandbox of this spec on one of the profile's hosts, or give the one that has its creation id."""
         config = spec.config
         if not isinstance(config, SshConfig) or not config.all_hosts:
             raise ConfigError(f"profile {config.name!r} names no host", hint="set `host`, or several `hosts`")
         config.refuse(self.name, "image", "cpu", "memory")
-        name = sandbox_id_of(spec.lease_id)
+        name = sandbox_id_of(spec.creation_id)
         record = {
             "sandbox_id": name,
             "owner": spec.owner,
-            "lease_id": spec.lease_id,
+            "creation_id": spec.creation_id,
             "isolation": spec.isolation.label,
             "environment": {**config.env_vars, **spec.environment},
         }
@@ -71,12 +71,12 @@ class SshBackend(Backend):
             "isolated": spec.isolation is not Isolation.SHARED,
             "no_network": config.network is Network.NONE,
             "visible_paths": config.visible_paths,
-            "command": spec.command,
+            "command": spec.command(".hermes"),
         }
-        host, answer = await self._pool.place(config, spec.lease_id, request)
-        sandbox = SshSandbox(self._pool, host, spec.lease_id, name, answer)
+        host, answer = await self._pool.place(config, spec.creation_id, request)
+        sandbox = SshSandbox(self._pool, host, spec.creation_id, name, answer)
         if Isolation.parse(answer["isolation"]) < spec.isolation:
-            raise PolicyError("this lease has a sandbox of a weaker level already", sandbox_id=sandbox.id)
+            raise PolicyError("it has been made with a weaker level already", sandbox_id=sandbox.id)
         return sandbox
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
@@ -86,7 +86,7 @@ class SshBackend(Backend):
             for each in answer["sandboxes"]:
                 status = SandboxStatus.RUNNING if each["running"] else SandboxStatus.ENDED
                 name = f"{host.name}/{each['sandbox_id']}"
-                found.append(SandboxInfo(name, each["owner"], each["lease_id"], each["created"], status))
+                found.append(SandboxInfo(name, each["owner"], each["creation_id"], each["created"], status))
         return [info for info in found if owner is None or info.owner == owner]
 
     async def terminate_id(self, sandbox_id: str) -> None:
@@ -102,7 +102,7 @@ class SshBackend(Backend):
                 name = sandbox_id.rpartition("/")[2]
                 answer = await host.ask({"op": "find", "sandbox_id": name})
                 if "gone" not in answer:
-                    return SshSandbox(self._pool, host, answer["lease_id"], name, answer)
+                    return SshSandbox(self._pool, host, answer["creation_id"], name, answer)
         raise SandboxLost("no such sandbox runs there", hint="create another one", sandbox_id=sandbox_id)
 
     async def check(self) -> Diagnosis:
@@ -123,8 +123,8 @@ class SshBackend(Backend):
 class SshSandbox(Sandbox):
     """A process tree on a host, and its directory there. Made by `SshBackend`."""
 
-    def __init__(self, pool: HostPool, host: Host, lease_id: str, name: str, answer: Mapping[str, Any]) -> None:
-        self._pool, self._host, self._lease_id, self._name = pool, host, lease_id, name
+    def __init__(self, pool: HostPool, host: Host, creation_id: str, name: str, answer: Mapping[str, Any]) -> None:
+        self._pool, self._host, self._creation_id, self._name = pool, host, creation_id, name
         self.id = f"{host.name}/{name}"
         self.uid_base: int | None = answer["uid_base"]
         self.workspace_base = str(answer["workspace_base"])
@@ -141,4 +141,4 @@ class SshSandbox(Sandbox):
     async def terminate(self) -> None:
         """End it: every process killed, its directory removed."""
         await self._host.ask({"op": "terminate", "sandbox_id": self._name})
-        self._pool.forget(self._host, self._lease_id)
+        self._pool.forget(self._host, self._creation_id)

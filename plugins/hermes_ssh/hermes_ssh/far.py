@@ -1,7 +1,7 @@
 """What runs on the host: starts, enters, lists and ends sandboxes there. Sent over the connection, never written down.
 
-A sandbox on the host is what the `local` backend makes: a keeper, a first process in namespaces of its own, a directory
-with a record. So this is core's keeper, told by requests that come from elsewhere. Python >= 3.7, standard library.
+A sandbox on the host is what the `local` backend makes: a supervisor, a first process in namespaces of its own, a
+directory with a record. So this is core's supervisor, told by requests that come from elsewhere. Python >= 3.7.
 """
 # pathlib is slow to import
 # ruff: noqa: PTH100, PTH103, PTH106, PTH110, PTH111, PTH112, PTH118, PTH119, PTH123, PTH208
@@ -19,7 +19,7 @@ import time
 
 from hermes_core.errors import ConfigError, HermesError, PolicyError
 from hermes_core.sandbox.guest.probe import what_works
-from hermes_core.sandbox.local import directories, keeper, processes, view
+from hermes_core.sandbox.local import directories, processes, supervisor, view
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _create(request: dict[str, Any]) -> dict[str, Any]:
         root = _open_root(request["directory"])
         _sweep(root)
         path = os.path.join(root, sandbox_id)
-        report = _start_keeper(_keeper_request(request, probe, root, packages))
+        report = _start_supervisor(_supervisor_request(request, probe, root, packages))
         if "record" in report:
             return dict(_described(report["record"], root), packages=packages)
         if "error" in report and os.path.isdir(root):  # or its last sandbox has just taken it away
@@ -103,7 +103,7 @@ def _check(request: dict[str, Any], probe: dict[str, Any]) -> None:
         )
 
 
-def _keeper_request(
+def _supervisor_request(
     request: dict[str, Any], probe: dict[str, Any], root: str, packages: list[str] | None
 ) -> dict[str, Any]:
     isolated, sandbox_id = request["isolated"], request["record"]["sandbox_id"]
@@ -111,7 +111,6 @@ def _keeper_request(
     shown = view.View((), (), ())
     if isolated:
         shown = view.view(request["visible_paths"], [root], view.homes(), packages)
-    data = os.path.join(root, sandbox_id, directories.DATA)
     return {
         "state_root": root,
         "sandbox_id": sandbox_id,
@@ -123,19 +122,14 @@ def _keeper_request(
         "binds": shown.binds,
         "symlinks": shown.symlinks,
         "masks": shown.masks,
-        "command": [word if isolated else _place(word, data) for word in request["command"]],
+        "command": request["command"],
         "environment": view.base_environment({processes.MARKER: sandbox_id}),
         "record": dict(request["record"], created=time.time(), user_namespace=by_user),
     }
 
 
-def _place(word: str, data: str) -> str:
-    """A word of the anchor's command for a sandbox that has no root of its own."""
-    return data + word[len(_DATA) :] if word.startswith(_DATA + "/") else word
-
-
-def _start_keeper(request: dict[str, Any]) -> dict[str, Any]:
-    """Fork a keeper, which outlives us and the connection; its report."""
+def _start_supervisor(request: dict[str, Any]) -> dict[str, Any]:
+    """Fork a supervisor, which outlives us and the connection; its report."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:
@@ -145,18 +139,18 @@ def _start_keeper(request: dict[str, Any]) -> dict[str, Any]:
                 os.dup2(source, descriptor)
             os.closerange(3, 256)
             os.chdir("/")
-            keeper.keep(request)
+            supervisor.keep(request)
             _remove_root(request["state_root"])
         finally:
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as stream:
         report = stream.read()
-    return marshal.loads(report) if report else {"error": "its keeper ended without a report"}  # from our own child
+    return marshal.loads(report) if report else {"error": "its supervisor ended without a report"}  # from our own child
 
 
 def _existing(path: str) -> dict[str, Any] | None:
-    """The record of the sandbox that has this lease already; None if it is dead, and now out of the way."""
+    """The record of the sandbox that is there already; None if it is dead, and now out of the way."""
     deadline = time.monotonic() + _START_S
     while directories.held(path):
         record = _record(path)
@@ -189,7 +183,7 @@ def _list(request: dict[str, Any]) -> dict[str, Any]:
     for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
         record = _record(os.path.join(root, name)) if name.startswith(directories.PREFIX) else None
         if record is not None:
-            values = {key: record[key] for key in ("sandbox_id", "owner", "lease_id", "created")}
+            values = {key: record[key] for key in ("sandbox_id", "owner", "creation_id", "created")}
             found.append(dict(values, running=directories.held(os.path.join(root, name))))
     return {"sandboxes": found}
 
@@ -204,7 +198,7 @@ def _find(request: dict[str, Any]) -> dict[str, Any]:
     record = _record(os.path.join(root, _name(request)))
     if record is None or not directories.held(os.path.join(root, record["sandbox_id"])):
         return {"gone": True}
-    return dict(_described(record, root), lease_id=record["lease_id"])
+    return dict(_described(record, root), creation_id=record["creation_id"])
 
 
 def _terminate(request: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +206,7 @@ def _terminate(request: dict[str, Any]) -> dict[str, Any]:
     path = os.path.join(root, _name(request))
     record = _record(path)
     if record is not None:
-        pid, started = record["keeper"]
+        pid, started = record["supervisor"]
         for number, limit in ((signal.SIGTERM, _END_S), (signal.SIGKILL, _KILL_S)):
             if processes.alive(pid, started):
                 os.kill(pid, number)
@@ -221,7 +215,7 @@ def _terminate(request: dict[str, Any]) -> dict[str, Any]:
             processes.kill_marked(record["sandbox_id"])
     directories.discard_dead(path)
     if directories.held(path):
-        raise HermesError("the sandbox's keeper can't be ended")
+        raise HermesError("the sandbox's supervisor can't be ended")
     _remove_root(root)
     return {}
 
@@ -237,14 +231,14 @@ def _enter(request: dict[str, Any]) -> int:
     record = _record(path) if directories.held(path) else None
     if record is None:
         os.write(2, b"the sandbox is not there\n")
-        return keeper.NOT_THERE
+        return supervisor.NOT_THERE
     os.write(1, b"\n")  # it is there, and what follows is its own
     isolated = record["isolation"] != "shared"
     words = request["command"]
     given = {processes.MARKER: record["sandbox_id"]}
     given.update(record["environment"])
     given.update(request["env"])
-    return keeper.enter(
+    return supervisor.enter(
         {
             "isolated": isolated,
             "init": record["init"],
@@ -287,7 +281,7 @@ def _remove_root(root: str) -> None:
 
 
 def _sweep(root: str) -> None:
-    """Remove what keepers have left that were killed themselves."""
+    """Remove what supervisors have left that were killed themselves."""
     for path in directories.leftovers(root):
         record = _record(path)
         if record is not None and record["isolation"] == "shared":

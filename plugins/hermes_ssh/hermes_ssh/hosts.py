@@ -22,7 +22,7 @@ from hermes_core import (
     SandboxLost,
 )
 from hermes_core.aio import BrokenOff, SingleFlight, TaskSet
-from hermes_core.sandbox.local.keeper import NOT_THERE
+from hermes_core.sandbox.local.supervisor import NOT_THERE
 from hermes_core.workers import begin_thread
 from hermes_ssh import remote
 from hermes_ssh.config import Access, SshConfig
@@ -45,7 +45,7 @@ class Host:
         self.access = access
         self.name = access.host
         self.sandboxes: set[str] = set()
-        """What we have there: the leases of sandboxes that run, or are being made."""
+        """The creation ids of our sandboxes that run there, or are being made."""
         self.packages: list[str] | None = None
         """Where its Pythons keep packages, as it has found."""
         self.aside_until = 0.0
@@ -274,11 +274,11 @@ class HostPool:
             found.append(self._hosts[access])
         return found
 
-    def candidates(self, config: SshConfig, lease_id: str) -> Iterable[Host]:
-        """Where a new sandbox may go, the best first: where its lease was tried before, the least loaded, and last
+    def candidates(self, config: SshConfig, creation_id: str) -> Iterable[Host]:
+        """Where a new sandbox may go, the best first: where it was tried before, the least loaded, and last
         those that are set aside."""
         now = time.monotonic()
-        last = self._placed.get(lease_id)
+        last = self._placed.get(creation_id)
 
         def rank(host: Host) -> tuple[bool, bool, float, int]:
             aside = host.aside_until > now
@@ -286,20 +286,22 @@ class HostPool:
 
         return sorted(self.of(config), key=rank)
 
-    async def place(self, config: SshConfig, lease_id: str, request: Mapping[str, Any]) -> tuple[Host, dict[str, Any]]:
+    async def place(
+        self, config: SshConfig, creation_id: str, request: Mapping[str, Any]
+    ) -> tuple[Host, dict[str, Any]]:
         """Have a sandbox made on one of the profile's hosts; that host, and what it says of it.
 
         Raises:
             InfraError, PolicyError, ConfigError: none of them could, and why.
         """
         failures: list[HermesError] = []
-        for host in self.candidates(config, lease_id):
-            host.sandboxes.add(lease_id)
-            self._placed[lease_id] = host
+        for host in self.candidates(config, creation_id):
+            host.sandboxes.add(creation_id)
+            self._placed[creation_id] = host
             try:
                 answer = await host.ask({**request, "packages": host.packages})
             except BaseException as error:
-                host.sandboxes.discard(lease_id)
+                host.sandboxes.discard(creation_id)
                 if not isinstance(error, HermesError):
                     raise
                 host.set_aside(config.retry_host_after_s)
@@ -311,13 +313,13 @@ class HostPool:
             host.works()
             host.packages = answer["packages"]
             return host, answer
-        self._placed.pop(lease_id, None)
+        self._placed.pop(creation_id, None)
         raise _combined(failures)
 
-    def forget(self, host: Host, lease_id: str) -> None:
+    def forget(self, host: Host, creation_id: str) -> None:
         """A sandbox has ended."""
-        host.sandboxes.discard(lease_id)
-        self._placed.pop(lease_id, None)
+        host.sandboxes.discard(creation_id)
+        self._placed.pop(creation_id, None)
 
     async def aclose(self) -> None:
         """Close every connection."""

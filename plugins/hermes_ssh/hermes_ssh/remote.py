@@ -18,7 +18,7 @@ _CORE = (
     "sandbox.guest.mounts",
     "sandbox.guest.namespaces",
     "sandbox.guest.probe",
-    *(f"sandbox.local.{name}" for name in ("directories", "keeper", "processes", "trees", "view")),
+    *(f"sandbox.local.{name}" for name in ("directories", "supervisor", "processes", "trees", "view")),
     "sandbox.uids",
 )
 

@@ -216,7 +216,7 @@ async def test_taking_over(rigged, level):
 async def test_a_lease_of_somebody_else(rigged):
     async with rigged("shared") as rig:
         for take_over in (None, rig.client.life):
-            settings = replace(rig.client.settings, lease_id="other", driver_id="other", take_over=take_over)
+            settings = replace(rig.client.settings, creation_id="other", driver_id="other", take_over=take_over)
             with pytest.raises(PolicyError, match="leased to another"):
                 await GuestClient.start(rig.sandbox, settings)
         assert await rig.client.open_slot(0)

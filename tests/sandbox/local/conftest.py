@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 import hermes_core
-from hermes_core.sandbox.anchor import anchor_command
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.local.sandbox import LocalSandbox
@@ -125,14 +124,13 @@ class Tools:
 
     @staticmethod
     def spec(
-        level: Isolation = Isolation.NAMESPACE, *, lease: str | None = None, ttl_s: float = 30, **config: Any
+        level: Isolation = Isolation.NAMESPACE, *, creation_id: str | None = None, ttl_s: float = 30, **config: Any
     ) -> SandboxSpec:
         return SandboxSpec(
-            lease_id=lease or uuid.uuid4().hex,
+            creation_id=creation_id or uuid.uuid4().hex,
             owner="tests",
-            config=LocalConfig(**config),
+            config=LocalConfig(**{"orphan_ttl_s": ttl_s, **config}),
             isolation=level,
-            command=anchor_command(f"{Sandbox.state_dir}/heartbeat", ttl_s),
         )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A local sandbox's life: made once per lease, entered, ended; and what is left when someone dies: nothing."""
+"""A local sandbox's life: made once per creation id, entered, ended; and what is left when someone dies: nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 import hermes_core
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
-from hermes_core.sandbox.contract import Isolation, Network, SandboxConfig, SandboxStatus
+from hermes_core.sandbox.contract import Isolation, Network, SandboxConfig, SandboxSpec, SandboxStatus
 from hermes_core.sandbox.local import directories, processes, records
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.local.sandbox import LocalSandbox
@@ -138,12 +138,12 @@ def test_the_environment_of_the_profile_and_the_spec_is_in_every_program(host, t
 
 
 def test_one_lease_is_one_sandbox(host, tools) -> None:
-    lease = uuid.uuid4().hex
+    creation_id = uuid.uuid4().hex
 
     async def scenario() -> None:
         backends = [host.backend() for _ in range(4)]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(backend.create(tools.spec(lease=lease))) for backend in backends]
+            tasks = [group.create_task(backend.create(tools.spec(creation_id=creation_id))) for backend in backends]
         first, *others = [task.result() for task in tasks]
         assert isinstance(first, LocalSandbox)
         assert {other.id for other in others} == {first.id}
@@ -151,16 +151,16 @@ def test_one_lease_is_one_sandbox(host, tools) -> None:
         await tools.run(others[0], "sh", "-c", "echo x >/data/file")
         assert (await tools.run(others[1], "cat", "/data/file")).out == "x\n"
         (info,) = await backends[0].list("tests")
-        assert (info.sandbox_id, info.lease_id, info.status) == (first.id, lease, SandboxStatus.RUNNING)
+        assert (info.sandbox_id, info.creation_id, info.status) == (first.id, creation_id, SandboxStatus.RUNNING)
         assert abs(info.created - time.time()) < 60
         assert await backends[0].list("someone else") == []
         with pytest.raises(PolicyError, match="was made with isolation 'user'"):
-            async with tools.sandbox(host, Isolation.USER, lease="weak"):
-                await backends[0].create(tools.spec(lease="weak"))
+            async with tools.sandbox(host, Isolation.USER, creation_id="weak"):
+                await backends[0].create(tools.spec(creation_id="weak"))
         async with asyncio.TaskGroup() as group:
             for other in others:
                 group.create_task(other.terminate())
-        again = await backends[0].create(tools.spec(lease=lease))
+        again = await backends[0].create(tools.spec(creation_id=creation_id))
         assert again.id == first.id and (await tools.run(again, "ls", "/data")).out == ""
         assert await first.status() is SandboxStatus.RUNNING
         await backends[1].terminate_id(again.id)
@@ -195,13 +195,13 @@ def test_what_has_ended_can_not_be_opened_or_attached_to(host, tools) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_anchors_end_is_the_sandboxs_end(host, tools, level: Isolation) -> None:
+def test_the_watchdogs_end_is_the_sandboxs_end(host, tools, level: Isolation) -> None:
     async def scenario() -> None:
         async with tools.sandbox(host, level) as sandbox:
             script = f"mkdir .hermes; ({SLEEPER}); {SLEEPER} echo end >.hermes/heartbeat"
             assert (await tools.run(sandbox, "sh", "-c", script)).status == 0
             await tools.until(lambda: not sandbox.directory.exists())
-            await tools.until(lambda: not processes.alive(*sandbox.record.keeper))
+            await tools.until(lambda: not processes.alive(*sandbox.record.supervisor))
             assert processes.marked(sandbox.id) == []
             assert await sandbox.status() is SandboxStatus.GONE
 
@@ -209,11 +209,13 @@ def test_the_anchors_end_is_the_sandboxs_end(host, tools, level: Isolation) -> N
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_killed_keeper_takes_the_sandbox_with_it_and_the_next_driver_sweeps(host, tools, level: Isolation) -> None:
+def test_a_killed_supervisor_takes_the_sandbox_with_it_and_the_next_driver_sweeps(
+    host, tools, level: Isolation
+) -> None:
     async def scenario() -> None:
         sandbox = await host.backend().create(tools.spec(level))
         await tools.run(sandbox, "sh", "-c", f"mkdir -p a/b && chmod 000 a; {SLEEPER}")
-        os.kill(sandbox.record.keeper[0], signal.SIGKILL)
+        os.kill(sandbox.record.supervisor[0], signal.SIGKILL)
         await tools.until(lambda: not processes.alive(*sandbox.record.init))
         await tools.until(lambda: not directories.held(str(sandbox.directory)))
         if level is not Isolation.SHARED:
@@ -235,10 +237,10 @@ def test_a_killed_keeper_takes_the_sandbox_with_it_and_the_next_driver_sweeps(ho
     host.run(scenario)
 
 
-def test_ending_a_sandbox_whose_keeper_was_killed_removes_its_files(host, tools) -> None:
+def test_ending_a_sandbox_whose_supervisor_was_killed_removes_its_files(host, tools) -> None:
     async def scenario() -> None:
         async with tools.sandbox(host) as sandbox:
-            os.kill(sandbox.record.keeper[0], signal.SIGKILL)
+            os.kill(sandbox.record.supervisor[0], signal.SIGKILL)
             await sandbox.terminate()
             assert host.left() == []
             await sandbox.terminate()
@@ -247,26 +249,24 @@ def test_ending_a_sandbox_whose_keeper_was_killed_removes_its_files(host, tools)
 
 
 def test_a_driver_that_is_killed_leaves_nothing(host, tools) -> None:
-    """The anchor of a sandbox with a dead driver and no guest runs out of time, and takes everything with it."""
+    """The watchdog of a sandbox with a dead driver and no guest runs out of time, and takes everything with it."""
     script = textwrap.dedent("""
         import asyncio, os, sys
         sys.path[:0] = sys.argv[3:]
         if sys.argv[2] != "-":
             sys._base_executable, sys.base_prefix, sys.base_exec_prefix = sys.argv[2], "/usr", "/usr"
-        from hermes_core.sandbox.anchor import anchor_command
         from hermes_core.sandbox.contract import Isolation, SandboxSpec
         from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 
         async def main():
             backend = LocalBackend(state_dir=sys.argv[1])
-            command = anchor_command("/data/.hermes/heartbeat", 1)
             for number, level in enumerate((Isolation.SHARED, Isolation.USER, Isolation.NAMESPACE)):
-                spec = SandboxSpec(f"lease {number}", "killed", LocalConfig(), level, command)
+                spec = SandboxSpec(f"creation {number}", "killed", LocalConfig(orphan_ttl_s=1), level)
                 sandbox = await backend.create(spec)
                 work = "mkdir .hermes; echo 1 >.hermes/heartbeat; setsid sleep 1000 & echo; cat"
                 channel = await sandbox.open(["sh", "-c", work])
                 await channel.read(1)
-                print(sandbox.id, sandbox.record.keeper[0], sandbox.record.init[0], flush=True)
+                print(sandbox.id, sandbox.record.supervisor[0], sandbox.record.init[0], flush=True)
             await asyncio.sleep(1000)
 
         asyncio.run(main())
@@ -298,8 +298,8 @@ def test_ctrl_c_at_the_drivers_terminal_does_not_reach_the_sandbox(host, tools) 
     async def scenario() -> None:
         async with tools.sandbox(host) as sandbox:
             channel = await sandbox.open(["cat"])
-            assert os.getsid(sandbox.record.keeper[0]) == sandbox.record.keeper[0]
-            for pid in (*sandbox.record.keeper[:1], sandbox.record.init[0]):
+            assert os.getsid(sandbox.record.supervisor[0]) == sandbox.record.supervisor[0]
+            for pid in (*sandbox.record.supervisor[:1], sandbox.record.init[0]):
                 os.kill(pid, signal.SIGINT)
                 os.kill(pid, signal.SIGHUP)
             await asyncio.sleep(0.1)
@@ -324,7 +324,7 @@ def test_a_cancelled_creation_leaves_nothing(host, tools, after_ms: int) -> None
         except TimeoutError:
             pass
         await tools.until(lambda: host.left() == [] or not [n for n in host.left() if n.startswith("local-")])
-        assert tools.argv_of_living([str(host.state_dir), records.sandbox_id_of(spec.lease_id)]) == []
+        assert tools.argv_of_living([str(host.state_dir), records.sandbox_id_of(spec.creation_id)]) == []
         for path in host.state_dir.glob(".new-*"):
             os.utime(path, (0, 0))
         records.sweep(host.state_dir)
@@ -372,7 +372,7 @@ def test_records_are_readable_by_nobody_else(host, tools) -> None:
             path = sandbox.directory / "record.json"
             assert path.stat().st_mode & 0o777 == 0o600
             assert json.loads(path.read_text())["owner"] == "tests"
-            for pid in (sandbox.record.keeper[0], sandbox.record.init[0]):
+            for pid in (sandbox.record.supervisor[0], sandbox.record.init[0]):
                 assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
     host.run(scenario)
@@ -439,10 +439,16 @@ def test_a_profile_may_name_its_own_state_directory(host, tools) -> None:
     host.run(scenario)
 
 
+class NoSuchCommand(SandboxSpec):
+    """Of a sandbox whose main process can't be run."""
+
+    def command(self, state_dir: str) -> tuple[str, ...]:
+        return ("/no/such/watchdog",)
+
+
 def test_a_command_that_can_not_be_run_is_a_clear_error_and_leaves_nothing(host, tools) -> None:
     async def scenario() -> None:
-        spec = tools.spec()
-        object.__setattr__(spec, "command", ("/no/such/anchor",))
+        spec = NoSuchCommand(**vars(tools.spec()))
         with pytest.raises(ProvisionError, match="No such file"):
             await host.backend().create(spec)
         assert host.left() == []

@@ -147,11 +147,11 @@ def test_a_mount_inside_a_tree_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_record_that_is_no_record_is_none(tmp_path: Path) -> None:
     assert read(tmp_path) is None
-    for text in ("", "{}", "[]", '{"keeper": 1, "init": 2}', '{"keeper": [1, 2], "init": [1, 2]}', "\0"):
+    for text in ("", "{}", "[]", '{"supervisor": 1, "init": 2}', '{"supervisor": [1, 2], "init": [1, 2]}', "\0"):
         (tmp_path / "record.json").write_text(text)
         assert read(tmp_path) is None
-    values = {"sandbox_id": "local-1", "owner": "o", "lease_id": "l", "isolation": "user", "created": 1.5,
-              "user_namespace": False, "keeper": [1, 2], "init": [3, 4]}  # fmt: skip
+    values = {"sandbox_id": "local-1", "owner": "o", "creation_id": "l", "isolation": "user", "created": 1.5,
+              "user_namespace": False, "supervisor": [1, 2], "init": [3, 4]}  # fmt: skip
     assert Record.of(values).init == (3, 4) and Record.of(values).isolated
 
 
@@ -175,7 +175,7 @@ def test_the_launcher_starts_without_our_package_or_anything_heavy() -> None:
         names = {{"__name__": "launcher", "__file__": {str(LAUNCHER)!r}}}
         exec(open(names["__file__"]).read(), names)
         names["_bare_packages"]()
-        from hermes_core.sandbox.local import keeper
+        from hermes_core.sandbox.local import supervisor
         print([name for name in {heavy!r} if name in sys.modules])"""
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == "[]", done.stderr

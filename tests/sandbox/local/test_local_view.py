@@ -73,7 +73,7 @@ def test_the_drivers_processes_and_environment_are_not_there(host, tools, monkey
     async def scenario() -> None:
         async with tools.sandbox(host) as sandbox:
             pids, secret, commands, environment = json.loads(await tools.python(sandbox, program))
-        assert pids <= 4  # the anchor and its sleep, the program and who waits for it
+        assert pids <= 4  # the watchdog and its sleep, the program and who waits for it
         assert not secret and not commands
         assert environment.pop("HERMES_SANDBOX_ID") == sandbox.id
         assert environment.pop("PATH").startswith(str(Path(view.interpreter()).parent) + ":")

@@ -1,4 +1,4 @@
-"""The anchor: every sandbox's main process, a watchdog in POSIX sh that ends the sandbox when no driver is left.
+"""The watchdog: every sandbox's main process, in POSIX sh, which ends the sandbox when no driver is left.
 
 The guest rewrites the heartbeat file with a new number whenever it hears from the driver. The guest itself may be
 killed, so it is not what the sandbox's life hangs on: this is, and it needs nothing but `sh` and `sleep`.
@@ -50,18 +50,17 @@ exit 0
 """
 
 
-def anchor_command(heartbeat_path: str, ttl_s: float) -> tuple[str, ...]:
-    """The command that runs until the heartbeat stops: `SandboxSpec.command` on every provider.
+def watchdog_command(heartbeat_path: str, ttl_s: float) -> tuple[str, ...]:
+    """Return the command that runs until the heartbeat stops.
 
     It ends when the contents of `heartbeat_path` have not changed for `ttl_s` seconds, at once when they are `END` or
-    on TERM, and when the file has not appeared within the start-up grace. Every argument but the path is fixed text, so
-    that a backend whose sandboxes have no root of their own can put the path where it really is.
+    on TERM, and when the file has not appeared within the start-up grace.
     """
     tick = _hundredths(min(1.0, ttl_s / 5))
     # Before the first heartbeat nobody else sees to the end, which a whole look more would make late.
     limits = (_hundredths(max(ttl_s, START_GRACE_S)) - tick, _hundredths(ttl_s))
     arguments = (_SCRIPT, heartbeat_path, str(tick), *map(str, limits), "0", "", "")
-    return ("/bin/sh", "-c", 'eval "$1"', "hermes-anchor", *arguments)
+    return ("/bin/sh", "-c", 'eval "$1"', "hermes-watchdog", *arguments)
 
 
 def _hundredths(seconds: float) -> int:

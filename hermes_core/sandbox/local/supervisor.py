@@ -1,8 +1,8 @@
 """What the launcher does: keep a sandbox from its first process to its last file, or enter one. Light imports only.
 
-A keeper is outside of everything: it is the parent of the sandbox's first process (for a sandbox with namespaces, the
-init of its pid namespace, whose death is the death of all in it), waits for its end, and removes the directory. If the
-keeper itself is killed, the kernel kills that first process; the directory is then left to the next sweep.
+A supervisor is outside of everything: it is the parent of the sandbox's first process (for a sandbox with namespaces,
+the init of its pid namespace, whose death is the death of all in it), waits for its end, and removes the directory. If
+the supervisor itself is killed, the kernel kills that first process; the directory is then left to the next sweep.
 
 Requests and reports are marshalled: both ends are the same interpreter, and `json` would take longer than all the rest.
 """
@@ -99,7 +99,7 @@ def _start(request: dict[str, Any], directory: str) -> tuple[int, dict[str, Any]
         raise OSError(0, complaint.decode("utf-8", "replace"))
     record = {
         **request["record"],
-        "keeper": (os.getpid(), processes.start_time(os.getpid())),
+        "supervisor": (os.getpid(), processes.start_time(os.getpid())),
         "init": (init, processes.start_time(init)),
         "uid_base": None if block is None else block[0],
     }
@@ -140,7 +140,7 @@ def _write_record(path: str, record: dict[str, Any]) -> None:
 def _report(report: dict[str, Any]) -> None:
     try:
         os.write(1, marshal.dumps(report))
-    except BrokenPipeError:  # nobody waits for it any more; the anchor will see to the sandbox's end
+    except BrokenPipeError:  # nobody waits for it any more; the watchdog will see to the sandbox's end
         pass
     _silence()
 
@@ -161,11 +161,12 @@ def _be_init(request: dict[str, Any], directory: str, block: tuple[int, int] | N
     """Become the sandbox's first process: what goes wrong is written to `ready`, which the exec closes."""
     try:
         namespaces.death_signal(_SIGKILL)
-        if os.read(go, 1) != b"g":  # the keeper died before the death signal was set
+        if os.read(go, 1) != b"g":  # the supervisor died before the death signal was set
             os._exit(1)
         os.setsid()
         if request["isolated"]:
             _build(request, directory)
+            os.chdir("/data")
         else:
             os.chdir(os.path.join(directory, directories.DATA))
         _silence()

@@ -1,4 +1,4 @@
-"""The anchor ends when, and only when, nobody beats its heart any more; under every shell at hand."""
+"""The watchdog ends when, and only when, nobody beats its heart any more; under every shell at hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_core.sandbox import anchor
+from hermes_core.sandbox import watchdog
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 
 @contextmanager
 def running(shell: str, file: Path, ttl_s: float, **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    argv = list(anchor.anchor_command(str(file), ttl_s))
+    argv = list(watchdog.watchdog_command(str(file), ttl_s))
     argv[:1] = ["busybox", "sh"] if shell == "busybox" else [shell]
     process = subprocess.Popen(argv, env={"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE, **options)
     try:
@@ -73,7 +73,7 @@ def test_an_empty_file_is_no_news(shell: str, file: Path) -> None:
 
 
 def test_before_the_first_heartbeat_there_is_a_grace(shell: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anchor, "START_GRACE_S", 1.5)
+    monkeypatch.setattr(watchdog, "START_GRACE_S", 1.5)
     begin = time.monotonic()
     with running(shell, file, 0.2) as process:
         assert process.wait(8) == 0
@@ -84,7 +84,7 @@ def test_the_word_end_ends_it_at_once(shell: str, file: Path) -> None:
     file.write_text("1\n")
     with running(shell, file, 1000) as process:
         time.sleep(0.2)
-        file.write_text(anchor.END + "\n")
+        file.write_text(watchdog.END + "\n")
         assert process.wait(3) == 0
 
 
