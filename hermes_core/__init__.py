@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from hermes_core.terminal import cleanup_vm, terminal_tool
     from hermes_core.tool_backend import ToolBackend
     from hermes_core.tools.base import CallContext, Tool, ToolParams
+    from hermes_core.tools.functions import function_tool
 
 _PLACES = {
     "Agent": "hermes_core.agents.base",
@@ -155,6 +156,7 @@ _PLACES = {
     "CallContext": "hermes_core.tools.base",
     "Tool": "hermes_core.tools.base",
     "ToolParams": "hermes_core.tools.base",
+    "function_tool": "hermes_core.tools.functions",
 }
 """The names that are loaded at their first use, each with its module."""
 
@@ -231,6 +233,7 @@ __all__ = [
     "VerifierError",
     "__version__",
     "cleanup_vm",
+    "function_tool",
     "hookimpl",
     "nearest_hint",
     "read_records",

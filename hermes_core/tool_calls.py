@@ -48,12 +48,13 @@ class ToolCalls:
     ) -> ExecutionResult:
         """`ToolBackend.execute`."""
         lease = self._find_lease(slot)
-        limit = check_time_limit(timeout_s, lease.config.execution_timeout_s)
+        if timeout_s is not None:
+            check_time_limit(timeout_s, timeout_s)
         began = time.monotonic()
         lease.executing += 1
         slot.state = SlotState.EXECUTING
         try:
-            result = await lease.call(self._call, lease, tool, args, limit)
+            result = await lease.call(self._call, lease, tool, args, timeout_s)
         finally:
             lease.executing -= 1
             if lease.executing == 0 and slot.state is SlotState.EXECUTING:
@@ -73,13 +74,16 @@ class ToolCalls:
         )
         return result
 
-    async def _call(self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], limit: float) -> ExecutionResult:
+    async def _call(
+        self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], timeout_s: float | None
+    ) -> ExecutionResult:
         try:
             tool = self.tool(wanted) if isinstance(wanted, str) else wanted
             if tool.where != "sandbox":
                 raise UnknownNameError("tool of the slot", tool.name, self._names())
         except UnknownNameError as error:
             return ExecutionResult(False, error=str(error), error_kind=ErrorKind.COMMAND)
+        limit = tool.time_limit(timeout_s, lease.config.execution_timeout_s)
         context = CallContext(
             trajectory_id=lease.slot.trajectory_id,
             timeout_s=limit,

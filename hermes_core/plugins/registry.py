@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from pydantic.errors import PydanticUserError
+
 from hermes_core.errors import HermesError, PluginError, UnknownNameError
 from hermes_core.tools.base import Tool
+from hermes_core.tools.schema import function_schema
 from hermes_core.validation import words
 
 _PLUGIN_KINDS = ("backend", "environment")
@@ -160,7 +163,18 @@ class ToolRegistrar(Claims):
     """What `hermes_register_tools` is given: tools, toolsets and distributions."""
 
     def add(self, tool: Tool) -> None:
-        """Claim the tool's name for it."""
+        """Claim the tool's name for it.
+
+        Raises:
+            PluginError: its parameters can't be described to a model.
+        """
+        try:
+            function_schema(tool)
+        except (PydanticUserError, TypeError, ValueError) as error:
+            raise PluginError(
+                f"the parameters of tool {tool.name!r} are nothing that JSON can describe: {describe(error)}",
+                hint="use JSON's types, or pydantic models of them",
+            ) from error
         self.claim("tool", tool.name, tool, summary=tool.description, requires=tool.requires)
 
     def add_toolset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.results import ExecutionResult, Slot
+from hermes_core.tools.json_schema import check_schema
 from hermes_core.validation import words
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -81,19 +83,21 @@ ToolOutcome = ExecutionResult | Mapping[str, Any] | str
 """What a handler may return: a full result, the answer to the model as a mapping, or just its output as text."""
 
 ToolHandlerFunction = Callable[[CallContext, Any], Awaitable[ToolOutcome]]
-"""Takes the context and the validated `params` instance."""
+"""Takes the context and the validated arguments: an instance of the model, or a dict where `params` is a schema."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """Something that the model can call.
+    """Something that the model can call. `function_tool` makes one of a function.
 
     Raises:
-        ConfigError: the name is not one that model endpoints accept.
+        ConfigError: the name is not one that model endpoints accept, the schema is not valid, or the time limit is no
+            positive number.
     """
 
     name: str
-    params: type[BaseModel]
+    params: type[BaseModel] | Mapping[str, Any]
+    """What it takes: a pydantic model, or a JSON schema of type `object`."""
     handler: ToolHandlerFunction
     description: str
     where: Literal["sandbox", "driver"] = "sandbox"
@@ -103,7 +107,10 @@ class Tool:
     parallel_safe: bool = False
     """Whether calls of one turn may run at the same time as others that are parallel-safe."""
     timeout_s: float | None = None
-    """Seconds after which a call of a `driver` tool is cut off; None is the caller's limit, or 180."""
+    """Seconds that a call may take, unless the caller allows less; None is the caller's limit, or the default: 180 for
+    `driver` tools, the profile's `execution_timeout_s` for others. A `driver` tool is cut off then. A `sandbox` tool
+    gives the limit to its commands, as `ctx.timeout_s`, and is cut off some time later, as its channel may be lost for
+    a while."""
     requires: tuple[str, ...] = ()
     """What it needs to work, in words, for listings: an environment variable, a program."""
 
@@ -112,3 +119,12 @@ class Tool:
             object.__setattr__(self, several, words(getattr(self, several)))
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"{self.name!r} can't be a tool's name", hint="use 1 to 64 letters, digits, '_' or '-'")
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            message = f"tool {self.name!r} has a time limit of {self.timeout_s!r} seconds"
+            raise ConfigError(message, hint="use a positive number, or None for the default")
+        if isinstance(self.params, Mapping):
+            check_schema(self.name, self.params)
+
+    def time_limit(self, given: float | None, default: float) -> float:
+        """The seconds that a call may take: the shorter one of its own limit and the caller's, or the default."""
+        return min((limit for limit in (self.timeout_s, given) if limit is not None), default=default)

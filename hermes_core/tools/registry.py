@@ -145,7 +145,7 @@ def _add(what: str, known: dict[str, _Named], new: _Named) -> None:
 async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:
     limit: float | None = None  # in a slot, who calls keeps the time: of a channel that is lost, no tool is to blame
     if tool.where == "driver":
-        limit = tool.timeout_s or (DRIVER_TIMEOUT_S if ctx.timeout_s is None else ctx.timeout_s)
+        limit = tool.time_limit(ctx.timeout_s, DRIVER_TIMEOUT_S)
         ctx = replace(ctx, commands=None, slot=None, timeout_s=limit)
     else:
         ctx.require_commands()

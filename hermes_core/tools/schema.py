@@ -1,7 +1,8 @@
-"""From pydantic models to what models read: function schemas, and wrong arguments explained."""
+"""From a tool's parameters to what models read: function schemas, and wrong arguments explained."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from hermes_core.errors import ToolArgumentError
 from hermes_core.tools.base import Tool
+from hermes_core.tools.json_schema import problems_of
 
 Schema = dict[str, Any]
 
@@ -27,13 +29,15 @@ def function_schema(tool: Tool) -> Schema:
     return {"type": "function", "function": function}
 
 
-def parameters_schema(params: type[BaseModel]) -> Schema:
-    """The JSON schema of a parameters model, as plain as it can be said.
+def parameters_schema(params: type[BaseModel] | Mapping[str, Any]) -> Schema:
+    """The JSON schema of a tool's parameters: one that was given as it is, that of a model as plain as it can be said.
 
     References are resolved (a model that contains itself keeps its `$defs`), generated titles are left out, an optional
     parameter has its plain type instead of a union with null, and unknown arguments are refused unless the model
     allows them.
     """
+    if isinstance(params, Mapping):
+        return {"properties": {}, **copy.deepcopy(params)}
     raw = params.model_json_schema()
     definitions: Mapping[str, Schema] = raw.pop("$defs", {})
     recursive: set[str] = set()
@@ -100,8 +104,8 @@ def _without_null(schema: Schema) -> Schema:
     return {**others[0], **rest} if len(others) == 1 else {**rest, "anyOf": others}
 
 
-def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> BaseModel:
-    """The tool's parameters from what a model or a hook gave.
+def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> BaseModel | dict[str, Any]:
+    """The tool's parameters from what a model or a hook gave: an instance of its model, or a dict by its schema.
 
     Args:
         arguments: a mapping, or JSON text of one (encoded more than once is understood; empty is no arguments).
@@ -111,6 +115,10 @@ def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> Ba
     """
     values = _decode(tool, arguments)
     model = tool.params
+    if isinstance(model, Mapping):
+        if found := problems_of(model, values):
+            raise _argument_error(tool, "; ".join(found))
+        return values
     problems = []
     if model.model_config.get("extra") not in ("forbid", "allow"):  # else pydantic would drop them without a word
         known = {name for key, field in model.model_fields.items() for name in (key, field.alias or key)}

@@ -58,6 +58,7 @@ def registry() -> ToolRegistry:
     tools = ToolRegistry()
     tools.add(Tool("stubborn", NoParams, _stubborn, "Does not keep its time limit."))
     tools.add(Tool("remember", NoParams, _remember, "Counts."))
+    tools.add(Tool("brief", NoParams, _remember, "Has a time limit of its own.", timeout_s=5))
     tools.add(Tool("outside", NoParams, _outside, "Runs in the driver.", where="driver"))
     return tools
 
@@ -157,6 +158,9 @@ async def test_tools_of_the_registry_and_unknown_ones(backend):
     slot = await backend.acquire("traj")
     assert (await backend.execute(slot, "remember", {})).output == "1 traj 30.0"
     assert (await backend.execute(slot, "remember", {}, timeout_s=5)).output == "2 traj 5"
+    assert (await backend.execute(slot, "brief", {})).output == "3 traj 5"
+    assert (await backend.execute(slot, "brief", {}, timeout_s=2)).output == "4 traj 2"
+    assert (await backend.execute(slot, "brief", {}, timeout_s=60)).output == "5 traj 5"
     await backend.release(slot)
     slot = await backend.acquire("other")
     assert (await backend.execute(slot, "remember", {})).output.startswith("1 other")
