@@ -11,7 +11,7 @@ PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 TORCH := torch==2.13.0
 
-.PHONY: help setup demo test test-fast stress lint format bench clean
+.PHONY: help setup demo test test-fast stress lint format docs bench clean
 
 help:
 	@echo 'make setup      .venv with hermes-rl and every plugin, editable (EXTRAS="atropos torch" adds the heavy ones)'
@@ -21,6 +21,7 @@ help:
 	@echo 'make stress     real tasks while drivers, channels and sandboxes die (minutes)'
 	@echo 'make lint       ruff, formatting, mypy --strict'
 	@echo 'make format     let ruff format and mend what it can'
+	@echo 'make docs       the documentation as a site in build/docs; broken links are errors'
 	@echo 'make bench      the benchmarks, ours beside the reference'
 	@echo 'make clean      remove .venv'
 
@@ -72,6 +73,9 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup $(VENV)/.extra-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)

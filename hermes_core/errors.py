@@ -40,7 +40,9 @@ class HermesError(Exception):
     Args:
         message: what went wrong, in one sentence.
         hint: what to do next, in one sentence.
-        sandbox_id, slot_id, trajectory_id: where it happened, as far as known.
+        sandbox_id: the sandbox where it happened, if known.
+        slot_id: the slot, if known.
+        trajectory_id: the rollout, if known.
     """
 
     def __init__(

@@ -352,7 +352,7 @@ class ToolBackend:
         Raises:
             UsageError: the key can't be a file's name.
             StaleSlotError: the slot was released.
-            Whatever `build` raises.
+            Exception: as `build` raised it.
         """
         lease = self._lease(slot)
         check_key(key)

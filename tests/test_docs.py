@@ -1,6 +1,7 @@
 """What the documentation shows works as it is written."""
 
 import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import hermes_core
 from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
 
@@ -87,7 +89,18 @@ def test_the_readme_s_tasks_are_sound(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def generated_pages() -> dict[str, str]:
+    """The pages of the reference, by their place below docs/."""
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "site" / "reference.py")
+    assert spec is not None and spec.loader is not None
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    pages: dict[str, str] = reference.pages()
+    return pages
+
+
 def test_every_link_between_the_documents_leads_somewhere() -> None:
+    generated = {ROOT / "docs" / page for page in generated_pages()}
     documents = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
@@ -98,7 +111,7 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
         f"{document.relative_to(ROOT)}: {link}"
         for document in documents
         for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text())
-        if not (document.parent / link).exists()
+        if not (document.parent / link).exists() and document.parent / link not in generated
     ]
     assert not broken
 
@@ -117,3 +130,11 @@ def test_the_parsers_page_names_every_parser() -> None:
     rows = re.findall(r"^\| (`\S+`(?:, `\S+`)*) \|", (ROOT / "docs/parsers.md").read_text(), re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == {*Runtime(load_entry_points=False).parsers.names(), "deepseek_v31"}
+
+
+def test_the_reference_explains_every_setting_and_option() -> None:
+    pages = generated_pages()
+    silent = [line for text in pages.values() for line in text.splitlines() if re.search(r"\|\s+\|$", line)]
+    assert not silent
+    named = set(re.findall(r"^::: hermes_core\S*\.(\w+)$", "\n".join(pages.values()), re.MULTILINE))
+    assert named >= {name for name in hermes_core.__all__ if not name.startswith("__")}

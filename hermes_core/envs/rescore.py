@@ -66,7 +66,7 @@ async def rescore(
 
     Raises:
         UsageError: `run_dir` holds no run, a run is writing to it, or the environment can't score patches.
-        As `run_rollouts` does.
+        HermesError: as `run_rollouts` does.
     """
     path = Path(run_dir)
     ran = run_configuration_of(path)

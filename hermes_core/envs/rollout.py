@@ -206,7 +206,7 @@ class Rollout(LeasedSlot):
 
         Raises:
             Disturbed: nothing of the agent's could be run, twice.
-            Whatever `lay_out` and `check` raise.
+            Exception: as `lay_out` or `check` raised it.
         """
         async with self.fresh_slot() as fresh:
             place = fresh.sandbox_id

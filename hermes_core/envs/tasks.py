@@ -86,12 +86,15 @@ class TaskRow(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     id: str = Field(min_length=1)
+    """The row's name, unique in the file."""
     prompt: str = Field(min_length=1)
+    """What the agent is asked to do."""
     check: Commands = Field(min_length=1)
     """The task is done when all of them exit with 0."""
     files: Files = Field(default_factory=dict)
     """Texts that the check finds below its home `~`, by path. The agent never sees them."""
     setup: Commands = ()
+    """Commands that prepare the workspace before the agent begins."""
     solution: Commands = ()
     """The reference solution, for the agent `oracle`."""
     image: str | None = Field(default=None, min_length=1)

@@ -87,7 +87,7 @@ async def validate(
         options: the fields of `RunOptions`; `group_size` is `repeat`.
 
     Raises:
-        As `run_rollouts` does.
+        HermesError: as `run_rollouts` does.
     """
     chosen = validated(RunOptions, {**options, "group_size": repeat}, "the run")
     verdicts: list[Verdict] = []

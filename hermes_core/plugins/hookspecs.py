@@ -3,11 +3,11 @@
 A plugin is a module (or any object) named by an entry point of the group `hermes_core`. It marks its functions with
 `hookimpl` and takes only the arguments that it wants, positional or keyword-only. It may set `HERMES_PLUGIN_API = 1`.
 
-    from hermes_core.plugins.hookspecs import hookimpl
+    from hermes_core import hookimpl
 
     @hookimpl
     def hermes_register_environments(registry):
-        registry.add("my-env", "my_package.env:MyEnvironment", summary="What it is", requires=("network",))
+        registry.add("my-env", "my_package.env:MyEnvironment", summary="What it is")
 
 The factory is named as `module:attribute` and imported on first use, so that listing plugins stays cheap.
 

@@ -50,7 +50,9 @@ class ModalSandboxConfig(SandboxConfig):
     volumes: dict[str, str] = Field(default_factory=dict)
     """Modal volumes by the path that they are mounted at: `{"/cache": "my-volume"}`."""
     region: str | tuple[str, ...] | None = None
+    """The region, or several, as Modal names them; None is Modal's choice."""
     cloud: str | None = None
+    """The cloud provider, as Modal names it; None is Modal's choice."""
     outbound_cidr_allowlist: tuple[str, ...] | None = None
     """The only addresses that the sandbox may reach; None is all."""
     outbound_domain_allowlist: tuple[str, ...] | None = None

@@ -1,0 +1,60 @@
+"""A hook of MkDocs: adds the pages that are not in docs/ (README, plugins, reference) and adapts the links."""
+
+import posixpath
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+sys.path.insert(0, str(Path(__file__).parent))
+import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+
+COPIED = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/RESULTS.md": "benchmark-results.md",
+    **{f"plugins/{path.name}/README.md": f"plugins/{path.name}.md" for path in sorted(ROOT.glob("plugins/hermes_*"))},
+}
+"""Documents of the repository that become pages, each with its page."""
+
+NOT_IN_NAV = {"benchmark-results.md"}
+
+_LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)\s]*)?(\))")
+
+
+def on_files(files, config):
+    """Add the copied and the generated pages."""
+    for source, page in COPIED.items():
+        add(files, config, page, (ROOT / source).read_text(encoding="utf-8"))
+    for page, text in reference.pages().items():
+        add(files, config, page, text)
+    return files
+
+
+def add(files, config, page, text):
+    """Add a page that has no file in docs/."""
+    file = File.generated(config, page, content=text)
+    if page in NOT_IN_NAV:
+        file.inclusion = file.inclusion.NOT_IN_NAV
+    files.append(file)
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Turn links between documents of the repository into links between pages."""
+    pages = {page: source for source, page in COPIED.items()}
+    here = page.file.src_uri
+    source = pages.get(here, f"docs/{here}")
+
+    def adapted(match):
+        opening, target, anchor, closing = match.groups()
+        wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        there = COPIED.get(wanted, wanted.removeprefix("docs/"))
+        link = posixpath.relpath(there, posixpath.dirname(here) or ".")
+        return f"{opening}{link}{anchor or ''}{closing}"
+
+    return _LINK.sub(adapted, markdown) if source in COPIED or not here.startswith("reference/") else markdown

@@ -1,0 +1,266 @@
+"""The generated pages of the reference: the command line, every setting, the hooks, the public API."""
+
+import ast
+import enum
+import inspect
+import itertools
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import click
+from pydantic_core import PydanticUndefined
+
+import hermes_core
+from hermes_core.agents.base import AgentSettings
+from hermes_core.cli.main import main
+from hermes_core.environment import EnvironmentConfig
+from hermes_core.envs.options import RunOptions
+from hermes_core.envs.tasks import TaskRow, TasksConfig
+from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Prices, SandboxConfig
+from hermes_core.settings import VARIABLES, Settings
+
+API = {
+    "runs": (
+        "Runs",
+        "Run rollouts from Python, read what they recorded, and use sandboxes directly.",
+        (
+            *("runtime", "settings", "envs.runner", "envs.validate", "envs.rescore", "envs.store", "envs.summary"),
+            *("sink", "tool_backend", "sandbox.results", "sandbox.commands", "terminal"),
+        ),
+    ),
+    "environments": (
+        "Environments",
+        "What an author of an environment uses.",
+        ("environment", "envs.rollout", "envs.leased_slot", "envs.tool_context", "envs.pytest_run"),
+    ),
+    "tools": ("Tools", "What an author of a tool uses.", ("tools",)),
+    "agents": ("Agents and parsers", "What an author of an agent or of a tool-call parser uses.", ("agents",)),
+    "backends": ("Backends", "What an author of a backend implements, and ready-made channels.", ("sandbox",)),
+    "plugins": ("Plugins", "How a plugin registers what it provides.", ("plugins", "version")),
+    "errors": ("Errors", "Every error has a message and a `hint` that says what to do next.", ("errors",)),
+}
+"""The pages of the API: title, first sentence, and the modules of `hermes_core` whose public names are on it."""
+
+
+def pages():
+    """Return the text of every generated page."""
+    return {
+        "reference/command-line.md": command_line(),
+        "reference/settings.md": settings(),
+        "reference/hooks.md": HOOKS,
+        **{f"reference/api/{page}.md": api(page) for page in API},
+    }
+
+
+# ---------------------------------------------------------------------- the public API
+
+
+def api(page):
+    """Return a page with the public names of some modules, each documented by mkdocstrings."""
+    title, summary, _ = API[page]
+    names = [name for name in hermes_core.__all__ if page_of(name) == page and not name.startswith("__")]
+    intro = f"{summary} Import these names from `hermes_core`."
+    entries = [f"::: {place_of(name)}.{name}" for name in sorted(names, key=str.lower)]
+    return "\n\n".join([f"# {title}", intro, *entries]) + "\n"
+
+
+def place_of(name):
+    """Return the module that defines a public name."""
+    return hermes_core._PLACES.get(name, "hermes_core.version")
+
+
+def page_of(name):
+    """Return the page of a public name: that of the longest prefix of its module."""
+    module = place_of(name).removeprefix("hermes_core.")
+    fitting = [
+        (len(prefix), page)
+        for page, (_, _, prefixes) in API.items()
+        for prefix in prefixes
+        if module == prefix or module.startswith(prefix + ".")
+    ]
+    if not fitting:
+        raise LookupError(f"{name} of {module} has no page: name its module in API of docs/site/reference.py")
+    return max(fitting)[1]
+
+
+HOOKS = """# Hooks
+
+A plugin implements hooks to register what it provides, to wrap what environments do, and to observe runs.
+
+::: hermes_core.plugins.hookspecs
+    options:
+      show_root_heading: false
+      show_root_toc_entry: false
+      show_if_no_docstring: false
+      filters: ["!^_", "!^PROJECT$"]
+"""
+
+# ---------------------------------------------------------------------- the command line
+
+
+def command_line():
+    """Return the page of all commands and options."""
+    context = click.Context(main, info_name="hermes-rl", max_content_width=100)
+    parts = ["# Command line", "Options stand in any order. Defaults are in square brackets."]
+    parts += command(main, context, 2)
+    return "\n\n".join(parts) + "\n"
+
+
+def command(described, context, level):
+    """Yield the parts that describe a command, and those of its subcommands."""
+    yield f"{'#' * level} {context.command_path}"
+    usage = " ".join(described.collect_usage_pieces(context))
+    yield f"```text\n{context.command_path} {usage}\n```"
+    if described.help:
+        yield prose(described.help)
+    options = [parameter for parameter in described.get_params(context) if isinstance(parameter, click.Option)]
+    rows = [record for option in options if (record := option.get_help_record(context))]
+    if rows:
+        yield table(("option", "what it does"), [(f"`{option}`", meaning) for option, meaning in rows])
+    if described.epilog:
+        yield prose(described.epilog)
+    if isinstance(described, click.Group):
+        for name in described.list_commands(context):
+            inner = described.get_command(context, name)
+            yield from command(inner, click.Context(inner, info_name=name, parent=context), min(level + 1, 3))
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def settings():
+    """Return the page of every setting: its type, its default and its meaning."""
+    runtime = Runtime(settings=Settings())
+    parts = [SETTINGS]
+    parts += ["## Runtime", model(Settings, variables={key: name for name, key in VARIABLES.items()})]
+    parts += ["## Run", "Section `run` of the configuration file.", model(RunOptions)]
+    parts += ["## Agent", "Section `agent`, and `--agent.KEY=VALUE`.", model(AgentSettings)]
+    parts += [
+        "## Environments",
+        "Section `env`, and `--env.KEY=VALUE`. Every environment has:",
+        model(EnvironmentConfig),
+    ]
+    for name, kind in {"tasks": TasksConfig, "swe-smith": runtime.environment_class("swe-smith").config_class}.items():
+        parts += [f"### Environment `{name}`", model(kind, beside=EnvironmentConfig)]
+    parts += ["### A row of `tasks`", "One line of the JSONL file.", model(TaskRow)]
+    parts += ["## Backends", "Section `backend`, `--backend.KEY=VALUE`, and the keys of a profile. Every backend has:"]
+    parts += [model(SandboxConfig), "### Prices", "The keys of `prices`, each by the hour.", model(Prices)]
+    for name in ("local", "docker", "ssh", "modal"):
+        parts += [f"### Backend `{name}`", model(runtime.backend(name).config_class, beside=SandboxConfig)]
+    parts += [
+        "## Atropos",
+        "`--env.KEY=VALUE` of `hermes-rl atropos`, beside the settings of Atropos itself.",
+        atropos(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+SETTINGS = """# Settings
+
+This page lists every setting. [Configuration](../configuration.md) says where each is written and which place wins.
+A dash in the column *default* means that the setting must be given."""
+
+
+def model(kind, *, beside=None, variables=None):
+    """Return a table of a pydantic model's fields.
+
+    Args:
+        beside: a base class whose fields are left out, unless their default or type differs.
+        variables: the environment variables that set fields.
+    """
+    meanings = docstrings(kind)
+    rows = []
+    for name, field in kind.model_fields.items():
+        inherited = beside.model_fields.get(name) if beside else None
+        if inherited is not None and (inherited.default, inherited.annotation) == (field.default, field.annotation):
+            continue
+        meaning = meanings.get(name, "")
+        if variables and name in variables:
+            meaning += f" Variable `{variables[name]}`."
+        rows.append((f"`{name}`", type_of(field), default_of(field), meaning))
+    return table(("setting", "type", "default", "meaning"), rows)
+
+
+def atropos():
+    """Return a table of the Atropos adapter's settings, read from its source: it needs an extra to be imported."""
+    tree = ast.parse((Path(hermes_core.__file__).parent / "atropos" / "config.py").read_text(encoding="utf-8"))
+    fields = [
+        node
+        for each in tree.body
+        if isinstance(each, ast.ClassDef) and each.name == "HermesAgentEnvConfig"
+        for node in each.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)
+    ]
+    rows = []
+    for field in fields:
+        given = {keyword.arg: keyword.value for keyword in field.value.keywords}
+        default = ast.unparse(given["default"]) if "default" in given else "{}"
+        meaning = ast.literal_eval(given["description"]) if "description" in given else ""
+        rows.append((f"`{field.target.id}`", f"`{words(ast.unparse(field.annotation))}`", f"`{default}`", meaning))
+    return table(("setting", "type", "default", "meaning"), rows)
+
+
+def docstrings(kind):
+    """Return the texts below the fields of a class and of its bases, by field."""
+    found = {}
+    for base in reversed(kind.__mro__):
+        if not base.__module__.startswith("hermes_"):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[field.target.id] = inspect.cleandoc(text.value.value)
+    return found
+
+
+def type_of(field):
+    """Return a field's type and bounds."""
+    text = inspect.formatannotation(field.annotation)
+    if isinstance(field.annotation, type) and issubclass(field.annotation, enum.Enum):
+        text = " | ".join(str(getattr(each, "value", each)) for each in field.annotation)
+    text = re.sub(r"Annotated\[(.*?), .*\]", r"\1", text)
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    kept = [(sign, getattr(each, key, None)) for each in field.metadata for key, sign in signs.items()]
+    bounds = [f"{sign} {bound}" for sign, bound in kept if bound is not None]
+    return ", ".join([f"`{words(text)}`", *bounds])
+
+
+def words(annotation):
+    """Return a type's source for a table: names without their modules, `or` in place of a bar."""
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", annotation).replace("NoneType", "None").replace(" | ", " or ")
+
+
+def default_of(field):
+    """Return a field's default as a user would write it."""
+    value = field.default
+    if field.default_factory is not None:
+        try:
+            value = field.default_factory()
+        except TypeError:
+            return ""
+        if not isinstance(value, dict | list | tuple):
+            return "see the meaning"
+    if value is PydanticUndefined:
+        return "–"
+    value = getattr(value, "value", value)
+    if value is None or value in ((), {}, []):
+        return "none"
+    return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
+
+
+# ---------------------------------------------------------------------- Markdown
+
+
+def table(heads, rows):
+    """Return a Markdown table."""
+    lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
+    lines += [" | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) for row in rows]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def prose(text):
+    """Return a help text as Markdown."""
+    return inspect.cleandoc(text).replace("<", "&lt;")
