@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentSettings
     from hermes_core.agents.parsers.base import Parser
     from hermes_core.environment import Environment
-    from hermes_core.plugins.calling import Observers
     from hermes_core.sandbox.pool.checkpoint import Checkpoint
     from hermes_core.sandbox.pool.provision import PrepareSandbox
     from hermes_core.sink import Sink
@@ -163,7 +162,7 @@ class Runtime:
                 isolation=level,
                 owner=self.owner,
                 default_profile=self.settings.default_profile,
-                observers=_SandboxEvents(self.plugin_manager.observers),
+                events=self.plugin_manager.events,
                 prepare_sandbox=prepare_sandbox,
                 take_over=self.settings.owner is not None,
                 checkpoint=checkpoint,
@@ -349,20 +348,6 @@ def _profile(
     elif not isinstance(given, backend.config_class):
         raise ConfigError(f"{what} is a {type(given).__name__}", hint=f"use {backend.config_class.__name__}")
     return validated(backend.config_class, {**given.model_dump(exclude_unset=True), **config, "name": name}, what)
-
-
-class _SandboxEvents:
-    """What a tool backend tells the plugins' observers: of its sandboxes. Its tool calls are told by the rollout, which
-    knows those that the model made, driver tools included."""
-
-    def __init__(self, observers: Observers) -> None:
-        self.sandbox_created = observers.sandbox_created
-        self.sandbox_lost = observers.sandbox_lost
-        self.sandbox_terminated = observers.sandbox_terminated
-        self.process_updated = observers.process_updated
-
-    def tool_called(self, **call: Any) -> None:
-        """Not passed on."""
 
 
 def _new_owner() -> str:

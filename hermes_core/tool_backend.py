@@ -11,16 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hermes_core.aio import TaskSet
-from hermes_core.errors import (
-    HermesError,
-    InfraError,
-    PolicyError,
-    SandboxLost,
-    UsageError,
-)
+from hermes_core.errors import HermesError, InfraError, PolicyError, SandboxLost, UsageError
+from hermes_core.events import Events
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
-from hermes_core.sandbox.observers import Observers, Unobserved
 from hermes_core.sandbox.pool.cost import Usage
 from hermes_core.sandbox.pool.leases import PREPARE, Lease, LeasedCommands, stale
 from hermes_core.sandbox.pool.pool import Pool
@@ -47,6 +41,7 @@ class ToolBackend:
         tools: the tools that `execute` knows besides the slot tools `bash`, `read_file` and `write_file`.
         isolation: the least that every slot gets; the backend's next stronger level where it does not declare this one.
         owner: who the sandboxes belong to, for their labels.
+        events: told of its sandboxes and of watched processes; not of tool calls, which the rollout announces.
         max_creating: sandboxes being made at the same time, over all profiles.
         start_client: gives the client of a new sandbox.
         prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut; or with
@@ -69,7 +64,7 @@ class ToolBackend:
         isolation: Isolation,
         owner: str,
         default_profile: str = "default",
-        observers: Observers | None = None,
+        events: Events | None = None,
         max_creating: int = 4,
         start_client: ClientFactory = start_guest,
         prepare_sandbox: PrepareSandbox | None = None,
@@ -81,8 +76,8 @@ class ToolBackend:
         self._on_closed = on_closed
         self.isolation = isolation = backend.capabilities.least(isolation)
         self.default_profile = default_profile
-        self._observers = observers or Unobserved()
-        self._watchers = Watchers(self._observers)
+        self._events = events or Events()
+        self._watchers = Watchers(self._events)
         self._work = TaskSet()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
@@ -99,8 +94,8 @@ class ToolBackend:
             take_over=take_over,
             checkpoint=checkpoint,
         )
-        self._pools = Pools(profiles, lambda config, meter: Pool(config, self._provisioner, self._observers, meter))
-        self._calls = ToolCalls(tools, self._observers, self._lease, self.watch)
+        self._pools = Pools(profiles, lambda config, meter: Pool(config, self._provisioner, self._events, meter))
+        self._calls = ToolCalls(tools, self._lease, self.watch)
         self.default_timeout_s = self._pools[default_profile].config.execution_timeout_s
 
     # ------------------------------------------------------------------ life

@@ -1,4 +1,4 @@
-"""Calls of tools in slots: found by name, held to their time limit, told to observers; many at a time in a batch."""
+"""Calls of tools in slots: found by name, held to their time limit; many at a time in a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from hermes_core.errors import ErrorKind, HermesError, InfraError, StaleSlotError, UnknownNameError, UsageError
-from hermes_core.sandbox.observers import Observers, tell
 from hermes_core.sandbox.pool.leases import Lease
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.tools.base import CallContext, Tool
@@ -35,11 +34,8 @@ class ToolCalls:
         find_lease: the lease of a slot; raises if it has ended.
     """
 
-    def __init__(
-        self, tools: ToolRegistry, observers: Observers, find_lease: Callable[[Slot], Lease], watch: Watch
-    ) -> None:
+    def __init__(self, tools: ToolRegistry, find_lease: Callable[[Slot], Lease], watch: Watch) -> None:
         self._tools = tools
-        self._observers = observers
         self._find_lease = find_lease
         self._watch = watch
 
@@ -59,20 +55,12 @@ class ToolCalls:
             lease.executing -= 1
             if lease.executing == 0 and slot.state is SlotState.EXECUTING:
                 slot.state = SlotState.ACQUIRED
-        result = replace(
+        return replace(
             result,
             slot_id=slot.slot_id,
             execution_id=result.execution_id or uuid.uuid4().hex,
             metadata={"duration_s": time.monotonic() - began, **result.metadata},
         )
-        tell(
-            self._observers.tool_called,
-            trajectory_id=slot.trajectory_id or "",
-            tool_name=tool.name if isinstance(tool, Tool) else tool,
-            arguments=args,
-            result=result,
-        )
-        return result
 
     async def _call(
         self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], timeout_s: float | None

@@ -181,8 +181,8 @@ class GroupRoller:
             finally:
                 rolled = judged(trajectory.to_record(context.redact), exact=self._exact)
                 self._records.add(rolled, trajectory.result)
-                context.hooks.observers.trajectory_finished(
-                    trajectory_id=trajectory.trajectory_id, record=rolled.record
+                context.hooks.events.emit(
+                    "trajectory_finished", trajectory_id=trajectory.trajectory_id, record=rolled.record
                 )
         rolled = rolled.without_lists()
         (group.kept if rolled.refused is None else group.failed).append(rolled)

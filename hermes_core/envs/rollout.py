@@ -71,7 +71,7 @@ class RolloutContext:
 
     environment: Environment
     hooks: EnvironmentHooks
-    """The environment's hooks with the plugins' wrappers around them, and the observers."""
+    """The environment's hooks with the plugins' wrappers around them, and their events."""
     agent: Agent
     backend: ToolBackend
     tools: ToolRegistry
@@ -142,8 +142,8 @@ class Rollout(LeasedSlot):
             result = await self._watch(context.backend.execute(self.slot, tool, args))
         else:
             result = await self._watch(context.tools.call(tool, self._driver_context(), args))
-        context.hooks.observers.tool_called(
-            trajectory_id=self.trajectory_id, tool_name=tool_name, arguments=args, result=result
+        context.hooks.events.emit(
+            "tool_called", trajectory_id=self.trajectory_id, tool_name=tool_name, arguments=args, result=result
         )
         told = result.to_tool_result()
         if result.metadata.get("invalid_arguments"):  # said here, for agents that count them
@@ -250,8 +250,8 @@ def begin(context: RolloutContext, item_id: str, group: str, rollout_index: int)
     """The record of a rollout that begins now; the observers are told."""
     environment = context.environment.name
     trajectory = Trajectory(environment, item_id, group, rollout_index, context.agent.name, context.backend_name)
-    context.hooks.observers.trajectory_started(
-        trajectory_id=trajectory.trajectory_id, environment=environment, item_id=item_id
+    context.hooks.events.emit(
+        "trajectory_started", trajectory_id=trajectory.trajectory_id, environment=environment, item_id=item_id
     )
     return trajectory
 

@@ -267,7 +267,7 @@ async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurre
 
 
 def _tell_finished(context: RolloutContext, trajectory: Trajectory, record: Mapping[str, Any]) -> None:
-    context.hooks.observers.trajectory_finished(trajectory_id=trajectory.trajectory_id, record=record)
+    context.hooks.events.emit("trajectory_finished", trajectory_id=trajectory.trajectory_id, record=record)
 
 
 def _count_items(environment: Environment) -> int:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from hermes_core.errors import PluginError, SetupFailed, UsageError, VerifierError, nearest_hint
+from hermes_core.events import Events
 from hermes_core.plugins import hookspecs
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.results import ProcessUpdate
-
-log = logging.getLogger(__name__)
 
 ENVIRONMENT_HOOKS = ("setup_trajectory_workspace", "verify_and_score_trajectory", "solve_trajectory")
 
@@ -27,6 +22,9 @@ SPECS: Mapping[str, Callable[..., Any]] = {
     name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, f"{hookspecs.PROJECT}_spec")
 }
 """Every hook's specification, by name."""
+
+OBSERVERS = [hook for hook in SPECS if hook not in ENVIRONMENT_HOOKS and not hook.startswith("hermes_register_")]
+"""The hooks that are told of an event, which is called the same without `hermes_`."""
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -117,8 +115,8 @@ def _plain(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     # pluggy looks through `__wrapped__` for the names, so it sees the specification's.
     @functools.wraps(spec)
-    def call(*arguments: Any) -> Any:
-        given = dict(zip(known, arguments, strict=True))
+    def call(*arguments: Any, **named: Any) -> Any:
+        given = named or dict(zip(known, arguments, strict=True))
         return function(**{name: given[name] for name in wanted})
 
     return call
@@ -186,8 +184,8 @@ class EnvironmentHooks:
         manager.register(own, f"environment {self.name}")
         self.can_solve = implementations["solve_trajectory"] is not None
         """Whether there is a reference solution to apply."""
-        self.observers = Observers(manager)
-        """The plugins' observers and the environment's own."""
+        self.events = events_for(manager)
+        """Told to the plugins' observers and the environment's own."""
         self._hook = manager.hook
 
     async def setup(
@@ -321,7 +319,7 @@ def _observers_of(environment: object) -> dict[str, Callable[..., Any]]:
     Raises:
         PluginError: it marks a method that is neither an environment hook nor an observer.
     """
-    known = [hook for hook in SPECS if not hook.startswith("hermes_register_")]
+    known = (*ENVIRONMENT_HOOKS, *OBSERVERS)
     observers = {}
     for name, function, options in _marked(environment):
         hook = options["specname"] or name
@@ -333,49 +331,12 @@ def _observers_of(environment: object) -> dict[str, Callable[..., Any]]:
     return observers
 
 
-class Observers:
-    """Tells every observer what happened, each in its own `try`: one that fails is logged, and nothing else notices."""
-
-    def __init__(self, manager: pluggy.PluginManager) -> None:
-        self._hook = manager.hook
-
-    def trajectory_started(self, *, trajectory_id: str, environment: str, item_id: str) -> None:
-        """A rollout begins."""
-        self._tell("hermes_trajectory_started", trajectory_id=trajectory_id, environment=environment, item_id=item_id)
-
-    def trajectory_finished(self, *, trajectory_id: str, record: Mapping[str, Any]) -> None:
-        """A rollout ended; `record` is the trajectory as it is written."""
-        self._tell("hermes_trajectory_finished", trajectory_id=trajectory_id, record=record)
-
-    def tool_called(self, *, trajectory_id: str, tool_name: str, arguments: Mapping[str, Any], result: Any) -> None:
-        """The model called a tool; `result` is the `ExecutionResult`."""
-        self._tell(
-            "hermes_tool_called",
-            trajectory_id=trajectory_id,
-            tool_name=tool_name,
-            arguments=arguments,
-            result=result,
-        )
-
-    def sandbox_created(self, *, sandbox_id: str, backend: str, profile: str) -> None:
-        """A sandbox is ready."""
-        self._tell("hermes_sandbox_created", sandbox_id=sandbox_id, backend=backend, profile=profile)
-
-    def sandbox_lost(self, *, sandbox_id: str, backend: str, profile: str, reason: str) -> None:
-        """A sandbox died, could not be reached again, or was quarantined."""
-        self._tell("hermes_sandbox_lost", sandbox_id=sandbox_id, backend=backend, profile=profile, reason=reason)
-
-    def sandbox_terminated(self, *, sandbox_id: str, backend: str, profile: str) -> None:
-        """A sandbox was ended by us."""
-        self._tell("hermes_sandbox_terminated", sandbox_id=sandbox_id, backend=backend, profile=profile)
-
-    def process_updated(self, *, update: ProcessUpdate) -> None:
-        """There is something new about a background process that is watched."""
-        self._tell("hermes_process_updated", trajectory_id=update.trajectory_id, update=update)
-
-    def _tell(self, hook: str, **event: Any) -> None:
-        for implementation in getattr(self._hook, hook).get_hookimpls():
-            try:
-                implementation.function(*(event[name] for name in implementation.argnames))
-            except Exception:
-                log.exception("the observer %s of plugin %r failed", hook, implementation.plugin_name)
+def events_for(manager: pluggy.PluginManager) -> Events:
+    """The events that the observers among these plugins listen to."""
+    events = Events()
+    for hook in OBSERVERS:
+        for implementation in getattr(manager.hook, hook).get_hookimpls():
+            events.listen(
+                hook.removeprefix("hermes_"), implementation.function, owner=f"plugin {implementation.plugin_name!r}"
+            )
+    return events

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pluggy
 
 from hermes_core.errors import PluginError, UsageError, nearest_hint
-from hermes_core.plugins.calling import Observers, adapt_plugin, new_manager
+from hermes_core.plugins.calling import adapt_plugin, events_for, new_manager
 from hermes_core.plugins.hookspecs import PROJECT
 from hermes_core.plugins.registry import (
     Claims,
@@ -85,7 +85,7 @@ class PluginManager:
                 self._load(info, partial(_given, plugin))
             except PluginError as error:
                 raise PluginError(f"{info.label}: {error.message}", hint=error.hint) from error
-        self.observers = Observers(self.hooks)
+        self.events = events_for(self.hooks)
         """Tells the plugins' observers what happens to sandboxes and trajectories."""
 
     def registry(self, kind: str) -> Registry:

@@ -572,7 +572,7 @@ async def test_observers_hear_of_every_tool_call():
 
     environment = Watched()
     base = context(environment, Doing(lambda task: task.tool_handler("shell", {"text": "x"}, task.trajectory_id)))
-    base.hooks.observers.tool_called = lambda **event: heard.append(event)
+    base.hooks.events.listen("tool_called", lambda **event: heard.append(event))
     trajectory = await run_rollout(base, ITEM, Trajectory("plain", "one", "one", 0, "doing", "fake"))
     assert [(event["tool_name"], event["arguments"]) for event in heard] == [("shell", {"text": "x"})]
     assert heard[0]["trajectory_id"] == trajectory.trajectory_id

@@ -23,6 +23,7 @@ from hermes_core.errors import (
     SlotUnclean,
     UsageError,
 )
+from hermes_core.events import Events
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -34,7 +35,6 @@ from hermes_core.sandbox.contract import (
     SandboxInfo,
     SandboxStatus,
 )
-from hermes_core.sandbox.observers import Unobserved
 from hermes_core.sandbox.pool import provision
 from hermes_core.sandbox.pool.cost import CostLimitReached, Meter
 from hermes_core.sandbox.pool.fleet import LEAVING_BESIDE
@@ -171,7 +171,7 @@ class World:
             self.provider, isolation=isolation, owner="me", max_creating=max_creating, start_client=self.client
         )
         settings = {"slots_per_sandbox": 2, "min_sandboxes": 1, "max_sandboxes": 2, "reserve_slots": 0, **config}
-        self.pools.append(Pool(SandboxConfig(**settings), provisioner, Unobserved()))
+        self.pools.append(Pool(SandboxConfig(**settings), provisioner, Events()))
         return self.pools[-1]
 
 
@@ -964,6 +964,6 @@ async def test_a_failed_snapshot_counts_once_however_many_sandboxes_wait_for_it(
         keeping.provider, isolation=Isolation.USER, owner="me", start_client=keeping.client, prepare=prepare
     )
     config = SandboxConfig(snapshot=True, min_sandboxes=3, max_sandboxes=3, slots_per_sandbox=1, reserve_slots=0)
-    keeping.pools.append(Pool(config, provisioner, Unobserved()))
+    keeping.pools.append(Pool(config, provisioner, Events()))
     await keeping.pools[0].start()
     assert prepare.times == 3 and counts(keeping.pools[0]) == (3, 3, 0)

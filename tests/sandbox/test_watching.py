@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from hermes_core.events import Events
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
-from hermes_core.sandbox.observers import Unobserved
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.sandbox.pool.watches import LEAST_INTERVAL_S
 from hermes_core.sandbox.results import ProcessUpdate
@@ -22,8 +22,8 @@ from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.terminal import TERMINAL
 
 
-class Heard(Unobserved):
-    """Observes and subscribes."""
+class Heard:
+    """Listens and subscribes."""
 
     def __init__(self) -> None:
         self.observed: list[ProcessUpdate] = []
@@ -31,7 +31,8 @@ class Heard(Unobserved):
         self.when: list[float] = []
         self.ended = asyncio.Event()
 
-    def process_updated(self, *, update: ProcessUpdate) -> None:
+    def process_updated(self, *, trajectory_id: str, update: ProcessUpdate) -> None:
+        assert trajectory_id == update.trajectory_id
         self.observed.append(update)
 
     async def __call__(self, update: ProcessUpdate) -> None:
@@ -50,6 +51,8 @@ async def opened(folder: Path, heard: Heard, least_s: float = 0.5) -> AsyncItera
     """A tool backend whose updates may come more often than they should."""
     backend = LocalBackend()
     level = max(level for level in backend.capabilities.isolation if level is not Isolation.DEDICATED)
+    events = Events()
+    events.listen("process_updated", heard.process_updated)
     config = LocalConfig(name="default", slots_per_sandbox=2, min_sandboxes=0, reserve_slots=0)
     try:
         with Checkpoint(folder, "watching-" + folder.name) as checkpoint:
@@ -59,7 +62,7 @@ async def opened(folder: Path, heard: Heard, least_s: float = 0.5) -> AsyncItera
                 tools=ToolRegistry(),
                 isolation=level,
                 owner="",
-                observers=heard,
+                events=events,
                 checkpoint=checkpoint,
             )
             tools._watchers.least_interval_s = least_s

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import HermesError, InfraError, PolicyError, ProvisionError, SandboxLost, UsageError
+from hermes_core.events import Events
 from hermes_core.sandbox.contract import SandboxConfig
-from hermes_core.sandbox.observers import Observers, tell
 from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.leases import PooledSandbox
 from hermes_core.sandbox.pool.provision import Provisioner, retryable
@@ -56,7 +56,7 @@ class Fleet:
         self,
         config: SandboxConfig,
         provisioner: Provisioner,
-        observers: Observers,
+        events: Events,
         *,
         work: TaskSet,
         owner: Owner,
@@ -65,7 +65,7 @@ class Fleet:
         self._config = config
         self._meter = meter
         self._provisioner = provisioner
-        self._observers = observers
+        self._events = events
         self._work = work
         self._owner = owner
         self.sandboxes: list[PooledSandbox] = []
@@ -148,7 +148,7 @@ class Fleet:
             return
         pooled.draining = pooled.quarantined = True
         log.warning("sandbox %s is quarantined: %s", pooled.sandbox.id, error)
-        self._tell_lost(pooled, f"quarantined: {error}")
+        self._emit("sandbox_lost", pooled, reason=f"quarantined: {error}")
 
     def join(self, pooled: PooledSandbox) -> None:
         """One that was there before: it is one of the fleet from now on."""
@@ -211,7 +211,7 @@ class Fleet:
         finally:
             await (self._let_go(pooled) if pooled.kept else self._provisioner.end(pooled, self._meter))
         self._ending.discard(pooled)
-        self._tell(self._observers.sandbox_terminated, pooled)
+        self._emit("sandbox_terminated", pooled)
         self._owner.pump()
 
     async def _let_go(self, pooled: PooledSandbox) -> None:
@@ -247,7 +247,7 @@ class Fleet:
         if (life := pooled.sandbox.lifetime_s) is not None:
             last = min(life * LAST_PART, LAST_PART_S)
             pooled.expiry = asyncio.get_running_loop().call_later(life - last, self._expire, pooled)
-        self._tell(self._observers.sandbox_created, pooled)
+        self._emit("sandbox_created", pooled)
         if self._closing:
             self._retire(pooled)
         if self._warm is not None and not self._warm.done() and self.count_usable() >= self._config.min_sandboxes:
@@ -268,7 +268,7 @@ class Fleet:
             lease.slot.state = SlotState.ERROR
         log.warning("sandbox %s is lost, with %d leases", pooled.sandbox.id, len(pooled.leases))
         if not pooled.draining:
-            self._tell_lost(pooled, str(pooled.lost.message))
+            self._emit("sandbox_lost", pooled, reason=str(pooled.lost.message))
         pooled.over.set()
         self._owner.pump()
 
@@ -299,26 +299,11 @@ class Fleet:
         if self._warm is not None and not self._warm.done():
             self._warm.set_exception(error)
 
-    def _tell_lost(self, pooled: PooledSandbox, reason: str) -> None:
-        tell(
-            self._observers.sandbox_lost,
-            sandbox_id=pooled.sandbox.id,
-            backend=self._provisioner.backend.name,
-            profile=self._config.name,
-            reason=reason,
-        )
-
-    def _tell(self, event: SandboxEvent, pooled: PooledSandbox) -> None:
-        tell(
+    def _emit(self, event: str, pooled: PooledSandbox, **more: str) -> None:
+        self._events.emit(
             event,
             sandbox_id=pooled.sandbox.id,
             backend=self._provisioner.backend.name,
             profile=self._config.name,
+            **more,
         )
-
-
-class SandboxEvent(Protocol):
-    """What an observer is told of a sandbox that comes or goes."""
-
-    def __call__(self, *, sandbox_id: str, backend: str, profile: str) -> None:
-        """It happened."""

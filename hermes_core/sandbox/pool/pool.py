@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import AcquireTimeout, HermesError, SandboxLost
+from hermes_core.events import Events
 from hermes_core.sandbox.contract import SandboxConfig, SlotUser
-from hermes_core.sandbox.observers import Observers
 from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.fleet import Fleet, closed
 from hermes_core.sandbox.pool.leases import Lease, PooledSandbox, Seat, new_lease
@@ -43,7 +43,7 @@ class Pool:
     """
 
     def __init__(
-        self, config: SandboxConfig, provisioner: Provisioner, observers: Observers, meter: Meter | None = None
+        self, config: SandboxConfig, provisioner: Provisioner, events: Events, meter: Meter | None = None
     ) -> None:
         provisioner.check(config)
         self.config = config
@@ -54,7 +54,7 @@ class Pool:
         self._homes: dict[str, PooledSandbox] = {}
         self._work = TaskSet()
         self.meter = meter or Meter(config.name, config.price_per_hour, config.max_cost)
-        self._fleet = Fleet(config, provisioner, observers, work=self._work, owner=self, meter=self.meter)
+        self._fleet = Fleet(config, provisioner, events, work=self._work, owner=self, meter=self.meter)
         self._budget: asyncio.TimerHandle | None = None
         self._begun = False
         self._closing = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import CommandError, InfraError, StaleSlotError
-from hermes_core.sandbox.observers import Observers, tell
+from hermes_core.events import Events
 from hermes_core.sandbox.pool.leases import Watch
 from hermes_core.sandbox.results import ProcessUpdate
 
@@ -35,10 +35,10 @@ class Watchers:
     What is delivered is recorded first, so that it is delivered once at most, whoever dies when.
     """
 
-    def __init__(self, observers: Observers, least_interval_s: float = LEAST_INTERVAL_S) -> None:
+    def __init__(self, events: Events, least_interval_s: float = LEAST_INTERVAL_S) -> None:
         self.subscribers: list[Subscriber] = []
         self.least_interval_s = least_interval_s
-        self._observers = observers
+        self._events = events
         self._work = TaskSet()
 
     def begin(self, lease: Lease, process_id: str, interval_s: float) -> float:
@@ -84,7 +84,7 @@ class Watchers:
         watch.offset, watch.ended = chunk.offset + len(chunk.data), not status.running
         lease.record(lease)
         update = ProcessUpdate(lease.slot.trajectory_id or "", lease.slot, status, chunk.data, chunk.offset)
-        tell(self._observers.process_updated, update=update)
+        self._events.emit("process_updated", trajectory_id=update.trajectory_id, update=update)
         for subscriber in [*self.subscribers]:
             try:
                 await subscriber(update)

@@ -1,0 +1,55 @@
+"""Events: whoever sees something happen emits it by name, and every listener to that name is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Listener:
+    call: Callable[..., object]
+    owner: str
+    failed: bool = False
+
+
+class Events:
+    """Who listens to what. The names and arguments of events are those of the observer hooks, without `hermes_`.
+
+    Listeners are called in the caller's thread, one after the other, and have to be quick.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, list[_Listener]] = {}
+
+    def listen(self, name: str, call: Callable[..., object], *, owner: str = "a listener") -> None:
+        """Call `call(**event)` for each event of this name.
+
+        Args:
+            owner: whose listener it is, for the log.
+        """
+        self._listeners.setdefault(name, []).append(_Listener(call, owner))
+
+    def emit(self, name: str, /, **event: Any) -> None:
+        """Tell every listener to this name.
+
+        A listener that raises changes nothing for the others, or for what it observes. Its first error is logged with
+        a traceback; one that fails each time would flood the log, so later ones are logged at level debug.
+        """
+        for listener in self._listeners.get(name, ()):
+            try:
+                listener.call(**event)
+            except Exception:
+                level = logging.DEBUG if listener.failed else logging.ERROR
+                listener.failed = True
+                log.log(level, "%s failed on the event %s", listener.owner, name, exc_info=True)
+
+    def copy(self) -> Events:
+        """Return events with the same listeners, to which others can be added."""
+        copied = Events()
+        copied._listeners = {name: [*listeners] for name, listeners in self._listeners.items()}
+        return copied
