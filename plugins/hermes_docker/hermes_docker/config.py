@@ -84,5 +84,4 @@ def mount(volume: str) -> Mount:
     target, _, mode = rest.partition(":")
     if not source or not colon or not PurePosixPath(target).is_absolute() or mode not in ("", "ro", "rw"):
         raise ValueError(f"must be SOURCE:/TARGET or SOURCE:/TARGET:ro, not {volume!r}")
-    kind = "bind" if source.startswith("/") else "volume"
-    return Mount(target, source, type=kind, read_only=mode == "ro")
+    return Mount(target, source, type="bind" if source.startswith("/") else "volume", read_only=mode == "ro")

@@ -230,7 +230,7 @@ def tag_of(folder: Path, platform: str | None = None) -> str:
 
 def _has(api: APIClient, image: str) -> bool:
     try:
-        api.inspect_image(image)
+        api.inspect_image(image)  # type: ignore[no-untyped-call]  # the stubs leave it out
     except docker.errors.NotFound:
         return False
     return True

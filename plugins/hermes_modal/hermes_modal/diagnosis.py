@@ -45,7 +45,8 @@ async def diagnose(account: Account, profiles: Mapping[str, Mapping[str, Any]]) 
         return Diagnosis(False, f"Modal does not answer at {url}: {said}", advice=advice)
     kinds = "V2, and V1 for GPUs" if modal_config.get("sandbox_v2") is not False else "V1"
     details = [f"the token is from {_token_source()}", f"sandboxes of kind {kinds}", "levels: shared, user, dedicated"]
-    wrong, advice = [], []
+    wrong: list[str] = []
+    hints: list[str] = []
     for place, read in _sources(profiles, details):
         try:
             for name, config in read().items():
@@ -53,11 +54,11 @@ async def diagnose(account: Account, profiles: Mapping[str, Mapping[str, Any]]) 
                 details.append(f"profile {name!r} is from {place}")
         except HermesError as error:
             wrong.append(f"{error.message} (from {place})")
-            advice.append(error.hint or "")
+            hints.append(error.hint or "")
         except (exception.Error, TimeoutError, OSError) as error:
             wrong.append(f"what the profiles of {place} name could not be looked up: {error}")
     if wrong:
-        return Diagnosis(False, "; ".join(wrong), tuple(details), tuple(dict.fromkeys(filter(None, advice))))
+        return Diagnosis(False, "; ".join(wrong), tuple(details), tuple(dict.fromkeys(filter(None, hints))))
     return Diagnosis(True, f"Modal at {url}, SDK {modal.__version__}", tuple(details))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -157,7 +158,8 @@ class ModalToolBackend:
 
     async def _opened(self) -> _Engine:
         """As `_open`, which imports the SDK at first, for as long as a second: not in the caller's loop."""
-        return self._running() or await asyncio.to_thread(self._open)
+        running = self._running()
+        return running if running is not None else await asyncio.to_thread(self._open)
 
     def _open(self) -> _Engine:
         with self._opening:
@@ -214,15 +216,11 @@ class _Engine:
         settings: Settings | None,
     ) -> None:
         runtime = Runtime(settings, plugins=[plugin], load_entry_points=False)
-
-        async def close() -> None:
-            try:
-                await self.tools.aclose()
-            finally:
-                await runtime.aclose()
+        opened = AsyncExitStack()
+        opened.push_async_callback(runtime.aclose)
 
         async def make() -> ToolBackend:
-            return ToolBackend(
+            tools = ToolBackend(
                 runtime.backend("modal"),
                 profiles=profiles,
                 tools=runtime.tools,
@@ -231,12 +229,13 @@ class _Engine:
                 default_profile=default_profile,
                 take_over=runtime.settings.owner is not None,
             )
+            opened.push_async_callback(tools.aclose)
+            return tools
 
-        self.thread = LoopThread("Modal sandboxes", close)
+        self.thread = LoopThread("Modal sandboxes", opened.aclose)
         try:
             self.tools = self.thread.call(make())
         except BaseException:
-            self.tools = _Nothing()  # type: ignore[assignment]
             self.thread.close()
             raise
 
@@ -247,13 +246,6 @@ class _Engine:
             return what(self.tools)
 
         return self.thread.call(asked())
-
-
-class _Nothing:
-    """In the place of a tool backend that could not be made."""
-
-    async def aclose(self) -> None:
-        """Nothing to close."""
 
 
 def _all_slots(config: ModalSandboxConfig) -> ModalSandboxConfig:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no
 
     Docstring = tuple[str, int]
     """The text, and its first line's number from 0."""
+    Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -41,7 +42,7 @@ def docstring(module: ast.Module, path: str, name: str) -> Docstring | None:
     return next(filter(None, found), None)
 
 
-def _docstring(node: ast.AST, words: list[str]) -> Docstring | None:
+def _docstring(node: Scope, words: list[str]) -> Docstring | None:
     if not words:
         return _with_examples(node.body[0].value if node.body and isinstance(node.body[0], ast.Expr) else None)
     if words[0] == "__test__" and isinstance(node, ast.Module):
