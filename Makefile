@@ -11,13 +11,13 @@ PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 TORCH := torch==2.13.0
 
-.PHONY: help setup demo test test-fast stress lint format docs bench clean
+.PHONY: help setup demo test test-all stress lint format docs bench clean
 
 help:
 	@echo 'make setup      .venv with hermes-rl and every plugin, editable (EXTRAS="atropos torch" adds the heavy ones)'
 	@echo 'make demo       the whole way once, on tasks that come with the SWE-smith plugin'
-	@echo 'make test       all tests, in parallel (ARGS="-k name" goes to pytest)'
-	@echo 'make test-fast  those that take no more than a few seconds each'
+	@echo 'make test       every promise once, in minutes and without a server (ARGS="-k name" goes to pytest)'
+	@echo 'make test-all   also at every level, on every backend, with every extra that is here'
 	@echo 'make stress     real tasks while drivers, channels and sandboxes die (minutes)'
 	@echo 'make lint       ruff, formatting, mypy --strict'
 	@echo 'make format     let ruff format and mend what it can'
@@ -58,8 +58,8 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
-test-fast: setup
-	$(BIN)/python -m pytest -n auto -m 'not slow and not stress' $(ARGS)
+test-all: setup
+	$(BIN)/python -m pytest -n auto -m 'not stress' --hypothesis-profile thorough $(ARGS)
 
 stress: setup
 	$(BIN)/python -m pytest -m stress tests/stress $(ARGS)

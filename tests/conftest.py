@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,12 +23,27 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG", "HERMES_VLLM_SOURCE")
 """The variables of ours that tests do see: what has to be there, and where it is."""
 
+hypothesis.settings.register_profile("default", max_examples=20, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=160, deadline=None)
+hypothesis.settings.load_profile("default")  # `--hypothesis-profile` comes after it
+
 LOOP_STALL_S = 0.05
 """The longest that the event loop may be kept from running, unless the test says otherwise."""
 
 
 LEAK_GRACE_S = 20.0
 """How long after a test what it started may take to end."""
+
+
+ELSEWHERE = {"docker_images", "ssh_config", "make_server", "atropos_extra", "torch_extra", "with_torch"}
+"""Fixtures that need a server or a heavy extra: what uses them is `full`."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if ELSEWHERE.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.full)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -241,7 +257,9 @@ def _adopt_orphans(adopt: bool) -> None:
     ctypes.CDLL(None).prctl(pr_set_child_subreaper, int(adopt), 0, 0, 0)
 
 
-@pytest.fixture(params=["local user", "local namespace", "docker user"])
+@pytest.fixture(
+    params=["local user", *(pytest.param(each, marks=pytest.mark.full) for each in ("local namespace", "docker user"))]
+)
 def where(request: pytest.FixtureRequest) -> dict[str, object]:
     """Options of a run: a backend that can be used here, and the level."""
     from hermes_core.sandbox.contract import Isolation

@@ -57,7 +57,6 @@ def test_the_quick_mode_has_every_figure():
     assert targets == {"shared": None, "user": ">= 0.7x" if os.geteuid() == 0 else None, "namespace": None}
 
 
-@pytest.mark.slow
 def test_one_benchmark_as_a_table():
     done = run("--quick", "--only", "startup")
     assert done.returncode == 0, done.stderr
@@ -167,7 +166,6 @@ async def test_a_peer_that_needs_too_long_for_its_output_is_given_up():
     assert row.ours is not None and row.reference is None and "0.05 s" in row.notes[0]
 
 
-@pytest.mark.slow
 async def test_what_a_timed_out_command_leaves_is_counted_and_ended():
     left, killed = {}, []
 

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 COMMAND = [sys.executable, "-m", "hermes_core"]
 
 

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CONFTEST = Path(__file__).with_name("conftest.py")
 
 STALLS = """
@@ -89,21 +87,18 @@ def run(folder: Path, tests: str, **environment: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
 def test_a_stalled_loop_fails_the_test(tmp_path: Path) -> None:
     outcomes = run(tmp_path, STALLS)
     assert outcomes.pop("test_stalls") == outcomes.pop("test_computes") == "ERROR"
     assert outcomes == {"test_allowed": "PASSED", "test_smooth": "PASSED"}
 
 
-@pytest.mark.slow
 def test_leaks_fail_the_test(tmp_path: Path) -> None:
     outcomes = run(tmp_path, LEAKS)
     assert outcomes.pop("test_clean") == "PASSED"
     assert outcomes == dict.fromkeys(("test_process", "test_orphan", "test_descriptor", "test_thread"), "ERROR")
 
 
-@pytest.mark.slow
 def test_a_requirement_skips_or_fails(tmp_path: Path) -> None:
     assert run(tmp_path, REQUIRES, HERMES_REQUIRE="") == {"test_docker": "SKIPPED", "test_there": "PASSED"}
     assert run(tmp_path, REQUIRES, HERMES_REQUIRE="ssh,docker") == {"test_docker": "FAILED", "test_there": "PASSED"}

@@ -20,8 +20,6 @@ from hermes_core.sandbox.guest_client.client import GuestClient, GuestSettings
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.settings import Settings
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Runtime:

@@ -92,7 +92,6 @@ async def test_an_outcome_that_comes_too_late_is_taken_back(thread: LoopThread) 
     assert taken_back == [7]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["pass", "raise SystemExit(3)", "raise LookupError", "os.kill(os.getpid(), 2)"])
 def test_it_ends_with_the_program(ending: str) -> None:
     program = f"""

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 SHELL = [sys.executable, "-m", "hermes_core", "shell"]
 
 

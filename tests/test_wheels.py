@@ -18,7 +18,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-pytestmark = pytest.mark.slow
 
 OWN = ("hermes_", "hermes-rl", "_editable_impl_hermes", "__editable__")
 """How the names of what is ours begin in this interpreter's site-packages."""

@@ -285,7 +285,6 @@ async def test_a_full_context_ends_the_rollout_but_not_on_the_first_turn(fault):
 
 
 @pytest.mark.parametrize("form", ["seconds", "date", "milliseconds"])
-@pytest.mark.slow
 async def test_retry_after_is_honoured(form):
     headers = {
         "seconds": {"Retry-After": "1"},
@@ -340,7 +339,6 @@ def counting(turns: int):
     return ToolScript(play)
 
 
-@pytest.mark.slow
 async def test_two_hundred_at_once_finish_quickly_and_do_not_stall_the_event_loop():
     stalls = []
 
@@ -368,7 +366,6 @@ async def test_two_hundred_at_once_finish_quickly_and_do_not_stall_the_event_loo
     assert sorted(stalls)[-3] < 0.15, f"the event loop stood still for {sorted(stalls)[-5:]} s"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 async def test_cancelling_at_random_moments_leaves_a_whole_result(seed):
     randomness = random.Random(seed)

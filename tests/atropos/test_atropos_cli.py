@@ -113,7 +113,6 @@ def test_mistakes_are_named(config_of: Callable[..., Any], arguments: list[str],
     assert said in config_of(*arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("atropos_extra")
 async def test_the_command_runs_from_a_dotenv_file(
     obedient_server: ScriptedServer, tasks: str, tokenizer_folder: str, tmp_path: Path

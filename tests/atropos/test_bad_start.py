@@ -98,7 +98,6 @@ async def test_a_wrong_setting_of_the_plugin_or_the_backend(make_env: Any) -> No
         await make_env(NOWHERE, local_max_sandboxes="many").process_manager()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("atropos_extra")
 @pytest.mark.parametrize("package", ["atroposlib", "wandb"])
 def test_a_package_of_the_extra_that_is_missing(package: str) -> None:

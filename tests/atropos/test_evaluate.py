@@ -51,7 +51,6 @@ def evaluate(tokenizer_folder: str, tmp_path: Path) -> Evaluate:
     return run
 
 
-@pytest.mark.slow
 async def test_items_are_rolled_out_and_what_came_of_them_is_written(
     evaluate: Evaluate, obedient_play: Any, tasks: str, tmp_path: Path
 ) -> None:
@@ -92,7 +91,6 @@ async def test_items_are_rolled_out_and_what_came_of_them_is_written(
     assert "train/reward" not in metrics, "it is not what the trainer's rollouts got"
 
 
-@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tasks ask for isolation by user; root has it")
 async def test_the_demo_tasks_of_swe_smith(evaluate: Evaluate, tmp_path: Path) -> None:
@@ -107,7 +105,6 @@ async def test_the_demo_tasks_of_swe_smith(evaluate: Evaluate, tmp_path: Path) -
     assert len(lines(tmp_path / "data/swe-smith-eval/samples.jsonl")) == results["eval/items"]
 
 
-@pytest.mark.slow
 async def test_what_failed_is_no_score_and_an_evaluation_that_stayed_short_says_so(
     evaluate: Evaluate, obedient_play: Any, tasks: str, tmp_path: Path
 ) -> None:
@@ -130,7 +127,6 @@ async def test_what_failed_is_no_score_and_an_evaluation_that_stayed_short_says_
 ONE = ("--env.group_size=1", "--env.group_refills=0")
 
 
-@pytest.mark.slow
 async def test_what_can_not_be_evaluated_is_said(evaluate: Evaluate, tasks: str, tmp_path: Path) -> None:
     dataset = f"--env.dataset_name={tasks}"
     async with ScriptedServer(lambda request: Fault(400, "no")) as server:

@@ -18,8 +18,6 @@ from hermes_core.testing.tiny_model.folder import FORMATS, make_model
 from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan, ordinary
 from hermes_core.testing.tiny_model.server import TinyModelServer
 
-pytestmark = pytest.mark.slow
-
 PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "qwen3": "qwen"}
 RESULTS = {"chatml": "<tool_response>", "llama3": "ipython<|end_header_id|>", "qwen3": "<tool_response>"}
 GROUP_SIZE = 6

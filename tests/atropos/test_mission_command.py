@@ -18,7 +18,6 @@ COMMAND = """process --env.use_wandb false --env.total_steps 2 --env.group_size 
 --env.tool_pool_mode modal --env.modal_image python:3.11 --env.modal_slots_per_sandbox 10 --env.modal_min_sandboxes 1"""
 
 
-@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.usefixtures("atropos_extra")
 @pytest.mark.skipif(os.geteuid() != 0, reason="the emulator's sandboxes need /data or namespaces; root has them")

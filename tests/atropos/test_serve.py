@@ -35,7 +35,6 @@ def checked(trainer: Any, group_size: int = 2) -> None:
             assert {lp for lp, mask in zip(logprobs, masks, strict=True) if mask == -100} == {1.0}
 
 
-@pytest.mark.slow
 async def test_items_that_can_not_be_had_end_it_when_what_runs_is_sent(
     make_env: Any, token_server: Any, run_api: Any, make_trainer: Any
 ) -> None:
@@ -62,7 +61,6 @@ async def test_items_that_can_not_be_had_end_it_when_what_runs_is_sent(
     assert (env.metrics.totals["groups"], env.api.counts["sent"]) == (4, 4)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("leak_check")
 async def test_fifty_batches_with_failures_and_a_dead_api(
     make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path
@@ -112,7 +110,6 @@ async def test_fifty_batches_with_failures_and_a_dead_api(
     assert env.tasks == set()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("trouble", [404, 503, 401, "hang"])
 async def test_trouble_of_the_model_server_that_passes_costs_no_rollout(
@@ -138,7 +135,6 @@ async def test_trouble_of_the_model_server_that_passes_costs_no_rollout(
     assert env.metrics.totals["items_put_back"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("leak_check")
 async def test_trouble_of_the_model_server_that_lasts_ends_it(
     make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path
@@ -161,7 +157,6 @@ async def test_trouble_of_the_model_server_that_lasts_ends_it(
     assert len(failed) <= 3 * 2, "those that were under way"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("leak_check")
 async def test_the_environment_is_killed_and_restarted_and_ends_with_a_signal(
     token_server: Any, run_api: Any, make_trainer: Any, tasks: str, tokenizer_folder: str, tmp_path: Path
@@ -267,7 +262,6 @@ async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make
     assert env.workers == set(), "one that has ended takes no other's place"
 
 
-@pytest.mark.slow
 async def test_all_of_a_group_is_sent_while_evaluations_fail(
     make_env: Any,
     token_server: Any,

@@ -18,8 +18,6 @@ from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, Meter
 from hermes_core.settings import Settings
 
-pytestmark = pytest.mark.slow
-
 
 class Watcher:
     """A plugin that knows what was begun, and what ended."""

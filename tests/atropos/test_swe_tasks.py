@@ -40,7 +40,6 @@ class Solver:
         return "I looked at it."
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("atropos_extra")
 @pytest.mark.parametrize("backend", ["local", "docker"])
 async def test_each_of_the_tasks_is_scored_right(

@@ -15,7 +15,7 @@ import pytest
 
 from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("atropos_extra")]
+pytestmark = pytest.mark.usefixtures("atropos_extra")
 
 Command = Callable[..., Any]
 

@@ -13,8 +13,6 @@ import pytest
 pytest.importorskip("hermes_swe_smith")
 from hermes_swe_smith import demo_tasks
 
-pytestmark = pytest.mark.slow
-
 SWE = ["rollout", "swe-smith", "--agent", "oracle", "--env.repo_base_url=swe"]
 
 

@@ -14,8 +14,6 @@ import pytest
 
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 
-pytestmark = pytest.mark.slow
-
 Serve = Callable[..., list[str]]
 
 

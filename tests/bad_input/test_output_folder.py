@@ -15,8 +15,6 @@ import pytest
 
 from hermes_core.envs.tasks import TasksEnvironment
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = [sys.executable, "-m", "hermes_core"]
 
 

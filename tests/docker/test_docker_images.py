@@ -30,8 +30,6 @@ from hermes_docker.images import (
 
 from hermes_core.errors import ConfigError, ProvisionError
 
-pytestmark = pytest.mark.slow
-
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 

@@ -30,8 +30,6 @@ from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = pytest.mark.slow
-
 Spec = Callable[..., SandboxSpec]
 
 

@@ -12,8 +12,6 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from tests.isolation.kernel import KERNEL
 
-pytestmark = pytest.mark.slow
-
 ATTACKS = (
     KERNEL
     + """

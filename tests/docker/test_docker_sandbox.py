@@ -16,8 +16,6 @@ from hermes_docker.backend import DockerBackend
 from hermes_core.errors import PolicyError, ProvisionError, SandboxLost
 from hermes_core.sandbox.contract import Channel, Isolation, SandboxSpec, SandboxStatus
 
-pytestmark = pytest.mark.slow
-
 Spec = Callable[..., SandboxSpec]
 
 

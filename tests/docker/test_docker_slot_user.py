@@ -23,8 +23,6 @@ from hermes_core.sandbox.pool.adoption import new_creation_id
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = pytest.mark.slow
-
 DEDICATED, USER, SHARED = Isolation.DEDICATED, Isolation.USER, Isolation.SHARED
 ROOT: dict[str, Any] = {"slot_user": "root", "max_sandboxes": 2}
 ORDINARY = {"user": "1000", "tmpfs": {"/data": "mode=1777"}}

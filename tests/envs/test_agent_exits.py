@@ -208,8 +208,10 @@ async def runtime(settings):
         yield one
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["local user", "local namespace", "docker user"])
+ELSEWHERE = [pytest.param(each, marks=pytest.mark.full) for each in ("local namespace", "docker user")]
+
+
+@pytest.mark.parametrize("place", ["local user", *ELSEWHERE])
 async def test_what_an_agent_does_in_its_slot(settings, place, request):
     backend, level = place.split()
     if not ROOT and level == "user":
@@ -243,7 +245,6 @@ LEFT = {
 }
 
 
-@pytest.mark.slow
 async def test_a_verification_that_fails_on_what_was_left_is_no_way_out(runtime):
     for look in ("stat", "directory", "files", "diff", "write", "slowly"):
         records = await outcomes(runtime, Ways(LEFT, look), Doing(LEFT), verify_timeout=5.0)
@@ -269,7 +270,6 @@ class Faulty(Ways):
         raise ValueError("a mistake")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["prepared", "hangs", "hangs on what is prepared", "raises"])
 async def test_a_verification_that_fails_by_itself_is_no_zero(runtime, fault):
     record = (await outcomes(runtime, Faulty(fault), Doing({"nothing": []}), verify_timeout=2.0))["nothing"]
@@ -314,7 +314,6 @@ class Ghost:
             await process.wait()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("when", ["haunt", "haunt_and_use"])
@@ -379,7 +378,6 @@ async def said(runtime, says):
             await agent.aclose()
 
 
-@pytest.mark.slow
 async def test_what_a_model_says(runtime):
     records = await said(runtime, SAYS)
     assert summed_up(records) == dict.fromkeys(SAYS, (0.0, None))
@@ -387,7 +385,6 @@ async def test_what_a_model_says(runtime):
     assert records["too much for us"]["stop_reason"] == "length"
 
 
-@pytest.mark.slow
 async def test_an_endpoint_that_fails_is_no_zero(runtime):
     says = {f"at once, {fault.status}": [fault] for fault in (Fault(400, "no tools"), *map(Fault, (401, 404, 500)))}
     says |= {"at once, no JSON": [Fault(200, body=b"<html>")]}
@@ -443,7 +440,6 @@ class Dying(Ways):
         return 0.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("when", ["worked", "laid out", "checked"])
 async def test_a_sandbox_that_dies_by_itself_is_never_a_reward(settings, when):
     sandboxes = Sandboxes()
@@ -508,7 +504,6 @@ class Checked(Ways):
         return float(done.ok), {"exit": done.returncode}
 
 
-@pytest.mark.slow
 async def test_a_check_that_a_neighbour_has_killed_is_repeated(settings, docker_images):
     profile = {"image": docker_images[0], "slots_per_sandbox": 4, "max_sandboxes": 1, "memory": 160}
     settings = settings.model_copy(update={"profiles": {"default": profile}})

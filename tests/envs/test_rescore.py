@@ -105,7 +105,6 @@ async def test_a_folder_without_a_run_is_wrong_use(runtime, tmp_path):
     assert list(tmp_path.glob("rescored*")) == []
 
 
-@pytest.mark.slow
 async def test_it_stops_when_the_money_is_spent_and_what_has_a_slot_is_finished(runtime, tmp_path, monkeypatch):
     meters, begin = [], Meter.begin
     monkeypatch.setattr(Meter, "begin", lambda meter, sandbox_id: (meters.append(meter), begin(meter, sandbox_id)))

@@ -16,8 +16,6 @@ import pytest
 
 from hermes_core.testing.scripted_server import Fault, ScriptedServer
 
-pytestmark = pytest.mark.slow
-
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
 PROGRAM = [sys.executable, "-m", "hermes_core"]
 

@@ -396,7 +396,6 @@ async def test_a_plugins_tool_that_hangs_is_cut_off_and_the_model_goes_on(tmp_pa
     assert "hang was not done within its time limit" in seen[0]["messages"][-2]["content"]
 
 
-@pytest.mark.slow
 async def test_over_its_time_a_rollout_is_verified_with_what_is_there(runtime, tasks):
     async def work(task):
         await terminal(task, "echo hello > out.txt")
@@ -441,7 +440,6 @@ async def test_a_sandbox_killed_under_a_rollout_is_tried_again_on_another(tmp_pa
     assert len(watcher.sandboxes) == 2
 
 
-@pytest.mark.slow
 async def test_a_run_whose_infrastructure_is_broken_stops(tmp_path, tasks):
     watcher = Watcher()
 
@@ -530,7 +528,6 @@ async def test_another_configuration_cannot_resume_and_changes_nothing(runtime, 
 
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.slow
 async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtime, tasks, tmp_path, seed):
     solution = ["sleep 0.05", "touch a"]
     rows = [
@@ -551,7 +548,6 @@ async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtim
     assert set(scored.values()) == {1}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("reserve", [1, 4])
 async def test_rollouts_never_wait_for_each_others_verification(runtime, reserve):
     backend = {"slots_per_sandbox": 4 + reserve, "max_sandboxes": 1, "reserve_slots": reserve}
@@ -619,7 +615,6 @@ async def test_sinks_get_the_records_and_are_closed(runtime, tasks):
     assert sink.closed == 1
 
 
-@pytest.mark.slow
 async def test_items_are_selected_and_ordered_by_the_seed(runtime, tasks):
     rows = [{"id": str(number), "prompt": "p", "check": "true"} for number in range(20)]
 
@@ -716,7 +711,6 @@ async def test_the_summary_says_what_the_sandboxes_cost(runtime, tasks):
     assert summary.cost["default"] == pytest.approx(summary.sandbox_s["default"], rel=0.01)
 
 
-@pytest.mark.slow
 async def test_a_run_stops_when_the_money_is_spent_and_goes_on_when_resumed(runtime, tasks, tmp_path, monkeypatch):
     meters, begin = [], Meter.begin
     monkeypatch.setattr(Meter, "begin", lambda meter, sandbox_id: (meters.append(meter), begin(meter, sandbox_id)))

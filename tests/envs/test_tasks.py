@@ -135,7 +135,6 @@ async def records_of(rows, where, tmp_path):
     return records
 
 
-@pytest.mark.slow
 async def test_cheats_score_nothing(where, tmp_path):
     # Fooling one step is enough. The one about git is passed by who does nothing.
     check = " || ".join(f"(\n{step}\n)" for number, step in enumerate(CHECK) if number != 4)
@@ -145,7 +144,6 @@ async def test_cheats_score_nothing(where, tmp_path):
     assert {name: record["details"] for name, record in records.items() if record["reward"] != 0.0} == {}
 
 
-@pytest.mark.slow
 async def test_honest_work_scores_in_full(where, tmp_path):
     rows = [{"id": name, "prompt": name, "check": CHECK, "files": FILES} for name in HONEST]
     rows += [

@@ -4,8 +4,6 @@ import io
 import tarfile
 import tracemalloc
 
-import pytest
-
 from hermes_core.agents.baselines import NopAgent
 from hermes_core.environment import Environment
 from hermes_core.envs import tool_context
@@ -76,7 +74,6 @@ async def test_files_of_any_size_and_name_cost_no_more_than_a_limit(tmp_path):
     assert (place / "short").read_text() == "x\n" and seen["dir"]["left_out"]
 
 
-@pytest.mark.slow
 async def test_a_directory_is_never_in_memory_as_a_whole(tmp_path):
     """Neither its tar nor its largest file."""
     size, peaks = 256 << 20, []

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "backend_unshare"
 LIMIT = 100
 
@@ -40,12 +38,9 @@ def test_the_document_shows_the_very_file() -> None:
 @pytest.mark.parametrize(
     "groups",
     [
-        ("contract", "batches", "leaks"),
-        ("commands", "limits"),
-        ("files", "speed"),
-        ("slots",),
-        ("pools",),
-        ("failure",),
+        ("contract", "commands", "processes", "files"),
+        pytest.param(("slots",), marks=pytest.mark.full),
+        pytest.param(("pools", "failure", "leaks", "speed"), marks=pytest.mark.full),
     ],
 )
 def test_it_passes_the_kit(

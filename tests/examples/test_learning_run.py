@@ -81,7 +81,6 @@ def test_the_warm_up_says_nothing_about_the_task(example: Callable[[str], Any], 
     assert right / 4000 == pytest.approx(1 / 16, abs=0.02)
 
 
-@pytest.mark.slow
 def test_the_parts_fit_together(with_torch: None, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site]

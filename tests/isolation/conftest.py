@@ -286,7 +286,7 @@ def ordinary(_drivers_by_account: Callable[[str], Drivers]) -> Drivers:
     return _drivers_by_account("ordinary")
 
 
-@pytest.fixture(params=["root-user", "root-namespace", "ordinary-user"])
+@pytest.fixture(params=["root-user", pytest.param("root-namespace", marks=pytest.mark.full), "ordinary-user"])
 def shared(request: pytest.FixtureRequest, _drivers_by_account: Callable[[str], Drivers]) -> Callable[..., Driver]:
     """`Drivers.shared` by way of everything that grants `user` or more, the level left out.
 

@@ -10,8 +10,6 @@ import pytest
 
 from tests.isolation.kernel import KERNEL
 
-pytestmark = pytest.mark.slow
-
 HELPERS = (
     KERNEL
     + """

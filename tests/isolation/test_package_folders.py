@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 NAME = f"planted_{uuid.uuid4().hex}"
 """A module that is nowhere else."""
 
@@ -67,7 +65,7 @@ def planted() -> Iterator[None]:
 FIND = f"find / -name '{NAME}.*' -not -path '/proc/*' 2>/dev/null; true"
 
 
-@pytest.fixture(params=["root-user", "root-namespace", "ordinary-user"])
+@pytest.fixture(params=["root-user", pytest.param("root-namespace", marks=pytest.mark.full), "ordinary-user"])
 def started(request, _drivers_by_account):
     account, level = request.param.split("-")
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 FORK = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
 MAKE_DIRECTORIES = """if 1:
     import itertools, os

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 REACH = """if 1:
     import errno, json, os, socket, sys
     def outcome(call, *arguments):

@@ -13,8 +13,6 @@ from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = pytest.mark.slow
-
 APP = "hermes-rl-live-tests"
 
 

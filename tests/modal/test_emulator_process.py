@@ -22,8 +22,6 @@ from hermes_core.errors import ProvisionError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 
-pytestmark = pytest.mark.slow
-
 RUN = [sys.executable, "-m", "hermes_modal_emulator"]
 
 

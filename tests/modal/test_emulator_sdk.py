@@ -11,8 +11,6 @@ import modal
 import pytest
 from hermes_modal_emulator import ModalEmulator
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 async def client(emulator: ModalEmulator, version: str) -> AsyncIterator[Any]:

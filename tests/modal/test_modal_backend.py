@@ -25,7 +25,7 @@ from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
+pytestmark = pytest.mark.usefixtures("workable")
 
 Spec = Callable[..., SandboxSpec]
 

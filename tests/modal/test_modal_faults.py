@@ -23,7 +23,7 @@ from hermes_core.sandbox.results import Slot
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
+pytestmark = pytest.mark.usefixtures("workable")
 
 
 @pytest.fixture(params=["v2", pytest.param("v1", marks=pytest.mark.stress)])

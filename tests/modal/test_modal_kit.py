@@ -32,12 +32,10 @@ def failures(tmp_path: Path, *options: str) -> list[str]:
     return [f"{each['name']}: {each['reason']}" for each in checks if each["outcome"] == "failed"]
 
 
-@pytest.mark.slow
 def test_the_contract(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
     assert failures(tmp_path, "--group", "contract") == []
 
 
-@pytest.mark.slow
 def test_background_processes_and_terminals(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
     assert failures(tmp_path, "--group", "processes") == []
 

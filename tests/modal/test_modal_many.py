@@ -18,7 +18,7 @@ from hermes_core.sandbox.contract import Isolation
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
+pytestmark = pytest.mark.usefixtures("workable")
 
 TRAJECTORIES, LEASES_OF_EACH = 200, 5
 SANDBOXES, SLOTS = 5, 10

@@ -14,7 +14,7 @@ from hermes_modal_emulator import ModalEmulator
 
 from hermes_core.settings import Settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
+pytestmark = pytest.mark.usefixtures("workable")
 
 FIRST = """
 import asyncio, os, signal

@@ -19,8 +19,6 @@ from hermes_core.sandbox.results import Slot
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 async def backend(own_emulator: ModalEmulator, version: str) -> AsyncIterator[ModalBackend]:

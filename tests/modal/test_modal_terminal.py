@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hermes_modal_emulator import ModalEmulator
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
+pytestmark = pytest.mark.usefixtures("workable")
 
 LINES = """
 import os

@@ -14,8 +14,6 @@ from hermes_modal_emulator import ModalEmulator
 from hermes_core.errors import AcquireTimeout, ProvisionError
 from hermes_core.settings import Settings
 
-pytestmark = pytest.mark.slow
-
 DOCTOR = "from hermes_core.cli.main import main; main(['doctor', 'modal'])"
 WITHOUT_MODAL = "import sys; sys.modules['modal'] = None\n"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hermes_modal_emulator import ModalEmulator
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("workable")]
+pytestmark = pytest.mark.usefixtures("workable")
 
 
 def run(program: str, tmp_path: Path, *, timeout_s: float = 120) -> str:

@@ -35,13 +35,13 @@ _MISSING = {
     "namespace": None if _NAMESPACES else f"no namespaces: {_PROBED['reason']}",
 }
 _FAST = next((level for level, missing in _MISSING.items() if missing is None), "shared")
-"""What the fast tests are run at: the level that whoever runs them would get. All tests are run at every level."""
+"""The level that whoever runs the tests would get. What does not depend on the level is `full` at the others."""
 
 
 def _level(name: str) -> Any:
     missing = _MISSING.get(name)
     marks = [] if missing is None else [pytest.mark.skipif(True, reason=missing)]
-    return pytest.param(name, marks=marks if name == _FAST else [*marks, pytest.mark.slow])
+    return pytest.param(name, marks=marks if name == _FAST else [*marks, pytest.mark.full])
 
 
 LEVELS = [_level(name) for name in ("shared", "user", "namespace")]

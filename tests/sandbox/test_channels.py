@@ -213,7 +213,6 @@ async def test_a_socket_carries_bytes_and_the_status_comes_from_its_owner(bridge
         assert channel.stderr_tail.endswith("xend") and len(channel.stderr_tail) <= 8192
 
 
-@pytest.mark.slow
 async def test_a_slow_reader_slows_the_far_end_of_a_socket(bridge: Bridge) -> None:
     async with over_socket(bridge) as (channel, far):
         sent = 0

@@ -26,9 +26,8 @@ from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.terminal import TERMINAL
 
-pytestmark = pytest.mark.slow
-
-SHELLS = [["sh"], ["bash", "--posix"], *([["busybox", "sh"]] if shutil.which("busybox") else [])]
+OTHERS = [["bash", "--posix"], *([["busybox", "sh"]] if shutil.which("busybox") else [])]
+SHELLS = [["sh"], *(pytest.param(argv, marks=pytest.mark.full) for argv in OTHERS)]
 
 
 class DirectorySandbox(Sandbox):
@@ -73,7 +72,7 @@ def settings_for(sandbox: Sandbox, slots: int = 2, isolation: Isolation = Isolat
 
 
 async def test_secrets_that_nothing_could_mask_are_refused(tmp_path):
-    sandbox = DirectorySandbox(tmp_path / "sandbox", SHELLS[0])
+    sandbox = DirectorySandbox(tmp_path / "sandbox", ["sh"])
     with pytest.raises(PolicyError, match="masks"):
         await DirectClient.start(sandbox, replace(settings_for(sandbox), has_secrets=True))
     await sandbox.terminate()

@@ -335,7 +335,6 @@ async def test_a_lease_given_in_the_turn_in_which_its_waiter_is_cancelled_goes_o
     assert (await take(pool, timeout_s=0.5)).slot.generation == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 async def test_cancelling_at_random_moments_leaks_nothing(world, seed):
     chance = random.Random(seed)

@@ -100,7 +100,6 @@ async def everything_is_there(tools: ToolBackend, said: list[dict[str, Any]]) ->
     return found
 
 
-@pytest.mark.slow
 async def test_a_killed_driver_s_processes_go_on(tmp_path: Path) -> None:
     first = await Driver.start(tmp_path)
     await first.says("done")
@@ -110,7 +109,6 @@ async def test_a_killed_driver_s_processes_go_on(tmp_path: Path) -> None:
     assert not (tmp_path / "processes.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     await killed_at_a_moment(tmp_path, random.Random(seed).uniform(0.3, 2.0))
@@ -125,7 +123,6 @@ async def killed_at_a_moment(folder: Path, seconds: float) -> None:
         await everything_is_there(tools, said)
 
 
-@pytest.mark.slow
 async def test_two_deaths_in_a_row_lose_nothing(tmp_path: Path) -> None:
     first = await Driver.start(tmp_path, count=8)
     await first.says("done")
@@ -137,7 +134,6 @@ async def test_two_deaths_in_a_row_lose_nothing(tmp_path: Path) -> None:
         assert await everything_is_there(tools, []) == 8
 
 
-@pytest.mark.slow
 async def test_past_the_time_limit_nothing_is_left(tmp_path: Path) -> None:
     first = await Driver.start(tmp_path, count=4, ttl_s=2.0)
     sandboxes = set(await first.says("sandboxes"))
@@ -158,7 +154,6 @@ async def test_past_the_time_limit_nothing_is_left(tmp_path: Path) -> None:
         assert await tools.take_over() == []
 
 
-@pytest.mark.slow
 async def test_a_living_driver_s_sandboxes_are_its_own(tmp_path: Path) -> None:
     first = await Driver.start(tmp_path, count=1)
     await first.says("done")
@@ -171,7 +166,6 @@ async def test_a_living_driver_s_sandboxes_are_its_own(tmp_path: Path) -> None:
         assert len(await tools.take_over()) == driver.SLOTS
 
 
-@pytest.mark.slow
 async def test_let_live_and_taken_over(tmp_path: Path) -> None:
     backend = LocalBackend()
     try:
@@ -193,7 +187,6 @@ async def test_let_live_and_taken_over(tmp_path: Path) -> None:
         assert await tools.commands(fresh).processes() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("field", ["instance", "boot_id", "began", "creation_id"])
 async def test_another_sandbox_is_not_taken_for_it(tmp_path: Path, field: str) -> None:
     first = await Driver.start(tmp_path, count=1)

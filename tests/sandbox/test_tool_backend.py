@@ -125,7 +125,6 @@ async def test_a_command_and_its_metadata(backend):
     assert (await backend.execute(slot, "read_file", {"path": "a b"})).output == "ü"
 
 
-@pytest.mark.slow
 async def test_time_limits(local, level):
     async with opened(local, level, execution_timeout_s=0.3) as backend:
         assert backend.default_timeout_s == 0.3
@@ -146,7 +145,6 @@ async def test_time_limits(local, level):
                 await backend.execute_batch([], timeout_s=bad)
 
 
-@pytest.mark.slow
 async def test_a_tool_that_does_not_keep_its_limit_is_cut_off(local, level, monkeypatch):
     monkeypatch.setattr("hermes_core.tool_calls.OVERTIME_S", 0.0)
     async with opened(local, level, orphan_ttl_s=1.0) as backend:
@@ -175,7 +173,6 @@ async def test_tools_of_the_registry_and_unknown_ones(backend):
 
 @pytest.mark.usefixtures("loop_lag")
 @pytest.mark.loop_stall(0.25)
-@pytest.mark.slow
 async def test_fifty_slots_sleep_at_once(local, level):
     async with opened(local, level, slots_per_sandbox=25, min_sandboxes=2, max_sandboxes=2) as backend:
         slots = await asyncio.gather(*(backend.acquire(f"traj-{number}") for number in range(50)))
@@ -395,7 +392,6 @@ async def test_as_many_rollouts_as_slots_all_verify(local, level):
             await asyncio.gather(*(rollout(number) for number in range(6)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancelling_at_random_moments_leaks_nothing(local, level, seed):
     chance = random.Random(seed)
@@ -522,7 +518,6 @@ async def test_whoever_waited_for_what_failed_is_named_in_an_error_of_their_own(
     ]
 
 
-@pytest.mark.slow
 async def test_a_preparation_outlives_the_one_who_began_it_but_not_the_last(backend):
     begun, ended = asyncio.Event(), []
 

@@ -13,8 +13,6 @@ from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
-pytestmark = pytest.mark.slow
-
 
 async def no_python(sandbox, settings):
     raise NoPythonError("sh: python3: not found", sandbox_id=sandbox.id)

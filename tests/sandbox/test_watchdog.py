@@ -16,8 +16,6 @@ import pytest
 
 from hermes_core.sandbox import watchdog
 
-pytestmark = pytest.mark.slow
-
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 
 
@@ -33,7 +31,7 @@ def running(shell: str, file: Path, ttl_s: float, **options: object) -> Iterator
         process.communicate()
 
 
-@pytest.fixture(params=SHELLS)
+@pytest.fixture(params=[SHELLS[0], *(pytest.param(each, marks=pytest.mark.full) for each in SHELLS[1:])])
 def shell(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -25,8 +25,6 @@ from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionE
 from hermes_core.sandbox.contract import Isolation, SandboxSpec, SandboxStatus
 from hermes_core.tool_backend import ToolBackend
 
-pytestmark = pytest.mark.slow
-
 Maker = Callable[..., AbstractAsyncContextManager[ToolBackend]]
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from hermes_swe_smith import demo_tasks
 
-pytestmark = pytest.mark.slow
-
 
 def rollout(server: Any, place: Path, folder: Path, *words: str) -> list[dict[str, Any]]:
     """The records of a run on this server."""

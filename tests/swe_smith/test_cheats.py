@@ -333,7 +333,10 @@ def dataset_of(names, folder: Path, dataset: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=["local user", "local namespace", "docker user", "ssh namespace"])
+ELSEWHERE = [pytest.param(each, marks=pytest.mark.full) for each in ("local namespace", "docker user", "ssh namespace")]
+
+
+@pytest.fixture(params=["local user", *ELSEWHERE])
 def where(request):
     """Options of a run: a backend that can be used here, its plugin, and the level."""
     backend, level = request.param.split()
@@ -372,7 +375,6 @@ async def scores(names, where, tmp_path, swe_dataset, **env):
     return records, agent.said
 
 
-@pytest.mark.slow
 async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
     records, said = await scores(CHEATS, where, tmp_path, swe_dataset)
     assert {name: record["failure"] for name, record in records.items() if record["failure"]} == {}
@@ -387,7 +389,6 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
     assert by_name["pytest.py"]["removed"] == ["pytest.py"]
 
 
-@pytest.mark.slow
 async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_dataset, monkeypatch):
     monkeypatch.setattr(workspace, "CPU_S", 6)
     env = {"max_workspace_bytes": 64 << 20}
@@ -404,7 +405,6 @@ async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_datas
             assert details["reason"] and "tests" not in details, (name, details)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FILLED)
 async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, name, tmp_path, swe_dataset):
     if where["backend"] != "local":
@@ -417,7 +417,6 @@ async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, name, tmp
     assert records[name]["reward"] == expected, (records[name], said)
 
 
-@pytest.mark.slow
 async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_dataset):
     if where["backend"] != "local":
         pytest.skip("no disk of its own to fill")
@@ -430,7 +429,6 @@ async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_d
     assert victim["reward"] is None and victim["failure"]["kind"] in ("infra", "setup"), victim
 
 
-@pytest.mark.slow
 async def test_honest_work_scores_in_full(where, tmp_path, swe_dataset):
     records, said = await scores(HONEST, where, tmp_path, swe_dataset)
     assert {name: (records[name], said[name]) for name in HONEST if records[name]["reward"] != 1.0} == {}

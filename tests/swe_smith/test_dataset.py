@@ -39,7 +39,6 @@ def test_jsonl(tmp_path):
     assert list(load(path)) == ["o__n.01234567.bug__1", "o__n.01234567.bug__2"]
 
 
-@pytest.mark.slow
 def test_parquet_is_the_same(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -5,11 +5,9 @@ import os
 import subprocess
 import sys
 
-import pytest
 from hermes_swe_smith import demo, demo_tasks
 
 
-@pytest.mark.slow
 def test_the_demo(tmp_path):
     environment = {**os.environ, "HERMES_ENV_FILE": ""}
     command = [sys.executable, "-m", "hermes_swe_smith.demo"]

@@ -16,8 +16,6 @@ from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 async def runtime():

@@ -11,8 +11,6 @@ from hermes_core.envs.pytest_run import ReportStatus, run_pytest
 from hermes_core.errors import CommandError, VerifierError
 from hermes_core.sandbox.results import CommandResult
 
-pytestmark = pytest.mark.slow
-
 
 class Here:
     """A slot's commands, as far as a test run needs them: processes of this host."""

@@ -69,7 +69,6 @@ def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if record.name == "hermes_core.swe_smith"]
 
 
-@pytest.mark.slow
 async def test_every_place_of_the_project_is_told_once(image, caplog):
     caplog.set_level(logging.DEBUG, "hermes_core.swe_smith")
     records = []
@@ -98,7 +97,6 @@ async def test_every_place_of_the_project_is_told_once(image, caplog):
     assert {record.levelno for record in shown} == {logging.WARNING}
 
 
-@pytest.mark.slow
 async def test_the_environment_of_another_task_is_searched_too(caplog, tmp_path):
     """pytest needs what the second task's project is called, so that both tasks' environments hold a copy."""
     vendored = Shape(
@@ -125,7 +123,6 @@ async def test_the_environment_of_another_task_is_searched_too(caplog, tmp_path)
     assert all(line.startswith("swesmith/shapes__project1") for line in told)
 
 
-@pytest.mark.slow
 async def test_an_index_that_slots_can_reach_is_told(docker_images, caplog, monkeypatch, tmp_path):
     """A listener on the driver's loopback, which `local` shares at `user`, stands in for the index."""
 

@@ -14,10 +14,8 @@ from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from tests.swe_smith.shapes import DOCTEST_MODULES, DOUBLE, SHAPES, TESTS, Shape, package, plain, write
 
-pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(params=["local", "docker"])
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.full)])
 def where(request):
     """Options of a run: a backend that can be used here."""
     options = {"backend": request.param, "isolation": "user", "concurrency": 2}

@@ -594,7 +594,6 @@ def fuzz_bench(tmp_path_factory, origin):
     return made
 
 
-@pytest.mark.slow
 @fuzz
 @given(changes, ignores)
 @example([(b".GitModules/x", ("link", b"x")), (b"a/.gitmodules", ("link", b"x"))], [])
@@ -687,7 +686,6 @@ def no_hang(seconds=20):
 OURS = (trees.Refused, tarfile.TarError, ValueError, KeyError, EOFError, OSError, subprocess.CalledProcessError)
 
 
-@pytest.mark.slow
 @fuzz
 @given(st.data(), st.booleans())
 def test_no_archive_makes_another_tree_or_takes_for_ever(fuzz_bench, data, right):
@@ -703,7 +701,6 @@ def test_no_archive_makes_another_tree_or_takes_for_ever(fuzz_bench, data, right
     assert all(tested[name] == FILES[name] for name in FILES if name.startswith("tests/"))
 
 
-@pytest.mark.slow
 @fuzz
 @given(st.data())
 def test_no_patch_reaches_beyond_its_tree(fuzz_bench, data):

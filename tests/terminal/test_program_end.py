@@ -18,7 +18,7 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.entry_points]
+pytestmark = pytest.mark.entry_points
 
 PYTHONS = [sys.executable, *filter(None, os.environ.get("HERMES_TEST_PYTHONS", "").split(os.pathsep))]
 """This one, and others that have the packages."""
@@ -101,7 +101,8 @@ async def left(backend: str, config: dict[str, Any]) -> list[str]:
     return [info.sandbox_id for info in found]
 
 
-BACKENDS = ["local", "docker", "ssh", "modal"]
+LOCAL, *ELSEWHERE = BACKENDS = ["local", "docker", "ssh", "modal"]
+PLACES = [LOCAL, *(pytest.param(each, marks=pytest.mark.full) for each in ELSEWHERE)]
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
@@ -109,11 +110,11 @@ BACKENDS = ["local", "docker", "ssh", "modal"]
     ("place", "program"),
     [
         *(
-            (backend, program)
+            pytest.param(backend, program, marks=() if backend == LOCAL else pytest.mark.full)
             for backend in BACKENDS
             for program in (TERMINAL, ASYNCHRONOUS, FAILING, RUNTIME, OPEN_LOOP)
         ),
-        ("modal", MODAL),
+        pytest.param("modal", MODAL, marks=pytest.mark.full),
     ],
     indirect=["place"],
     ids=[
@@ -152,7 +153,7 @@ print(terminal_tool("echo hello"), flush=True)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize("ending", EXITS)
 @pytest.mark.parametrize("program", [EXIT, RUNTIME], ids=["terminal", "runtime"])
-@pytest.mark.parametrize("place", BACKENDS, indirect=True)
+@pytest.mark.parametrize("place", PLACES, indirect=True)
 async def test_however_it_ends(place: dict[str, Any], program: str, ending: str, python: str) -> None:
     """Its own traceback, where it has one, is all that is said, and its exit status is as ever."""
     statement, status, last_words = EXITS[ending]
@@ -196,7 +197,7 @@ LATE = {
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize("late", LATE)
-@pytest.mark.parametrize("place", ["local", "ssh"], indirect=True)
+@pytest.mark.parametrize("place", [LOCAL, pytest.param("ssh", marks=pytest.mark.full)], indirect=True)
 async def test_a_call_that_comes_too_late_is_answered(place: dict[str, Any], late: str, python: str) -> None:
     begun = time.monotonic()
     done = run(python, EXIT.format(ending=LATE[late]))
@@ -209,7 +210,7 @@ async def test_a_call_that_comes_too_late_is_answered(place: dict[str, Any], lat
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
-@pytest.mark.parametrize("place", ["local", "ssh"], indirect=True)
+@pytest.mark.parametrize("place", [LOCAL, pytest.param("ssh", marks=pytest.mark.full)], indirect=True)
 async def test_a_forked_child_has_sandboxes_of_its_own(place: dict[str, Any], python: str) -> None:
     fork = """
 import multiprocessing

@@ -31,8 +31,6 @@ from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.terminal.settings import TerminalSettings, explain
 from hermes_core.tool_backend import ToolBackend
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:

@@ -10,24 +10,10 @@ import hermes_ssh
 import pytest
 
 pytest_plugins = ["hermes_core.testing.conformance.plugin"]
-pytestmark = pytest.mark.slow
-
-AGAIN = ("commands", "limits", "processes", "files")
-"""What depends on the level without being about levels."""
 
 
 @pytest.mark.conformance("local")
 def test_local(conformance_check: Callable[[], None]) -> None:
-    conformance_check()
-
-
-@pytest.mark.conformance("local", isolation="namespace", groups=AGAIN)
-def test_local_at_namespace(conformance_check: Callable[[], None]) -> None:
-    conformance_check()
-
-
-@pytest.mark.conformance("local", isolation="shared", groups=AGAIN)
-def test_local_at_shared(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 

@@ -14,8 +14,6 @@ from hermes_core.sandbox.results import Slot
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import resolve_tools
 
-pytestmark = pytest.mark.slow
-
 
 class Rollouts:
     """A backend, and tool calls as `Rollout.tool_handler` makes them."""

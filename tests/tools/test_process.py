@@ -114,7 +114,6 @@ async def test_kill_reports_what_happened(slot: Any) -> None:
     assert again["status"] == "already_exited" and again["exit_code"] == -15
 
 
-@pytest.mark.slow
 async def test_kill_ends_what_ignores_terms_and_what_it_started(slot: Any) -> None:
     session = await start(
         slot, "trap '' TERM; (echo $BASHPID > child; while :; do sleep 1; done) & while :; do sleep 1; done"

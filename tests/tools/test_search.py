@@ -123,7 +123,6 @@ async def test_pages_hold_every_match_once(slot: Any, engine: str) -> None:
     assert seen == [(f"f{n}", line) for n in range(5) for line in range(1, 6)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["-e", "--help", "$(touch pwned)", "'; touch pwned #", "a b", "é€", "\\{\\}"])
 async def test_patterns_and_paths_are_data(slot: Any, engine: str, pattern: str) -> None:
     text = pattern.replace("\\", "")

@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "contract": ("contract",),
-    "commands": ("commands", "inputs"),
-    "limits": ("limits",),
-    "processes": ("processes", "terminals"),
-    "files": ("files", "archives"),
+    "commands": ("commands",),
+    "processes": ("processes",),
+    "files": ("files",),
     "slots": ("slots", "apart"),
-    "pools": ("pools", "cancelling"),
-    "batches": ("batches",),
+    "pools": ("pools",),
     "failure": ("failure", "transport"),
     "leaks": ("leaks",),
     "speed": ("speed",),

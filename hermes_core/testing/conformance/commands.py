@@ -1,16 +1,22 @@
-"""Commands in a slot: how they end and what they print."""
+"""Commands in a slot: what they are given, how they end, what they print. Core's own tests have the details."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.contract import Isolation
 from hermes_core.testing.conformance.checks import check
-from hermes_core.testing.conformance.expect import expect, same, until, within
+from hermes_core.testing.conformance.expect import expect, same, within
 from hermes_core.testing.conformance.kit import Kit
+from hermes_core.testing.conformance.running import BOMB, PROOF, TICKER, stopped, ticking
 
-TELLS_SIGNALS = "telling exit status"
+HARMLESS = {
+    *("PATH", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ"),
+    *("SHLVL", "PWD", "OLDPWD", "_", "USER", "LOGNAME", "HOME"),
+}
+"""Variables that may have the driver's value by chance, or by the system's default."""
 
 
 @check("commands")
@@ -23,50 +29,6 @@ async def exit_status(kit: Kit) -> None:
         same(got, (status, None, False, status), f"`exit {status}`")
 
 
-@check("commands", needs=TELLS_SIGNALS)
-async def all_exit_statuses(kit: Kit) -> None:
-    """All of 0 to 255 arrive, 128 + n not taken for a signal."""
-    slot = await kit.slot()
-    results = await asyncio.gather(*(slot.run(f"exit {status}") for status in range(256)))
-    same([(each.exit_code, each.signal) for each in results], [(status, None) for status in range(256)], "the statuses")
-
-
-@check("commands")
-async def death_by_signal(kit: Kit) -> None:
-    """A command that a signal ends says which; it did not time out."""
-    slot = await kit.slot()
-    for number in (1, 9, 11, 15):
-        await _ends_by(slot, number)
-
-
-@check("commands", needs="SIGINT")
-async def interrupts_have_their_defaults(kit: Kit) -> None:
-    """SIGINT ends a command that does not handle it."""
-    await _ends_by(await kit.slot(), 2)
-
-
-async def _ends_by(slot: SlotCommands, number: int) -> None:
-    result = await slot.run(f"kill -{number} $$; sleep 5")
-    got = (result.exit_code, result.signal, result.timed_out, result.returncode)
-    same(got, (None, number, False, 128 + number), f"a shell that signal {number} ended")
-
-
-@check("commands", needs=TELLS_SIGNALS)
-async def exit_137_is_no_kill(kit: Kit) -> None:
-    """`exit 137` is told apart from a kill."""
-    slot = await kit.slot()
-    plain, killed = await slot.run("exit 137"), await slot.run("kill -9 $$")
-    same((plain.exit_code, plain.signal, killed.exit_code, killed.signal), (137, None, None, 9), "137 and a kill")
-
-
-@check("commands")
-async def signals_have_their_defaults(kit: Kit) -> None:
-    """SIGPIPE ends a writer that nobody reads: `yes | head -1` returns."""
-    slot = await kit.slot()
-    result = await within(20, slot.run("yes | head -n 1; yes | { read -r x; exit 3; }"), "`yes | head -n 1`")
-    same((result.text, result.exit_code), ("y\n", 3), "its output and status")
-
-
 @check("commands")
 async def streams_are_apart(kit: Kit) -> None:
     """Standard output and standard error are told apart, and their bytes are counted."""
@@ -76,28 +38,10 @@ async def streams_are_apart(kit: Kit) -> None:
 
 
 @check("commands")
-async def merged_streams_keep_their_order(kit: Kit) -> None:
-    """With `merge_stderr` both come as one stream, in the order written."""
-    result = await (await kit.slot()).run("for i in 1 2 3; do echo o$i; echo e$i >&2; done", merge_stderr=True)
-    same((result.text.split(), result.stderr), (["o1", "e1", "o2", "e2", "o3", "e3"], b""), "merged output")
-
-
-@check("commands")
 async def output_is_binary(kit: Kit) -> None:
     """Output that is no text arrives byte for byte; as text, what is no UTF-8 is replaced."""
     result = await (await kit.slot()).run(r"printf '\377\000\200abc\r\n'")
     same((result.stdout, result.text), (b"\xff\x00\x80abc\r\n", "\ufffd\x00\ufffdabc\r\n"), "binary output")
-
-
-@check("commands")
-async def no_output_is_lost_at_the_end(kit: Kit) -> None:
-    """A command that writes and ends at once has all of its output in its result, 100 times over."""
-    slot = await kit.slot()
-    script = "head -c 70000 /dev/zero | tr '\\0' x; echo end >&2"
-    for _ in range(4):
-        results = await asyncio.gather(*(slot.run(script) for _ in range(25)))
-        got = {(len(each.stdout), each.stderr) for each in results}
-        same(got, {(70_000, b"end\n")}, "bytes of output and the error of 25 commands")
 
 
 @check("commands")
@@ -112,69 +56,70 @@ async def much_output_is_whole(kit: Kit) -> None:
 
 
 @check("commands")
-async def head_and_tail_are_kept(kit: Kit) -> None:
-    """Above the limit the head and the tail are kept, a notice stands between them, and every byte is counted."""
-    result = await (await kit.slot()).run("seq 1 200000", output_limit=1000)
-    wanted = "".join(f"{number}\n" for number in range(1, 200_001)).encode()
-    same((result.truncated, result.stdout_bytes), (True, len(wanted)), "that it was cut, and how much was written")
-    head, tail = result.stdout[:400], result.stdout[-400:]
-    expect(wanted.startswith(head) and wanted.endswith(tail), "the output does not begin and end as what was written")
-    expect(len(result.stdout) < 1300, f"{len(result.stdout)} bytes were kept of a limit of 1000")
-
-
-@check("commands")
-async def output_at_the_limit_is_whole(kit: Kit) -> None:
-    """Output of exactly the limit is not cut."""
-    result = await (await kit.slot()).run("head -c 4096 /dev/zero", output_limit=4096)
-    same((result.truncated, result.stdout), (False, bytes(4096)), "4096 bytes at a limit of 4096")
-
-
-@check("commands")
-async def characters_are_not_cut(kit: Kit) -> None:
-    """Where output is cut, no character of UTF-8 is cut in two."""
+async def input_arrives(kit: Kit) -> None:
+    """Input of any size, binary, arrives byte for byte."""
     slot = await kit.slot()
-    for limit in (999, 1000, 1001):
-        result = await slot.run("yes € | head -n 5000 | tr -d '\\n'", output_limit=limit)
-        same((result.stdout_bytes, "\ufffd" in result.text), (15_000, False), f"cut at {limit}")
-
-
-@check("commands", needs="spooled output")
-async def spooled_output_is_all_there(kit: Kit) -> None:
-    """With `spool` the whole output is in a file of the slot, above the limit too."""
-    slot = await kit.slot()
-    result = await slot.run("seq 1 100000", output_limit=100, spool=True)
-    expect(result.spool_path is not None, "there is no `spool_path`")
-    count = await slot.run(f"wc -l <{result.spool_path}")
-    same(count.text.strip(), "100000", "lines in the spool file")
+    for size in (0, 1, 65_536, 65_537, 3_000_000):
+        data = os.urandom(size)
+        result = await slot.run("cat", stdin=data, output_limit=4 << 20)
+        expect(result.stdout == data, f"of {size} bytes of input, {len(result.stdout)} came back, or others")
 
 
 @check("commands")
-async def background_children_are_not_waited_for(kit: Kit) -> None:
-    """`cmd &` that keeps the output open does not hold the command up."""
-    slot = await kit.slot()
-    result = await within(20, slot.run("sleep 1000 & echo started"), "`sleep 1000 & echo started`")
-    same((result.exit_code, result.text), (0, "started\n"), "its result")
+async def variables(kit: Kit) -> None:
+    """Variables arrive as they are; HOME and TMPDIR are the slot's own and writable."""
+    script = 'echo "$A|$B"; test -w "$HOME" && test -w "$TMPDIR" && echo writable; echo "$USER" >&2'
+    result = await (await kit.slot()).run(script, env={"A": "a b $x", "B": "€ü"})
+    same(result.text, "a b $x|€ü\nwritable\n", "the variables")
+    expect(result.error_text.strip(), "USER is not set")
 
 
 @check("commands")
-async def background_children_live_on(kit: Kit) -> None:
-    """What a command leaves running is not killed with it, and is not stopped by a pipe that nobody reads."""
+async def nothing_of_the_drivers_environment(kit: Kit) -> None:
+    """No variable of the driver's reaches a command."""
     slot = await kit.slot()
-    lines = "i=0; while [ $i -lt 4000 ]; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; i=$((i+1)); done"
-    await slot.run(f"(sleep 0.2; {lines}; echo alive >proof) & true")
-
-    async def alive() -> bool:
-        return (await slot.run("cat proof 2>/dev/null")).text == "alive\n"
-
-    await until(alive, 20, "it was killed, or waits for somebody to read what it writes")
+    inside = dict(pair.partition("=")[::2] for pair in (await slot.run("env")).text.splitlines())
+    ours = {name: value for name, value in os.environ.items() if name not in HARMLESS and value}
+    leaked = [name for name, value in ours.items() if inside.get(name) == value]
+    same(leaked, [], "variables with the driver's value")
 
 
 @check("commands")
-async def many_run_at_once(kit: Kit) -> None:
-    """Commands of one slot run at the same time, none waits for another."""
+async def the_working_directory(kit: Kit) -> None:
+    """Commands begin in the workspace; `cwd` is relative to it, and each command's own."""
+    slot = await kit.slot()
+    await slot.run("mkdir -p 'a b'; cd /")
+    same((await slot.run("pwd")).text.strip(), slot.workspace_dir, "where a command begins")
+    same((await slot.run("pwd", cwd="a b")).text.strip(), f"{slot.workspace_dir}/a b", "with `cwd`")
+
+
+@check("commands")
+async def a_time_limit_ends_a_command(kit: Kit) -> None:
+    """At its time limit a command gets TERM, is told as timed out, and keeps what it had written."""
     slot = await kit.slot()
     began = time.monotonic()
-    results = await asyncio.gather(*(slot.run(f"sleep 2; echo {number}") for number in range(16)))
-    same([each.text for each in results], [f"{number}\n" for number in range(16)], "what 16 commands printed")
-    took = time.monotonic() - began
-    expect(took < 16, f"16 commands of 2 s took {took:.0f} s: they wait for each other")
+    result = await slot.run("echo before; sleep 1000; echo after", timeout_s=0.5)
+    expect(time.monotonic() - began < 20, "it took more than 20 s to end at a limit of 0.5 s")
+    same((result.timed_out, result.returncode, result.stdout), (True, 124, b"before\n"), "its result")
+
+
+@check("commands")
+async def cancelling_ends_a_command(kit: Kit) -> None:
+    """A command whose caller was cancelled is killed, with what it started."""
+    slot = await kit.slot()
+    running = asyncio.ensure_future(slot.run(f"trap '' TERM; ({TICKER}) & wait"))
+    await ticking(slot)
+    running.cancel()
+    await asyncio.wait([running])
+    await stopped(slot)
+
+
+@check("commands", least=Isolation.USER, needs=PROOF, limit_s=120)
+async def a_fork_bomb_is_bounded(kit: Kit) -> None:
+    """A fork bomb stays inside its slot's process limit: a neighbour can work, and a time limit ends it."""
+    slot, other = await kit.neighbours()
+    bomb = asyncio.ensure_future(slot.run(f"{BOMB}; sleep 1000", timeout_s=3.0))
+    await asyncio.sleep(1.0)
+    same((await within(30, other.run("echo fine"), "a neighbour's command")).text, "fine\n", "a neighbour's output")
+    expect((await within(60, bomb, "the bomb's end")).timed_out, "it did not time out")
+    same((await within(30, slot.run("echo fine"), "the slot's next command")).text, "fine\n", "the slot's next command")

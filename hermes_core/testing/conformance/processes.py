@@ -1,42 +1,18 @@
-"""Background processes: how they end, what of their output is held, what they are told, and whose they are."""
+"""Background processes and terminals. Core's own tests have the details."""
 
 from __future__ import annotations
 
 import asyncio
-import resource
-import time
 
-from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.contract import Isolation, Sandbox
+from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.results import WindowSize
 from hermes_core.testing.conformance.checks import check
-from hermes_core.testing.conformance.expect import expect, raises, refused, same, until, within
-from hermes_core.testing.conformance.kit import Kit, ran
-from hermes_core.testing.conformance.limits import TICKER, stopped, ticks
+from hermes_core.testing.conformance.expect import expect, refused, same
+from hermes_core.testing.conformance.kit import Kit
+from hermes_core.testing.conformance.running import TICKER, stopped, ticking
 
-OUTLIVE = "background processes that outlive"
-TELLS_SIGNALS = "telling exit status"
-MOST = 64
-"""Processes that a slot knows at most."""
-HELD = 200_000
-"""Bytes of a process's output that are held."""
-GIGABYTE = 1 << 30
-
-
-async def _ticking(slot: SlotCommands) -> None:
-    async def begun() -> bool:
-        return await ticks(slot) != "0"
-
-    await until(begun, 15, "it did not begin")
-
-
-async def _says(slot: SlotCommands, process_id: str, words: bytes) -> None:
-    """Wait until the process has written these words."""
-    seen = b""
-    while words not in seen:
-        chunk = await within(20, slot.log(process_id, offset=len(seen), wait_s=20), f"waiting for {words!r}")
-        expect(chunk.data, f"it did not write {words!r}, but {seen!r}")
-        seen += chunk.data
+TERMINALS = "terminals (pty)"
+SIZE = WindowSize(24, 80)
 
 
 @check("processes")
@@ -62,418 +38,44 @@ async def a_background_process_is_written_to(kit: Kit) -> None:
     same((ended.exit_code, (await slot.log(process.process_id)).data), (5, b"got word\n"), "its end and log")
 
 
-@check("processes", needs="the end of their input")
-async def the_end_of_a_background_processs_input(kit: Kit) -> None:
-    """Its input can be ended."""
-    slot = await kit.slot()
-    process = await slot.start("cat; echo end")
-    await slot.write(process.process_id, b"last\n", eof=True)
-    await slot.wait(process.process_id, timeout_s=20)
-    same((await slot.log(process.process_id)).data, b"last\nend\n", "its log")
-
-
 @check("processes")
 async def a_background_process_is_killed_with_its_children(kit: Kit) -> None:
     """`kill` ends a background process and what it started."""
     slot = await kit.slot()
     process = await slot.start(f"({TICKER}) & wait")
-    await _ticking(slot)
+    await ticking(slot)
     killed = await slot.kill(process.process_id, grace_s=1)
     expect(not killed.running, "it still runs after `kill`")
     await stopped(slot)
 
 
-@check("processes", needs="background processes that outlive")
-async def a_full_log_tells_what_it_dropped(kit: Kit) -> None:
-    """A background process's log keeps the last bytes and says how many are gone."""
-    slot = await kit.slot()
-    process = await slot.start("seq 1 100000", buffer_bytes=1000)
-    await slot.wait(process.process_id, timeout_s=20)
-    wanted = "".join(f"{number}\n" for number in range(1, 100_001)).encode()
-    chunk = await slot.log(process.process_id)
-    same((chunk.data, chunk.total, chunk.dropped), (wanted[-1000:], len(wanted), len(wanted) - 1000), "the log")
-
-
-@check("processes", needs=TELLS_SIGNALS)
-async def exit_codes_of_background_processes(kit: Kit) -> None:
-    """`exit 7` in the background reads 7, and so does every other status."""
-    slot = await kit.slot()
-    for status in (0, 1, 7, 42, 124, 126, 127, 128, 137, 255):
-        process = await slot.start(f"exit {status}")
-        ended = await slot.wait(process.process_id, timeout_s=20)
-        same((ended.exit_code, ended.signal, ended.running), (status, None, False), f"`exit {status}`")
-
-
 @check("processes")
-async def a_background_process_ends_by_a_signal(kit: Kit) -> None:
-    """Of a process that a signal ended it is told which."""
+async def no_terminal_is_told(kit: Kit) -> None:
+    """A sandbox that can't give a terminal says so, in the foreground and in the background, and runs nothing."""
     slot = await kit.slot()
-    for number in (9, 15):
-        process = await slot.start(f"kill -{number} $$; sleep 5")
-        ended = await slot.wait(process.process_id, timeout_s=20)
-        same((ended.exit_code, ended.signal), (None, number), f"a shell that signal {number} ended")
+    if not kit.direct:
+        raise kit.not_applicable("the sandbox gives terminals")
+    await refused(slot.run("touch ran", pty=SIZE), "a command in a terminal", "no_pty")
+    await refused(slot.start("touch ran", pty=SIZE), "a process in a terminal", "no_pty")
+    same((await slot.run("ls")).text, "", "the workspace")
 
 
-@check("processes")
-async def a_quick_end_is_an_end(kit: Kit) -> None:
-    """A process that ends at once is never shown as running after that, nor is its output lost."""
+@check("processes", needs=TERMINALS)
+async def a_terminal_on_all_three(kit: Kit) -> None:
+    """Standard input, output and error are one terminal, of the size asked for."""
     slot = await kit.slot()
-    for number in range(20):
-        process = await slot.start(f"echo {number}; exit {number}")
-        ended = await within(20, slot.wait(process.process_id), "its end")
-        log = await slot.log(process.process_id)
-        same((ended.running, ended.exit_code, log.data), (False, number, f"{number}\n".encode()), "its end and log")
+    command = "for fd in 0 1 2; do [ -t $fd ] && echo $fd; done; stty size; exit 7"
+    result = await slot.run(command, pty=WindowSize(33, 101), timeout_s=30)
+    same((result.stdout, result.stderr, result.exit_code), (b"0\r\n1\r\n2\r\n33 101\r\n", b"", 7), "the command")
 
 
-@check("processes", limit_s=120)
-async def sixty_four_at_once(kit: Kit) -> None:
-    """A slot runs 64 processes at once, each with its own input, output and exit code."""
-    slot = await kit.slot()
-    started = await asyncio.gather(*(slot.start(f"read -r x; echo $x; exit {n}") for n in range(MOST)))
-    same(len({process.process_id for process in started}), MOST, "different ids")
-    await asyncio.gather(*(slot.write(each.process_id, f"to {n}\n".encode()) for n, each in enumerate(started)))
-    ended = await asyncio.gather(*(slot.wait(each.process_id, timeout_s=60) for each in started))
-    same([each.exit_code for each in ended], list(range(MOST)), "the exit codes")
-    logs = await asyncio.gather(*(slot.log(each.process_id) for each in started))
-    same([log.data for log in logs], [f"to {n}\n".encode() for n in range(MOST)], "the logs")
-
-
-@check("processes", limit_s=120)
-async def one_too_many_is_refused(kit: Kit) -> None:
-    """With 64 running, another one is refused; one that has ended makes room."""
-    slot = await kit.slot()
-    started = await asyncio.gather(*(slot.start("sleep 1000") for _ in range(MOST)))
-    await refused(slot.start("true"), "a process more than there may be", "too_many")
-    await slot.kill(started[0].process_id, grace_s=0)
-    same((await slot.start("sleep 1000")).running, True, "that there is room again")
-    await refused(slot.poll(started[0].process_id), "the one that made room", "unknown_process")
-
-
-@check("processes")
-async def what_ends_by_term_is_told_so(kit: Kit) -> None:
-    """A process that TERM ends is reported as ended by TERM; a second kill changes nothing."""
-    slot = await kit.slot()
-    process = await slot.start("sleep 1000 & echo ready; wait")
-    # bash loses a TERM that comes between the start of a command's process and its `exec`.
-    await _says(slot, process.process_id, b"ready")
-    killed = await slot.kill(process.process_id)
-    same((killed.running, killed.signal), (False, 15), "its end")
-    again = await slot.kill(process.process_id)
-    same((again.running, again.signal), (False, 15), "what a second kill says")
-
-
-@check("processes")
-async def what_ignores_term_is_told_as_killed(kit: Kit) -> None:
-    """A process that ignores TERM dies, and is reported as KILLed."""
-    slot = await kit.slot()
-    process = await slot.start(f"trap '' TERM; echo ready; {TICKER}")
-    await _says(slot, process.process_id, b"ready")
-    killed = await within(20, slot.kill(process.process_id, grace_s=0.5), "its end")
-    same((killed.running, killed.signal), (False, 9), "its end")
-    await stopped(slot)
-
-
-@check("processes")
-async def a_handled_term_keeps_its_exit_code(kit: Kit) -> None:
-    """A process that handles TERM and exits is reported with its own exit code."""
-    slot = await kit.slot()
-    process = await slot.start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done")
-    await _says(slot, process.process_id, b"ready")
-    killed = await slot.kill(process.process_id, grace_s=10)
-    same((killed.running, killed.exit_code, killed.signal), (False, 7, None), "its end")
-
-
-@check("processes")
-async def a_kill_finds_what_has_left_its_session(kit: Kit) -> None:
-    """`kill` ends what has forked twice, or made itself a session of its own."""
-    slot = await kit.slot()
-    if not (await slot.run("command -v setsid")).ok:
-        raise kit.not_applicable("the sandbox has no `setsid`")
-    process = await slot.start(f"setsid sh -c '( ( {TICKER} ) & ) & sleep 1000' & wait")
-    await _ticking(slot)
-    await slot.kill(process.process_id, grace_s=0.5)
-    await stopped(slot)
-
-
-@check("processes")
-async def a_kill_after_its_end(kit: Kit) -> None:
-    """`kill` of a process that has ended ends what it has left running, and keeps its exit code."""
-    slot = await kit.slot()
-    process = await slot.start(f"({TICKER}) >/dev/null 2>&1 & exit 3")
-    same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 3, "its exit code")
-    await _ticking(slot)
-    killed = await slot.kill(process.process_id, grace_s=0.5)
-    same((killed.running, killed.exit_code, killed.signal), (False, 3, None), "its end, after the kill")
-    await stopped(slot)
-
-
-@check("processes")
-async def a_kill_spares_the_others(kit: Kit) -> None:
-    """`kill` ends one process of a slot and leaves its neighbours in the slot alone."""
-    slot = await kit.slot()
-    other = await slot.start("read -r x; exit 3")
-    process = await slot.start("sleep 1000")
-    await slot.kill(process.process_id, grace_s=0.5)
-    expect((await slot.poll(other.process_id)).running, "another process was ended too")
-    await slot.write(other.process_id, b"\n")
-    same((await slot.wait(other.process_id, timeout_s=20)).exit_code, 3, "the exit code of the other one")
-
-
-@check("processes")
-async def offset_0_is_the_first_byte_held(kit: Kit) -> None:
-    """Reading from 0 gives the first byte still held, and says how many before it are gone."""
-    slot = await kit.slot()
-    process = await slot.start("seq 1 100000")
-    await slot.wait(process.process_id, timeout_s=30)
-    wanted = "".join(f"{number}\n" for number in range(1, 100_001)).encode()
-    gone = len(wanted) - HELD
-    chunk = await slot.log(process.process_id, offset=0, limit=100)
-    got = (chunk.data, chunk.offset, chunk.total, chunk.dropped)
-    same(got, (wanted[gone : gone + 100], gone, len(wanted), gone), "the log from 0")
-    chunk = await slot.log(process.process_id, offset=gone - 10, limit=5)
-    same((chunk.data, chunk.offset, chunk.dropped), (wanted[gone : gone + 5], gone, 10), "the log from 10 before that")
-    chunk = await slot.log(process.process_id, offset=len(wanted) - 3)
-    same((chunk.data, chunk.dropped), (wanted[-3:], 0), "its last 3 bytes")
-
-
-@check("processes")
-async def offsets_that_are_nowhere(kit: Kit) -> None:
-    """A negative offset is the first byte, one beyond the end gives nothing, and neither is an accident."""
-    slot = await kit.slot()
-    process = await slot.start("printf 0123456789")
-    await slot.wait(process.process_id, timeout_s=20)
-    for offset, wanted in ((-5, (b"0123456789", 0, 0)), (10, (b"", 10, 0)), (99, (b"", 10, 0))):
-        chunk = await slot.log(process.process_id, offset=offset)
-        same((chunk.data, chunk.offset, chunk.dropped), wanted, f"the log from {offset}")
-
-
-@check("processes")
-async def offsets_are_exact_while_it_writes(kit: Kit) -> None:
-    """While a process writes as fast as it can, what is at an offset is what was written there."""
-    slot = await kit.slot()
-    process = await slot.start("i=0; while [ $i -lt 60000 ]; do printf '%09d\\n' $i; i=$((i + 1)); done")
-    offset, seen = 0, 0
-    while True:
-        chunk = await within(30, slot.log(process.process_id, offset=offset, limit=5000, wait_s=20), "its log")
-        same(chunk.offset, offset + chunk.dropped, "the offset, and what was dropped before it")
-        expect(chunk.data == _lines(chunk.offset, len(chunk.data)), f"not what was written at {chunk.offset}")
-        offset, seen = chunk.offset + len(chunk.data), seen + len(chunk.data)
-        if not chunk.running and offset == chunk.total:
-            break
-    same((offset, seen > 0), (600_000, True), "all bytes, and that some of them were seen")
-
-
-def _lines(offset: int, size: int) -> bytes:
-    first = offset // 10
-    return b"".join(b"%09d\n" % number for number in range(first, first + size // 10 + 2))[offset % 10 :][:size]
-
-
-@check("processes")
-async def a_follower_misses_nothing(kit: Kit) -> None:
-    """Who reads on from where the last read ended gets every byte, once."""
-    slot = await kit.slot()
-    process = await slot.start("i=0; while [ $i -lt 300 ]; do printf '%09d\\n' $i; i=$((i + 1)); done; sleep 0.2")
-    seen = b""
-    while True:
-        chunk = await within(30, slot.log(process.process_id, offset=len(seen), limit=7, wait_s=20), "its log")
-        same((chunk.offset, chunk.dropped), (len(seen), 0), "where the log goes on")
-        seen += chunk.data
-        if not chunk.running and len(seen) == chunk.total:
-            break
-    expect(seen == _lines(0, 3000), f"{len(seen)} of 3000 bytes, or others")
-
-
-@check("processes")
-async def writers_at_the_same_time(kit: Kit) -> None:
-    """Of eight writers at once no byte is lost, and no line of theirs is torn."""
-    slot = await kit.slot()
-    writer = "i=0; while [ $i -lt 1000 ]; do echo $n:$i; i=$((i + 1)); done"
-    process = await slot.start(f"for n in 1 2 3 4 5 6 7 8; do ( {writer} ) & done; wait")
-    await slot.wait(process.process_id, timeout_s=60)
-    lines = (await slot.log(process.process_id)).data.decode().split()
-    same(sorted(lines), sorted(f"{n}:{i}" for n in range(1, 9) for i in range(1000)), "their lines")
-
-
-@check("processes")
-async def characters_cut_by_a_read(kit: Kit) -> None:
-    """Reads that cut a character in two lose nothing of it: the pieces make the text again."""
-    slot = await kit.slot()
-    text = "aä€𝄞" * 20
-    process = await slot.start(["printf", "%s", text])
-    await slot.wait(process.process_id, timeout_s=20)
-    seen = b""
-    while len(seen) < len(text.encode()):
-        seen += (await slot.log(process.process_id, offset=len(seen), limit=1)).data
-    same(seen.decode(), text, "the text")
-
-
-@check("processes", limit_s=180)
-async def a_gigabyte_is_held_to_its_buffer(kit: Kit) -> None:
-    """A process that writes 1 GB is held to its buffer: neither driver nor guest grows."""
-    slot = await kit.lease()
-    commands = (await kit.shared()).commands(slot)
-    if kit.direct:
-        raise kit.not_applicable("a sandbox without Python sends every byte to the driver, which holds the last ones")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
-    process = await commands.start("yes 0123456789abcde | head -c 1073741824")
-    ended = await commands.wait(process.process_id, timeout_s=150)
-    kit.figure("gigabyte_s", time.perf_counter() - began)
-    same((ended.running, ended.output_bytes), (False, GIGABYTE), "that it ended, and what it wrote")
-    chunk = await commands.log(process.process_id)
-    same((len(chunk.data), chunk.offset, chunk.dropped), (HELD, GIGABYTE - HELD, GIGABYTE - HELD), "what is held")
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    expect(grown < 64 << 10, f"the driver grew by {grown >> 10} MB")
-    attach = getattr(kit.backend, "attach", None)
-    if attach is None or kit.level is Isolation.SHARED:
-        return  # there it may be anyone's processes that a sandbox sees
-    sandbox: Sandbox = await attach(slot.sandbox_id)
-    peaks = await ran(await sandbox.open(["sh", "-c", "grep -h VmHWM /proc/[0-9]*/status 2>/dev/null || :"]))
-    largest = max((int(line.split()[1]) for line in peaks.out.splitlines()), default=0)
-    expect(largest < 128 << 10, f"a process of the sandbox took {largest >> 10} MB")
-
-
-@check("processes", needs="spooled output")
-async def the_whole_log_on_request(kit: Kit) -> None:
-    """On request the whole log is kept in a file that the slot can read."""
-    slot = await kit.slot()
-    process = await slot.start("seq 1 100000", buffer_bytes=100, spool=True)
-    await slot.wait(process.process_id, timeout_s=30)
-    path = (await slot.poll(process.process_id)).spool_path
-    expect(path, "it has no path")
-    same((await slot.run(f"wc -c <{path}")).text.strip(), "588895", "the size of the file")
-    same((await slot.run(f"tail -n 1 {path}")).text, "100000\n", "its last line")
-
-
-@check("processes")
-async def a_log_can_be_waited_for(kit: Kit) -> None:
-    """Waiting for more of a log ends with more of it, with the process, or at the time limit."""
-    slot = await kit.slot()
-    process = await slot.start("read -r x; echo $x; read -r x")
-    waiting = asyncio.ensure_future(slot.log(process.process_id, wait_s=20))
-    await asyncio.sleep(0.2)
-    expect(not waiting.done(), "it did not wait")
-    await slot.write(process.process_id, b"more\n")
-    same((await waiting).data, b"more\n", "what came")
-    nothing = await slot.log(process.process_id, offset=5, wait_s=0.2)
-    same((nothing.data, nothing.running), (b"", True), "at the time limit")
-    waiting = asyncio.ensure_future(slot.log(process.process_id, offset=5, wait_s=20))
-    await asyncio.sleep(0.1)
-    await slot.kill(process.process_id, grace_s=1)
-    same((await within(20, waiting, "its end")).running, False, "at its end")
-
-
-@check("processes")
-async def a_wait_has_its_time_limit(kit: Kit) -> None:
-    """`wait` returns at its time limit with a process that still runs, and blocks nobody else in the slot."""
-    slot = await kit.slot()
-    process = await slot.start("sleep 1000")
-    waiting = asyncio.ensure_future(slot.wait(process.process_id, timeout_s=2))
-    same((await within(20, slot.run("echo meanwhile"), "another command")).text, "meanwhile\n", "another command")
-    expect(not waiting.done(), "the wait was over before its time")
-    expect((await within(20, waiting, "its time limit")).running, "it does not run any more")
-
-
-@check("processes")
-async def no_more_can_be_written_to_what_has_ended(kit: Kit) -> None:
-    """Writing to a process that has ended is refused."""
-    slot = await kit.slot()
-    process = await slot.start("true")
-    await slot.wait(process.process_id, timeout_s=20)
-    error = await raises(CommandError, slot.write(process.process_id, b"x"), "writing to what has ended")
-    expect("ended" in error.message, f"it does not say why: {error.message}")
-
-
-@check("processes")
-async def a_session_that_there_is_not(kit: Kit) -> None:
-    """Every operation on a process that the slot does not have is refused as `unknown_process`."""
-    slot = await kit.slot()
-    unknown = "proc_0123456789ab"
-    for what in (slot.poll, slot.log, slot.wait, slot.kill):
-        await refused(what(unknown), f"{what.__name__} of an unknown process", "unknown_process")
-    await refused(slot.write(unknown, b"x"), "writing to an unknown process", "unknown_process")
-
-
-@check("processes")
-async def another_slot_s_processes_are_unknown(kit: Kit) -> None:
-    """A slot neither lists nor drives the processes of its neighbour."""
+@check("processes", needs=TERMINALS, least=Isolation.USER)
+async def a_neighbour_s_terminal_is_closed(kit: Kit) -> None:
+    """A slot can neither read its neighbour's terminal, nor write to it, nor type into it."""
     slot, other = await kit.neighbours()
-    process = await slot.start("sleep 1000")
-    same(list(await other.processes()), [], "the neighbour's processes")
-    await refused(other.kill(process.process_id), "killing a neighbour's process", "unknown_process")
-    await refused(other.write(process.process_id, b"x"), "writing to it", "unknown_process")
-    expect((await slot.poll(process.process_id)).running, "it was ended")
-
-
-@check("processes")
-async def the_next_lease_knows_none(kit: Kit) -> None:
-    """What one trajectory has started is unknown to the next one of its slot, released with or without a reset."""
-    async with kit.tools(seats=1, per_sandbox=1) as tools:
-        for reset in (False, True):
-            slot = await tools.acquire()
-            process = await tools.commands(slot).start(f"trap '' TERM; {TICKER}")
-            await tools.release(slot, reset_workspace=reset)
-            async with tools.lease() as again:
-                commands = tools.commands(again)
-                same(list(await commands.processes()), [], f"processes of the next lease (reset: {reset})")
-                await refused(commands.poll(process.process_id), "one of the lease before", "unknown_process")
-                await stopped(commands)
-
-
-@check("processes", needs=OUTLIVE)
-async def emptying_a_slot_keeps_its_logs(kit: Kit) -> None:
-    """After everything of a slot was killed, its processes are ended ones, with their logs."""
-    tools, slot = await kit.shared(), await kit.lease()
-    commands = tools.commands(slot)
-    process = await commands.start("trap '' TERM; echo last words; while :; do sleep 0.1; done")
-    await _says(commands, process.process_id, b"last words\n")
-    await tools.kill_everything(slot)
-    ended = await commands.poll(process.process_id)
-    same((ended.running, ended.signal), (False, 9), "its end")
-    same((await commands.log(process.process_id)).data, b"last words\n", "its log")
-
-
-@check("processes")
-async def processes_are_listed_in_order(kit: Kit) -> None:
-    """The list has running and ended ones, the oldest first, each with its command and directory."""
-    slot = await kit.slot()
-    commands = ["sleep 1000", "exit 4", "sleep 1001"]
-    started = [await slot.start(command) for command in commands]
-    await slot.wait(started[1].process_id, timeout_s=20)
-    listed = await slot.processes()
-    same([each.process_id for each in listed], [each.process_id for each in started], "the order")
-    same([each.command for each in listed], commands, "the commands")
-    same([each.running for each in listed], [True, False, True], "which of them run")
-    same({each.cwd.rstrip("/.") for each in listed}, {slot.workspace_dir}, "the directory")
-
-
-@check("processes")
-async def a_background_process_has_its_directory_and_variables(kit: Kit) -> None:
-    """`cwd` and `env` are the process's; a directory that is missing is told."""
-    slot = await kit.slot()
-    await slot.run("mkdir sub")
-    process = await slot.start("pwd; echo $WORD", cwd="sub", env={"WORD": "a word"})
-    await slot.wait(process.process_id, timeout_s=20)
-    lines = (await slot.log(process.process_id)).data.decode().splitlines()
-    same((lines[0].rpartition("/")[2], lines[1]), ("sub", "a word"), "its directory and variable")
-
-
-@check("processes")
-async def uptime_stands_still_at_the_end(kit: Kit) -> None:
-    """How long it has run grows while it runs, and no more once it has ended."""
-    slot = await kit.slot()
-    process = await slot.start("sleep 0.5")
-    expect((await slot.poll(process.process_id)).uptime_s < 30, "it claims to be older than it is")
-    ended = await slot.wait(process.process_id, timeout_s=20)
+    process = await slot.start("tty; cat", pty=SIZE)
+    path = (await slot.log(process.process_id, wait_s=20)).data.decode().strip()
+    attempt = f"[ -e {path} ] && {{ echo intruder >{path}; head -c 1 <{path}; }} 2>/dev/null; true"
+    await other.run(attempt, timeout_s=3)
     await asyncio.sleep(0.3)
-    later = await slot.poll(process.process_id)
-    same((later.uptime_s, later.uptime_s >= 0.4), (ended.uptime_s, True), "its age some time after its end")
-
-
-@check("processes")
-async def a_command_s_time_limit_spares_them(kit: Kit) -> None:
-    """A command that reaches its time limit takes no background process of the slot with it."""
-    slot = await kit.slot()
-    process = await slot.start("sleep 1000")
-    expect((await slot.run("sleep 1000", timeout_s=0.3)).timed_out, "it did not time out")
-    expect((await slot.poll(process.process_id)).running, "the background process was ended too")
+    expect(b"intruder" not in (await slot.log(process.process_id)).data, "it was written to")

@@ -8,9 +8,9 @@ from hermes_core.errors import StaleSlotError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.testing.conformance.checks import check
-from hermes_core.testing.conformance.expect import expect, raises, same, until, within
+from hermes_core.testing.conformance.expect import expect, raises, same, within
 from hermes_core.testing.conformance.kit import Kit
-from hermes_core.testing.conformance.limits import BOMB, PROOF, TICKER, ticks
+from hermes_core.testing.conformance.running import BOMB, PROOF, TICKER, ticking, ticks
 
 COMMON = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -92,11 +92,7 @@ async def _leave_tickers(commands: SlotCommands) -> None:
     writer = 'while :; do mkdir -p "$1"; echo x >>"$1/ticks"; sleep 0.05; done'
     for prefix in ("", "setsid "):
         await commands.run(f"trap '' TERM HUP; ( {prefix}sh -c '{writer}' x \"$PWD\" >/dev/null 2>&1 & ) ; true")
-
-    async def begun() -> bool:
-        return await ticks(commands) != "0"
-
-    await until(begun, 10, "the background processes did not begin")
+    await ticking(commands)
 
 
 @check("slots", levels=True)

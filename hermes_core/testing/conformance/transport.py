@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hermes_core.errors import InfraError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, same, within
@@ -39,42 +37,6 @@ async def a_cut_channel_loses_no_command(kit: Kit) -> None:
         same((await slot.run("wc -l <ran")).text.strip(), "1", "how often it ran")
 
 
-@check("failure", needs=OUTLIVES)
-async def a_cut_channel_loses_no_output(kit: Kit) -> None:
-    """Output that flows while the channel is cut, again and again, arrives once and whole."""
-    async with tampered(kit) as (backend, slot):
-        running = asyncio.ensure_future(slot.run("seq 1 400000", output_limit=16 << 20))
-        for _ in range(5):
-            await asyncio.sleep(0.05)
-            await backend.channels[-1].cut()
-        result = await within(60, running, "a command whose channel was cut five times")
-        wanted = "".join(f"{number}\n" for number in range(1, 400_001)).encode()
-        expect(result.stdout == wanted, f"{len(result.stdout)} of {len(wanted)} bytes arrived, or others")
-
-
-@check("failure", needs=OUTLIVES)
-async def a_cut_channel_loses_no_input(kit: Kit) -> None:
-    """Input that flows while the channel is cut arrives once and whole."""
-    data = os.urandom(1_000_000) * 20
-    async with tampered(kit) as (backend, slot):
-        writing = asyncio.ensure_future(slot.write_file("f", data))
-        for _ in range(3):
-            await asyncio.sleep(0.05)
-            await backend.channels[-1].cut()
-        await within(60, writing, "writing a file while the channel is cut")
-        expect((await slot.read_file("f")).data == data, "the file has other bytes than were written")
-
-
-@check("failure", needs=OUTLIVES)
-async def garbage_on_the_channel(kit: Kit) -> None:
-    """Garbage instead of frames is a lost channel, not a wrong result: another is opened, and all goes on."""
-    async with tampered(kit) as (backend, slot):
-        for garbage in (os.urandom(4096), b"Warning: Permanently added the host\r\n", b"\0" * 64, b"\xff" * 64):
-            backend.channels[-1].garbage = garbage
-            result = await within(60, slot.run("echo fine; exit 3"), "a command with garbage on its channel")
-            same((result.text, result.exit_code), ("fine\n", 3), f"its result after {garbage[:20]!r}")
-
-
 @check("failure", needs=OUTLIVES, limit_s=120)
 async def a_stalled_reader(kit: Kit) -> None:
     """While nobody reads the channel, output waits in the sandbox; when somebody does again, it is all there."""
@@ -98,21 +60,3 @@ async def a_slow_command_holds_nobody_up(kit: Kit) -> None:
     for _ in range(20):
         same((await within(20, slot.run("echo fine"), "a command beside the flood")).text, "fine\n", "its output")
     same((await within(80, flood, "100 MB of output")).stdout_bytes, 100_000_000, "bytes counted")
-
-
-@check("failure")
-async def a_sandbox_out_of_reach_is_given_up(kit: Kit) -> None:
-    """When no channel can be opened any more, callers are told within `orphan_ttl_s`."""
-    backend = TamperedBackend(kit.backend)
-    async with kit.tools(seats=1, per_sandbox=1, backend=backend, orphan_ttl_s=3.0) as tools:
-        slot = await tools.acquire()
-        commands = tools.commands(slot)
-        await commands.run("true")
-        backend.unreachable = True
-        for channel in list(backend.channels):
-            await channel.cut()
-        try:
-            result = await within(60, commands.run("echo x"), "a command in a sandbox out of reach")
-        except InfraError:
-            return
-        expect(False, f"a sandbox that can't be reached answered: {result!r}")

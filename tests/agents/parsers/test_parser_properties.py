@@ -100,7 +100,6 @@ def free_of_tags(call: ParsedCall) -> ParsedCall:
 def test_calls_come_back_from_their_rendering(name: str) -> None:
     parser = PARSERS[name]
 
-    @settings(max_examples=150, deadline=None)
     @given(
         st.lists(calls, min_size=1, max_size=4), st.sampled_from(["", "Well.\n", "<think>hm</think>\n", "hm</think>"])
     )
@@ -119,7 +118,6 @@ def test_calls_come_back_from_their_rendering(name: str) -> None:
 def test_calls_of_unknown_tools_come_back_too(name: str) -> None:
     parser = PARSERS[name]
 
-    @settings(max_examples=100, deadline=None)
     @given(st.lists(free_calls, min_size=1, max_size=4))
     def check(made: list[ParsedCall]) -> None:
         if name == "kimi_k2":
@@ -135,7 +133,6 @@ def test_a_whole_call_survives_any_text_before_and_after(name: str) -> None:
     """Prose without marks, that is: whatever it is, the call is read and the rest is content."""
     parser, call = PARSERS[name], ParsedCall("f", {"s": "x"})
 
-    @settings(max_examples=100, deadline=None)
     @given(
         st.text(st.characters(exclude_characters='<[{"`｜|', exclude_categories=("Cs",))),
         words.map(lambda w: w.replace("<", "")),
@@ -153,7 +150,7 @@ def test_a_whole_call_survives_any_text_before_and_after(name: str) -> None:
 def test_no_text_raises_and_every_part_is_accounted_for(name: str) -> None:
     parser = PARSERS[name]
 
-    @settings(max_examples=800, deadline=None)  # 13 parsers: 10,000 texts
+    @settings(max_examples=5 * settings.default.max_examples)  # with `thorough`, 13 parsers: 10,000 texts
     @given(anything, st.sampled_from([TOOLS, ()]))
     def check(text: str, tools: Any) -> None:
         parsed = parser.parse(text, tools)
@@ -178,7 +175,6 @@ KEYS = st.sampled_from(["name", "arguments", "parameters", "function", "id", "ty
 def test_no_object_raises_whatever_its_fields_are(name: str) -> None:
     parser = PARSERS[name]
 
-    @settings(max_examples=150, deadline=None)
     @given(st.dictionaries(KEYS, values), values)
     def check(fields: dict[str, Any], made: Any) -> None:
         for body in (json.dumps(fields), json.dumps([fields, fields]), json.dumps(made)):
@@ -193,7 +189,6 @@ def test_no_object_raises_whatever_its_fields_are(name: str) -> None:
 def test_nothing_between_think_marks_is_made(name: str) -> None:
     parser = PARSERS[name]
 
-    @settings(max_examples=150, deadline=None)
     @given(fragments)
     def check(text: str) -> None:
         inside = text.replace("</think>", "")

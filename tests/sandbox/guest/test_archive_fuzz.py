@@ -24,7 +24,7 @@ from hermes_core.sandbox.guest import files
 from hermes_core.sandbox.guest_client.commands import RemoteCommands
 from hermes_core.sandbox.results import CommandResult
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Generating overly large repr")]
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 EXAMPLES = int(os.environ.get("HERMES_FUZZ_EXAMPLES", "25"))
 LONGEST_S = 20.0

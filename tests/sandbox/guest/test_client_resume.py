@@ -18,7 +18,7 @@ from hermes_core.sandbox.guest_client.client import GuestClient
 
 ROOT = os.geteuid() == 0
 
-pytestmark = [pytest.mark.usefixtures("leak_check"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("leak_check")
 
 
 class Meddler(Channel):

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_core.errors import CommandError
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def archive(*members, compression=""):

@@ -77,7 +77,6 @@ async def test_time_limit_is_told_apart_from_exit_124(slot):
     assert late.timed_out and late.exit_code == 124
 
 
-@pytest.mark.slow
 async def test_what_ignores_term_is_killed(slot):
     began = time.monotonic()
     result = await slot.run("trap '' TERM; sleep 1000.2 & sleep 1000.2", timeout_s=0.3)
@@ -86,7 +85,6 @@ async def test_what_ignores_term_is_killed(slot):
     assert not await alive(slot, "sleep 1000.2")
 
 
-@pytest.mark.slow
 async def test_children_that_outlive_their_leader_at_a_time_limit_are_killed(slot):
     """The leader dies of TERM; its child, which ignores it, is given the grace period and no more."""
     result = await slot.run("(trap '' TERM; exec sleep 1000.3) & sleep 1000", timeout_s=0.3)
@@ -106,7 +104,6 @@ async def test_stopped_processes_are_ended(slot):
 
 
 @pytest.mark.parametrize("neighbour", [False, True])
-@pytest.mark.slow
 async def test_escapees_are_ended_at_a_time_limit(slot, neighbour):
     """Forked twice, in a session of its own: the mark in its environment gives it away."""
     await slot.write_file("escape.py", LEAVE_ESCAPEE.encode())
@@ -117,7 +114,6 @@ async def test_escapees_are_ended_at_a_time_limit(slot, neighbour):
         assert (await other).text == "still here\n"
 
 
-@pytest.mark.slow
 async def test_an_escapee_without_a_mark_is_ended_if_nothing_else_runs(slot):
     await slot.write_file("escape.py", LEAVE_ESCAPEE.encode())
     assert (await slot.run(["python3", "escape.py", "1000.6"], timeout_s=0.7)).timed_out
@@ -131,7 +127,6 @@ async def test_a_time_limit_spares_what_earlier_commands_left(slot):
     assert await alive(slot, "sleep 1000.7")
 
 
-@pytest.mark.slow
 async def test_cancelling_kills(slot):
     running = asyncio.ensure_future(slot.run("trap '' TERM; sleep 1000.9 & sleep 1000.9"))
     await asyncio.sleep(0.3)

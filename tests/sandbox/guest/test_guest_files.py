@@ -14,7 +14,7 @@ from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
 from hermes_core.sandbox.guest import archives
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = os.geteuid() == 0
 NAMES = ["a b", "new\nline", "-rf", "€", "\udcff\udcfe", "'\"$`;&|", "*", "..x", ".hidden", "x" * 255]

@@ -18,7 +18,7 @@ from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0
 
-pytestmark = [pytest.mark.usefixtures("leak_check"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("leak_check")
 
 
 async def eventually(condition, seconds=10.0):

@@ -13,10 +13,8 @@ from hermes_core.errors import NoPythonError
 from hermes_core.sandbox.guest_client.client import GuestClient
 from hermes_core.sandbox.results import WindowSize
 
-pytestmark = pytest.mark.slow
-
 ROOT = os.geteuid() == 0
-VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
+OLDEST, *NEWER = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
 PLACES = [Path.home() / ".pyenv/versions", Path("/usr/local/bin"), Path("/usr/bin"), Path("/opt")]
 
 
@@ -29,7 +27,7 @@ def interpreter(version):
     return None
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [OLDEST, *(pytest.param(each, marks=pytest.mark.full) for each in NEWER)])
 async def test_end_to_end(rigged, version, level):
     python = interpreter(version)
     if python is None:

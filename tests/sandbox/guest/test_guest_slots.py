@@ -12,7 +12,7 @@ import pytest
 from hermes_core.errors import CommandError, InfraError, SlotLost
 from hermes_core.sandbox.guest_client.client import PREPARE
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = os.geteuid() == 0
 STUBBORN = """
@@ -222,7 +222,6 @@ async def test_a_stopped_parent_is_no_way_out_of_a_time_limit(own_rig):
     assert (await slot.run("echo fine")).text == "fine\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", [BOMB, COMET], ids=["bomb", "comet"])
 async def test_fork_storms(own_rig, program):
     """Bounded, a neighbour can work meanwhile, and a reset ends them with proof."""
@@ -242,7 +241,6 @@ async def test_fork_storms(own_rig, program):
     assert (await slot.run("echo usable; ls -A")).text == "usable\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", [BOMB, COMET], ids=["bomb", "comet"])
 async def test_fork_storms_at_a_time_limit(own_rig, program):
     index, slot = await fresh(own_rig)

@@ -23,8 +23,6 @@ from hermes_core.sandbox.local import directories, processes, records
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.local.sandbox import LocalSandbox
 
-pytestmark = pytest.mark.slow
-
 SLEEPER = "setsid sleep 100 >/dev/null 2>&1 </dev/null &"
 LEVELS = [Isolation.SHARED, Isolation.USER, Isolation.NAMESPACE]
 

@@ -17,7 +17,6 @@ from hermes_core.settings import Settings
 
 LEVEL = "user" if os.geteuid() == 0 else "shared"
 
-pytestmark = pytest.mark.slow
 
 FIRST = """
 import asyncio, os, pathlib, signal, sys

@@ -18,8 +18,6 @@ from hermes_core.errors import ConfigError, PolicyError
 from hermes_core.sandbox.contract import Isolation, Network
 from hermes_core.sandbox.local import view
 
-pytestmark = pytest.mark.slow
-
 CHECKOUT = Path(hermes_core.__file__).resolve().parents[1]
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.results import ProcessStatus, WindowSize
-from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import CheckFailed, expect, refused, same, until, within
 from hermes_core.testing.conformance.kit import Kit
-from hermes_core.testing.conformance.limits import TICKER, stopped, ticks
+from hermes_core.testing.conformance.running import TICKER, stopped, ticking
 from hermes_core.tools.screens import Screen, render
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TERMINALS = "terminals (pty)"
 SIZE = WindowSize(24, 80)
@@ -48,33 +50,13 @@ async def _type(slot: SlotCommands, process: ProcessStatus, keys: str) -> None:
     same(await slot.write(process.process_id, data), len(data), f"bytes taken of {keys!r}")
 
 
-async def _program(kit: Kit, slot: SlotCommands, name: str) -> None:
+async def _program(slot: SlotCommands, name: str) -> None:
     if not (await slot.run(f"command -v {name}")).ok:
-        raise kit.not_applicable(f"the sandbox has no `{name}`")
+        pytest.skip(f"the sandbox has no `{name}`")
 
 
-@check("processes")
-async def no_terminal_is_told(kit: Kit) -> None:
-    """A sandbox that can't give a terminal says so, in the foreground and in the background, and runs nothing."""
-    slot = await kit.slot()
-    if not kit.direct:
-        raise kit.not_applicable("the sandbox gives terminals")
-    await refused(slot.run("touch ran", pty=SIZE), "a command in a terminal", "no_pty")
-    await refused(slot.start("touch ran", pty=SIZE), "a process in a terminal", "no_pty")
-    same((await slot.run("ls")).text, "", "the workspace")
-
-
-@check("processes", needs=TERMINALS)
-async def a_terminal_on_all_three(kit: Kit) -> None:
-    """Standard input, output and error are one terminal, of the size asked for."""
-    slot = await kit.slot()
-    command = "for fd in 0 1 2; do [ -t $fd ] && echo $fd; done; stty size; exit 7"
-    result = await slot.run(command, pty=WindowSize(33, 101), timeout_s=30)
-    same((result.stdout, result.stderr, result.exit_code), (b"0\r\n1\r\n2\r\n33 101\r\n", b"", 7), "the command")
-
-
-@check("processes", needs=TERMINALS)
-async def it_is_the_session_s_own_terminal(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_it_is_the_session_s_own_terminal(kit: Kit) -> None:
     """It is the controlling terminal: /dev/tty leads to it, and `tty` names it."""
     # By `sh`, as bash takes the terminal for its session itself where nobody has.
     argv = ["sh", "-c", "echo by name >/dev/tty; tty"]
@@ -83,15 +65,15 @@ async def it_is_the_session_s_own_terminal(kit: Kit) -> None:
     same((lines[0], lines[1].startswith("/dev/")), ("by name", True), "what was written to /dev/tty, and its name")
 
 
-@check("processes", needs=TERMINALS)
-async def a_terminal_without_input(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_a_terminal_without_input(kit: Kit) -> None:
     """A foreground command in a terminal that nobody types into finds the end of its input."""
     result = await (await kit.slot()).run("cat; echo end", pty=SIZE, timeout_s=30)
     same((result.stdout, result.timed_out), (b"end\r\n", False), "the command")
 
 
-@check("processes", needs=TERMINALS)
-async def a_terminal_is_resized(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_a_terminal_is_resized(kit: Kit) -> None:
     """A new size reaches the program, with SIGWINCH, and the status tells it."""
     slot = await kit.slot()
     process = await slot.start("trap 'stty size' WINCH; echo ready; while :; do sleep 0.1; done", pty=SIZE)
@@ -101,8 +83,8 @@ async def a_terminal_is_resized(kit: Kit) -> None:
     await _seen(slot, process, b"50 132")
 
 
-@check("processes", needs=TERMINALS)
-async def resizing_what_has_no_terminal(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_resizing_what_has_no_terminal(kit: Kit) -> None:
     """A size is refused for a process without a terminal, for one that has ended, and when it is none."""
     slot = await kit.slot()
     plain, ended = await slot.start("sleep 1000"), await slot.start("true", pty=SIZE)
@@ -112,20 +94,20 @@ async def resizing_what_has_no_terminal(kit: Kit) -> None:
     await refused(slot.start("true", pty=WindowSize(0, 80)), "a terminal of 0 rows", "invalid")
 
 
-@check("processes", needs=TERMINALS)
-async def programs_see_colours(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_programs_see_colours(kit: Kit) -> None:
     """TERM names a terminal with colours: programs use them in a terminal, and not in a pipe."""
     slot = await kit.slot()
     await slot.run("mkdir folder")
     if b"\x1b[" not in (await slot.run("TERM=xterm-256color ls --color=always")).stdout:
-        raise kit.not_applicable("the sandbox's `ls` knows no colours")
+        pytest.skip("the sandbox's `ls` knows no colours")
     result = await slot.run("ls --color=auto; echo $TERM", pty=SIZE)
     expect(b"\x1b[" in result.stdout and b"color" in result.stdout, f"no colours: {result.stdout!r}")
     expect(b"\x1b[" not in (await slot.run("ls --color=auto")).stdout, "colours in a pipe")
 
 
-@check("processes", needs=TERMINALS)
-async def ctrl_c(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_ctrl_c(kit: Kit) -> None:
     """Ctrl-C interrupts the program in the foreground."""
     slot = await kit.slot()
     process = await slot.start("echo ready; sleep 1000", pty=SIZE)
@@ -134,8 +116,8 @@ async def ctrl_c(kit: Kit) -> None:
     same((await slot.wait(process.process_id, timeout_s=20)).signal, 2, "the signal that ended it")
 
 
-@check("processes", needs=TERMINALS)
-async def ctrl_d(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_ctrl_d(kit: Kit) -> None:
     """Ctrl-D ends the input, as the end of input does; the terminal can be typed into again."""
     slot = await kit.slot()
     process = await slot.start("cat >one; echo first; cat >two", pty=SIZE)
@@ -146,11 +128,11 @@ async def ctrl_d(kit: Kit) -> None:
     same((await slot.run("cat one two")).text, "typed\nhalf a line", "what was read")
 
 
-@check("processes", needs=TERMINALS)
-async def job_control(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_job_control(kit: Kit) -> None:
     """An interactive shell stops, lists, resumes and interrupts its jobs."""
     slot = await kit.slot()
-    await _program(kit, slot, "bash")
+    await _program(slot, "bash")
     process = await slot.start(["bash", "--norc", "-i"], pty=SIZE, env={"PS1": "ready> "})
     await _screen(slot, process, "ready>")
     await _type(slot, process, "sleep 1000; echo status $?\r")
@@ -168,8 +150,8 @@ async def job_control(kit: Kit) -> None:
     same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 5, "the shell's exit code")
 
 
-@check("processes", needs=TERMINALS)
-async def last_words_in_a_terminal(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_last_words_in_a_terminal(kit: Kit) -> None:
     """All that a program wrote before its end is there."""
     slot = await kit.slot()
     wanted = b"".join(b"%d\r\n" % number for number in range(1, 2001))
@@ -177,8 +159,8 @@ async def last_words_in_a_terminal(kit: Kit) -> None:
         same((await slot.run("seq 1 2000", pty=SIZE)).stdout, wanted, "its output")
 
 
-@check("processes", needs=TERMINALS)
-async def characters_in_a_terminal(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_characters_in_a_terminal(kit: Kit) -> None:
     """Characters that are typed and shown survive, however the bytes of one are cut."""
     slot = await kit.slot()
     process = await slot.start('stty -echo; echo ready; read -r x; echo "<$x>"', pty=SIZE)
@@ -189,8 +171,8 @@ async def characters_in_a_terminal(kit: Kit) -> None:
     expect("<aä€𝄞>".encode() in seen, f"got {seen!r}")
 
 
-@check("processes", needs=TERMINALS)
-async def a_progress_bar_as_a_screen(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_a_progress_bar_as_a_screen(kit: Kit) -> None:
     """A line that is written over and over is one line on the screen."""
     slot = await kit.slot()
     bar = "i=0; while [ $i -lt 100 ]; do i=$((i + 1)); printf '\\rprogress %3d%%' $i; done; echo; echo done"
@@ -199,11 +181,11 @@ async def a_progress_bar_as_a_screen(kit: Kit) -> None:
     same(screen.lines, ("progress 100%", "done"), "the screen")
 
 
-@check("processes", needs=TERMINALS)
-async def a_python_prompt(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_a_python_prompt(kit: Kit) -> None:
     """`python3 -i` is driven by what is typed, and read as a screen."""
     slot = await kit.slot()
-    await _program(kit, slot, "python3")
+    await _program(slot, "python3")
     process = await slot.start("PYTHON_COLORS=0 python3 -qi", pty=SIZE)
     await _screen(slot, process, ">>>")
     await _type(slot, process, "6 * 7\r")
@@ -217,11 +199,11 @@ async def a_python_prompt(kit: Kit) -> None:
     same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 7, "its exit code")
 
 
-@check("processes", needs=TERMINALS)
-async def an_editor(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_an_editor(kit: Kit) -> None:
     """`vi` is driven by its keys: it shows a file, changes it, and saves it."""
     slot = await kit.slot()
-    await _program(kit, slot, "vi")
+    await _program(slot, "vi")
     await slot.write_file("text", b"first line\nsecond line\n")
     process = await slot.start("vi text", pty=SIZE)
     screen = await _screen(slot, process, "second line\n~")
@@ -235,11 +217,11 @@ async def an_editor(kit: Kit) -> None:
     same((await slot.read_file("text")).data, b"changed line\nsecond line\n", "the file")
 
 
-@check("processes", needs=TERMINALS)
-async def a_pager(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_a_pager(kit: Kit) -> None:
     """`less` shows a file page by page, and finds in it."""
     slot = await kit.slot()
-    await _program(kit, slot, "less")
+    await _program(slot, "less")
     process = await slot.start("seq 1001 1500 >numbers; less numbers", pty=SIZE)
     screen = await _screen(slot, process, "1023")
     same((screen.lines[0], "1024" in screen.text), ("1001", False), "its first page")
@@ -252,11 +234,11 @@ async def a_pager(kit: Kit) -> None:
     same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
 
 
-@check("processes", needs=TERMINALS)
-async def a_program_that_redraws(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_a_program_that_redraws(kit: Kit) -> None:
     """`top` is read as a screen, again and again, until a key ends it."""
     slot = await kit.slot()
-    await _program(kit, slot, "top")
+    await _program(slot, "top")
     process = await slot.start("top -d 0.3", pty=SIZE)
     await _screen(slot, process, "PID")
     size = (await slot.poll(process.process_id)).output_bytes
@@ -268,24 +250,21 @@ async def a_program_that_redraws(kit: Kit) -> None:
     same((await slot.wait(process.process_id, timeout_s=20)).exit_code, 0, "its exit code")
 
 
-@check("processes", needs=TERMINALS)
-async def a_terminal_s_shell_is_killed(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_a_terminal_s_shell_is_killed(kit: Kit) -> None:
     """`kill` ends an interactive shell, which ignores TERM, with its jobs, and reports it as KILLed."""
     slot = await kit.slot()
     process = await slot.start(["sh", "-i"], pty=SIZE, env={"PS1": "ready> "})
     await _seen(slot, process, b"ready>")
     await _type(slot, process, f"trap '' HUP TERM; ({TICKER}) &\n")
-    for _ in range(200):
-        if await ticks(slot) != "0":
-            break
-        await asyncio.sleep(0.05)
+    await ticking(slot)
     killed = await within(20, slot.kill(process.process_id, grace_s=0.5), "its end")
     same((killed.running, killed.signal), (False, 9), "its end")
     await stopped(slot)
 
 
-@check("processes", needs=TERMINALS)
-async def terminals_end_with_their_slot(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_terminals_end_with_their_slot(kit: Kit) -> None:
     """What ends a rollout ends its terminals, and what they ran, whatever that ignores."""
     tools, slot = await kit.shared(), await kit.lease()
     commands = tools.commands(slot)
@@ -296,20 +275,8 @@ async def terminals_end_with_their_slot(kit: Kit) -> None:
     same((await commands.run("echo on", pty=SIZE)).stdout, b"on\r\n", "the next command in a terminal")
 
 
-@check("processes", needs=TERMINALS, least=Isolation.USER)
-async def a_neighbour_s_terminal_is_closed(kit: Kit) -> None:
-    """A slot can neither read its neighbour's terminal, nor write to it, nor type into it."""
-    slot, other = await kit.neighbours()
-    process = await slot.start("tty; cat", pty=SIZE)
-    path = (await _seen(slot, process, b"\r\n")).decode().strip()
-    attempt = f"[ -e {path} ] && {{ echo intruder >{path}; head -c 1 <{path}; }} 2>/dev/null; true"
-    await other.run(attempt, timeout_s=3)
-    await asyncio.sleep(0.3)
-    expect(b"intruder" not in (await slot.log(process.process_id)).data, "it was written to")
-
-
-@check("processes", needs=TERMINALS)
-async def the_tools_drive_a_terminal(kit: Kit) -> None:
+@pytest.mark.needs(TERMINALS)
+async def test_the_tools_drive_a_terminal(kit: Kit) -> None:
     """`terminal(background, pty)` and `process` do all of this for a model, and say what is wrong."""
     tools, slot = await kit.shared(), await kit.lease()
 

@@ -7,9 +7,12 @@ import os
 import tarfile
 from collections.abc import AsyncIterator
 
-from hermes_core.testing.conformance.checks import check
+import pytest
+
 from hermes_core.testing.conformance.expect import expect, refused, same
 from hermes_core.testing.conformance.kit import Kit
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def archive(*members: tuple[str, bytes], links: tuple[tuple[str, str], ...] = (), mode: str = "w:") -> bytes:
@@ -33,25 +36,7 @@ async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
         yield data[start : start + size]
 
 
-@check("files")
-async def trees_go_out_and_in(kit: Kit) -> None:
-    """A tree goes out of one slot and into another: contents, modes and links."""
-    slot, other = await kit.slot(), await kit.slot()
-    await slot.run("mkdir -p t/a/b t/empty; printf x >t/a/b/f; printf '#!/bin/sh\\necho ran' >t/run; chmod 755 t/run")
-    await slot.run("cd t; ln -s a/b/f link; ln -s /nowhere dangling; touch 'a b' .hidden")
-    await slot.write_file("t/large", os.urandom(1_000_000))
-    await other.tar_in("deep/er", await slot.tar_out("t"))
-    names = [(entry.path, entry.kind) for entry in await slot.list_dir("t", recursive=True)]
-    same([(entry.path, entry.kind) for entry in await other.list_dir("deep/er", recursive=True)], names, "the tree")
-    expect(
-        (await other.read_file("deep/er/large")).data == (await slot.read_file("t/large")).data,
-        "a file of 1 MB has changed on its way",
-    )
-    same((await other.run(["deep/er/run"])).text, "ran\n", "what its program prints")
-
-
-@check("files")
-async def a_tar_comes_as_a_stream(kit: Kit) -> None:
+async def test_a_tar_comes_as_a_stream(kit: Kit) -> None:
     """A tar, plain or compressed with gzip, is taken in pieces of any size."""
     slot = await kit.slot()
     content = os.urandom(300_000)
@@ -62,8 +47,7 @@ async def a_tar_comes_as_a_stream(kit: Kit) -> None:
         await slot.remove("d", recursive=True)
 
 
-@check("files")
-async def a_tar_is_never_taken_for_another(kit: Kit) -> None:
+async def test_a_tar_is_never_taken_for_another(kit: Kit) -> None:
     """A plain tar whose first file's name begins as a compressed file does is a plain tar; a compressed one is none."""
     slot = await kit.slot()
     for magic in ("\x1f\udc8b\x08", "BZh9", "\udcfd7zXZ"):
@@ -75,8 +59,7 @@ async def a_tar_is_never_taken_for_another(kit: Kit) -> None:
     await refused(slot.tar_in("d", packed), "a compressed tar that is not said to be one", "invalid")
 
 
-@check("files")
-async def a_slot_is_cleared(kit: Kit) -> None:
+async def test_a_slot_is_cleared(kit: Kit) -> None:
     """`clear` removes all files of the slot, but for the entries of its workspace that are to be kept."""
     slot, other = await kit.slot(), await kit.slot()
     await other.run("mkdir sub; touch sub/f ~/f $TMPDIR/f")
@@ -89,8 +72,7 @@ async def a_slot_is_cleared(kit: Kit) -> None:
     same((await other.run("ls sub ~ $TMPDIR | grep -c f$")).text, "3\n", "the neighbour's files")
 
 
-@check("files")
-async def a_tree_goes_out_in_pieces(kit: Kit) -> None:
+async def test_a_tree_goes_out_in_pieces(kit: Kit) -> None:
     """`tar_out_to` gives what `tar_out` does."""
     slot = await kit.slot()
     await slot.write_file("t/f", os.urandom(1_000_000))
@@ -107,8 +89,7 @@ async def a_tree_goes_out_in_pieces(kit: Kit) -> None:
     same(sizes, [1_000_000], "the files of the archive")
 
 
-@check("files", limit_s=180)
-async def a_large_tar(kit: Kit) -> None:
+async def test_a_large_tar(kit: Kit) -> None:
     """A tar of 30 MB goes in and out."""
     slot = await kit.slot()
     content = os.urandom(1_000_000) * 30
@@ -118,8 +99,7 @@ async def a_large_tar(kit: Kit) -> None:
     same(sizes, {"f": len(content)}, "what comes out")
 
 
-@check("files")
-async def members_that_leave_are_refused(kit: Kit) -> None:
+async def test_members_that_leave_are_refused(kit: Kit) -> None:
     """A tar's members can't leave its directory: not by `..`, not absolute, not through a link."""
     slot = await kit.slot()
     await slot.run("mkdir out")
@@ -131,8 +111,7 @@ async def members_that_leave_are_refused(kit: Kit) -> None:
     same(found, [], "files that got out")
 
 
-@check("files")
-async def what_is_no_tar_is_refused(kit: Kit) -> None:
+async def test_what_is_no_tar_is_refused(kit: Kit) -> None:
     """Bytes that are no archive, and half an archive, are refused."""
     slot = await kit.slot()
     await refused(slot.tar_in("in", b"no archive at all " * 100), "no archive", "invalid", "failed")
@@ -140,8 +119,7 @@ async def what_is_no_tar_is_refused(kit: Kit) -> None:
     await refused(slot.tar_in("in", whole[:50_000]), "half an archive", "invalid", "failed")
 
 
-@check("files")
-async def a_tar_that_is_too_large(kit: Kit) -> None:
+async def test_a_tar_that_is_too_large(kit: Kit) -> None:
     """`tar_out` is bounded by `max_bytes`."""
     slot = await kit.slot()
     await slot.run("head -c 2000000 /dev/zero >f")

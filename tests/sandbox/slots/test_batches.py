@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from hermes_core.errors import ErrorKind
-from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, same
 from hermes_core.testing.conformance.kit import Kit
 
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
 
-@check("batches")
-async def results_are_in_order(kit: Kit) -> None:
+
+async def test_results_are_in_order(kit: Kit) -> None:
     """The results are in the order of the requests, whoever was done first."""
     async with kit.tools(seats=2) as tools:
         slots = await asyncio.gather(tools.acquire(), tools.acquire())
@@ -26,8 +28,7 @@ async def results_are_in_order(kit: Kit) -> None:
         same(len({each.execution_id for each in results}), 20, "different execution ids")
 
 
-@check("batches")
-async def a_batch_runs_at_once(kit: Kit) -> None:
+async def test_a_batch_runs_at_once(kit: Kit) -> None:
     """The requests of a batch run at the same time."""
     async with kit.tools(seats=2) as tools:
         slots = await asyncio.gather(tools.acquire(), tools.acquire())
@@ -39,8 +40,7 @@ async def a_batch_runs_at_once(kit: Kit) -> None:
         expect(took < 16, f"16 times `sleep 2` in one batch took {took:.0f} s")
 
 
-@check("batches")
-async def one_bad_among_good(kit: Kit) -> None:
+async def test_one_bad_among_good(kit: Kit) -> None:
     """A request fails by itself: by its command, its time limit, its tool, its released slot."""
     async with kit.tools(seats=2) as tools:
         slot, released = await asyncio.gather(tools.acquire(), tools.acquire())
@@ -62,8 +62,7 @@ async def one_bad_among_good(kit: Kit) -> None:
         same(results[1].metadata["exit_code"], 3, "the exit code of a bad one")
 
 
-@check("batches")
-async def files_in_a_batch(kit: Kit) -> None:
+async def test_files_in_a_batch(kit: Kit) -> None:
     """The slot tools `write_file` and `read_file` work in a batch as by themselves."""
     async with kit.tools(seats=1) as tools, tools.lease() as slot:
         texts = {f"f{number}": f"content {number} €\n" for number in range(10)}
@@ -75,15 +74,13 @@ async def files_in_a_batch(kit: Kit) -> None:
         same([each.output for each in read], list(texts.values()), "what was read")
 
 
-@check("batches")
-async def an_empty_batch(kit: Kit) -> None:
+async def test_an_empty_batch(kit: Kit) -> None:
     """A batch of nothing gives nothing."""
     async with kit.tools(seats=1) as tools:
         same(await tools.execute_batch([]), [], "its results")
 
 
-@check("batches", limit_s=120)
-async def a_dead_sandbox_fails_its_own_requests(kit: Kit) -> None:
+async def test_a_dead_sandbox_fails_its_own_requests(kit: Kit) -> None:
     """When a sandbox dies, its requests fail as `infra`, never as a command's; the others are not touched."""
     async with kit.tools(seats=2, per_sandbox=1, orphan_ttl_s=3.0) as tools:
         slot, other = await asyncio.gather(tools.acquire(), tools.acquire())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 
+import pytest
+
 from hermes_core.errors import CommandError
-from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, refused, same, within
 from hermes_core.testing.conformance.kit import Kit
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HARMLESS = {
     *("PATH", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TZ"),
@@ -17,33 +20,20 @@ HARMLESS = {
 """Variables that may have the driver's value by chance, or by the system's default."""
 
 
-@check("commands")
-async def no_input_is_an_empty_one(kit: Kit) -> None:
+async def test_no_input_is_an_empty_one(kit: Kit) -> None:
     """A command that reads its input where none was given gets its end at once."""
     result = await within(20, (await kit.slot()).run("wc -c; cat"), "a command that reads without input")
     same(result.text.strip(), "0", "bytes read")
 
 
-@check("commands")
-async def input_arrives(kit: Kit) -> None:
-    """Input of any size, binary, arrives byte for byte."""
-    slot = await kit.slot()
-    for size in (0, 1, 65_536, 65_537, 3_000_000):
-        data = os.urandom(size)
-        result = await slot.run("cat", stdin=data, output_limit=4 << 20)
-        expect(result.stdout == data, f"of {size} bytes of input, {len(result.stdout)} came back, or others")
-
-
-@check("commands", limit_s=180)
-async def fifty_megabytes_of_input(kit: Kit) -> None:
+async def test_fifty_megabytes_of_input(kit: Kit) -> None:
     """50 MB of input arrive, and come back as output."""
     data = os.urandom(1_000_000) * 50
     result = await (await kit.slot()).run("cat", stdin=data, output_limit=64 << 20)
     expect(result.stdout == data, f"of {len(data)} bytes of input, {len(result.stdout)} came back, or others")
 
 
-@check("commands")
-async def input_that_is_not_read(kit: Kit) -> None:
+async def test_input_that_is_not_read(kit: Kit) -> None:
     """A command that does not read its input ends all the same, with its own status."""
     slot = await kit.slot()
     for size in (10, 5_000_000):
@@ -51,8 +41,7 @@ async def input_that_is_not_read(kit: Kit) -> None:
         same((result.exit_code, result.stdout), (5, b"x"), f"with {size} bytes of input")
 
 
-@check("commands")
-async def a_script_of_a_megabyte(kit: Kit) -> None:
+async def test_a_script_of_a_megabyte(kit: Kit) -> None:
     """A script longer than an argument can be runs as a short one does, with its input."""
     filler = "# " + "x" * 1000 + "\n"
     script = f'echo first\n{filler * 1000}read -r line; echo "$line"; exit 7'
@@ -60,24 +49,21 @@ async def a_script_of_a_megabyte(kit: Kit) -> None:
     same((result.text, result.exit_code), ("first\nfrom input\n", 7), "a script of 1 MB")
 
 
-@check("commands")
-async def a_megabyte_of_arguments(kit: Kit) -> None:
+async def test_a_megabyte_of_arguments(kit: Kit) -> None:
     """Arguments of 1 MB in all arrive."""
     words = [f"{number:099d}" for number in range(10_000)]
     result = await (await kit.slot()).run(["printf", "%s\\n", *words], output_limit=2 << 20)
     expect(result.text.split() == words, f"{len(result.text.split())} of {len(words)} arguments arrived, or others")
 
 
-@check("commands")
-async def arguments_are_not_parsed(kit: Kit) -> None:
+async def test_arguments_are_not_parsed(kit: Kit) -> None:
     """A sequence runs as it is: no shell reads it."""
     words = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "-n", "€", "ü" * 100]
     result = await (await kit.slot()).run(["printf", "%s\\0", *words])
     same(result.stdout, b"".join(w.encode() + b"\0" for w in words), "the arguments")
 
 
-@check("commands")
-async def arguments_of_any_bytes(kit: Kit) -> None:
+async def test_arguments_of_any_bytes(kit: Kit) -> None:
     """Bytes that are no UTF-8 arrive as they are; without Python they may be refused instead, never changed."""
     slot = await kit.slot()
     try:
@@ -88,8 +74,7 @@ async def arguments_of_any_bytes(kit: Kit) -> None:
     same(result.stdout, b"a\xffz", "the argument")
 
 
-@check("commands")
-async def an_argument_that_is_too_long(kit: Kit) -> None:
+async def test_an_argument_that_is_too_long(kit: Kit) -> None:
     """An argument that the kernel refuses is an error of the command, and the slot goes on."""
     slot = await kit.slot()
     try:
@@ -100,44 +85,14 @@ async def an_argument_that_is_too_long(kit: Kit) -> None:
     same((await slot.run("echo fine")).text, "fine\n", "the next command")
 
 
-@check("commands")
-async def variables(kit: Kit) -> None:
-    """Variables arrive as they are; HOME and TMPDIR are the slot's own and writable."""
-    script = 'echo "$A|$B"; test -w "$HOME" && test -w "$TMPDIR" && echo writable; echo "$USER" >&2'
-    result = await (await kit.slot()).run(script, env={"A": "a b $x", "B": "€ü"})
-    same(result.text, "a b $x|€ü\nwritable\n", "the variables")
-    expect(result.error_text.strip(), "USER is not set")
-
-
-@check("commands")
-async def variables_of_the_profile(kit: Kit) -> None:
+async def test_variables_of_the_profile(kit: Kit) -> None:
     """`env_vars` of the profile are in every command, and a command's own come before them."""
     async with kit.tools(env_vars={"FROM_PROFILE": "a b", "OTHER": "x"}) as tools, tools.lease() as slot:
         result = await tools.commands(slot).run('echo "$FROM_PROFILE|$OTHER"', env={"OTHER": "y"})
         same(result.text, "a b|y\n", "the variables")
 
 
-@check("commands")
-async def nothing_of_the_drivers_environment(kit: Kit) -> None:
-    """No variable of the driver's reaches a command."""
-    slot = await kit.slot()
-    inside = dict(pair.partition("=")[::2] for pair in (await slot.run("env")).text.splitlines())
-    ours = {name: value for name, value in os.environ.items() if name not in HARMLESS and value}
-    leaked = [name for name, value in ours.items() if inside.get(name) == value]
-    same(leaked, [], "variables with the driver's value")
-
-
-@check("commands")
-async def the_working_directory(kit: Kit) -> None:
-    """Commands begin in the workspace; `cwd` is relative to it, and each command's own."""
-    slot = await kit.slot()
-    await slot.run("mkdir -p 'a b'; cd /")
-    same((await slot.run("pwd")).text.strip(), slot.workspace_dir, "where a command begins")
-    same((await slot.run("pwd", cwd="a b")).text.strip(), f"{slot.workspace_dir}/a b", "with `cwd`")
-
-
-@check("commands")
-async def a_directory_that_is_none(kit: Kit) -> None:
+async def test_a_directory_that_is_none(kit: Kit) -> None:
     """A `cwd` that is missing or no directory is refused with its code."""
     slot = await kit.slot()
     await slot.write_file("file", b"")
@@ -145,8 +100,7 @@ async def a_directory_that_is_none(kit: Kit) -> None:
     await refused(slot.run("true", cwd="file"), "a file as `cwd`", "cwd_not_a_directory")
 
 
-@check("commands")
-async def no_login_files(kit: Kit) -> None:
+async def test_no_login_files(kit: Kit) -> None:
     """No login file is read: not .profile, .bashrc or .bash_profile of the slot's home, nor what BASH_ENV names."""
     slot = await kit.slot()
     mark = secrets.token_hex(8)
@@ -155,8 +109,7 @@ async def no_login_files(kit: Kit) -> None:
     same((result.text, result.stderr), ("only\n", b""), "the output of a command")
 
 
-@check("commands")
-async def no_descriptor_is_inherited(kit: Kit) -> None:
+async def test_no_descriptor_is_inherited(kit: Kit) -> None:
     """A command has its standard streams, and no other descriptor: nothing of ours to forge results with."""
     script = "n=0; while [ $n -lt 100 ]; do [ -e /proc/$$/fd/$n ] && echo $n; n=$((n + 1)); done; true"
     result = await (await kit.slot()).run(script)
@@ -166,8 +119,7 @@ async def no_descriptor_is_inherited(kit: Kit) -> None:
     same(extra, set(), "descriptors beyond the standard streams")
 
 
-@check("commands")
-async def what_can_not_be_a_command(kit: Kit) -> None:
+async def test_what_can_not_be_a_command(kit: Kit) -> None:
     """NUL bytes and empty commands are refused, and the slot goes on."""
     slot = await kit.slot()
     await refused(slot.run("a\0b"), "a script with a NUL byte", "invalid")
@@ -177,8 +129,7 @@ async def what_can_not_be_a_command(kit: Kit) -> None:
     same((await slot.run("echo fine")).text, "fine\n", "the next command")
 
 
-@check("commands")
-async def a_missing_program(kit: Kit) -> None:
+async def test_a_missing_program(kit: Kit) -> None:
     """A program that does not exist is status 127 in a shell; as a sequence it is refused, also in the background."""
     slot = await kit.slot()
     same((await slot.run("no-such-program")).exit_code, 127, "the shell's status")

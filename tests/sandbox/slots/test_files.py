@@ -1,0 +1,194 @@
+"""Files of a slot: reading, writing, looking and removing, at every edge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from hermes_core.testing.conformance.expect import expect, refused, same, within
+from hermes_core.testing.conformance.kit import Kit
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NAMES = ["a b", "new\nline", "-rf", "€", "'\"$`;&|", "*", "..x", ".hidden", "x" * 255, "deep/er/file"]
+
+
+async def test_fifty_megabytes(kit: Kit) -> None:
+    """A file of 50 MB is written and read, whole and in part."""
+    slot = await kit.slot()
+    data = os.urandom(1_000_000) * 50
+    await slot.write_file("large", data)
+    expect((await slot.read_file("large")).data == data, "what was read is not what was written")
+    part = await slot.read_file("large", offset=len(data) - 10)
+    same((part.data, part.size), (data[-10:], len(data)), "the last 10 bytes")
+
+
+async def test_reading_in_parts(kit: Kit) -> None:
+    """`offset` and `limit` cut what is read; beyond the end is nothing."""
+    slot = await kit.slot()
+    await slot.write_file("f", b"0123456789")
+    for offset, limit, data in ((0, 100, b"0123456789"), (3, 4, b"3456"), (10, 5, b""), (99, 5, b""), (0, 0, b"")):
+        content = await slot.read_file("f", offset=offset, limit=limit)
+        same((content.data, content.offset, content.size), (data, offset, 10), f"offset {offset}, limit {limit}")
+
+
+async def test_appending(kit: Kit) -> None:
+    """`append` extends a file, or makes it."""
+    slot = await kit.slot()
+    await slot.write_file("f", b"one", append=True)
+    await slot.write_file("f", b"two", append=True)
+    same((await slot.read_file("f")).data, b"onetwo", "the file")
+
+
+async def test_replacing_is_whole(kit: Kit) -> None:
+    """Replacing a file leaves nothing of the old one."""
+    slot = await kit.slot()
+    await slot.write_file("f", b"a long old content")
+    await slot.write_file("f", b"new")
+    same((await slot.read_file("f")).data, b"new", "the file")
+
+
+async def test_modes(kit: Kit) -> None:
+    """A file is written with the mode that was asked for; an old file keeps its own."""
+    slot = await kit.slot()
+    await slot.write_file("f", b"#!/bin/sh\necho ran", mode=0o755)
+    same((await slot.run(["./f"])).text, "ran\n", "its output")
+    await slot.write_file("f", b"#!/bin/sh\necho again")
+    same(((await slot.stat("f")).mode, (await slot.run(["./f"])).text), (0o755, "again\n"), "after it was replaced")
+
+
+async def test_any_name_will_do(kit: Kit) -> None:
+    """Spaces, newlines, dashes, quotes, dots: a path is data, no shell reads it."""
+    slot = await kit.slot()
+    for name in NAMES:
+        await slot.write_file(f"d/{name}", b"data")
+        same((await slot.read_file(f"d/{name}")).data, b"data", f"the file {name!r}")
+        same((await slot.stat(f"d/{name}")).size, 4, f"the size of {name!r}")
+        listed = [entry.path for entry in await slot.list_dir("d", recursive=True) if entry.kind == "file"]
+        same(listed, [name], f"the list with {name!r} in it")
+        await slot.remove(f"d/{name}")
+    same([entry.path for entry in await slot.list_dir()], ["d"], "what is left in the workspace")
+
+
+async def test_names_that_are_no_text(kit: Kit) -> None:
+    """A name that is no UTF-8 is written, listed, read and removed."""
+    slot = await kit.slot()
+    name = "\udcff\udcfe.bin"
+    await slot.write_file(name, b"data")
+    same([entry.path for entry in await slot.list_dir()], [name], "the list")
+    same((await slot.read_file(name)).data, b"data", "the file")
+    await slot.remove(name)
+    same(list(await slot.list_dir()), [], "the list afterwards")
+
+
+async def test_what_is_missing(kit: Kit) -> None:
+    """What does not exist is `not_found`, whatever is asked of it."""
+    slot = await kit.slot()
+    await slot.run("ln -s nowhere dangling")
+    for path in ("missing", "no/where"):
+        await refused(slot.read_file(path), f"reading {path}", "not_found")
+        await refused(slot.stat(path), f"stat of {path}", "not_found")
+        await refused(slot.list_dir(path), f"listing {path}", "not_found")
+        await refused(slot.remove(path), f"removing {path}", "not_found")
+        await refused(slot.tar_out(path), f"packing {path}", "not_found")
+    await refused(slot.read_file("dangling"), "reading a dangling link", "not_found")
+
+
+async def test_directories_are_no_files(kit: Kit) -> None:
+    """A directory can't be read or written as a file, nor a file be listed."""
+    slot = await kit.slot()
+    await slot.run("mkdir d; touch f")
+    await refused(slot.read_file("d"), "reading a directory", "is_a_directory")
+    await refused(slot.write_file("d", b"x"), "writing a directory", "is_a_directory")
+    await refused(slot.list_dir("f"), "listing a file", "not_a_directory")
+    await refused(slot.write_file("f/below", b"x"), "writing below a file", "not_a_directory", "exists")
+
+
+async def test_pipes_and_devices_hold_nobody_up(kit: Kit) -> None:
+    """Pipes and devices are refused as files, and nobody waits for them."""
+    slot = await kit.slot()
+    await slot.run("mkfifo p")
+    await within(20, refused(slot.read_file("p"), "reading a pipe", "not_a_file"), "reading a pipe")
+    await within(20, refused(slot.read_file("/dev/zero"), "reading a device", "not_a_file"), "reading a device")
+
+
+async def test_no_permission(kit: Kit) -> None:
+    """A file without rights is refused to its owner with code `permission`."""
+    slot = await kit.slot()
+    await slot.write_file("f", b"x", mode=0)
+    if (await slot.run("cat f")).ok:
+        pytest.skip("the slot's user may read everything: it is root")
+    await refused(slot.read_file("f"), "reading a file of mode 000", "permission")
+
+
+async def test_stat_tells_kinds(kit: Kit) -> None:
+    """`stat` tells kind, size, mode and time, and does not follow links."""
+    slot = await kit.slot()
+    await slot.run("mkdir -m 750 d; printf 12345 >f; chmod 640 f; ln -s f l; mkfifo p; touch -t 200109090146.40 f")
+    found = {path: await slot.stat(path) for path in "dflp"}
+    same([found[path].kind for path in "dflp"], ["dir", "file", "link", "other"], "the kinds of d, f, l, p")
+    same((found["f"].size, found["f"].mode, found["d"].mode), (5, 0o640, 0o750), "size and modes")
+    expect(abs(found["f"].mtime - 1e9) < 86_400, f"the time is {found['f'].mtime:.0f}, not about 1,000,000,000")
+
+
+async def test_lists(kit: Kit) -> None:
+    """Lists are sorted, recursive if asked for, follow no link, and are bounded."""
+    slot = await kit.slot()
+    await slot.run("mkdir -p a/b a/c empty; touch a/b/f a/z a/c/g; ln -s / a/root")
+    same([entry.path for entry in await slot.list_dir("a")], ["b", "c", "root", "z"], "the list of a")
+    everything = [entry.path for entry in await slot.list_dir("a", recursive=True)]
+    same(everything, ["b", "b/f", "c", "c/g", "root", "z"], "the recursive list of a")
+    same(list(await slot.list_dir("empty")), [], "the list of an empty directory")
+    await slot.run("mkdir many; cd many; i=0; while [ $i -lt 1000 ]; do : >$i; i=$((i+1)); done")
+    same(len(await slot.list_dir("many")), 1000, "entries of 1000")
+    await refused(slot.list_dir("many", max_entries=999), "1000 entries where 999 are allowed", "too_large")
+
+
+async def test_removing(kit: Kit) -> None:
+    """`remove` takes files, links and (if asked) trees, follows no link, and refuses a full directory."""
+    slot = await kit.slot()
+    await slot.run("mkdir -p d/e keep; touch d/f f keep/f; ln -s ../keep d/link; ln -s keep link")
+    await slot.remove("f")
+    await slot.remove("link")
+    await refused(slot.remove("d"), "removing a full directory", "exists", "is_a_directory")
+    await slot.remove("d", recursive=True)
+    left = [entry.path for entry in await slot.list_dir(recursive=True)]
+    same(left, ["keep", "keep/f"], "what is left")
+
+
+async def test_removing_what_nobody_may_touch(kit: Kit) -> None:
+    """Trees whose directories have lost their rights are removed."""
+    slot = await kit.slot()
+    await slot.run("mkdir -p d/a/b; touch d/a/f; chmod 000 d/a/b d/a d")
+    await slot.remove("d", recursive=True)
+    same(list(await slot.list_dir()), [], "what is left")
+
+
+async def test_writing_through_a_link(kit: Kit) -> None:
+    """Writing to a link writes the file that it leads to, and the link stays."""
+    slot = await kit.slot()
+    await slot.run("mkdir there; echo old >there/target; ln -s there/target link")
+    await slot.write_file("link", b"new")
+    got = ((await slot.read_file("there/target")).data, (await slot.stat("link")).kind)
+    same(got, (b"new", "link"), "the target and the kind of the link")
+
+
+async def test_a_path_that_can_not_be(kit: Kit) -> None:
+    """Empty paths, NUL bytes and negative offsets are refused as `invalid`."""
+    slot = await kit.slot()
+    await slot.write_file("f", b"x")
+    await refused(slot.read_file(""), "an empty path", "invalid")
+    await refused(slot.read_file("a\0b"), "a path with a NUL byte", "invalid")
+    await refused(slot.write_file("a\0b", b""), "writing to one", "invalid")
+    await refused(slot.read_file("f", offset=-1), "a negative offset", "invalid")
+
+
+async def test_many_at_once(kit: Kit) -> None:
+    """Fifty files are written and read at the same time, and none is mixed up."""
+    slot = await kit.slot()
+    contents = {f"f{number}": os.urandom(20_000) for number in range(50)}
+    await asyncio.gather(*(slot.write_file(name, data) for name, data in contents.items()))
+    found = await asyncio.gather(*(slot.read_file(name) for name in contents))
+    expect([each.data for each in found] == list(contents.values()), "a file has other bytes than were written to it")

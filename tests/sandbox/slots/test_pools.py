@@ -1,0 +1,162 @@
+"""Pools of real sandboxes: warm-up, growth, retirement, order, deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from hermes_core.errors import AcquireTimeout
+from hermes_core.testing.conformance.expect import expect, raises, same, until, within
+from hermes_core.testing.conformance.kit import Kit
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
+
+
+async def test_a_pool_grows_with_demand(kit: Kit) -> None:
+    """Sandboxes are made as they are needed, and no more than `max_sandboxes`."""
+    async with kit.tools(seats=4, per_sandbox=2) as tools:
+        same(len(await kit.listed()), 0, "sandboxes before anybody asks")
+        slots = await asyncio.gather(*(tools.acquire() for _ in range(4)))
+        same(len({slot.slot_id for slot in slots}), 4, "different slots of four")
+        most = 4 if kit.dedicated else 2
+        same(len(await kit.listed()), most, "sandboxes for four slots")
+        await raises(AcquireTimeout, tools.acquire(timeout_s=0.5), "a fifth slot of four")
+        same(len(await kit.listed()), most, "sandboxes afterwards")
+
+
+async def test_a_pool_shrinks_when_idle(kit: Kit) -> None:
+    """Sandboxes above the minimum are ended when idle; a busy one is not."""
+    async with kit.tools(seats=4, per_sandbox=2, idle_timeout=0.5) as tools:
+        slots = await asyncio.gather(*(tools.acquire() for _ in range(3)))
+        kept = slots[0]
+        for slot in slots[1:]:
+            await tools.release(slot, reset_workspace=True)
+
+        async def one_left() -> bool:
+            return [info.sandbox_id for info in await kit.listed()] == [kept.sandbox_id]
+
+        await until(one_left, 60, "idle sandboxes were not ended")
+        same((await tools.commands(kept).run("echo fine")).text, "fine\n", "a command in the busy one")
+
+
+async def test_first_come_first_served(kit: Kit) -> None:
+    """Under tenfold demand slots are given in the order of asking."""
+    order: list[int] = []
+    async with kit.tools(seats=2, per_sandbox=2, warm=1) as tools:
+
+        async def turn(number: int) -> None:
+            async with tools.lease(timeout_s=120) as slot:
+                order.append(number)
+                expect((await tools.commands(slot).run("true")).ok, "`true` failed")
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(turn(number))
+                await asyncio.sleep(0)
+    # The first two are opened for the first time, which takes one of them a moment longer.
+    same(order[2:], sorted(order[2:]), "the order in which twenty who wanted two slots were served")
+    same(sorted(order), list(range(20)), "who was served")
+
+
+async def test_a_deadline_is_kept(kit: Kit) -> None:
+    """`acquire` gives up at its deadline, and says how things stand; whoever comes next is not held up."""
+    async with kit.tools(seats=1, per_sandbox=1, warm=1) as tools:
+        slot = await tools.acquire()
+        began = time.monotonic()
+        error = await raises(AcquireTimeout, tools.acquire(timeout_s=0.5), "a second slot of one")
+        expect(0.4 < time.monotonic() - began < 10, f"it gave up after {time.monotonic() - began:.1f} s, not 0.5")
+        expect("0 of 1 slots free" in str(error), f"the error does not say how things stand: {error}")
+        await tools.release(slot, reset_workspace=True)
+        await within(60, tools.acquire(), "the next `acquire`")
+
+
+async def test_groups_stay_together(kit: Kit) -> None:
+    """Slots of one group are on one sandbox where they fit."""
+    if kit.dedicated:
+        pytest.skip("at level dedicated each sandbox has one slot")
+    async with kit.tools(seats=8, per_sandbox=4, warm=2) as tools:
+        for name in "ab":
+            slots = [await tools.acquire(group=name) for _ in range(3)]
+            same(len({slot.sandbox_id for slot in slots}), 1, f"sandboxes of group {name}")
+
+
+async def test_the_reserve_is_for_verification(kit: Kit) -> None:
+    """Agents leave the reserved slots alone; verification gets one while agents hold all the others."""
+    async with kit.tools(seats=2, per_sandbox=2, warm=1, reserve_slots=1) as tools:
+        await tools.acquire()
+        await raises(AcquireTimeout, tools.acquire(timeout_s=0.3), "a second agent's slot, where one is reserved")
+        slot = await within(60, tools.acquire(verification=True), "a slot for verification")
+        same((await tools.commands(slot).run("echo fine")).text, "fine\n", "a command in it")
+
+
+async def test_ids_are_never_used_again(kit: Kit) -> None:
+    """No two leases have the same slot id and generation, over sandboxes and time."""
+    seen = set()
+    for _ in range(2):
+        async with kit.tools(seats=2, per_sandbox=1) as tools:
+            for _ in range(2):
+                slots = await asyncio.gather(tools.acquire(), tools.acquire())
+                seen |= {(slot.slot_id, slot.generation) for slot in slots}
+                for slot in slots:
+                    await tools.release(slot, reset_workspace=True)
+    same(len(seen), 8, "different leases of eight")
+
+
+# --- callers that are cancelled, at every await ----------------------------------------------------------------------
+
+TURNS = 30
+"""How many turns of the event loop a call is let go, one more at each attempt, before it is cancelled."""
+
+
+async def cut(work: Coroutine[Any, Any, Any], turns: int, seconds: float = 0.0) -> Any:
+    """What it gives if it is done after that many turns of the loop and seconds; else None, and it was cancelled."""
+    task = asyncio.ensure_future(work)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if seconds:
+        await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.wait([task])
+    if task.cancelled():
+        return None
+    return task.result()
+
+
+async def test_cancelling_acquire_loses_no_slot(kit: Kit) -> None:
+    """`acquire` cancelled at any turn of the event loop gives its slot back."""
+    async with kit.tools(seats=2, per_sandbox=2, warm=1) as tools:
+        for turns in range(TURNS):
+            slot = await cut(tools.acquire(), turns)
+            if slot is not None:
+                await tools.release(slot)
+        both = await within(60, asyncio.gather(tools.acquire(), tools.acquire()), "both slots afterwards")
+        same(len({slot.slot_id for slot in both}), 2, "slots that are still there")
+
+
+async def test_cancelling_release_completes_it(kit: Kit) -> None:
+    """`release` cancelled at any moment is done all the same, and the next lease is clean."""
+    async with kit.tools(seats=1, per_sandbox=1, warm=1) as tools:
+        for turns in range(1, TURNS, 3):  # cancelled before its first turn, it was never called
+            slot = await tools.acquire()
+            await tools.commands(slot).write_file("f", b"x")
+            await cut(tools.release(slot, reset_workspace=True), turns)
+            async with tools.lease() as other:
+                same(list(await tools.commands(other).list_dir()), [], f"the workspace, cut off after {turns} turns")
+
+
+async def test_cancelling_commands_spares_the_others(kit: Kit) -> None:
+    """Commands and file operations cancelled at any turn: those beside them are whole, the slot goes on."""
+    slot = await kit.slot()
+    data = bytes(range(256)) * 400
+    await slot.write_file("f", data)
+    for turns in range(TURNS):
+        beside = asyncio.ensure_future(slot.run("cat f", output_limit=1 << 20))
+        await cut(slot.run("cat f; sleep 1000"), turns)
+        await cut(slot.read_file("f"), turns)
+        await cut(slot.write_file("g", data), turns)
+        same((await beside).stdout, data, f"a command beside those cancelled after {turns} turns")
+    same((await slot.run("echo fine")).text, "fine\n", "the next command")
