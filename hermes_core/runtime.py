@@ -203,22 +203,32 @@ class Runtime:
             )
         return kind
 
-    def agent(self, name: str, settings: AgentSettings | None = None) -> Agent:
+    def agent(self, name: str, settings: Mapping[str, Any] | AgentSettings | None = None) -> Agent:
         """A new agent of that name, closed by `close`, or with the runtime.
 
         Args:
             settings: how it is to work; the model, endpoint and key that they do not set come from the runtime's.
 
         Raises:
-            UnknownNameError: no plugin provides it.
+            UnknownNameError: no plugin provides it, or it has no such setting.
             UsageError, ConfigError: the agent refuses these settings.
             PluginError: two plugins claim it, or it cannot be imported or made.
         """
+        agent: Agent = self._make(self.agents.entry(name), self.agent_settings(settings, name))
+        return self._keep(agent)
+
+    def agent_config_class(self, name: str) -> type[AgentSettings]:
+        """The class of the settings of the agent of that name. Raises as `agent` does."""
         from hermes_core.agents.base import AgentSettings
 
         entry = self.agents.entry(name)
-        agent: Agent = self._make(entry, self.agent_settings(settings or AgentSettings()))
-        return self._keep(agent)
+        kind = getattr(entry.load(), "config_class", AgentSettings)
+        if not (isinstance(kind, type) and issubclass(kind, AgentSettings)):
+            raise PluginError(
+                f"agent {name!r} of {entry.plugin.label} has {kind!r} as config_class",
+                hint="make it a subclass of AgentSettings",
+            )
+        return kind
 
     def parser(self, name: str) -> Parser:
         """The parser of tool calls of that name. It keeps nothing, and serves any number of rollouts.
@@ -249,8 +259,24 @@ class Runtime:
         made: Sink = self._make(self.sinks.entry(name), target)
         return made
 
-    def agent_settings(self, given: AgentSettings) -> AgentSettings:
-        """The settings with this runtime's model, endpoint and key for those of them that were not given."""
+    def agent_settings(
+        self, given: Mapping[str, Any] | AgentSettings | None = None, agent: str | None = None
+    ) -> AgentSettings:
+        """The settings of an agent, with this runtime's model, endpoint and key for those of them that were not given.
+
+        Args:
+            given: checked by the agent's `config_class`; or that class's instance.
+            agent: its name; None is an agent without settings of its own.
+
+        Raises:
+            UnknownNameError, ConfigError: a key or a value is wrong, or there is no agent of that name.
+        """
+        from hermes_core.agents.base import AgentSettings
+
+        kind = AgentSettings if agent is None else self.agent_config_class(agent)
+        if not isinstance(given, kind):
+            values = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given or {}
+            given = validated(kind, values, "the agent" if agent is None else f"agent {agent!r}")
         unset = {"model", "base_url", "api_key"} - given.model_fields_set
         return given.model_copy(update={key: getattr(self.settings, key) for key in unset})
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.environment import Environment, EnvironmentConfig
@@ -236,6 +236,49 @@ async def test_an_agent_gets_what_it_does_not_set_from_the_runtime() -> None:
         assert (filled.model, filled.base_url, filled.max_turns) == ("m", "http://own", 3)
         assert filled.api_key.get_secret_value() == "k" * 10
         assert runtime.agent("paper", AgentSettings(model=None)).settings.model is None  # type: ignore[attr-defined]
+
+
+class StubbornSettings(AgentSettings):
+    """Settings of its own."""
+
+    tries: int = Field(default=2, ge=1)
+
+
+class StubbornAgent:
+    """An agent with settings of its own."""
+
+    name = "stubborn"
+    config_class = StubbornSettings
+
+    def __init__(self, settings: StubbornSettings) -> None:
+        self.settings = settings
+
+    async def aclose(self) -> None:
+        """Holds nothing."""
+
+
+class WrongAgent(StubbornAgent):
+    config_class = dict  # type: ignore[assignment]
+
+
+async def test_an_agent_s_own_settings_are_checked_by_its_class() -> None:
+    @hookimpl
+    def register(registry: Any) -> None:
+        registry.add("stubborn", StubbornAgent)
+        registry.add("wrong", WrongAgent)
+
+    async with new_runtime(SimpleNamespace(hermes_register_agents=register), model="m") as runtime:
+        for given in ({"tries": "3"}, StubbornSettings(tries=3)):
+            settings = runtime.agent("stubborn", given).settings  # type: ignore[attr-defined]
+            assert isinstance(settings, StubbornSettings) and (settings.tries, settings.model) == (3, "m")
+        plain = runtime.agent("stubborn", AgentSettings(max_turns=4)).settings  # type: ignore[attr-defined]
+        assert isinstance(plain, StubbornSettings) and (plain.tries, plain.max_turns) == (2, 4)
+        with pytest.raises(UnknownNameError, match=r"key 'trys' of agent 'stubborn'.*did you mean 'tries'"):
+            runtime.agent("stubborn", {"trys": 1})
+        with pytest.raises(ConfigError, match="agent 'stubborn': tries must be at least 1, not 0"):
+            runtime.agent_settings({"tries": 0}, "stubborn")
+        with pytest.raises(PluginError, match="subclass of AgentSettings"):
+            runtime.agent("wrong")
 
 
 async def test_everything_is_closed_last_made_first_even_if_some_fail() -> None:

@@ -145,7 +145,10 @@ class AgentTask:
 
 @runtime_checkable
 class Agent(Protocol):
-    """Turns a prompt into tool calls until done. One agent runs many tasks, at the same time as well."""
+    """Turns a prompt into tool calls until done. One agent runs many tasks, at the same time as well.
+
+    It is made with an `AgentSettings`. A class with settings of its own names a subclass of that as `config_class`.
+    """
 
     name: str
 
@@ -164,7 +167,10 @@ class Agent(Protocol):
 
 
 class AgentSettings(BaseModel):
-    """How an agent is to work. Frozen; unknown keys are errors. `oracle` and `nop` need none of it."""
+    """How an agent is to work. Frozen; unknown keys are errors. `oracle` and `nop` need none of it.
+
+    Agents subclass it to add settings of their own.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -105,12 +105,13 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
 
     async def main(runtime: Runtime) -> RunSummary:
         config = read_config(given["config"])
+        agent = _agent_name(config, given)
         return await run_rollouts(
             runtime,
             environment,
-            _agent_name(config, given),
+            agent,
             env=_env(ctx, runtime, environment, config["env"], given),
-            settings=_agent_settings(ctx, config["agent"], given),
+            settings=_agent_settings(ctx, runtime, agent, config["agent"], given),
             out_dir=given["out"],
             resume=given["resume"],
             sinks=given["sink"],
@@ -208,14 +209,13 @@ def _env(
     return {**values, "max_items": given["items"]} if given.get("items") else values
 
 
-def _agent_settings(ctx: click.Context, section: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    from hermes_core.agents.base import AgentSettings
-
-    values = merged(
-        {key: value for key, value in section.items() if key != "name"}, dotted(ctx, "agent"), AgentSettings
-    )
+def _agent_settings(
+    ctx: click.Context, runtime: Runtime, agent: str, section: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The agent's settings: the file's, then `--agent.…`, then the options of the same names."""
+    values = {key: value for key, value in section.items() if key != "name"}
     flags = {key: given[key] for key in ("max_turns", "temperature", "model", "base_url") if given[key] is not None}
-    return {**values, **flags}
+    return {**merged(values, dotted(ctx, "agent"), runtime.agent_config_class(agent)), **flags}
 
 
 def _options(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core.agents.base import AgentSettings
+from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.environment import Environment
 from hermes_core.envs.rollout import Limits
 from hermes_core.errors import UsageError
@@ -175,16 +175,14 @@ def _number(given: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def agent_settings(
-    runtime: Runtime, given: Mapping[str, Any] | AgentSettings | None, seed: int | None
+    runtime: Runtime, agent: str | Agent, given: Mapping[str, Any] | AgentSettings | None, seed: int | None
 ) -> AgentSettings:
     """The settings of the agent, with the run's seed and the runtime's model, endpoint and key where it has none.
 
     Raises:
         UnknownNameError, ConfigError: a key or a value of them is wrong.
     """
-    if not isinstance(given, AgentSettings):
-        given = validated(AgentSettings, given or {}, "the agent")
-    filled = runtime.agent_settings(given)
+    filled = runtime.agent_settings(given, agent if isinstance(agent, str) else None)
     return filled if filled.seed is not None else filled.model_copy(update={"seed": seed})
 
 

@@ -78,7 +78,7 @@ async def run_rollouts(
         ModelError: the model's endpoint is not there, or refuses the key or the model; before a sandbox is made.
     """
     chosen = validated(RunOptions, options, "the run")
-    filled = agent_settings(runtime, settings, chosen.seed)
+    filled = agent_settings(runtime, agent, settings, chosen.seed)
     async with AsyncExitStack() as stack:
         opened: list[Sink] = []
         for sink in sinks:

@@ -58,7 +58,10 @@ def hermes_register_tools(registry: ToolRegistrar) -> None:
 
 @hookspec
 def hermes_register_agents(registry: Registrar) -> None:
-    """Add agents: `factory(AgentSettings) -> Agent`."""
+    """Add agents: `factory(settings) -> Agent`.
+
+    The settings are an `AgentSettings`, or an instance of the subclass that the factory names as its `config_class`.
+    """
 
 
 @hookspec

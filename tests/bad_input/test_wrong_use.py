@@ -27,7 +27,7 @@ MODEL = ["rollout", "tasks", "TASKS", "--model", "m", "--base-url", "http://127.
         ([*ORACLE, "--isolation", "usr"], ["unknown isolation level 'usr'", "did you mean 'user'?"]),
         ([*ORACLE, "--env.max_item=1"], ["unknown key 'max_item' of environment 'tasks'", "did you mean 'max_items'?"]),
         ([*ORACLE, "--backend.tmpfs=1"], ["unknown key 'tmpfs' of profile 'default'", "did you mean 'tmpfs_size'?"]),
-        ([*ORACLE, "--agent.max_turn=1"], ["unknown key 'max_turn' of the agent", "did you mean 'max_turns'?"]),
+        ([*ORACLE, "--agent.max_turn=1"], ["unknown key 'max_turn' of agent 'oracle'", "did you mean 'max_turns'?"]),
         ([*ORACLE, "--evn.seed=1"], ["unknown section of options 'evn'", "did you mean 'env'?"]),
         ([*ORACLE, "--env.enabled_toolsets=termnal"], ["unknown toolset 'termnal'", "did you mean 'terminal'?"]),
         ([*ORACLE, "--env.disabled_toolsets=fil"], ["unknown toolset 'fil'", "did you mean 'file'?"]),
