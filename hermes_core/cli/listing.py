@@ -1,4 +1,4 @@
-"""What `hermes-rl plugins|backends|tools|envs` show, for people and as JSON."""
+"""What `hermes-rl plugins`, `envs`, `backends`, `tools` and their like show, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hermes_core.cli.settings_table import settings_table
+from hermes_core.envs.options import BASELINES
 from hermes_core.errors import HermesError
 from hermes_core.plugins.registry import Entry, Registry
 from hermes_core.runtime import Runtime
+from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry, expand_toolset
+from hermes_core.tools.schema import parameters_schema, type_words
+from hermes_core.tools.toolsets import Toolset
 
 Cell = str | Sequence[str] | Mapping[str, Sequence[str]]
 """A text, several, or several by kind."""
@@ -23,7 +28,7 @@ Tables = Mapping[str, Sequence[Row]]
 """Tables by title."""
 
 
-DETAILS = frozenset({"hooks", "reason", "advice"})
+DETAILS = frozenset({"hooks", "reason", "advice", "key"})
 """Columns that only the JSON has; the reasons are told on standard error."""
 
 
@@ -51,38 +56,105 @@ def plugins(runtime: Runtime) -> Tables:
     return {"plugins": rows}
 
 
-def backends(runtime: Runtime) -> Tables:
-    """The backends."""
-    return {"backends": _entries(runtime.backends)}
+def backends(runtime: Runtime, name: str | None = None) -> Tables:
+    """The backends; or one, with what its profiles can set."""
+    if name is None:
+        return {"backends": _entries(runtime.backends)}
+    entry = runtime.backends.entry(name)
+    made_by = getattr(entry.load(), "config_class", None) or runtime.backend(name).config_class
+    return {"backend": [_row(entry)], "settings": settings_table(made_by, "backend", hidden={"name"})}
 
 
-def environments(runtime: Runtime) -> Tables:
-    """The environments."""
-    return {"environments": _entries(runtime.environments)}
+def environments(runtime: Runtime, name: str | None = None) -> Tables:
+    """The environments; or one, with its settings."""
+    if name is None:
+        return {"environments": _entries(runtime.environments)}
+    settings = settings_table(runtime.environment_class(name).config_class, "env")
+    return {"environment": [_row(runtime.environments.entry(name))], "settings": settings}
 
 
-def tools(runtime: Runtime) -> Tables:
-    """The tools, and the two kinds of groups of them."""
-    manager, known = runtime.plugin_manager, runtime.tools
-    tools = [
-        {
-            "name": entry.name,
-            "where": entry.value.where,
-            "toolsets": entry.value.toolsets,
-            **_origin(entry),
-            "summary": re.split(r"(?<=[.:])\s", entry.summary, maxsplit=1)[0],
+def agents(runtime: Runtime, name: str | None = None) -> Tables:
+    """The agents; or one, with its settings."""
+    if name is None:
+        return {"agents": _entries(runtime.agents)}
+    entry = runtime.agents.entry(name)
+    config_class = runtime.agent_config_class(name)
+    return {
+        "agent": [_row(entry)],
+        "settings": [] if entry.name in BASELINES else settings_table(config_class, "agent"),
+    }
+
+
+def parsers(runtime: Runtime) -> Tables:
+    """The parsers of tool calls."""
+    return {"parsers": _entries(runtime.parsers)}
+
+
+def sinks(runtime: Runtime) -> Tables:
+    """The sinks."""
+    return {"sinks": _entries(runtime.sinks)}
+
+
+def tools(runtime: Runtime, name: str | None = None) -> Tables:
+    """The tools, and the two kinds of groups of them; or one tool with its parameters, or one toolset with its tools.
+
+    Raises:
+        UnknownNameError: there is neither a tool nor a toolset of that name.
+    """
+    known = runtime.tools
+    entries = runtime.plugin_manager.registry("tool").entries()
+    if name is None:
+        return {
+            "tools": [_tool_row(entry) for entry in entries],
+            "toolsets": [_toolset_row(known, each) for each in known.toolsets.values()],
+            "distributions": [
+                {"name": name, "percent": [f"{toolset} {share:g}" for toolset, share in distribution.percent.items()]}
+                for name, distribution in known.distributions.items()
+            ],
         }
-        for entry in manager.registry("tool").entries()
+    if name in known.toolsets and name not in known:
+        members = expand_toolset(known, name)
+        return {
+            "toolset": [_toolset_row(known, known.toolsets[name])],
+            "tools": [_tool_row(entry) for entry in entries if entry.name in members],
+        }
+    tool = known.get(name)
+    limit = "" if tool.timeout_s is None else f"{tool.timeout_s:g} s"
+    row = {**_tool_row(runtime.plugin_manager.registry("tool").entry(name)), "time limit": limit}
+    return {"tool": [{**row, "summary": tool.description}], "parameters": _parameters(tool)}
+
+
+def _tool_row(entry: Entry) -> Row:
+    return {
+        "name": entry.name,
+        "where": entry.value.where,
+        "toolsets": entry.value.toolsets,
+        **_origin(entry),
+        "summary": re.split(r"(?<=[.:])\s", entry.summary, maxsplit=1)[0],
+    }
+
+
+def _toolset_row(known: ToolRegistry, toolset: Toolset) -> Row:
+    return {
+        "name": toolset.name,
+        "tools": _members(known, toolset.name),
+        "includes": toolset.includes,
+        "summary": toolset.summary,
+    }
+
+
+def _parameters(tool: Tool) -> list[Row]:
+    schema = parameters_schema(tool.params)
+    required = schema.get("required", ())
+    return [
+        {
+            "name": name,
+            "type": type_words(each) + (", required" if name in required else ""),
+            "default": json.dumps(each["default"], ensure_ascii=False) if "default" in each else "",
+            "summary": each.get("description", ""),
+        }
+        for name, each in schema["properties"].items()
     ]
-    toolsets = [
-        {"name": name, "tools": _members(known, name), "includes": toolset.includes, "summary": toolset.summary}
-        for name, toolset in known.toolsets.items()
-    ]
-    distributions = [
-        {"name": name, "percent": [f"{toolset} {share:g}" for toolset, share in distribution.percent.items()]}
-        for name, distribution in known.distributions.items()
-    ]
-    return {"tools": tools, "toolsets": toolsets, "distributions": distributions}
 
 
 def as_json(tables: Tables) -> str:
@@ -115,10 +187,11 @@ def _is_shown(column: str, rows: Sequence[Row]) -> bool:
 
 
 def _entries(registry: Registry) -> list[Row]:
-    return [
-        {"name": entry.name, "aliases": entry.aliases, **_origin(entry), "summary": entry.summary}
-        for entry in registry.entries()
-    ]
+    return [_row(entry) for entry in registry.entries()]
+
+
+def _row(entry: Entry) -> Row:
+    return {"name": entry.name, "aliases": entry.aliases, **_origin(entry), "summary": entry.summary}
 
 
 def _members(known: ToolRegistry, toolset: str) -> list[str]:

@@ -139,28 +139,59 @@ def plugins(verbose: int, as_json: bool) -> None:
     _list("plugins", verbose, as_json)
 
 
-@main.command()
-@_json_option
-@click.pass_obj
-def backends(verbose: int, as_json: bool) -> None:
-    """List the backends, which make sandboxes."""
-    _list("backends", verbose, as_json)
+_name_argument = click.argument("name", required=False)
 
 
 @main.command()
+@_name_argument
 @_json_option
 @click.pass_obj
-def envs(verbose: int, as_json: bool) -> None:
-    """List the environments, which have the tasks."""
-    _list("environments", verbose, as_json)
+def backends(verbose: int, name: str | None, as_json: bool) -> None:
+    """List the backends, or every setting of the backend NAME."""
+    _list("backends", verbose, as_json, name)
+
+
+@main.command()
+@_name_argument
+@_json_option
+@click.pass_obj
+def envs(verbose: int, name: str | None, as_json: bool) -> None:
+    """List the environments, or every setting of the environment NAME."""
+    _list("environments", verbose, as_json, name)
+
+
+@main.command()
+@_name_argument
+@_json_option
+@click.pass_obj
+def agents(verbose: int, name: str | None, as_json: bool) -> None:
+    """List the agents, or every setting of the agent NAME."""
+    _list("agents", verbose, as_json, name)
+
+
+@main.command()
+@_name_argument
+@_json_option
+@click.pass_obj
+def tools(verbose: int, name: str | None, as_json: bool) -> None:
+    """List the tools and their groups, or the parameters of the tool NAME."""
+    _list("tools", verbose, as_json, name)
 
 
 @main.command()
 @_json_option
 @click.pass_obj
-def tools(verbose: int, as_json: bool) -> None:
-    """List the tools, toolsets and distributions."""
-    _list("tools", verbose, as_json)
+def parsers(verbose: int, as_json: bool) -> None:
+    """List the parsers of tool calls that models write as text."""
+    _list("parsers", verbose, as_json)
+
+
+@main.command()
+@_json_option
+@click.pass_obj
+def sinks(verbose: int, as_json: bool) -> None:
+    """List the sinks, where a run's records can go as well."""
+    _list("sinks", verbose, as_json)
 
 
 @main.command()
@@ -277,12 +308,12 @@ def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
         say(f"not asked: {name}: {problem}", err=True)
 
 
-def _list(what: str, verbose: int, as_json: bool) -> None:
+def _list(what: str, verbose: int, as_json: bool, name: str | None = None) -> None:
     """Print one of the listings; what is wrong with the plugins goes to standard error."""
     from hermes_core.cli import listing
     from hermes_core.cli.support import new_runtime, tell_problems, terminal_width
 
     runtime = new_runtime(verbose)
-    tables: listing.Tables = getattr(listing, what)(runtime)
+    tables: listing.Tables = getattr(listing, what)(runtime, *([name] if name is not None else []))
     say(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
     tell_problems(runtime)

@@ -180,7 +180,7 @@ def expected_arguments(tool: Tool) -> str:
     required = schema.get("required", [])
     parts = []
     for name, each in schema["properties"].items():
-        words = [_type_words(each)]
+        words = [type_words(each)]
         if name in required:
             words.append("required")
         elif "default" in each:
@@ -189,9 +189,22 @@ def expected_arguments(tool: Tool) -> str:
     return "; ".join(parts) or "no arguments"
 
 
-def _type_words(schema: Mapping[str, Any]) -> str:
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+}
+
+
+def type_words(schema: Mapping[str, Any]) -> str:
+    """What a schema allows, in words: `integer, at least 1`, `one of "a", "b"`, `array of string`."""
     if "enum" in schema:
-        return "one of " + ", ".join(json.dumps(value) for value in schema["enum"])
+        return "one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_type_words(each) for each in schema["anyOf"])
-    return str(schema.get("type", "any"))
+        return " or ".join(type_words(each) for each in schema["anyOf"])
+    kind = schema.get("type", "any")
+    said = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    if isinstance(items := schema.get("items"), Mapping) and "type" in items:
+        said += f" of {type_words(items)}"
+    return ", ".join([said, *(f"{words} {schema[bound]:g}" for bound, words in _BOUNDS.items() if bound in schema)])

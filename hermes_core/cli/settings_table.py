@@ -1,0 +1,106 @@
+"""The settings of a configuration class as rows of a listing: option, type, default and meaning of each."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+from hermes_core.tools.schema import parameters_schema, type_words
+
+Setting = Mapping[str, str]
+"""One setting: `option` (how a command line says it), `key`, `type`, `default` and `summary`."""
+
+
+def settings_table(model: type[BaseModel], section: str, *, hidden: Collection[str] = ()) -> list[Setting]:
+    """Every setting of the class, its own before those of the classes that it is made from.
+
+    Args:
+        section: what is before the key on a command line: `env` in `--env.KEY=VALUE`.
+        hidden: keys that are left out, because nobody writes them.
+    """
+    return [row for key, row in _rows(model, f"--{section}.", ()) if key not in hidden]
+
+
+def _rows(model: type[BaseModel], prefix: str, inside: tuple[type[BaseModel], ...]) -> Iterator[tuple[str, Setting]]:
+    try:
+        schemas = parameters_schema(model)["properties"]
+    except PydanticUserError:  # a type that JSON can't describe: it is named as Python does
+        schemas = {}
+    meanings = _meanings(model)
+    for name, field in _own_first(model):
+        schema = schemas.get(field.alias or name)
+        option = f"{prefix}{name}"
+        yield (
+            name,
+            {
+                "option": option,
+                "key": option.split(".", 1)[1],
+                "type": _type(field, schema),
+                "default": _default(field),
+                "summary": field.description or meanings.get(name, ""),
+            },
+        )
+        inner = _model_in(field.annotation)
+        if inner is not None and inner not in inside:
+            for _, row in _rows(inner, f"{option}.", (*inside, model)):
+                yield name, row
+
+
+def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    """The fields by the class that declares them, the last of a line of classes first."""
+    declared = [vars(kind).get("__annotations__", {}) for kind in model.__mro__]
+    return sorted(
+        model.model_fields.items(),
+        key=lambda item: next((n for n, names in enumerate(declared) if item[0] in names), len(declared)),
+    )
+
+
+def _type(field: FieldInfo, schema: Mapping[str, Any]) -> str:
+    said = type_words(schema).replace(" or null", " or none") if schema else inspect.formatannotation(field.annotation)
+    return f"{said}, required" if field.is_required() else said
+
+
+def _default(field: FieldInfo) -> str:
+    """The default as a command line would say it; empty for a setting that has to be given."""
+    if field.is_required():
+        return ""
+    value = to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}), fallback=str)
+    if isinstance(value, str):
+        return value or '""'
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, if it holds one and not a list of them."""
+    kinds = [annotation, *get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _meanings(model: type[BaseModel]) -> dict[str, str]:
+    """What the source says below each field, of fields that have no `Field(description=…)`.
+
+    Pydantic could keep it with the field (`use_attribute_docstrings`), at the cost of reading the source at each start.
+    """
+    found: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if not issubclass(kind, BaseModel) or kind is BaseModel:
+            continue
+        try:
+            definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        except (OSError, TypeError, SyntaxError):  # made on the spot: there is no source
+            continue
+        for statement, text in pairwise(getattr(definition, "body", ())):
+            match statement, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as meaning)):
+                    found[name] = " ".join(meaning.split())
+    return found
