@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import math
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from hermes_core.aio import TaskSet
-from hermes_core.errors import HermesError, InfraError, PolicyError, SandboxLost, UsageError
+from hermes_core.errors import (
+    ErrorKind,
+    HermesError,
+    InfraError,
+    PolicyError,
+    SandboxLost,
+    StaleSlotError,
+    UnknownNameError,
+    UsageError,
+)
 from hermes_core.events import Events
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import PREPARE, Around, SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
+from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import Usage
-from hermes_core.sandbox.pool.leases import PREPARE, Lease, LeasedCommands, stale
+from hermes_core.sandbox.pool.leases import Lease, stale
 from hermes_core.sandbox.pool.pool import Pool
 from hermes_core.sandbox.pool.pools import Pools
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
 from hermes_core.sandbox.pool.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
 from hermes_core.sandbox.pool.watches import Subscriber, Watchers
 from hermes_core.sandbox.results import ExecutionResult, Slot
-from hermes_core.tool_calls import ToolCalls, check_time_limit
-from hermes_core.tools.base import Tool
+from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
+from hermes_core.tools.slot_tools import SLOT_TOOLS
 
 log = logging.getLogger(__name__)
+
+OVERTIME_S = 15.0
+"""How long after its time limit, and the time in which a lost channel may come back, a tool is cut off, in seconds."""
 
 
 class ToolBackend:
@@ -95,7 +109,7 @@ class ToolBackend:
             checkpoint=checkpoint,
         )
         self._pools = Pools(profiles, lambda config, meter: Pool(config, self._provisioner, self._events, meter))
-        self._calls = ToolCalls(tools, self._lease, self.watch)
+        self._tools = tools
         self.default_timeout_s = self._pools[default_profile].config.execution_timeout_s
 
     # ------------------------------------------------------------------ life
@@ -236,7 +250,7 @@ class ToolBackend:
         """
         name = profile or self.default_profile
         pool = self._pools[name] if image is None else self._pools.of_image(name, image)
-        limit = check_time_limit(timeout_s, pool.config.acquire_timeout_s)
+        limit = pool.config.acquire_timeout_s if timeout_s is None else check_time_limit(timeout_s)
         lease = await pool.acquire(
             trajectory_id or uuid.uuid4().hex,
             group=group,
@@ -285,16 +299,22 @@ class ToolBackend:
         finally:
             await self.release(slot, reset_workspace=True)
 
-    def commands(self, slot: Slot) -> SlotCommands:
-        """What can be done in the slot, until it is released.
+    def commands(self, slot: Slot, *, around: Around | None = None) -> SlotCommands:
+        """Return what can be done in the slot until it is released.
+
+        Args:
+            around: makes of the `call` that carries each command out another one, to hear of what goes wrong there.
 
         Raises:
             StaleSlotError: it was released.
         """
-        return self._lease(slot).commands
+        return self._lease(slot).commands(around=around)
 
-    def preparation(self, slot: Slot) -> SlotCommands:
-        """The commands of the preparation user on the slot's sandbox, until the slot is released.
+    def preparation(self, slot: Slot, *, around: Around | None = None) -> SlotCommands:
+        """Return the commands of the preparation user on the slot's sandbox, until the slot is released.
+
+        Args:
+            around: as of `commands`.
 
         Raises:
             StaleSlotError: it was released.
@@ -308,7 +328,7 @@ class ToolBackend:
                 sandbox_id=slot.sandbox_id,
                 slot_id=slot.slot_id,
             )
-        return LeasedCommands(lease, lease.pooled.client.commands(PREPARE))
+        return lease.commands(PREPARE, around)
 
     def missing(self, slot: Slot) -> tuple[str, ...]:
         """What can't be done in the slot, in words, because its sandbox has no guest; empty where it has one.
@@ -396,7 +416,14 @@ class ToolBackend:
         Raises:
             UnknownNameError: there is none.
         """
-        return self._calls.tool(name)
+        if (tool := SLOT_TOOLS.get(name)) is not None:
+            return tool
+        if name in self._tool_names():
+            return self._tools.get(name)
+        raise UnknownNameError("tool of the slot", name, self._tool_names())
+
+    def _tool_names(self) -> set[str]:
+        return {*SLOT_TOOLS, *(each for each in self._tools.names() if self._tools.get(each).where == "sandbox")}
 
     async def execute(
         self, slot: Slot, tool: str | Tool, args: Mapping[str, Any], *, timeout_s: float | None = None
@@ -412,7 +439,44 @@ class ToolBackend:
             StaleSlotError: the slot was released.
             UsageError: the time limit is not a positive number.
         """
-        return await self._calls.execute(slot, tool, args, timeout_s)
+        lease = self._lease(slot)
+        if timeout_s is not None:
+            check_time_limit(timeout_s)
+        began = time.monotonic()
+        with lease.executing():
+            result = await self._call(lease, tool, args, timeout_s)
+        return replace(
+            result,
+            slot_id=slot.slot_id,
+            execution_id=result.execution_id or uuid.uuid4().hex,
+            metadata={"duration_s": time.monotonic() - began, **result.metadata},
+        )
+
+    async def _call(
+        self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], timeout_s: float | None
+    ) -> ExecutionResult:
+        try:
+            tool = self.tool(wanted) if isinstance(wanted, str) else wanted
+            if tool.where != "sandbox":
+                raise UnknownNameError("tool of the slot", tool.name, self._tool_names())
+        except UnknownNameError as error:
+            return ExecutionResult(False, error=str(error), error_kind=ErrorKind.COMMAND)
+        limit = tool.time_limit(timeout_s, lease.config.execution_timeout_s)
+        context = CallContext(
+            trajectory_id=lease.slot.trajectory_id,
+            timeout_s=limit,
+            commands=lease.commands(),
+            slot=lease.slot,
+            state=lease.state,
+            watch=functools.partial(self._watchers.begin, lease),
+        )
+        try:
+            async with asyncio.timeout(limit + lease.config.orphan_ttl_s + OVERTIME_S):
+                return await self._tools.call(tool, context, args)
+        except TimeoutError:
+            log.error("tool %s did not keep its time limit of %g s and was cut off", tool.name, limit)
+            error_text = f"{tool.name} was cut off: it did not keep its time limit of {limit:g} s"
+            return ExecutionResult(False, error=error_text, error_kind=ErrorKind.TIMEOUT, metadata={"timed_out": True})
 
     async def execute_batch(
         self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
@@ -425,7 +489,24 @@ class ToolBackend:
         Raises:
             UsageError: the time limit is not a positive number.
         """
-        return await self._calls.execute_batch(requests, timeout_s)
+        if timeout_s is not None:
+            check_time_limit(timeout_s)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._execute_one(*request, timeout_s)) for request in requests]
+        return [task.result() for task in tasks]
+
+    async def _execute_one(
+        self, slot: Slot, tool_name: str, args: Mapping[str, Any], timeout_s: float | None
+    ) -> ExecutionResult:
+        try:
+            return await self.execute(slot, tool_name, args, timeout_s=timeout_s)
+        except StaleSlotError as error:
+            return _failed(slot, error, ErrorKind.POLICY)
+        except InfraError as error:
+            return _failed(slot, error, ErrorKind.INFRA)
+        except Exception as error:
+            log.exception("a request of a batch failed in slot %s", slot.slot_id)
+            return _failed(slot, error, ErrorKind.INFRA)
 
     # ------------------------------------------------------------------ what there is
 
@@ -445,9 +526,24 @@ class ToolBackend:
         lease = self._leases.get((slot.slot_id, slot.generation))
         if lease is None:
             raise stale(slot)
-        lease.check()
         return lease
 
 
 def _about(saved: SavedSandbox) -> tuple[str, str, str]:
     return saved.sandbox_id, saved.backend, saved.profile
+
+
+def check_time_limit(timeout_s: float) -> float:
+    """Return the time limit in seconds; fractions stay.
+
+    Raises:
+        UsageError: it is not a positive, finite number.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+        raise UsageError(f"a time limit is a positive number of seconds, not {timeout_s!r}", hint="leave it out")
+    return timeout_s
+
+
+def _failed(slot: Slot, error: Exception, kind: ErrorKind) -> ExecutionResult:
+    text = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+    return ExecutionResult(False, error=text, slot_id=slot.slot_id, execution_id=uuid.uuid4().hex, error_kind=kind)

@@ -16,7 +16,8 @@ from hermes_core.cli import sandboxes as leftovers
 from hermes_core.cli.main import main
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec, SandboxStatus
-from hermes_core.sandbox.guest_client.client import GuestClient, GuestSettings
+from hermes_core.sandbox.guest_client.client import GuestClient
+from hermes_core.sandbox.guest_client.connection import GuestSettings
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.settings import Settings
 

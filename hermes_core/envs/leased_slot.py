@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hermes_core.envs.pending import Calls, Pending, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import Around, Call, Operation, SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
 from hermes_core.sandbox.results import ExecutionResult, Slot
 
 if TYPE_CHECKING:
     from hermes_core.tool_backend import ToolBackend
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_FILES_BYTES = 64 << 20
@@ -83,9 +82,7 @@ class LeasedSlot:
         self.limit: asyncio.Timeout | None = None
         self._backend = backend
         self._note = note
-        self.commands = cast(
-            "SlotCommands", _Watched("commands", backend.commands(slot), note, self.origin, self.calls)
-        )
+        self.commands = backend.commands(slot, around=self._awaited("commands", self.origin))
 
     @property
     def sandbox_id(self) -> str:
@@ -95,9 +92,7 @@ class LeasedSlot:
     @property
     def preparation(self) -> SlotCommands:
         """The preparation user's commands on this slot's sandbox."""
-        commands = self._backend.preparation(self.slot)
-        watched = _Watched("preparation", commands, self._note, Origin.PREPARATION, self.calls)
-        return cast("SlotCommands", watched)
+        return self._backend.preparation(self.slot, around=self._awaited("preparation", Origin.PREPARATION))
 
     @awaited()
     async def exec_tool(
@@ -236,6 +231,24 @@ class LeasedSlot:
             raise CommandError(f"the diff of {path!r} has {size}", code="too_large", slot_id=self.slot.slot_id)
         return done.stdout
 
+    def _awaited(self, name: str, origin: Origin) -> Around:
+        """Have commands called `name` remembered until they are awaited, and their errors noted."""
+
+        def around(call: Call) -> Call:
+            async def noted(operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+                try:
+                    return await call(operation, *args, **kwargs)
+                except (HermesError, asyncio.CancelledError) as error:
+                    self._note(error, origin)
+                    raise
+
+            def pending(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
+                return Pending(f"{name}.{operation.__name__}(…)", noted(operation, *args, **kwargs), self.calls)
+
+            return pending
+
+        return around
+
     async def _watch(self, awaitable: Awaitable[T]) -> T:
         try:
             return await awaitable
@@ -280,32 +293,3 @@ class Fresh(LeasedSlot):
     """A fresh slot for verification: another lease than the agent's, which no agent has written in."""
 
     origin = Origin.FRESH
-
-
-class _Watched:
-    """`SlotCommands` whose errors are noted on their way out, and whose calls have to be awaited."""
-
-    def __init__(self, name: str, commands: SlotCommands, note: Note, origin: Origin, calls: Calls) -> None:
-        self._name = name
-        self._commands = commands
-        self._note = note
-        self._origin = origin
-        self._calls = calls
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._commands, name)
-        if not inspect.ismethod(attribute):
-            return attribute
-
-        async def watched(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await attribute(*args, **kwargs)
-            except (HermesError, asyncio.CancelledError) as error:
-                self._note(error, self._origin)
-                raise
-
-        @functools.wraps(attribute)
-        def call(*args: Any, **kwargs: Any) -> Pending[Any]:
-            return Pending(f"{self._name}.{name}(…)", watched(*args, **kwargs), self._calls)
-
-        return call

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Literal, Protocol
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import MethodType
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
 
 from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
+
+PREPARE = -1
+"""The index of the preparation user's slot, which no other slot can meddle with."""
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes of each of stdout and stderr that a command's result keeps, head and tail together."""
@@ -16,6 +21,55 @@ MAX_FILE_BYTES = 64 << 20
 
 Compression = Literal["", "gz", "bz2", "xz"]
 """What a tar is compressed with."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Operation(Protocol[P, T_co]):
+    """Something that can be done in a slot: a method of its commands."""
+
+    __name__: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T_co]:
+        """Do it."""
+
+
+class Call(Protocol):
+    """Carries an operation of a slot out. That of a lease refuses it once the lease has ended."""
+
+    def __call__(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        """Await `operation(*args, **kwargs)` and return its outcome."""
+
+
+Around = Callable[[Call], Call]
+"""Makes of a `Call` another one that uses it."""
+
+
+def unguarded(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    """Carry an operation out on nobody's behalf: the `Call` of commands that belong to no lease."""
+    return operation(*args, **kwargs)
+
+
+class _HasCall(Protocol):
+    @property
+    def call(self) -> Call:
+        """What carries its operations out."""
+
+
+S = TypeVar("S", bound=_HasCall)
+Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+def operation(method: Method[S, P, T]) -> Method[S, P, T]:
+    """Have the `call` of its object carry a method out: all that can be done in a slot goes through there, once."""
+
+    @functools.wraps(method)
+    def begin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self.call(cast("Operation[P, T]", MethodType(method, self)), *args, **kwargs)
+
+    return begin
 
 
 class SlotCommands(Protocol):

@@ -28,8 +28,7 @@ from hermes_core.sandbox.pool.watches import Subscriber
 from hermes_core.sandbox.results import ProcessUpdate, Slot
 from hermes_core.settings import Settings
 from hermes_core.terminal.settings import TerminalSettings
-from hermes_core.tool_backend import ToolBackend
-from hermes_core.tool_calls import check_time_limit
+from hermes_core.tool_backend import ToolBackend, check_time_limit
 from hermes_core.tools.process import PROCESS
 from hermes_core.tools.terminal import NOT_RUN, TERMINAL
 from hermes_core.validation import validated
@@ -148,7 +147,7 @@ class TaskTerminals:
 
     async def _run(self, request: Request) -> dict[str, Any]:
         tools, task_id = await self._opened(), request.task_id
-        limit = check_time_limit(request.timeout_s, self._settings.timeout_s)
+        limit = self._settings.timeout_s if request.timeout_s is None else check_time_limit(request.timeout_s)
         task = self._task(tools, task_id, request.profile)
         task.running += 1
         try:

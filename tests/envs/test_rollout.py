@@ -29,6 +29,7 @@ from hermes_core.errors import (
 )
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.plugins.manager import PluginManager
+from hermes_core.sandbox.commands import operation, unguarded
 from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
@@ -42,9 +43,10 @@ class Commands:
 
     workspace_dir = "/data/slot_0"
 
-    def __init__(self, backend, slot):
-        self._backend, self._slot = backend, slot
+    def __init__(self, backend, slot, call):
+        self._backend, self._slot, self.call = backend, slot, call
 
+    @operation
     async def run(self, command, **_):
         self._backend.note(f"run {command}", self._slot)
         return CommandResult(exit_code=0, stdout=b"out")
@@ -76,8 +78,8 @@ class Slots:
         finally:
             self.note(f"release {kind}", None)
 
-    def commands(self, slot):
-        return Commands(self, slot)
+    def commands(self, slot, *, around=lambda call: call):
+        return Commands(self, slot, around(unguarded))
 
     preparation = commands
 

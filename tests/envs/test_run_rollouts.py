@@ -273,15 +273,18 @@ async def test_each_item_gets_the_profile_that_its_environment_names(tmp_path):
     assert (summary.solved, summary.failures) == (3, {})
 
 
-async def test_a_model_over_http_solves_a_task_with_tools(runtime, tasks):
+async def test_a_model_over_http_solves_a_task_with_tools(tmp_path, tasks):
     def solver(prompt):
         listing = yield call("terminal", command="ls")
         assert listing["exit_code"] == 0
         yield call("write_file", path="out.txt", content="hello\n")
         return "Done."
 
-    seen = []
-    async with ScriptedServer(ToolScript(solver)) as server:
+    seen, watcher = [], Watcher()
+    async with (
+        ScriptedServer(ToolScript(solver)) as server,
+        Runtime(Settings(state_dir=tmp_path), plugins=[watcher], load_entry_points=False) as runtime,
+    ):
         settings = {"model": "scripted", "base_url": server.base_url, "api_key": "sk-very-secret-key"}
         row = {**TASKS[0], "prompt": "The key is sk-very-secret-key"}
         summary = await run_rollouts(
@@ -292,6 +295,7 @@ async def test_a_model_over_http_solves_a_task_with_tools(runtime, tasks):
     assert record["tool_calls"] == {"attempted": 2, "schema_valid": 2, "executed_ok": 2, "exec_error": 0}
     roles = [message["role"] for message in record["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert watcher.calls == [(record["trajectory_id"], name) for name in ("terminal", "write_file")], "each once"
     assert "sk-very-secret-key" not in json.dumps(record)
 
 

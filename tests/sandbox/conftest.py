@@ -23,7 +23,8 @@ from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest.probe import what_works
-from hermes_core.sandbox.guest_client.client import GuestClient, GuestSettings
+from hermes_core.sandbox.guest_client.client import GuestClient
+from hermes_core.sandbox.guest_client.connection import GuestSettings
 from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0

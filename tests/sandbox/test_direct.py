@@ -20,7 +20,7 @@ from hermes_core.errors import CommandError, PolicyError, SandboxLost, SlotLost
 from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.direct.client import DirectClient
-from hermes_core.sandbox.guest_client.client import GuestSettings
+from hermes_core.sandbox.guest_client.connection import GuestSettings
 from hermes_core.sandbox.results import WindowSize
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry

@@ -30,7 +30,7 @@ from hermes_core.errors import (
 from hermes_core.events import Events
 from hermes_core.sandbox.contract import Capabilities, Isolation, SandboxConfig
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
-from hermes_core.sandbox.pool.leases import pooled_sandbox
+from hermes_core.sandbox.pool.leases import Lease, pooled_sandbox
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import Tool
@@ -146,7 +146,7 @@ async def test_time_limits(local, level):
 
 
 async def test_a_tool_that_does_not_keep_its_limit_is_cut_off(local, level, monkeypatch):
-    monkeypatch.setattr("hermes_core.tool_calls.OVERTIME_S", 0.0)
+    monkeypatch.setattr("hermes_core.tool_backend.OVERTIME_S", 0.0)
     async with opened(local, level, orphan_ttl_s=1.0) as backend:
         slot = await backend.acquire()
         result = await backend.execute(slot, "stubborn", {}, timeout_s=0.1)
@@ -231,6 +231,21 @@ async def test_a_released_handle_is_refused_even_if_the_slot_has_a_new_owner(loc
             backend.commands(old)
         await backend.release(old, reset_workspace=True)  # idempotent, and not the new owner's
         assert (await sh(backend, new, "ls")).output == ""
+
+
+async def test_a_lease_is_checked_once_for_each_command(backend, monkeypatch):
+    checked, check = [], Lease.check
+    monkeypatch.setattr(Lease, "check", lambda lease: (checked.append(lease), check(lease)))
+    slot = await backend.acquire()
+    for work in (
+        sh(backend, slot, "true"),
+        backend.commands(slot).write_file("file", b"x"),
+        backend.commands(slot).tar_out(),
+        backend.kill_everything(slot),
+    ):
+        await work
+        assert len(checked) == 1
+        checked.clear()
 
 
 async def test_work_cut_off_by_a_release_is_stale(backend):

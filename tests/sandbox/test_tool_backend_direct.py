@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from hermes_core.errors import InfraError, NoPythonError, PolicyError
+from hermes_core.errors import InfraError, NoPythonError, PolicyError, StaleSlotError
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.tool_backend import ToolBackend
@@ -91,3 +91,18 @@ async def test_a_sandbox_that_ends_is_noticed(local):
         async with asyncio.timeout(10):
             replaced = await backend.acquire()
         assert replaced.sandbox_id != slot.sandbox_id
+
+
+async def test_the_commands_of_a_slot_that_was_released_are_refused(local):
+    async with opened(local, Isolation.SHARED) as backend:
+        slot = await backend.acquire()
+        commands = backend.commands(slot)
+        process = await commands.start("sleep 20")
+        waiting = asyncio.create_task(commands.wait(process.process_id))
+        await asyncio.sleep(0)
+        await backend.release(slot, reset_workspace=True)
+        with pytest.raises(StaleSlotError):
+            await waiting
+        for operation in (commands.processes(), commands.poll(process.process_id), commands.run("touch intruder")):
+            with pytest.raises(StaleSlotError):
+                await operation

@@ -18,9 +18,10 @@ from hermes_core.errors import (
     SandboxLost,
     SlotLost,
 )
+from hermes_core.sandbox.commands import PREPARE, Call, unguarded
 from hermes_core.sandbox.contract import Isolation, Sandbox
 from hermes_core.sandbox.direct import sh
-from hermes_core.sandbox.direct.commands import DirectCommands
+from hermes_core.sandbox.direct.commands import DirectCommands, DirectSlot
 from hermes_core.sandbox.direct.sh import Shell
 from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings
 
@@ -79,7 +80,7 @@ class DirectClient:
         )
         self.lost = self._shell.lost
         self._secret = secrets.token_hex(8)
-        self._slots: dict[int, DirectCommands] = {}
+        self._slots: dict[int, DirectSlot] = {}
         self.missing = tuple(self._missing(can_kill="proc" in tools))
 
     def _missing(self, *, can_kill: bool) -> list[str]:
@@ -157,26 +158,24 @@ class DirectClient:
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
-    def _directories(self, index: int) -> tuple[str, str]:
-        """The slot's workspace, and where its home and temporary files are."""
-        base = self.settings.workspace_base
-        if index < 0:
-            return f"{base}/prepared", f"{base}/.direct/prepare"
-        return f"{base}/slot_{index}", f"{base}/.direct/slot_{index}"
-
-    def commands(self, index: int) -> DirectCommands:
-        """The commands of a slot; index -1 is the preparation's, which here runs as the same user."""
+    def _slot(self, index: int) -> DirectSlot:
+        """Return what is kept of a slot; index -1 is the preparation's, which here runs as the same user."""
         if index not in self._slots:
-            workspace, scratch = self._directories(index)
-            self._slots[index] = DirectCommands(
-                self._shell, self.settings.env, workspace, scratch, f"{self._secret}-{index}."
-            )
+            base = self.settings.workspace_base
+            workspace = f"{base}/prepared" if index == PREPARE else f"{base}/slot_{index}"
+            scratch = f"{base}/.direct/prepare" if index == PREPARE else f"{base}/.direct/slot_{index}"
+            self._slots[index] = DirectSlot(workspace, scratch, f"{self._secret}-{index}.")
         return self._slots[index]
+
+    def commands(self, index: int, call: Call = unguarded) -> DirectCommands:
+        """Return the commands of a slot, as `GuestClient.commands` does."""
+        return DirectCommands(self._shell, self.settings.env, self._slot(index), call)
 
     async def open_slot(self, index: int) -> str:
         """Make the slot's directories; its workspace. Idempotent."""
-        await self._shell.script(_OPEN, *self._directories(index))
-        return self._directories(index)[0]
+        slot = self._slot(index)
+        await self._shell.script(_OPEN, *slot.directories)
+        return slot.workspace
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         """Kill all that the slot started and that still carries its mark; its background processes are forgotten.
@@ -184,10 +183,10 @@ class DirectClient:
         Raises:
             SlotLost: processes are left, or can't be looked for.
         """
-        commands = self.commands(index)
-        if commands.used:
-            await self._shell.kill(f"={commands.mark}", "KILL")
-            await commands.forget_processes()
+        slot = self._slot(index)
+        if slot.used:
+            await self._shell.kill(f"={slot.mark}", "KILL")
+            await slot.forget_processes()
 
     async def reset_slot(self, index: int) -> None:
         """Kill all that the slot started, and remove its files.
@@ -197,7 +196,8 @@ class DirectClient:
             SandboxLost: the sandbox has ended, which nothing else has told yet.
         """
         await self._shell.check_alive(None)
-        if not self.commands(index).used:
+        slot = self._slot(index)
+        if not slot.used:
             return
         if self.granted is Isolation.DEDICATED:
             raise SlotLost(
@@ -205,10 +205,10 @@ class DirectClient:
             )
         await self.kill_slot(index)
         try:
-            await self._shell.script(_WIPE, *self._directories(index))
+            await self._shell.script(_WIPE, *slot.directories)
         except CommandError as error:
             raise SlotLost(f"the slot could not be emptied: {error}", sandbox_id=self.sandbox.id) from error
-        self.commands(index).used = False
+        slot.used = False
 
     # --- the heartbeat ----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from hermes_core.errors import ChannelLost, CommandError
-from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Compression
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Call, Compression, operation
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.direct.files import (
@@ -76,6 +76,13 @@ class _Process:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.changed.wait(), limit_s)
 
+    async def end_within(self, limit_s: float | None) -> ProcessStatus:
+        """Wait for its end, or until the time limit."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.ended.wait()
+        return self.status()
+
     def status(self) -> ProcessStatus:
         running = not self.ended.is_set()
         return ProcessStatus(
@@ -98,34 +105,71 @@ def _no_pty(pty: WindowSize | None) -> None:
         raise CommandError(message, code="no_pty", hint="do without pty, or take an image with python3")
 
 
+@dataclass(eq=False)
+class DirectSlot:
+    """What is kept of one slot, whoever has its commands."""
+
+    workspace: str
+    scratch: str
+    """Where its home and temporary files are."""
+    mark: str
+    """What everything that the slot starts carries in its environment, followed by the command's number."""
+    used: bool = False
+    """Whether something was done in it since it was last clean."""
+    processes: dict[str, _Process] = field(default_factory=dict)
+    starting: int = 0
+
+    @property
+    def directories(self) -> tuple[str, str]:
+        """Its workspace, and where its home and temporary files are."""
+        return self.workspace, self.scratch
+
+    def make_room(self) -> None:
+        """Drop, as the guest does, those that ended long ago, and then those that ended first.
+
+        Raises:
+            CommandError: as many as there may be run already.
+        """
+        now = time.monotonic()
+        ended = [process for process in self.processes.values() if process.ended.is_set()]
+        for process in sorted(ended, key=lambda each: each.began + each.lifetime):
+            if self._full() or now - process.began - process.lifetime > KEEP_S:
+                del self.processes[process.process_id]
+        if self._full():
+            raise CommandError(f"{MOST} background processes run already", code="too_many")
+
+    def _full(self) -> bool:
+        return len(self.processes) + self.starting >= MOST
+
+    async def forget_processes(self) -> None:
+        """Let go of its background processes: they were killed with the slot."""
+        for process in self.processes.values():
+            await process.channel.aclose()
+        self.processes.clear()
+
+
 class DirectCommands:
     """The commands of one slot.
 
     Args:
         environment: of every command, besides its own.
-        mark: what everything that the slot starts carries in its environment, followed by the command's number.
+        call: carries them out.
     """
 
-    def __init__(
-        self, shell: sh.Shell, environment: Mapping[str, str], workspace: str, scratch: str, mark: str
-    ) -> None:
-        self.mark = mark
-        self.used = False
-        """Whether something was done in the slot since it was last clean."""
+    def __init__(self, shell: sh.Shell, environment: Mapping[str, str], slot: DirectSlot, call: Call) -> None:
+        self.call = call
         self._shell = shell
         self._base_environment = environment
-        self._workspace = workspace
-        self._scratch = scratch
-        self._processes: dict[str, _Process] = {}
-        self._starting = 0
+        self._slot = slot
 
     @property
     def workspace_dir(self) -> str:
         """The slot's workspace, as seen from inside the sandbox."""
-        return self._workspace
+        return self._slot.workspace
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
+    @operation
     async def run(
         self,
         command: str | Sequence[str],
@@ -147,10 +191,10 @@ class DirectCommands:
 
     async def _prepared(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Run:
         argv, path, environment = await self._argv(command), self._path(cwd or "."), self._environment(env)
-        return Run(self._shell, argv, path, environment, mark=self.mark, scratch=self._scratch)
+        return Run(self._shell, argv, path, environment, mark=self._slot.mark, scratch=self._slot.scratch)
 
     async def _argv(self, command: str | Sequence[str]) -> list[str]:
-        self.used = True
+        self._slot.used = True
         if not isinstance(command, str):
             sh.check_words(*command)
             if not command:
@@ -160,15 +204,15 @@ class DirectCommands:
         text = command.encode("utf-8", "surrogateescape")
         if len(text) <= MAX_WORD:
             return [self._shell.program, "-c", command]
-        path = f"{self._scratch}/run/{self._shell.next_number()}.sh"
-        await self.write_file(path, text)
+        path = f"{self._slot.scratch}/run/{self._shell.next_number()}.sh"
+        await self._write(path, text)
         return [self._shell.program, path]
 
     def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
         sh.check_words(*(env or {}).keys(), *(env or {}).values())
         return {
-            "HOME": f"{self._scratch}/home",
-            "TMPDIR": f"{self._scratch}/tmp",
+            "HOME": f"{self._slot.scratch}/home",
+            "TMPDIR": f"{self._slot.scratch}/tmp",
             "USER": "slot",
             "LOGNAME": "slot",
             **self._base_environment,
@@ -179,10 +223,11 @@ class DirectCommands:
         if not path:
             raise CommandError("a path has at least one character", code="invalid")
         sh.check_words(path)
-        return path if path.startswith("/") else f"{self._workspace}/{path}"
+        return path if path.startswith("/") else f"{self._slot.workspace}/{path}"
 
     # --- background processes ---------------------------------------------------------------------------------------
 
+    @operation
     async def start(
         self,
         command: str | Sequence[str],
@@ -195,13 +240,13 @@ class DirectCommands:
     ) -> ProcessStatus:
         """Start a background process on a channel of its own; there is no spooling here."""
         _no_pty(pty)
-        self._make_room()
-        self._starting += 1
+        self._slot.make_room()
+        self._slot.starting += 1
         try:
             run = await self._prepared(command, cwd, env)
             channel, token, begun = await run.open_background()
         finally:
-            self._starting -= 1
+            self._slot.starting -= 1
         process = _Process(
             process_id=f"proc_{secrets.token_hex(6)}",
             command=command if isinstance(command, str) else " ".join(command),
@@ -210,7 +255,7 @@ class DirectCommands:
             channel=channel,
             output=Rolling(buffer_bytes),
         )
-        self._processes[process.process_id] = process
+        self._slot.processes[process.process_id] = process
         self._shell.work.spawn(self._follow(process, token, begun), f"process {process.process_id}")
         return process.status()
 
@@ -224,30 +269,23 @@ class DirectCommands:
             process.end(status)
             await process.channel.aclose()
 
-    def _make_room(self) -> None:
-        """As the guest does: those that ended long ago go, and then those that ended first."""
-        now = time.monotonic()
-        ended = [process for process in self._processes.values() if process.ended.is_set()]
-        for process in sorted(ended, key=lambda each: each.began + each.lifetime):
-            if len(self._processes) + self._starting >= MOST or now - process.began - process.lifetime > KEEP_S:
-                del self._processes[process.process_id]
-        if len(self._processes) + self._starting >= MOST:
-            raise CommandError(f"{MOST} background processes run already", code="too_many")
-
     def _process(self, process_id: str) -> _Process:
         try:
-            return self._processes[process_id]
+            return self._slot.processes[process_id]
         except KeyError:
             raise CommandError(f"there is no background process {process_id!r}", code="unknown_process") from None
 
+    @operation
     async def processes(self) -> Sequence[ProcessStatus]:
         """The slot's background processes, oldest first."""
-        return [process.status() for process in self._processes.values()]
+        return [process.status() for process in self._slot.processes.values()]
 
+    @operation
     async def poll(self, process_id: str) -> ProcessStatus:
         """One background process."""
         return self._process(process_id).status()
 
+    @operation
     async def log(
         self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
     ) -> LogChunk:
@@ -260,16 +298,12 @@ class DirectCommands:
         dropped = max(0, output.start - max(offset, 0))
         return LogChunk(data, begin, output.total, dropped, not process.ended.is_set())
 
+    @operation
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
         """Wait for its end, or until the time limit."""
-        process = self._process(process_id)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await process.ended.wait()
-        except TimeoutError:
-            pass
-        return process.status()
+        return await self._process(process_id).end_within(timeout_s)
 
+    @operation
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
         """Write to its standard input, which has no end here."""
         process = self._process(process_id)
@@ -280,35 +314,32 @@ class DirectCommands:
         await process.channel.write(data)
         return len(data)
 
+    @operation
     async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
         """There is no terminal here."""
         self._process(process_id)
         raise CommandError("the process has no terminal", code="no_pty")
 
+    @operation
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
         """TERM, then KILL after the grace period, to it and all that it started."""
         process = self._process(process_id)
         if not process.ended.is_set():
             await self._shell.kill(f"HERMES_DIRECT={process.mark}", "TERM", rounds=1)
-            await self.wait(process_id, timeout_s=grace_s)
+            await process.end_within(grace_s)
         await self._shell.kill(f"HERMES_DIRECT={process.mark}", "KILL")
-        return await self.wait(process_id, timeout_s=GRACE_S)
-
-    async def forget_processes(self) -> None:
-        """The slot was killed: its background processes with it."""
-        for process in self._processes.values():
-            await process.channel.aclose()
-        self._processes.clear()
+        return await process.end_within(GRACE_S)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     async def _file(self, script: str, path: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
-        self.used = True
+        self._slot.used = True
         try:
             return await self._shell.script(*with_path(script, self._path(path)), *args, stdin=stdin, limit=limit)
         except CommandError as error:
             raise CommandError(f"{path}: {error.message}", code=error.code, hint=error.hint) from error
 
+    @operation
     async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
         """Up to `limit` bytes of a regular file from `offset`."""
         if offset < 0 or limit < 0:
@@ -317,16 +348,22 @@ class DirectCommands:
         size, _, data = answer.partition(b"\n")
         return FileContent(data=data, offset=offset, size=int(size))
 
+    @operation
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
         """Replace or extend a file; all of it or an error."""
+        await self._write(path, data, mode=mode, append=append)
+
+    async def _write(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
         rights, name = "" if mode is None else f"{mode:o}", secrets.token_hex(8)
-        words = [str(len(data)), rights, "1" if append else "", name, f"{self._scratch}/run/{name}"]
+        words = [str(len(data)), rights, "1" if append else "", name, f"{self._slot.scratch}/run/{name}"]
         await self._file(WRITE, path, *words, stdin=data)
 
+    @operation
     async def stat(self, path: str) -> FileStat:
         """What the path is; a link is not followed."""
         return file_stat(path, await self._file(STAT, path))
 
+    @operation
     async def list_dir(
         self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
     ) -> Sequence[FileStat]:
@@ -337,14 +374,17 @@ class DirectCommands:
             raise CommandError(f"{path} has more than {max_entries} entries", code="too_large")
         return entries
 
+    @operation
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or a directory tree."""
         await self._file(REMOVE, path, "1" if recursive else "")
 
+    @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
         """Remove all files of the slot, but for some entries of its workspace."""
-        await self._file(CLEAR, ".", f"{self._scratch}/home", f"{self._scratch}/tmp", *keep)
+        await self._file(CLEAR, ".", f"{self._slot.scratch}/home", f"{self._slot.scratch}/tmp", *keep)
 
+    @operation
     async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
         """Unpack a tar stream below a directory."""
         if compression not in COMPRESSIONS:
@@ -356,14 +396,19 @@ class DirectCommands:
             archive = headed(archive)
         await self._file(TAR_IN, path, str(len(archive)), COMPRESSIONS[compression], stdin=archive)
 
+    @operation
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """A plain tar of a directory's contents."""
-        return await self._file(TAR_OUT, path, limit=max_bytes)
+        return await self._tar(path, max_bytes)
 
+    @operation
     async def tar_out_to(
         self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
     ) -> int:
         """The same in one piece."""
-        data = await self.tar_out(path, max_bytes=max_bytes)
+        data = await self._tar(path, max_bytes)
         await sink(data)
         return len(data)
+
+    async def _tar(self, path: str, max_bytes: int) -> bytes:
+        return await self._file(TAR_OUT, path, limit=max_bytes)

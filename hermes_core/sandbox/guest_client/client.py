@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hermes_core.errors import ChannelLost, CommandError, HermesError, InfraError, PolicyError, SandboxLost
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import PREPARE, Call, SlotCommands, unguarded
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest import wire
 from hermes_core.sandbox.guest_client.commands import RemoteCommands
@@ -26,12 +26,8 @@ from hermes_core.sandbox.guest_client.connection import (
 )
 from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream
 
-__all__ = ["PREPARE", "GuestClient", "GuestSettings"]
-
 logger = logging.getLogger(__name__)
 
-PREPARE = -1
-"""The index of the preparation user's slot."""
 HELLO_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
 """How long the guest may take to kill and remove everything when it is told to end the sandbox. What it leaves there, a
@@ -136,16 +132,20 @@ class GuestClient:
 
     async def open_slot(self, index: int) -> str:
         """Make a slot ready; its workspace directory as seen from inside. Idempotent."""
-        header, _ = await self.call({"op": "open_slot", "slot": index})
+        header, _ = await self.request({"op": "open_slot", "slot": index})
         return str(header["workspace"])
 
-    def commands(self, index: int) -> SlotCommands:
-        """The commands of an opened slot; `PREPARE` is the preparation user's."""
+    def commands(self, index: int, call: Call = unguarded) -> SlotCommands:
+        """Return the commands of an opened slot; `PREPARE` is the preparation user's.
+
+        Args:
+            call: carries them out.
+        """
         if index == PREPARE:
             workspace = f"{self.settings.workspace_base}/prepared"
         else:
             workspace = f"{self.settings.workspace_base}/slot_{index}"
-        return RemoteCommands(self.call, index, workspace)
+        return RemoteCommands(self.request, index, workspace, call)
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         """Every process of the slot is dead when this returns; its files stay, and unless `forget` its logs do.
@@ -153,7 +153,7 @@ class GuestClient:
         Raises:
             SlotLost: that could not be proved; the slot is quarantined.
         """
-        await self.call({"op": "recycle", "slot": index, "wipe": False, "forget": forget})
+        await self.request({"op": "recycle", "slot": index, "wipe": False, "forget": forget})
 
     async def reset_slot(self, index: int) -> None:
         """Kill, prove, empty the directories, and have the slot ready for its next lease.
@@ -161,11 +161,11 @@ class GuestClient:
         Raises:
             SlotLost: it could not be proved clean; the slot is quarantined.
         """
-        await self.call({"op": "recycle", "slot": index, "wipe": True})
+        await self.request({"op": "recycle", "slot": index, "wipe": True})
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    async def call(
+    async def request(
         self,
         header: dict[str, Any],
         body: bytes = b"",

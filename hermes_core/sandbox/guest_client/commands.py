@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Compression
+from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Call, Compression, operation, unguarded
 from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
 from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream, background, fed, once
@@ -34,8 +34,8 @@ _JOINED_AT_ONCE = 4 << 20
 """Bytes up to which the pieces of a stream are put together on the event loop: 100 MB would stall it for 50 ms."""
 
 
-class Call(Protocol):
-    """A request to the guest: `GuestClient.call`."""
+class Request(Protocol):
+    """A request to the guest: `GuestClient.request`."""
 
     def __call__(
         self,
@@ -50,8 +50,9 @@ class Call(Protocol):
 class RemoteCommands:
     """`SlotCommands` over a guest. Documented there."""
 
-    def __init__(self, call: Call, index: int, workspace_dir: str) -> None:
-        self._call = call
+    def __init__(self, request: Request, index: int, workspace_dir: str, call: Call = unguarded) -> None:
+        self.call = call
+        self._request = request
         self._index = index
         self._workspace_dir = workspace_dir
 
@@ -62,6 +63,7 @@ class RemoteCommands:
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
+    @operation
     async def run(
         self,
         command: str | Sequence[str],
@@ -113,16 +115,17 @@ class RemoteCommands:
         """Run with input of any size: small ones travel with the request."""
         header |= {"slot": self._index, "script": len(script)}
         if stdin is None:
-            return await self._call(header, script, output=output)
+            return await self._request(header, script, output=output)
         header["input"] = True
         if isinstance(stdin, bytes) and len(stdin) <= CHUNK:
             header["eof"] = True
-            return await self._call(header, script + stdin, output=output)
+            return await self._request(header, script + stdin, output=output)
         pump = InputPump(once(stdin) if isinstance(stdin, bytes) else stdin)
-        return await fed(self._call(header, script, input=pump, output=output), pump.run())
+        return await fed(self._request(header, script, input=pump, output=output), pump.run())
 
     # --- background processes ---------------------------------------------------------------------------------------
 
+    @operation
     async def start(
         self,
         command: str | Sequence[str],
@@ -146,18 +149,21 @@ class RemoteCommands:
             "label": label[:_LABEL],
             "spool": spool,
         }
-        answer, _ = await self._call(header | _launch(command, cwd, env, pty), script)
+        answer, _ = await self._request(header | _launch(command, cwd, env, pty), script)
         return _process_status(answer["process"])
 
+    @operation
     async def processes(self) -> Sequence[ProcessStatus]:
         """The slot's background processes, oldest first."""
-        answer, _ = await self._call({"op": "processes", "slot": self._index})
+        answer, _ = await self._request({"op": "processes", "slot": self._index})
         return [_process_status(process) for process in answer["processes"]]
 
+    @operation
     async def poll(self, process_id: str) -> ProcessStatus:
         """One background process."""
         return await self._about("poll", process_id)
 
+    @operation
     async def log(
         self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
     ) -> LogChunk:
@@ -170,14 +176,16 @@ class RemoteCommands:
             "limit": max(0, limit),
             "wait": None if wait_s is None else _seconds("wait_s", min(wait_s, LONGEST_WAIT_S), least=0.0),
         }
-        answer, data = await self._call(header)
+        answer, data = await self._request(header)
         return LogChunk(data, answer["offset"], answer["total"], answer["dropped"], answer["running"])
 
+    @operation
     async def wait(self, process_id: str, *, timeout_s: float | None = None) -> ProcessStatus:
         """Wait for its end, or until the time limit."""
         timeout = None if timeout_s is None else _seconds("timeout_s", timeout_s, least=0.0)
         return await self._about("wait", process_id, timeout=timeout)
 
+    @operation
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
         """Write to its standard input; the number of bytes taken."""
         taken = 0
@@ -185,26 +193,29 @@ class RemoteCommands:
             part = data[taken : taken + WINDOW]
             last = taken + len(part) == len(data)
             header = {"op": "write", "slot": self._index, "process": process_id, "eof": eof and last}
-            answer, _ = await self._call(header, part)
+            answer, _ = await self._request(header, part)
             taken += int(answer["taken"])
             if last or answer["taken"] < len(part):
                 return taken
 
+    @operation
     async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
         """Give its terminal another size."""
         return await self._about("resize", process_id, pty=_size(size))
 
+    @operation
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
         """TERM, then KILL after the grace period, to it and all that it started."""
         return await self._about("kill", process_id, grace=_seconds("grace_s", grace_s, least=0.0) or 0.0)
 
     async def _about(self, op: str, process_id: str, **arguments: Any) -> ProcessStatus:
         header = {"op": op, "slot": self._index, "process": process_id, **arguments}
-        answer, _ = await self._call(header)
+        answer, _ = await self._request(header)
         return _process_status(answer["process"])
 
     # --- files ------------------------------------------------------------------------------------------------------
 
+    @operation
     async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
         """Up to `limit` bytes of a regular file from `offset`."""
         if offset < 0 or limit < 0:
@@ -214,15 +225,18 @@ class RemoteCommands:
         )
         return FileContent(data=data, offset=offset, size=int(result["size"]))
 
+    @operation
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
         """Replace or extend a file; all of it or an error."""
         await self._builtin("write", {"path": _path(path), "size": len(data), "mode": mode, "append": append}, data)
 
+    @operation
     async def stat(self, path: str) -> FileStat:
         """What the path is."""
         result, _ = await self._builtin("stat", {"path": _path(path)})
         return FileStat(**result["stat"])
 
+    @operation
     async def list_dir(
         self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
     ) -> Sequence[FileStat]:
@@ -231,23 +245,28 @@ class RemoteCommands:
         data, _ = await self._stream("list", arguments)
         return [FileStat(**entry) for entry in json.loads(data)]
 
+    @operation
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or a directory tree."""
         await self._builtin("remove", {"path": _path(path), "recursive": recursive})
 
+    @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
         """Remove all files of the slot, but for some entries of its workspace."""
         await self._builtin("clear", {"keep": list(keep)})
 
+    @operation
     async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
         """Unpack a tar stream below a directory."""
         await self._builtin("tar_in", {"path": _path(path), "compression": compression}, data)
 
+    @operation
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """A plain tar of a directory's contents."""
         data, _ = await self._stream("tar_out", {"path": _path(path), "max_bytes": max_bytes})
         return data
 
+    @operation
     async def tar_out_to(
         self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
     ) -> int:
@@ -279,7 +298,7 @@ class RemoteCommands:
         """A file operation whose data flows under the window, so that a large one never delays a neighbour."""
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
-        async with background(self._call(header, output=stream)) as call:
+        async with background(self._request(header, output=stream)) as call:
             async for piece in stream:
                 await sink(piece)
             result = _command_result(*await call)

@@ -9,15 +9,13 @@ import fcntl
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hermes_core.errors import ConfigError, UsageError
+from hermes_core.sandbox.contract import Isolation, SandboxConfig
 from hermes_core.sandbox.pool.leases import PooledSandbox, Watch
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.contract import Isolation, SandboxConfig
 
 log = logging.getLogger(__name__)
 

@@ -6,31 +6,19 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import Around, Call, Operation, SlotCommands, unguarded
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
-from hermes_core.sandbox.results import (
-    CommandResult,
-    FileContent,
-    FileStat,
-    LogChunk,
-    ProcessStatus,
-    Slot,
-)
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.guest_client.connection import GuestLife
-
-PREPARE = -1
-"""The index of the preparation user, whose commands no slot can meddle with."""
+from hermes_core.sandbox.guest_client.connection import GuestLife
+from hermes_core.sandbox.results import Slot, SlotState
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,8 +41,8 @@ class Client(Protocol):
     async def open_slot(self, index: int) -> str:
         """Make the slot ready (idempotent); its workspace directory."""
 
-    def commands(self, index: int) -> SlotCommands:
-        """What can be done in the slot, or as the preparation user (index -1)."""
+    def commands(self, index: int, call: Call = unguarded) -> SlotCommands:
+        """What can be done in the slot, or as the preparation user (`PREPARE`); `call` carries it out."""
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         """Every process of the slot is dead when it returns; with `forget`, nobody will ask for those that were."""
@@ -162,8 +150,8 @@ class Lease:
     """The tools' own memory of this trajectory."""
     watches: dict[str, Watch] = field(default_factory=dict)
     """Subscriptions to its background processes."""
-    executing: int = 0
-    """Tool calls that run now."""
+    tool_calls: int = 0
+    """How many run now."""
     release: asyncio.Task[None] | None = None
     """The work that ends it, once begun."""
 
@@ -172,10 +160,28 @@ class Lease:
         """The sandbox that it is on."""
         return self.seat.pooled
 
-    @property
-    def commands(self) -> SlotCommands:
-        """What can be done in the slot, until the lease ends."""
-        return LeasedCommands(self, self.pooled.client.commands(self.seat.index))
+    def commands(self, index: int | None = None, around: Around | None = None) -> SlotCommands:
+        """Return what can be done in the slot until the lease ends.
+
+        Args:
+            index: of another slot of the sandbox: `PREPARE`.
+            around: makes of this lease's `call` the one that carries the commands out.
+        """
+        call: Call = self.call if around is None else around(self.call)
+        return self.pooled.client.commands(self.seat.index if index is None else index, call)
+
+    @contextmanager
+    def executing(self) -> Iterator[None]:
+        """Have the slot's state say that a tool call runs, while the block does."""
+        self.tool_calls += 1
+        if self.slot.state is SlotState.ACQUIRED:
+            self.slot.state = SlotState.EXECUTING
+        try:
+            yield
+        finally:
+            self.tool_calls -= 1
+            if self.tool_calls == 0 and self.slot.state is SlotState.EXECUTING:
+                self.slot.state = SlotState.ACQUIRED
 
     def check(self) -> None:
         """Raise if the lease can't be used (any more).
@@ -189,8 +195,8 @@ class Lease:
         if (error := self.pooled.lost) is not None:
             raise located(SandboxLost(error.message, hint=error.hint), self.slot) from error
 
-    async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something in the slot, on behalf of this lease.
+    async def call(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Carry an operation out on behalf of this lease: nothing is done in its slot but through here.
 
         Raises:
             StaleSlotError: the lease was released, before or meanwhile.
@@ -198,7 +204,7 @@ class Lease:
         """
         self.check()
         try:
-            outcome = await function(*args, **kwargs)
+            outcome = await operation(*args, **kwargs)
         except InfraError as error:
             # Work that the release itself cut off is not a failure of the sandbox.
             if self.release is not None:
@@ -267,88 +273,3 @@ def stale(slot: Slot) -> StaleSlotError:
         sandbox_id=slot.sandbox_id,
         trajectory_id=slot.trajectory_id,
     )
-
-
-class LeasedCommands:
-    """`SlotCommands` for as long as a lease lives: refused after its release, and errors carry its ids."""
-
-    def __init__(self, lease: Lease, commands: SlotCommands) -> None:
-        self._lease = lease
-        self._commands = commands
-
-    @property
-    def workspace_dir(self) -> str:
-        """The directory that relative paths start at."""
-        return self._commands.workspace_dir
-
-    async def run(self, *args: Any, **kwargs: Any) -> CommandResult:
-        """`SlotCommands.run`."""
-        return await self._lease.call(self._commands.run, *args, **kwargs)
-
-    async def start(self, *args: Any, **kwargs: Any) -> ProcessStatus:
-        """`SlotCommands.start`."""
-        return await self._lease.call(self._commands.start, *args, **kwargs)
-
-    async def processes(self) -> Sequence[ProcessStatus]:
-        """`SlotCommands.processes`."""
-        return await self._lease.call(self._commands.processes)
-
-    async def poll(self, process_id: str) -> ProcessStatus:
-        """`SlotCommands.poll`."""
-        return await self._lease.call(self._commands.poll, process_id)
-
-    async def log(self, *args: Any, **kwargs: Any) -> LogChunk:
-        """`SlotCommands.log`."""
-        return await self._lease.call(self._commands.log, *args, **kwargs)
-
-    async def wait(self, *args: Any, **kwargs: Any) -> ProcessStatus:
-        """`SlotCommands.wait`."""
-        return await self._lease.call(self._commands.wait, *args, **kwargs)
-
-    async def write(self, *args: Any, **kwargs: Any) -> int:
-        """`SlotCommands.write`."""
-        return await self._lease.call(self._commands.write, *args, **kwargs)
-
-    async def resize(self, *args: Any, **kwargs: Any) -> ProcessStatus:
-        """`SlotCommands.resize`."""
-        return await self._lease.call(self._commands.resize, *args, **kwargs)
-
-    async def kill(self, *args: Any, **kwargs: Any) -> ProcessStatus:
-        """`SlotCommands.kill`."""
-        return await self._lease.call(self._commands.kill, *args, **kwargs)
-
-    async def read_file(self, *args: Any, **kwargs: Any) -> FileContent:
-        """`SlotCommands.read_file`."""
-        return await self._lease.call(self._commands.read_file, *args, **kwargs)
-
-    async def write_file(self, *args: Any, **kwargs: Any) -> None:
-        """`SlotCommands.write_file`."""
-        await self._lease.call(self._commands.write_file, *args, **kwargs)
-
-    async def stat(self, path: str) -> FileStat:
-        """`SlotCommands.stat`."""
-        return await self._lease.call(self._commands.stat, path)
-
-    async def list_dir(self, *args: Any, **kwargs: Any) -> Sequence[FileStat]:
-        """`SlotCommands.list_dir`."""
-        return await self._lease.call(self._commands.list_dir, *args, **kwargs)
-
-    async def remove(self, *args: Any, **kwargs: Any) -> None:
-        """`SlotCommands.remove`."""
-        await self._lease.call(self._commands.remove, *args, **kwargs)
-
-    async def clear(self, *args: Any, **kwargs: Any) -> None:
-        """`SlotCommands.clear`."""
-        await self._lease.call(self._commands.clear, *args, **kwargs)
-
-    async def tar_in(self, *args: Any, **kwargs: Any) -> None:
-        """`SlotCommands.tar_in`."""
-        await self._lease.call(self._commands.tar_in, *args, **kwargs)
-
-    async def tar_out(self, *args: Any, **kwargs: Any) -> bytes:
-        """`SlotCommands.tar_out`."""
-        return await self._lease.call(self._commands.tar_out, *args, **kwargs)
-
-    async def tar_out_to(self, *args: Any, **kwargs: Any) -> int:
-        """`SlotCommands.tar_out_to`."""
-        return await self._lease.call(self._commands.tar_out_to, *args, **kwargs)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import AcquireTimeout, HermesError, SandboxLost
 from hermes_core.events import Events
 from hermes_core.sandbox.contract import SandboxConfig, SlotUser
+from hermes_core.sandbox.pool.checkpoint import SavedLease, SavedSandbox
 from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.fleet import Fleet, closed
 from hermes_core.sandbox.pool.leases import Lease, PooledSandbox, Seat, new_lease
@@ -22,9 +23,6 @@ from hermes_core.sandbox.pool.profile_check import slots_per_sandbox
 from hermes_core.sandbox.pool.provision import Provisioner
 from hermes_core.sandbox.pool.waiting import Waiter, WaitQueue
 from hermes_core.sandbox.results import SlotState
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.pool.checkpoint import SavedLease, SavedSandbox
 
 OPEN_ATTEMPTS = 3
 """How many slots that can't be opened one waiter is offered."""

@@ -9,10 +9,10 @@ from functools import partial
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import CommandError, HermesError, PolicyError, ProvisionError, SetupFailed, UsageError
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import PREPARE, SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.direct.client import DirectClient
-from hermes_core.sandbox.pool.leases import PREPARE, PooledSandbox
+from hermes_core.sandbox.pool.leases import PooledSandbox
 
 log = logging.getLogger(__name__)
 

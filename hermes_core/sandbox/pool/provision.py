@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import InfraError, NoPythonError, PolicyError, ProvisionError
+from hermes_core.sandbox.commands import PREPARE
 from hermes_core.sandbox.contract import (
     Backend,
     CanAttach,
@@ -25,15 +26,14 @@ from hermes_core.sandbox.contract import (
     SlotUser,
 )
 from hermes_core.sandbox.direct.client import DirectClient
+from hermes_core.sandbox.guest_client.client import GuestClient
+from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings
 from hermes_core.sandbox.pool.adoption import Adoption, new_creation_id
+from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import Meter
-from hermes_core.sandbox.pool.leases import PREPARE, Client, PooledSandbox, pooled_sandbox
+from hermes_core.sandbox.pool.leases import Client, PooledSandbox, pooled_sandbox
 from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sandbox
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.guest_client.client import GuestSettings
-    from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ LONGEST_PAUSE_S = 15.0
 KeepTrying = Callable[[Exception], bool]
 SetUp = Callable[[PooledSandbox], Awaitable[None]]
 
-ClientFactory = Callable[[Sandbox, "GuestSettings"], Awaitable[Client]]
+ClientFactory = Callable[[Sandbox, GuestSettings], Awaitable[Client]]
 
 PrepareSandbox = Callable[[NewSandbox], Awaitable[None]]
 """Puts into a new sandbox what its slots will need and can't get: they have no network."""
@@ -61,10 +61,6 @@ async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
         PolicyError: the isolation asked for can't be had there.
         InfraError: the sandbox can't be reached.
     """
-    from hermes_core.sandbox.guest_client.client import (
-        GuestClient,  # the guest's source is read when it is first needed
-    )
-
     return await GuestClient.start(sandbox, settings)
 
 
@@ -291,8 +287,6 @@ class Provisioner:
             InfraError: it can't be reached.
             PolicyError: the backend gives no handles on sandboxes that run already.
         """
-        from hermes_core.sandbox.guest_client.connection import GuestLife
-
         if not self.backend.capabilities.attach:
             message = f"backend {self.backend.name!r} can't attach to a sandbox that runs already"
             raise PolicyError(message, hint="`hermes-rl reap` ends what it has left")
@@ -310,8 +304,6 @@ class Provisioner:
         return pooled
 
     def _settings(self, sandbox: Sandbox, config: SandboxConfig, creation_id: str, *, restored: bool) -> GuestSettings:
-        from hermes_core.sandbox.guest_client.client import GuestSettings
-
         return GuestSettings(
             creation_id=creation_id,
             driver_id=self._driver_id,

@@ -6,17 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import CommandError, InfraError, StaleSlotError
 from hermes_core.events import Events
-from hermes_core.sandbox.pool.leases import Watch
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.pool.leases import Lease, Watch
 from hermes_core.sandbox.results import ProcessUpdate
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.commands import SlotCommands
-    from hermes_core.sandbox.pool.leases import Lease
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +55,7 @@ class Watchers:
         await self._work.aclose()
 
     async def _watch(self, lease: Lease, process_id: str) -> None:
-        watch, commands = lease.watches[process_id], lease.commands
+        watch, commands = lease.watches[process_id], lease.commands()
         try:
             while not watch.ended:
                 due = (

@@ -239,7 +239,7 @@ async def test_a_reader_that_stalls_disturbs_nobody(rigged):
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": 0, "builtin": "read"}
         header["args"] = {"path": "large", "offset": 0, "limit": 30_000_000}
-        call = asyncio.ensure_future(rig.client.call(header, output=stream))
+        call = asyncio.ensure_future(rig.client.request(header, output=stream))
         await asyncio.sleep(0.3)
         assert stream.received <= 2 * wire.WINDOW
         assert await median() < 3 * alone + 0.005
@@ -334,7 +334,7 @@ async def test_requests_that_are_too_large_are_refused_here(rigged):
     async with rigged("shared") as rig:
         slot = await rig.slot()
         with pytest.raises(CommandError) as caught:
-            await rig.client.call({"op": "exec", "slot": 0}, bytes(wire.MAX_DATA + 1))
+            await rig.client.request({"op": "exec", "slot": 0}, bytes(wire.MAX_DATA + 1))
         assert caught.value.code == "too_large"
         with pytest.raises(CommandError) as caught:
             await slot.run("true", env={"X": "x" * 2_000_000})

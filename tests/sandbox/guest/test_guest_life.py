@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hermes_core.errors import HermesError, InfraError, NoPythonError, PolicyError, SandboxLost
+from hermes_core.sandbox.commands import PREPARE
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.guest_client.client import PREPARE, GuestClient
+from hermes_core.sandbox.guest_client.client import GuestClient
 from hermes_core.sandbox.local import processes
 
 ROOT = os.geteuid() == 0

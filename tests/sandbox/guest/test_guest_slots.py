@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes_core.errors import CommandError, InfraError, SlotLost
-from hermes_core.sandbox.guest_client.client import PREPARE
+from hermes_core.sandbox.commands import PREPARE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
