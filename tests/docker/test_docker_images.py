@@ -8,11 +8,13 @@ import io
 import json
 import tarfile
 import threading
+import types
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 import pytest
 from docker import APIClient
 from hermes_docker import images
@@ -24,7 +26,7 @@ from hermes_docker.images import (
     ImageMissing,
     RegistryRefused,
     RegistryUnreachable,
-    fetch_error,
+    failure,
     tag_of,
 )
 
@@ -162,7 +164,7 @@ async def test_an_image_that_can_not_be_had(
         await backend.create(spec(image=image.format(host=registry.host)))
     assert not failed.value.retryable
     assert image.format(host=registry.host) in str(failed.value)
-    assert failed.value.hint
+    assert "--backend.image=NAME" in str(failed.value.hint)
 
 
 async def test_a_registry_that_is_not_there(backend: DockerBackend, registry: Registry) -> None:
@@ -174,20 +176,32 @@ async def test_a_registry_that_is_not_there(backend: DockerBackend, registry: Re
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("said", "kind", "advice"),
     [
-        ("write /var/lib/docker/tmp/GetImageBlob1: no space left on device", DiskFull),
-        ("pull access denied for x, repository does not exist or may require 'docker login'", ImageMissing),
-        ("manifest for x:1 not found: manifest unknown: manifest unknown", ImageMissing),
-        ("no matching manifest for linux/arm64/v8 in the manifest list entries", ImageMissing),
-        ("unauthorized: authentication required", RegistryRefused),
-        ("toomanyrequests: You have reached your pull rate limit", RegistryRefused),
-        ("Get https://r/v2/: dial tcp: lookup r: no such host", RegistryUnreachable),
-        ("something new", ProvisionError),
+        ("write /var/lib/docker/tmp/GetImageBlob1: no space left on device", DiskFull, "system prune"),
+        (
+            "pull access denied for x, repository does not exist or may require 'docker login': denied: requested "
+            "access to the resource is denied",
+            RegistryRefused,
+            "name and tag",
+        ),
+        (
+            "pull access denied for x, repository does not exist or may require 'docker login'",
+            ImageMissing,
+            "name and tag",
+        ),
+        ("manifest for x:1 not found: manifest unknown: manifest unknown", ImageMissing, "name and tag"),
+        ("no matching manifest for linux/arm64/v8 in the manifest list entries", ImageMissing, "name and tag"),
+        ("unauthorized: authentication required", RegistryRefused, "docker login"),
+        ("toomanyrequests: You have reached your pull rate limit", RegistryRefused, "raises the registry's limit"),
+        ("Get https://r/v2/: dial tcp: lookup r: no such host", RegistryUnreachable, "docker load"),
+        ("something new", ProvisionError, "docker info"),
     ],
 )
-def test_the_daemons_words(said: str, kind: type[ProvisionError]) -> None:
-    assert type(fetch_error("x", images._Said(said))) is kind
+def test_the_daemons_words(said: str, kind: type[ProvisionError], advice: str) -> None:
+    found, hint = failure(images._Said(said))
+    assert found is kind
+    assert advice in hint
 
 
 @pytest.fixture
@@ -227,13 +241,37 @@ async def test_a_build_that_fails_shows_its_last_words(backend: DockerBackend, f
     assert not failed.value.retryable
 
 
-async def test_wrong_profiles(backend: DockerBackend, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names no image"):
+async def test_the_default_image_gives_way_to_a_folder_and_its_pull_says_what_to_do(
+    backend: DockerBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DockerConfig().image == "python:3.11"
+    assert DockerConfig(dockerfile=str(folder)).image is None
+
+    async def refused(call: Callable[[Any], object]) -> bool:
+        def pull(*_: Any, **__: Any) -> Iterator[dict[str, str]]:
+            yield {"error": "toomanyrequests: You have reached your pull rate limit"}
+
+        def inspect_image(_: str) -> None:
+            raise docker.errors.NotFound("none")
+
+        return bool(call(types.SimpleNamespace(pull=pull, inspect_image=inspect_image)))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(RegistryRefused, match=r"'python:3\.11' can't be pulled: toomanyrequests") as failed,
+    ):
+        patch.setattr(backend._daemon, "call", refused)
         await backend._images.ensure(DockerConfig())
+    for advice in ("docker login", "docker load", "--backend.image=NAME"):
+        assert advice in str(failed.value.hint)
+
+
+async def test_wrong_profiles(backend: DockerBackend, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no Dockerfile"):
         await backend._images.ensure(DockerConfig(dockerfile=str(tmp_path)))
     for wrong in (
         {"image": "a", "dockerfile": "b"},
+        {"image": ""},
         {"volumes": ("/only",)},
         {"volumes": ("/a:relative",)},
         {"network": "none", "network_name": "n"},

@@ -195,6 +195,7 @@ async def test_what_can_not_be_made_says_why(backend: ModalBackend, spec: Spec, 
     emulator.set(missing_images=["nobody/nothing"])
     error = await refused(image="nobody/nothing:1")
     assert not error.retryable and "verify that the image exists" in str(error)
+    assert "image 'nobody/nothing:1'" in str(error)
     emulator.set(max_sandboxes=0)
     error = await refused()
     assert error.retryable and "quota limits" in str(error)

@@ -533,12 +533,13 @@ async def test_waiters_who_can_be_served_wait_on(world):
     assert await waiting
 
 
-async def test_start_fails_after_a_few_attempts_and_leaves_nothing(world):
+async def test_start_fails_after_a_few_attempts_says_why_once_and_leaves_nothing(world, caplog):
     world.provider.before = failing(10**6, lambda: ProvisionError("daemon down"))
     pool = world.pool()
     with pytest.raises(ProvisionError) as caught:
         await pool.start()
     assert "daemon down" in str(caught.value)
+    assert [record.levelname for record in caplog.records if "daemon down" in record.getMessage()].count("WARNING") == 1
     await pool.aclose()
     assert world.provider.living == {}
 

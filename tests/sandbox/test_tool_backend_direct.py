@@ -59,6 +59,12 @@ async def test_it_says_what_is_missing_and_works(local, caplog):
     assert await local.list("test") == []
 
 
+async def test_it_is_said_once_for_all_sandboxes_of_an_image(local, caplog):
+    async with opened(local, Isolation.SHARED, min_sandboxes=2, max_sandboxes=2) as backend:
+        assert backend.get_status()["sandboxes"] == 2
+    assert caplog.text.count("has no Python") == 1
+
+
 async def test_a_level_that_needs_python_is_refused_at_once(local):
     if Isolation.USER not in local.capabilities.isolation:
         pytest.skip("this host gives no slot of level user")

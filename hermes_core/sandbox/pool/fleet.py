@@ -220,9 +220,11 @@ class Fleet:
 
     def _try_again(self, error: Exception) -> bool:
         """Whether a creation that failed is still wanted, and may yet succeed."""
+        known = str(self.error) == str(error)  # for each sandbox, and each attempt at one: it is said once
         self.error = error
         self._failures += 1
-        log.warning("a sandbox of profile %s could not be made: %s", self._config.name, error)
+        level = logging.DEBUG if known else logging.WARNING
+        log.log(level, "a sandbox of profile %s could not be made: %s", self._config.name, error)
         if self._failures >= START_ATTEMPTS:
             self._not_warm(self.seen_by_caller(error))
         # The creation that asks is one of those counted.

@@ -102,6 +102,7 @@ class Provisioner:
         self._work = TaskSet()
         self._adoption = Adoption(backend, owner if attaches else None, self._work)
         self._snapshots: dict[str, str] = {}
+        self._without_python: set[str] = set()
         self._making: SingleFlight[str] = SingleFlight("the snapshot")
         self._trying: defaultdict[str, list[KeepTrying]] = defaultdict(list)
 
@@ -357,7 +358,10 @@ class Provisioner:
             if settings.take_over is not None:
                 raise
             direct = await DirectClient.start(sandbox, settings)
-            log.warning("sandbox %s has no Python, commands go through sh: %s", sandbox.id, "; ".join(direct.missing))
+            source = f"image {config.image}" if config.image else f"a sandbox of profile {config.name}"
+            if source not in self._without_python:
+                self._without_python.add(source)
+                log.warning("%s has no Python, commands go through sh: %s", source, "; ".join(direct.missing))
             return direct
 
     async def aclose(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -11,12 +12,13 @@ from pydantic import Field, field_validator, model_validator
 from hermes_core import Network, SandboxConfig
 
 SYS_ADMIN = "SYS_ADMIN"
+DEFAULT_IMAGE = "python:3.11"
 
 
 class DockerConfig(SandboxConfig):
-    """A profile of the `docker` backend. `image` or `dockerfile` must be set."""
+    """A profile of the `docker` backend."""
 
-    image: str | None = None
+    image: str | None = DEFAULT_IMAGE
     """The image; pulled when the daemon does not have it."""
     dockerfile: str | None = None
     """A folder with a Dockerfile, built once per content of the folder. Instead of `image`."""
@@ -65,10 +67,20 @@ class DockerConfig(SandboxConfig):
     def _without_prefix(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name.upper().removeprefix("CAP_") for name in names)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_source(cls, given: Any) -> Any:
+        """`image` has a default, which `dockerfile` stands in for."""
+        if isinstance(given, Mapping) and given.get("dockerfile") and not given.get("image"):
+            return {**given, "image": None}
+        return given
+
     @model_validator(mode="after")
     def _agree(self) -> DockerConfig:
         if self.image and self.dockerfile:
             raise ValueError("image and dockerfile are both set")
+        if not self.image and not self.dockerfile:
+            raise ValueError(f"image is empty: leave it out for {DEFAULT_IMAGE}, or set dockerfile")
         if self.network_name and self.network is Network.NONE:
             raise ValueError("network_name is set, and network is none")
         return self

@@ -81,21 +81,17 @@ class Images:
 
         Raises:
             ImageMissing, RegistryRefused, RegistryUnreachable, DiskFull, BuildFailed: which of it, says the class.
-            ConfigError: the profile names no image, or a folder without a Dockerfile.
+            ConfigError: the profile names a folder without a Dockerfile.
             DaemonError: the daemon can't be reached.
         """
         if config.dockerfile is not None:
             folder = Path(config.dockerfile)
             tag = await asyncio.to_thread(tag_of, folder, config.platform)
             fetch = partial(self._build, folder=folder, tag=tag, platform=config.platform)
-        elif config.image:
+        else:
+            assert config.image is not None, "a profile has one or the other"
             tag = config.image
             fetch = partial(self._pull, image=tag, platform=config.platform)
-        else:
-            raise ConfigError(
-                f"profile {config.name!r} names no image",
-                hint="set image (--backend.image, TERMINAL_DOCKER_IMAGE) or dockerfile",
-            )
         if await self._daemon.call(lambda api: _has(api, tag)):
             return tag
         await self._under_way.get(self._work, partial(self._fetch, fetch), (tag, config.platform))
@@ -117,7 +113,9 @@ class Images:
             for _ in self._told(api.pull(name, tag=tag, platform=platform, stream=True, decode=True), image):
                 pass
         except (docker.errors.APIError, _Said) as error:
-            raise fetch_error(image, error) from error
+            kind, hint = failure(error)
+            said = f"image {image!r} can't be pulled: {said_by(error)}"
+            raise kind(said, hint=f"{hint}; {_ANOTHER}") from error
         if not _has(api, image):
             raise ImageMissing(f"image {image!r} is not there after its pull", hint="check its name and platform")
         log.info("image %s is there", image)
@@ -132,9 +130,9 @@ class Images:
                     log.debug("%s: %s", tag, line)
                     lines = [*lines, line[:500]][-_LOG_LINES:]
         except (docker.errors.APIError, _Said) as error:
-            known = fetch_error(tag, error, otherwise=BuildFailed)
+            kind, hint = failure(error, otherwise=BuildFailed)
             said = "\n".join(lines)
-            raise type(known)(f"building {folder} failed: {said_by(error)}\n{said}".strip(), hint=known.hint) from error
+            raise kind(f"building {folder} failed: {said_by(error)}\n{said}".strip(), hint=hint) from error
         log.info("image %s is built", tag)
 
     def _told(self, events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[str, Any]]:
@@ -167,12 +165,18 @@ def said_by(error: Exception) -> str:
     return str(getattr(error, "explanation", None) or error).strip()
 
 
+_CHECK_NAME = "check its name and tag; a private one needs `docker login` by the user who runs this"
+_LOAD = "or bring it from elsewhere, with `docker save` there and `docker load` here"
+_ANOTHER = "or name another image with `--backend.image=NAME`: `docker images` lists those that need no pull"
+
 _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
     (DiskFull, ("no space left on device",), "`docker system prune` frees room"),
+    (RegistryRefused, ("toomanyrequests", "rate limit"), f"`docker login` raises the registry's limit; {_LOAD}"),
+    # A missing one may look the same: "repository does not exist or may require 'docker login': denied: …".
     (
         RegistryRefused,
-        ("unauthorized", "authentication required", "no basic auth", "denied: ", "toomanyrequests", "forbidden"),
-        "`docker login` to its registry on the daemon's host, or take another image",
+        ("unauthorized", "authentication required", "no basic auth", "denied: ", "forbidden"),
+        _CHECK_NAME,
     ),
     (
         ImageMissing,
@@ -184,25 +188,24 @@ _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
             "no matching manifest",
             "invalid reference",
         ),
-        "check its name and tag; a private one needs `docker login`",
+        _CHECK_NAME,
     ),
     (
         RegistryUnreachable,
         ("dial tcp", "no such host", "timeout", "connection refused", "tls", "x509", "eof", "canceled"),
-        "check the daemon's network and proxy, or load the image with `docker load`",
+        f"check the daemon's network and proxy; {_LOAD}",
     ),
 )
 """What tells one failure from the other in the daemon's words; the first that is found."""
 
 
-def fetch_error(image: str, error: Exception, otherwise: type[ProvisionError] = ProvisionError) -> ProvisionError:
-    """The error for an image that could not be had, as the daemon told it."""
-    said = said_by(error)
+def failure(error: Exception, otherwise: type[ProvisionError] = ProvisionError) -> tuple[type[ProvisionError], str]:
+    """Return the class and the hint of the error for an image that could not be had, by the daemon's words."""
+    said = said_by(error).lower()
     for kind, signs, hint in _SIGNS:
-        # "pull access denied … does not exist or may require 'docker login'" is what a missing one looks like.
-        if any(sign in said.lower() for sign in signs):
-            return kind(f"image {image!r} can't be had: {said}", hint=hint)
-    return otherwise(f"image {image!r} can't be had: {said}", hint="`docker info` and the daemon's log say more")
+        if any(sign in said for sign in signs):
+            return kind, hint
+    return otherwise, "`docker info` and the daemon's log say more"
 
 
 def tag_of(folder: Path, platform: str | None = None) -> str:

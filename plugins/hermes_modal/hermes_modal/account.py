@@ -18,6 +18,7 @@ from modal.config import config as modal_config
 from hermes_core import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost
 from hermes_core.agents.retries import is_loopback
 from hermes_core.aio import SingleFlight, TaskSet
+from hermes_modal.config import ModalSandboxConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,10 @@ T = TypeVar("T")
 
 _QUOTA = "check the Modal dashboard for quota limits; lower max_sandboxes, or end other sandboxes"
 _TOKEN = "`modal token new` makes a token; MODAL_TOKEN_ID and MODAL_TOKEN_SECRET name one"
-_IMAGE = "verify that the image exists and is accessible; a private registry needs registry_secret"
+_IMAGE = (
+    "verify that the image exists and is accessible; a private registry needs registry_secret; "
+    "`--backend.image=NAME` names another image"
+)
 _HINTS: dict[type[Exception], tuple[str, bool]] = {
     exception.AuthError: (_TOKEN, False),
     exception.PermissionDeniedError: ("ask for the right in Modal's workspace settings", False),
@@ -148,13 +152,15 @@ async def _check_there(url: str) -> None:
     writer.close()
 
 
-def not_created(error: Exception, profile: str, step: str) -> HermesError:
+def not_created(error: Exception, config: ModalSandboxConfig, step: str) -> HermesError:
     """The error for a sandbox that could not be created."""
     if isinstance(error, HermesError):
         return error
     hint, passes = _advice(error)
     said = "it took too long" if isinstance(error, TimeoutError) else f"{error}" or type(error).__name__
-    raised = ProvisionError(f"profile {profile!r}: {step} failed: {said}", hint=hint)
+    if hint == _IMAGE and config.image is not None:
+        said = f"image {config.image!r}: {said}"
+    raised = ProvisionError(f"profile {config.name!r}: {step} failed: {said}", hint=hint)
     raised.retryable = passes
     return raised
 

@@ -89,7 +89,7 @@ class ModalBackend(Backend):
         except exception.AlreadyExistsError:
             return await self._existing(spec, config)
         except (exception.Error, TimeoutError, OSError) as error:
-            raise not_created(error, config.name, "creating a sandbox") from error
+            raise not_created(error, config, "creating a sandbox") from error
         return ModalSandbox(sandbox, config.workspace_base, spec.creation_id, self._account, config.max_lifetime)
 
     async def snapshot(self, sandbox: Sandbox) -> str:
@@ -110,7 +110,7 @@ class ModalBackend(Backend):
             )
             tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
         except (exception.Error, TimeoutError, OSError) as error:
-            raise not_created(error, spec.config.name, "finding the sandbox of its name") from error
+            raise not_created(error, config, "finding the sandbox of its name") from error
         granted = Isolation.parse(tags.get(requests.ISOLATION, "shared"))
         if granted < spec.isolation:
             raise PolicyError(
