@@ -1,17 +1,28 @@
-"""The error tree: every error says what went wrong, where (sandbox, slot, trajectory) and what to do next."""
+"""The error tree: every error says what went wrong, where (sandbox, slot, trajectory) and what to do next.
+
+Hosts with Python 3.7 load this too.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from enum import StrEnum
-from typing import Any, Self
+from enum import Enum
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound="HermesError")
 
 LISTED, LISTED_BESIDE = 30, 8
 """Names that a hint lists at most: by themselves, and beside the nearest one."""
 
 
-class ErrorKind(StrEnum):
+class _Word(str, Enum):
+    """One of some words, written as itself: what `StrEnum` is since Python 3.11."""
+
+    __str__ = str.__str__
+
+
+class ErrorKind(_Word):
     """Why a tool call did not succeed, as carried by `ExecutionResult.error_kind`.
 
     `command` is data (the command itself failed), `timeout` its time limit, `policy` a refusal by the rules of the
@@ -24,7 +35,7 @@ class ErrorKind(StrEnum):
     POLICY = "policy"
 
 
-class FailureKind(StrEnum):
+class FailureKind(_Word):
     """Why a rollout has no reward, as carried by the trajectory record's `failure.kind`."""
 
     INFRA = "infra"
@@ -67,7 +78,7 @@ class HermesError(Exception):
         text = f"{self.message} [{where}]" if where else self.message
         return f"{text} ({self.hint})" if self.hint else text
 
-    def twin(self) -> Self:
+    def twin(self: E) -> E:
         """The same error as another object, to be changed by one of several who were given it.
 
         A subclass's `__init__` is not called, whose arguments nobody but the subclass knows: `copy.copy` would.

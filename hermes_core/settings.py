@@ -30,8 +30,8 @@ VARIABLES = {
 }
 """The environment variables that are read, and the setting that each gives."""
 
-READ_ELSEWHERE = ("HERMES_CONFIG", "HERMES_ENV_FILE", "HERMES_REQUIRE", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG")
-"""Further variables of ours: two files that `Settings.load` reads, and those that the tests use."""
+READ_ELSEWHERE = ("HERMES_CONFIG", "HERMES_ENV_FILE")
+"""Further variables of ours: two files that `Settings.load` reads."""
 
 _SHORTEST_SECRET = 8
 

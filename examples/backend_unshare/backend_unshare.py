@@ -13,10 +13,9 @@ from hermes_core.sandbox.uids import reserve
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ROOT = """
 mount -t tmpfs -o mode=755 sandbox /mnt; cd /mnt; mkdir data proc dev var; mkdir -m 1777 tmp var/tmp dev/shm
-for each in $(cd /; ls -d bin etc lib lib32 lib64 sbin usr); do
+mount -t proc proc proc; for each in $(cd /; ls -d bin etc lib lib32 lib64 sbin usr); do
   if [ -L /$each ]; then cp -P /$each .; else mkdir $each; mount --bind /$each $each; mount -o remount,bind,ro $each; fi
-done
-for each in null zero random urandom; do : >dev/$each; mount --bind /dev/$each dev/$each; done; mount -t proc proc proc
+done; for each in null zero random urandom; do : >dev/$each; mount --bind /dev/$each dev/$each; done
 for each in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$each; done; echo ready; exec chroot . "$@">/dev/null"""
 START = ["setsid", "--fork", "unshare", "--fork", "--kill-child", "--pid", "--ipc", "--mount", "sh", "-ec", ROOT, "sh"]
 
@@ -55,15 +54,18 @@ class UnshareSandbox(contract.Sandbox):
             await asyncio.sleep(0.02)
 
 
+class UnshareConfig(contract.SandboxConfig):
+    unsupported = ("image", "cpu", "memory")
+
+
 class UnshareBackend(contract.Backend):
-    name = "unshare"
+    name, config_class = "unshare", UnshareConfig
     capabilities = contract.Capabilities(frozenset({contract.Isolation.USER, contract.Isolation.NAMESPACE}))
 
     def __init__(self, settings):
         self._creating = asyncio.Lock()
 
     async def create(self, spec):
-        spec.config.refuse(self.name, "image", "cpu", "memory")
         sandbox_id, environment = f"unshare-{spec.creation_id}", dict(spec.environment)
         async with self._creating:
             if sandbox_id in (found := await asyncio.to_thread(sandboxes)):

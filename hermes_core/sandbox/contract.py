@@ -110,6 +110,9 @@ class SandboxConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
+    unsupported: ClassVar[tuple[str, ...]] = ()
+    """Settings of this class that the backend can't give: a profile that sets one of them is refused."""
+
     name: str = "default"
     """The profile's name."""
     image: str | None = None
@@ -160,19 +163,6 @@ class SandboxConfig(BaseModel):
     max_cost: float | None = Field(default=None, gt=0)
     """The most that the profile's sandboxes may cost while a tool backend lives: from nine tenths of it on no sandbox
     is made, from all of it on no rollout gets a slot. Those that run are finished and verified."""
-
-    def refuse(self, backend: str, *keys: str) -> None:
-        """Refuse these settings, which a backend can't give: what is not refused must be kept.
-
-        Raises:
-            PolicyError: one of them is set.
-        """
-        for key in keys:
-            if getattr(self, key) is not None:
-                raise PolicyError(
-                    f"profile {self.name!r} sets {key}, which the {backend} backend can't give",
-                    hint="leave it out, or use a backend with containers",
-                )
 
     @property
     def gpu_count(self) -> int | None:
@@ -240,6 +230,19 @@ class SandboxSpec:
                 which the backend starts the command.
         """
         return watchdog_command(f"{state_dir}/heartbeat", self.config.orphan_ttl_s)
+
+    def check_existing(self, isolation: str, sandbox_id: str) -> None:
+        """Refuse a sandbox that has this creation id already, if it was made with a weaker level.
+
+        Raises:
+            PolicyError: it was.
+        """
+        if Isolation.parse(isolation) < self.isolation:
+            raise PolicyError(
+                f"the sandbox was made with isolation {isolation!r}, not {self.isolation.label!r}",
+                hint="terminate it first, or use another creation id",
+                sandbox_id=sandbox_id,
+            )
 
 
 class SandboxStatus(StrEnum):

@@ -132,10 +132,10 @@ def test_more_at_a_time_than_there_are_makes_no_more_sandboxes(hermes, tasks, le
 
 
 def test_a_backend_that_can_not_start_leaves_no_folder(hermes, tasks, tmp_path):
-    given = ["--agent", "oracle", "--out", "deep/out", "--backend.image=python"]
+    given = ["--agent", "oracle", "--out", "deep/out", "--backend.state_dir=/proc/none"]
     done = hermes("rollout", "tasks", tasks(), *given)
     assert (done.code, done.out) == (2, "")
-    done.says("sets image, which the local backend can't give", "leave it out")
+    done.says("the directory /proc/none can't be made", "name another one by `state_dir`")
     assert not (tmp_path / "deep").exists()
 
 

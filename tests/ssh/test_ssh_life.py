@@ -23,6 +23,7 @@ from hermes_ssh.config import SshConfig
 
 from hermes_core.errors import ChannelLost, ConfigError, PolicyError, ProvisionError, SandboxLost
 from hermes_core.sandbox.contract import Isolation, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.pool.profile_check import check_profile
 from hermes_core.tool_backend import ToolBackend
 
 Maker = Callable[..., AbstractAsyncContextManager[ToolBackend]]
@@ -180,8 +181,8 @@ async def test_a_channels_ends(server: Any, backend: SshBackend, place: Path) ->
 @pytest.mark.parametrize("key", ["image", "cpu", "memory"])
 async def test_what_an_account_on_a_host_can_not_give(server: Any, backend: SshBackend, key: str) -> None:
     config = SshConfig(**server.config(**{key: "debian" if key == "image" else 1}))
-    with pytest.raises(PolicyError, match=key):
-        await backend.create(spec_of(config))
+    with pytest.raises(PolicyError, match=f"sets {key}, which backend 'ssh' can't give"):
+        check_profile(backend, Isolation.USER, config, prepares=False)
 
 
 async def test_no_host_is_named(backend: SshBackend) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import getpass
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Any
 
 import paramiko
 import pytest
-from hermes_ssh import far, remote
+from hermes_ssh import remote
 from hermes_ssh.config import SshConfig
-from hermes_ssh.connect import MARK
 from hermes_ssh.known_hosts import HostKeyError, KnownHosts
 from hermes_ssh.routes import route
 from pydantic import ValidationError
 
 from hermes_core.errors import ConfigError
+from hermes_core.sandbox.local.host import MARK
+from tests.pythons import NEWER, OLDEST, interpreter
 
 
 def way(path: Path, text: str, host: str = "box", **more: Any) -> Any:
@@ -174,4 +176,14 @@ def test_what_is_sent_runs_through_any_shell() -> None:
 def test_what_is_sent_is_as_old_as_it_says() -> None:
     for name, source in remote._sources().items():
         ast.parse(source, name, feature_version=(3, 7))
-    assert far.MARK == MARK
+
+
+@pytest.mark.parametrize("version", [OLDEST, *NEWER])
+def test_what_is_sent_runs_on_every_python(version: str) -> None:
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    message = remote.message({"op": "probe", "directory": None})
+    done = subprocess.run(["/bin/sh", "-c", remote.command_line(python)], input=message, capture_output=True)
+    assert done.stdout.startswith(MARK), done.stderr
+    assert json.loads(done.stdout[len(MARK) :])["python"].startswith(version)

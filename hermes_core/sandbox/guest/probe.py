@@ -12,9 +12,10 @@ from . import mounts, namespaces
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 
-def what_works() -> dict[str, object]:
+def what_works() -> dict[str, Any]:
     """What this process may do, found by trying it in a child.
 
     `root`: it is uid 0. `namespaces`: mount, pid and ipc namespaces of its own, as it is. `user_namespaces`: the same

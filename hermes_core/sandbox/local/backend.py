@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+import tempfile
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from hermes_core.aio import SingleFlight, TaskSet
-from hermes_core.errors import PolicyError, ProvisionError, SandboxLost
+from hermes_core.errors import ProvisionError, SandboxLost
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -24,24 +24,22 @@ from hermes_core.sandbox.contract import (
     SandboxConfig,
     SandboxInfo,
     SandboxSpec,
+    SandboxStatus,
 )
-from hermes_core.sandbox.local import diagnosis, directories, processes, records, view
-from hermes_core.sandbox.local.launch import start_supervisor
-from hermes_core.sandbox.local.probe import Probe, probe_host
-from hermes_core.sandbox.local.records import Record
-from hermes_core.sandbox.local.sandbox import LocalSandbox, end
+from hermes_core.sandbox.local import diagnosis, host, launch
+from hermes_core.sandbox.local.host import Probe, Record
+from hermes_core.sandbox.local.sandbox import LocalSandbox
 
 if TYPE_CHECKING:
     from hermes_core.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_START_S = 30.0
-_ATTEMPTS = 5
-
 
 class LocalConfig(SandboxConfig):
     """A profile of the `local` backend. The processor, the memory and the system are the host's own."""
+
+    unsupported = ("image", "cpu", "memory")
 
     tmpfs_size: int | None = Field(default=None, gt=0)
     """Keep the sandbox's files in memory, at most so many MiB; None keeps them on disk, in the state directory."""
@@ -70,11 +68,11 @@ class LocalBackend(Backend):
     def __init__(self, settings: Settings | None = None, *, state_dir: str | None = None) -> None:
         self._state_dir = state_dir
         self._work = TaskSet()
-        self._roots: SingleFlight[Path] = SingleFlight("the sweep of the state directory", keep=True)
+        self._places: SingleFlight[str] = SingleFlight("the sweep of the state directory", keep=True)
 
     @cached_property
     def _probe(self) -> Probe:
-        return probe_host()
+        return launch.probe_host()
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
@@ -90,40 +88,42 @@ class LocalBackend(Backend):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start the sandbox of this spec, or give the one that runs under its creation id."""
         config = spec.config if isinstance(spec.config, LocalConfig) else LocalConfig(**spec.config.model_dump())
-        await asyncio.to_thread(lambda: self.capabilities)
-        self._check_spec(spec, config)
-        root = await self._root(config.state_dir or self._state_dir)
-        request = await asyncio.to_thread(self._request, spec, config, root)  # the first one looks around on the disk
-        path = root / records.sandbox_id_of(spec.creation_id)
-        for _ in range(_ATTEMPTS):
-            report = await start_supervisor(request, path)
-            if "record" in report:
-                record = Record.of(report["record"])
-                log.debug("sandbox %s runs, kept by process %d", record.sandbox_id, record.supervisor[0])
-                return LocalSandbox(record, path)
-            if "error" in report:
-                raise ProvisionError(
-                    f"a local sandbox could not be started: {report['error']}",
-                    hint="`hermes-rl doctor` says what this host allows",
-                )
-            existing = await self._existing(path)
-            if existing is not None:
-                return _accept(existing, path, spec)
-        raise ProvisionError(f"the directory {path} is in the way", hint="remove it", sandbox_id=path.name)
+        wanted = host.description(spec, tmpfs_mib=config.tmpfs_size)
+        host.check(wanted, await asyncio.to_thread(lambda: self._probe))
+        place = await self._place(config.state_dir or self._state_dir)
+        # The first look at what the sandbox will see takes a while.
+        request = await asyncio.to_thread(host.creation, place, wanted, self._probe, hidden=config.hidden_paths)
+        report = await launch.create(request)
+        if "error" in report:
+            raise ProvisionError(
+                f"a local sandbox could not be started: {report['error']}",
+                hint="`hermes-rl doctor` says what this host allows",
+            )
+        record = Record.of(report["record"])
+        spec.check_existing(record.isolation, record.sandbox_id)
+        log.debug("sandbox %s runs, kept by process %d", record.sandbox_id, record.supervisor[0])
+        return LocalSandbox(place, record)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Every sandbox that this user has on this host, living or dead, whoever's driver made it."""
-        root = await self._root(self._state_dir)
-        found = []
-        for place in {root, *self._roots.kept.values()}:
-            found += [records.info_of(place, record) for record in records.all_records(place)]
-        return [info for info in found if owner is None or info.owner == owner]
+        return [
+            SandboxInfo(
+                record.sandbox_id,
+                record.owner,
+                record.creation_id,
+                record.created,
+                SandboxStatus.RUNNING if host.runs(place, record.sandbox_id) else SandboxStatus.ENDED,
+            )
+            for place in await self._all_places()
+            for record in await asyncio.to_thread(host.records, place)
+            if owner is None or record.owner == owner
+        ]
 
     async def terminate_id(self, sandbox_id: str) -> None:
         """End a sandbox by its id."""
         found = await self._find(sandbox_id)
         if found is not None:
-            await end(*found)
+            await found.terminate()
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         """A handle on a sandbox that runs already.
@@ -132,9 +132,9 @@ class LocalBackend(Backend):
             SandboxLost: there is none of that id, or it has ended.
         """
         found = await self._find(sandbox_id)
-        if found is None or not directories.held(str(found[1])):
+        if found is None or await found.status() is not SandboxStatus.RUNNING:
             raise SandboxLost("no such sandbox runs on this host", hint="create another one", sandbox_id=sandbox_id)
-        return LocalSandbox(*found)
+        return found
 
     async def check(self) -> Diagnosis:
         """What levels this host grants, tried out with a real sandbox; why not the others, and what to do."""
@@ -145,95 +145,24 @@ class LocalBackend(Backend):
         """Break off what is under way. Sandboxes stay."""
         await self._work.aclose()
 
-    async def _root(self, wanted: str | None) -> Path:
+    async def _place(self, wanted: str | None) -> str:
         """The state directory, swept of dead sandboxes when first used."""
-        return await self._roots.get(self._work, partial(_opened, wanted), wanted)
+        return await self._places.get(self._work, partial(asyncio.to_thread, _open, wanted), wanted)
 
-    def _check_spec(self, spec: SandboxSpec, config: LocalConfig) -> None:
-        config.refuse(self.name, "image", "cpu", "memory")
-        capabilities = self.capabilities
-        if spec.isolation not in capabilities.isolation:
-            known = ", ".join(level.label for level in sorted(capabilities.isolation))
-            raise PolicyError(
-                f"this host's local sandboxes can't give isolation {spec.isolation.label!r}; they can give {known}"
-                + (f" ({self._probe.reason})" if self._probe.reason else ""),
-                hint="`hermes-rl doctor` says what to do about it",
-            )
-        shared = spec.isolation is Isolation.SHARED
-        if config.network is Network.NONE and (shared or Network.NONE not in capabilities.network):
-            raise PolicyError("network 'none' needs namespaces", hint="ask for isolation 'user' or 'namespace'")
-        if config.tmpfs_size is not None and shared:
-            raise PolicyError("tmpfs_size needs namespaces", hint="ask for isolation 'user' or 'namespace'")
+    async def _all_places(self) -> set[str]:
+        return {await self._place(self._state_dir), *self._places.kept.values()}
 
-    def _request(self, spec: SandboxSpec, config: LocalConfig, root: Path) -> dict[str, Any]:
-        """What the supervisor is told."""
-        sandbox_id = records.sandbox_id_of(spec.creation_id)
-        isolated = spec.isolation is not Isolation.SHARED
-        hidden = (*config.hidden_paths, str(root))  # other slots' files are an ordinary user's own
-        shown = view.view(config.visible_paths, hidden) if isolated else view.View((), (), ())
-        by_user = isolated and not self._probe.namespaces
-        record = {
-            "sandbox_id": sandbox_id,
-            "owner": spec.owner,
-            "creation_id": spec.creation_id,
-            "isolation": spec.isolation.label,
-            "created": time.time(),
-            "user_namespace": by_user,
-            "environment": {**config.env_vars, **spec.environment},
-        }
-        return {
-            "state_root": str(root),
-            "sandbox_id": sandbox_id,
-            "isolated": isolated,
-            "user_namespace": by_user,
-            "reserve_uids": isolated and self._probe.root and not by_user,
-            "no_network": config.network is Network.NONE,
-            "tmpfs_bytes": None if config.tmpfs_size is None else config.tmpfs_size << 20,
-            "binds": shown.binds,
-            "symlinks": shown.symlinks,
-            "masks": shown.masks,
-            "command": list(spec.command(".hermes")),
-            "environment": view.base_environment({processes.MARKER: sandbox_id}),
-            "record": record,
-        }
-
-    async def _existing(self, path: Path) -> Record | None:
-        """The record of the sandbox whose directory is there already; None if it is dead, and now out of the way."""
-        deadline = time.monotonic() + _START_S
-        while directories.held(str(path)):
-            record = records.read(path)
-            if record is not None:
-                return record
-            if time.monotonic() > deadline:
-                raise ProvisionError("another driver does not get this sandbox started", sandbox_id=path.name)
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(directories.discard_dead, str(path))
-        return None
-
-    async def _find(self, sandbox_id: str) -> tuple[Record, Path] | None:
-        root = await self._root(self._state_dir)
-        if not sandbox_id.startswith(directories.PREFIX) or "/" in sandbox_id:
-            return None
-        for place in {root, *self._roots.kept.values()}:
-            record = records.read(place / sandbox_id)
-            if record is not None:
-                return record, place / sandbox_id
+    async def _find(self, sandbox_id: str) -> LocalSandbox | None:
+        for place in await self._all_places():
+            if (record := host.find(place, sandbox_id)) is not None:
+                return LocalSandbox(place, record)
         return None
 
 
-async def _opened(wanted: str | None) -> Path:
-    root = records.open_state_root(wanted)
-    removed = await asyncio.to_thread(records.sweep, root)
+def _open(wanted: str | None) -> str:
+    usual = str(Path(tempfile.gettempdir(), "hermes-rl").absolute())
+    place = host.open_place(host.place_of(wanted, usual), "state_dir")
+    removed = host.sweep(place)
     if removed:
-        log.info("removed what %d dead sandboxes had left in %s", removed, root)
-    return root
-
-
-def _accept(record: Record, path: Path, spec: SandboxSpec) -> LocalSandbox:
-    if Isolation.parse(record.isolation) < spec.isolation:
-        raise PolicyError(
-            f"the sandbox was made with isolation {record.isolation!r}, not {spec.isolation.label!r}",
-            hint="terminate it first, or use another creation id",
-            sandbox_id=record.sandbox_id,
-        )
-    return LocalSandbox(record, path)
+        log.info("removed what %d dead sandboxes had left in %s", removed, place)
+    return place

@@ -10,7 +10,7 @@ from pathlib import Path
 from hermes_core.errors import HermesError
 from hermes_core.sandbox.contract import Backend, Diagnosis, Isolation, Network, SandboxSpec
 from hermes_core.sandbox.local import view
-from hermes_core.sandbox.local.probe import Probe
+from hermes_core.sandbox.local.host import Probe
 
 _LIMIT_S = 20.0
 _LIMITS = (  # what can stand in the way of a user namespace, the value that does, and what to do

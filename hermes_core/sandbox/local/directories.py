@@ -4,7 +4,7 @@ Its supervisor holds a lock on the directory itself from before it has its name 
 that lock knows that the sandbox is dead, whatever process ids say, and from another pid namespace too.
 """
 # pathlib is slow to import
-# ruff: noqa: PTH101, PTH102, PTH104, PTH118, PTH120, PTH208
+# ruff: noqa: PTH101, PTH102, PTH104, PTH118, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ import os
 import time
 
 from hermes_core.sandbox.local.trees import remove_tree
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from typing import Any
 
 RECORD, DATA, TMP, VAR_TMP, ROOT, DISK = "record.json", "data", "tmp", "vartmp", "root", "disk"
 """What is in it: the record, three writable directories, and two empty ones to mount on."""
@@ -53,6 +57,15 @@ def furnish(place: str) -> None:
         path = os.path.join(place, name)
         os.mkdir(path)
         os.chmod(path, mode)  # mkdir's mode is subject to the umask and has no sticky bit
+
+
+def read_record(path: str) -> dict[str, Any]:
+    """Return the record of the sandbox in this directory. Raises OSError or ValueError if there is none to read."""
+    import json
+
+    with open(os.path.join(path, RECORD), "rb") as stream:
+        record: dict[str, Any] = json.loads(stream.read().decode("utf-8"))
+        return record
 
 
 def held(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Starting the launcher: its command line, its request, and the report of a supervisor."""
+"""Start the launcher: its command line, its request, the report of a supervisor, and what it finds of the host."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any
 
 from hermes_core.errors import ProvisionError
 from hermes_core.sandbox.local import directories, view
+from hermes_core.sandbox.local.host import Probe
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
-_REPORT_S = 30.0
+_PROBE_S, _REPORT_S = 30.0, 60.0
 
 
 def launcher_argv(mode: str, descriptor: int) -> list[str]:
@@ -38,12 +39,31 @@ def request_file(request: Mapping[str, object]) -> Iterator[int]:
         os.close(descriptor)
 
 
-async def start_supervisor(request: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Start a supervisor and wait for its report. Cancelled, or without a report, it leaves nothing behind.
+def probe_host() -> Probe:
+    """Try out what this host allows, in a process of its own, as that means to fork. Blocks for about 30 ms."""
+    try:
+        done = subprocess.run(
+            launcher_argv("probe", 0),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            env={},
+            timeout=_PROBE_S,
+            check=True,
+        )
+        return Probe(**marshal.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError, EOFError, TypeError) as error:
+        detail = getattr(error, "stderr", b"") or b""
+        reason = f"the launcher fails: {error} {detail.decode('utf-8', 'replace').strip()[-500:]}".strip()
+        return Probe(root=False, namespaces=False, user_namespaces=False, network=False, reason=reason)
+
+
+async def create(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Start a supervisor and return its report. Cancelled, or without a report, it leaves nothing behind.
 
     Raises:
         ProvisionError: it could not be started, or gave no report.
     """
+    directory = Path(request["state_root"], request["sandbox_id"])
     try:
         pid, reader = _spawn(request)
         try:
@@ -59,7 +79,7 @@ async def start_supervisor(request: Mapping[str, Any], directory: Path) -> dict[
         raise ProvisionError(f"the launcher can't be started: {error or 'it gives no report'}", hint=hint) from error
     except (EOFError, ValueError) as error:
         raise ProvisionError("the launcher ended without a report", hint="is this host out of memory?") from error
-    if "record" not in report:
+    if "record" not in report or report["record"]["supervisor"][0] != pid:
         await asyncio.to_thread(os.waitpid, pid, 0)  # it has nothing more to do
     return report
 
@@ -70,7 +90,7 @@ def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
     try:
         with request_file(request) as descriptor:
             supervisor = subprocess.Popen(
-                launcher_argv("keep", descriptor),
+                launcher_argv("create", descriptor),
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The program beside every local sandbox: `keep` starts one and stays, `enter` joins one, `probe` tries things out.
+"""The program beside every local sandbox: `create` starts one and stays, `enter` joins one, `probe` tries things out.
 
 Run as a file by the bare interpreter (`python -I -S launcher.py MODE FD`), because it forks, and what it forks must be
 small, without threads, and quick to start: 15 ms with what it imports, where our package would take 300.

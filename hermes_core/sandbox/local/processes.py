@@ -42,6 +42,50 @@ def alive(pid: int, started: int) -> bool:
     return started > 0 and start_time(pid) == started
 
 
+def stop(process: tuple[int, int], number: int, limit_s: float) -> bool:
+    """Send a signal to that very process, or to nobody, and wait for its end; return whether it came in time."""
+    pid, started = process
+    deadline = time.monotonic() + limit_s
+    try:
+        _send(pid, started, number)
+    except OSError:  # it has just ended, or is not ours to end
+        pass
+    while alive(pid, started):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    reap(process)
+    return True
+
+
+def _send(pid: int, started: int, number: int) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old Python or kernel, or it has ended
+        if alive(pid, started):
+            os.kill(pid, number)
+        return
+    try:
+        if alive(pid, started):  # after opening, so that what is open is that very process
+            import signal
+
+            signal.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+
+
+def reap(process: tuple[int, int]) -> None:
+    """Take the exit status of that very process, if it is a child of ours that has ended.
+
+    Its pid alone may be that of another child by now, whose status is somebody else's to take.
+    """
+    if began(process[0]) == process[1]:
+        try:
+            os.waitpid(process[0], os.WNOHANG)
+        except ChildProcessError:
+            pass
+
+
 def marked(sandbox_id: str) -> list[int]:
     """The processes that carry this sandbox's marker in their environment, as far as we may read it; not ourselves."""
     wanted = f"{MARKER}={sandbox_id}".encode()

@@ -1,4 +1,4 @@
-"""What the launcher does: keep a sandbox from its first process to its last file, or enter one. Light imports only.
+"""Keep a sandbox from its first process to its last file, or enter one: what a process of its own does. Light imports.
 
 A supervisor is outside of everything: it is the parent of the sandbox's first process (for a sandbox with namespaces,
 the init of its pid namespace, whose death is the death of all in it), waits for its end, and removes the directory. If
@@ -14,6 +14,7 @@ from __future__ import annotations
 import marshal
 import os
 import sys
+import time
 
 from hermes_core.sandbox import uids
 from hermes_core.sandbox.guest import mounts, namespaces
@@ -30,6 +31,7 @@ KINDS = ("user", "mnt", "pid", "ipc", "net")
 NOT_THERE, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 """Exit statuses of `enter` itself: no such sandbox, a program that can't be run, none of that name."""
 
+_ATTEMPTS, _PAUSE_S, _START_S = 5, 0.01, 30.0
 _SHM_BYTES = 1 << 30
 _SIGHUP, _SIGINT, _SIGKILL, _SIGTERM = 1, 2, 9, 15
 _IGNORED_BY_PYTHON = (13, 25)  # SIGPIPE and SIGXFSZ, which a program expects to be deadly
@@ -42,8 +44,8 @@ def main(mode: str, descriptor: int) -> None:
         return
     with open(descriptor, "rb") as stream:
         request = marshal.load(stream)  # from our own parent
-    if mode == "keep":
-        keep(request)
+    if mode == "create":
+        create(request)
     else:
         sys.exit(enter(request))
 
@@ -51,28 +53,58 @@ def main(mode: str, descriptor: int) -> None:
 # --- keeping -------------------------------------------------------------------------------------------------------
 
 
-def keep(request: dict[str, Any]) -> None:
+def create(request: dict[str, Any]) -> None:
     """Start a sandbox, report on standard output, and stay until it has ended and its directory is gone.
 
-    The report is one of `{"record": …}`, `{"exists": True}` and `{"error": …}`.
+    The report is `{"record": …}`, of the sandbox that has this id already if there is one, or `{"error": …}`.
     """
     os.umask(0o022)
+    path = os.path.join(request["state_root"], request["sandbox_id"])
     try:
-        directory, _holder = directories.claim(request["state_root"], request["sandbox_id"])
-    except FileExistsError:
-        return _report({"exists": True})
+        existing = _claim(request["state_root"], request["sandbox_id"])
     except OSError as error:
-        return _report({"error": f"its directory can't be made: {error}"})
+        return _report({"error": f"its directory can't be made: {error.strerror or error}"})
+    if existing is not None:
+        return _report({"record": existing})
     try:
-        init, record = _start(request, directory)
+        init, record = _start(request, path)
     except OSError as error:
-        directories.discard(directory)
+        directories.discard(path)
         return _report({"error": error.strerror or str(error)})
     _report({"record": record})
     _stay(init)
     if not request["isolated"]:
         processes.kill_marked(request["sandbox_id"])
-    directories.discard(directory)
+    directories.discard(path)
+    return None
+
+
+def _claim(state_root: str, sandbox_id: str) -> dict[str, Any] | None:
+    """Make a sandbox's directory and hold it; or return the record of the sandbox that has it already."""
+    path = os.path.join(state_root, sandbox_id)
+    for _ in range(_ATTEMPTS):
+        try:
+            directories.claim(state_root, sandbox_id)
+            return None
+        except FileExistsError:
+            existing = _existing(path)
+            if existing is not None:
+                return existing
+    raise OSError(0, f"{path} is in the way, remove it")
+
+
+def _existing(path: str) -> dict[str, Any] | None:
+    """Return the record of the sandbox that has this directory; None if it is dead, and now out of the way."""
+    deadline = time.monotonic() + _START_S
+    while directories.held(path):
+        try:
+            return directories.read_record(path)
+        except (OSError, ValueError):  # it is just being started
+            if time.monotonic() > deadline:
+                raise OSError(0, "another driver does not get this sandbox started") from None
+        time.sleep(_PAUSE_S)
+    if not directories.discard_dead(path):
+        time.sleep(_PAUSE_S)  # somebody else is at it
     return None
 
 

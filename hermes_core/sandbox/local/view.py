@@ -94,7 +94,7 @@ def view(
     return View(tuple(binds), tuple(symlinks), tuple(masks))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     """Where Pythons keep installed packages, in the system's directories and below `prefixes`.
 

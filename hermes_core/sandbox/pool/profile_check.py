@@ -19,7 +19,7 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
         prepares: whether there is something that prepares sandboxes.
 
     Raises:
-        PolicyError: the backend can't grant the isolation or the network policy, or makes no snapshots.
+        PolicyError: the backend can't grant the isolation, the network policy or a setting, or makes no snapshots.
         ConfigError: the profile's settings are of another backend, or contradict each other.
     """
     can = backend.capabilities
@@ -52,6 +52,12 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
             f"profile {config.name!r} is a {type(config).__name__}, backend {backend.name!r} takes {wanted}",
             hint=f"build it with {wanted}(name={config.name!r}, ...)",
         )
+    for key in config.unsupported:
+        if getattr(config, key) is not None:
+            raise PolicyError(
+                f"profile {config.name!r} sets {key}, which backend {backend.name!r} can't give",
+                hint="leave it out, or use a backend with containers",
+            )
     _check_slot_user(config, isolation)
     if config.min_sandboxes > config.max_sandboxes:
         raise ConfigError(

@@ -120,12 +120,7 @@ def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> Running | None:
     if status is not SandboxStatus.RUNNING and found["State"]["Status"] != "created":
         remove(api, name)
         return None
-    if Isolation.parse(labels[ISOLATION]) < spec.isolation:
-        raise PolicyError(
-            f"the sandbox was made with isolation {labels[ISOLATION]!r}, not {spec.isolation.label!r}",
-            hint="terminate it first, or use another creation id",
-            sandbox_id=name,
-        )
+    spec.check_existing(labels[ISOLATION], name)
     uid_base = uid_base_of(labels)
     return Running(name, uid_base if status is SandboxStatus.RUNNING else _start(api, name, uid_base))
 

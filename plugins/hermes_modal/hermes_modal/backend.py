@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hermes_core import PluginError, PolicyError, SandboxLost
+from hermes_core import PluginError, SandboxLost
 
 try:
     import modal
@@ -111,13 +111,7 @@ class ModalBackend(Backend):
             tags = await self._account.within(CALL_LIMIT_S, found.get_tags.aio())
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_created(error, config, "finding the sandbox of its name") from error
-        granted = Isolation.parse(tags.get(requests.ISOLATION, "shared"))
-        if granted < spec.isolation:
-            raise PolicyError(
-                f"the sandbox was made for level {granted.label!r}, not {spec.isolation.label!r}",
-                hint="terminate it first, or use another creation id",
-                sandbox_id=found.object_id,
-            )
+        spec.check_existing(tags.get(requests.ISOLATION, "shared"), found.object_id)
         return self._of_tags(found, tags)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:

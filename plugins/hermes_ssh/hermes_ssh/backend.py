@@ -13,7 +13,6 @@ from hermes_core import (
     Diagnosis,
     Isolation,
     Network,
-    PolicyError,
     Sandbox,
     SandboxConfig,
     SandboxInfo,
@@ -21,7 +20,7 @@ from hermes_core import (
     SandboxSpec,
     SandboxStatus,
 )
-from hermes_core.sandbox.local.records import sandbox_id_of
+from hermes_core.sandbox.local.host import description
 from hermes_ssh.config import SshConfig
 from hermes_ssh.diagnosis import ask_all, configured, diagnose
 from hermes_ssh.hosts import Host, HostPool
@@ -56,54 +55,43 @@ class SshBackend(Backend):
         config = spec.config
         if not isinstance(config, SshConfig) or not config.all_hosts:
             raise ConfigError(f"profile {config.name!r} names no host", hint="set `host`, or several `hosts`")
-        config.refuse(self.name, "image", "cpu", "memory")
-        name = sandbox_id_of(spec.creation_id)
-        record = {
-            "sandbox_id": name,
-            "owner": spec.owner,
-            "creation_id": spec.creation_id,
-            "isolation": spec.isolation.label,
-            "environment": {**config.env_vars, **spec.environment},
-        }
-        request = {
-            "op": "create",
-            "record": record,
-            "isolated": spec.isolation is not Isolation.SHARED,
-            "no_network": config.network is Network.NONE,
-            "visible_paths": config.visible_paths,
-            "command": spec.command(".hermes"),
-        }
+        request = {"op": "create", "sandbox": description(spec)}
         host, answer = await self._pool.place(config, spec.creation_id, request)
-        sandbox = SshSandbox(self._pool, host, spec.creation_id, name, answer)
-        if Isolation.parse(answer["isolation"]) < spec.isolation:
-            raise PolicyError("it has been made with a weaker level already", sandbox_id=sandbox.id)
-        return sandbox
+        spec.check_existing(answer["isolation"], f"{host.name}/{answer['sandbox_id']}")
+        return SshSandbox(self._pool, host, answer)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Every sandbox that our accounts have on the hosts that we know: those used so far and those in profiles."""
-        found = []
-        for host, answer in await ask_all(configured(self._pool, self._settings), {"op": "list"}):
-            for each in answer["sandboxes"]:
-                status = SandboxStatus.RUNNING if each["running"] else SandboxStatus.ENDED
-                name = f"{host.name}/{each['sandbox_id']}"
-                found.append(SandboxInfo(name, each["owner"], each["creation_id"], each["created"], status))
-        return [info for info in found if owner is None or info.owner == owner]
+        return [
+            SandboxInfo(
+                f"{host.name}/{each['sandbox_id']}",
+                each["owner"],
+                each["creation_id"],
+                each["created"],
+                SandboxStatus.RUNNING if each["running"] else SandboxStatus.ENDED,
+            )
+            for host, answer in await ask_all(configured(self._pool, self._settings), {"op": "list"})
+            for each in answer["sandboxes"]
+            if owner is None or each["owner"] == owner
+        ]
 
     async def terminate_id(self, sandbox_id: str) -> None:
         """End a sandbox by its id, which begins with its host."""
-        for host in configured(self._pool, self._settings):
-            if sandbox_id.startswith(f"{host.name}/"):
-                await host.ask({"op": "terminate", "sandbox_id": sandbox_id.rpartition("/")[2]})
+        for host, name in self._places(sandbox_id):
+            await host.ask({"op": "terminate", "sandbox_id": name})
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         """A handle on a sandbox that runs already. SandboxLost: there is none of that id, or it has ended."""
-        for host in configured(self._pool, self._settings):
-            if sandbox_id.startswith(f"{host.name}/"):
-                name = sandbox_id.rpartition("/")[2]
-                answer = await host.ask({"op": "find", "sandbox_id": name})
-                if "gone" not in answer:
-                    return SshSandbox(self._pool, host, answer["creation_id"], name, answer)
+        for host, name in self._places(sandbox_id):
+            found = (await host.ask({"op": "find", "sandbox_id": name}))["sandbox"]
+            if found is not None and found["running"]:
+                return SshSandbox(self._pool, host, found)
         raise SandboxLost("no such sandbox runs there", hint="create another one", sandbox_id=sandbox_id)
+
+    def _places(self, sandbox_id: str) -> list[tuple[Host, str]]:
+        """Return the hosts that a sandbox of this id may be on, and what it is called there."""
+        host_name, _, name = sandbox_id.rpartition("/")
+        return [(host, name) for host in configured(self._pool, self._settings) if host.name == host_name]
 
     async def check(self) -> Diagnosis:
         """Whether the hosts of the profiles can be reached, and what each gives."""
@@ -123,9 +111,10 @@ class SshBackend(Backend):
 class SshSandbox(Sandbox):
     """A process tree on a host, and its directory there. Made by `SshBackend`."""
 
-    def __init__(self, pool: HostPool, host: Host, creation_id: str, name: str, answer: Mapping[str, Any]) -> None:
-        self._pool, self._host, self._creation_id, self._name = pool, host, creation_id, name
-        self.id = f"{host.name}/{name}"
+    def __init__(self, pool: HostPool, host: Host, answer: Mapping[str, Any]) -> None:
+        self._pool, self._host = pool, host
+        self._name, self._creation_id = str(answer["sandbox_id"]), str(answer["creation_id"])
+        self.id = f"{host.name}/{self._name}"
         self.uid_base: int | None = answer["uid_base"]
         self.workspace_base = str(answer["workspace_base"])
         self.state_dir = f"{self.workspace_base}/.hermes"

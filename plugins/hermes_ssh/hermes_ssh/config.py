@@ -19,6 +19,8 @@ class SshConfig(SandboxConfig):
     What is not set here comes from the configuration file of OpenSSH's own client.
     """
 
+    unsupported = ("image", "cpu", "memory")
+
     host: str | None = None
     """The host: a name that the configuration file knows, or `[user@]name[:port]`."""
     hosts: tuple[str, ...] = ()

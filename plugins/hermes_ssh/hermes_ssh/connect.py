@@ -13,6 +13,7 @@ from typing import Any
 import paramiko
 
 from hermes_core import ConfigError, ProvisionError
+from hermes_core.sandbox.local.host import MARK
 from hermes_core.workers import begin_thread
 from hermes_ssh.config import Access
 from hermes_ssh.known_hosts import HostKeyError, KnownHosts
@@ -21,9 +22,6 @@ from hermes_ssh.routes import Hop, route
 log = logging.getLogger(__name__)
 # What the library has to say of a lost connection is a traceback at level ERROR; we say it in one line ourselves.
 logging.getLogger(f"{__name__}.paramiko").setLevel(logging.CRITICAL)
-
-MARK = b"\0hermes-far\0"
-"""What our program on the host writes first: whatever a login file has printed before it is not ours."""
 
 _NOISE_BYTES = 1 << 20
 _STDERR_BYTES = 1 << 15
@@ -347,4 +345,4 @@ def _load(path: Any, passphrase: str | None, tried: list[str]) -> paramiko.PKey 
     return None
 
 
-__all__ = ["MARK", "Connection", "HostKeyError", "LoginRefused", "Session", "SessionRefused", "Unreachable", "connect"]
+__all__ = ["Connection", "HostKeyError", "LoginRefused", "Session", "SessionRefused", "Unreachable", "connect"]

@@ -18,7 +18,7 @@ _CORE = (
     "sandbox.guest.mounts",
     "sandbox.guest.namespaces",
     "sandbox.guest.probe",
-    *(f"sandbox.local.{name}" for name in ("directories", "supervisor", "processes", "trees", "view")),
+    *(f"sandbox.local.{name}" for name in ("directories", "host", "supervisor", "processes", "trees", "view")),
     "sandbox.uids",
 )
 
@@ -51,7 +51,7 @@ class Finder:
         if name in sources: exec(compile(sources[name], "<" + name + ">", "exec"), module.__dict__)
 sources, request = request
 sys.meta_path.insert(0, Finder())
-from hermes_ssh_far.far import main
+from hermes_core.sandbox.local.host import main
 main(request)
 """
 
@@ -70,5 +70,4 @@ def message(request: Mapping[str, Any]) -> bytes:
 @functools.cache
 def _sources() -> dict[str, str]:
     core = Path(hermes_core.__file__).parent
-    found = {f"hermes_core.{name}": (core / (name.replace(".", "/") + ".py")).read_text("utf-8") for name in _CORE}
-    return {**found, "hermes_ssh_far.far": Path(__file__).with_name("far.py").read_text("utf-8")}
+    return {f"hermes_core.{name}": (core / (name.replace(".", "/") + ".py")).read_text("utf-8") for name in _CORE}

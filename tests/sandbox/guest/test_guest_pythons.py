@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from hermes_core.errors import NoPythonError
 from hermes_core.sandbox.guest_client.client import GuestClient
 from hermes_core.sandbox.results import WindowSize
+from tests.pythons import NEWER, OLDEST, interpreter
 
 ROOT = os.geteuid() == 0
-OLDEST, *NEWER = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
-PLACES = [Path.home() / ".pyenv/versions", Path("/usr/local/bin"), Path("/usr/bin"), Path("/opt")]
-
-
-def interpreter(version):
-    """An interpreter of this version, or None."""
-    for place in PLACES:
-        for path in sorted([*place.glob(f"python{version}"), *place.glob(f"{version}*/bin/python{version}")]):
-            if subprocess.run([path, "-c", "import tarfile, ctypes"], capture_output=True, check=False).returncode == 0:
-                return str(path)
-    return None
 
 
 @pytest.mark.parametrize("version", [OLDEST, *(pytest.param(each, marks=pytest.mark.full) for each in NEWER)])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from hermes_core.sandbox import uids
-from hermes_core.sandbox.local import directories, processes, trees
+from hermes_core.sandbox.local import directories, host, processes, trees
+from hermes_core.sandbox.local.backend import LocalBackend
+from hermes_core.sandbox.local.host import Record
 from hermes_core.sandbox.local.launch import LAUNCHER
-from hermes_core.sandbox.local.records import Record, open_state_root, read, sandbox_id_of
 
 ALL = [(0, 4_294_967_295)]
 
@@ -146,26 +149,29 @@ def test_a_mount_inside_a_tree_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_record_that_is_no_record_is_none(tmp_path: Path) -> None:
-    assert read(tmp_path) is None
+    folder = tmp_path / "local-1"
+    folder.mkdir()
+    assert host.find(str(tmp_path), folder.name) is None
     for text in ("", "{}", "[]", '{"supervisor": 1, "init": 2}', '{"supervisor": [1, 2], "init": [1, 2]}', "\0"):
-        (tmp_path / "record.json").write_text(text)
-        assert read(tmp_path) is None
+        (folder / "record.json").write_text(text)
+        assert host.find(str(tmp_path), folder.name) is None
     values = {"sandbox_id": "local-1", "owner": "o", "creation_id": "l", "isolation": "user", "created": 1.5,
               "user_namespace": False, "supervisor": [1, 2], "init": [3, 4]}  # fmt: skip
-    assert Record.of(values).init == (3, 4) and Record.of(values).isolated
+    (folder / "record.json").write_text(json.dumps(values))
+    assert host.find(str(tmp_path), folder.name) == Record.of(values) and Record.of(values).isolated
+    assert host.records(str(tmp_path)) == [Record.of(values)]
 
 
-def test_an_id_is_the_leases_whatever_the_lease_is() -> None:
-    assert sandbox_id_of("a") == sandbox_id_of("a") != sandbox_id_of("b")
-    assert sandbox_id_of("../../etc/\0").startswith("local-") and "/" not in sandbox_id_of("/")
+def test_an_id_is_made_of_any_creation_id() -> None:
+    assert host.sandbox_id_of("a") == host.sandbox_id_of("a") != host.sandbox_id_of("b")
+    assert host.sandbox_id_of("../../etc/\0").startswith("local-") and "/" not in host.sandbox_id_of("/")
 
 
-def test_the_default_state_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tempfile
-
+async def test_the_default_state_directory_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    root = open_state_root(None)
-    assert root == tmp_path / f"hermes-rl-{os.geteuid()}" and root.stat().st_mode & 0o777 == 0o711
+    assert await LocalBackend().list() == []
+    (place,) = tmp_path.iterdir()
+    assert place.name == f"hermes-rl-{os.geteuid()}" and place.stat().st_mode & 0o777 == 0o711
 
 
 def test_the_launcher_starts_without_our_package_or_anything_heavy() -> None:

@@ -1,0 +1,416 @@
+"""The sandboxes of one host: what it can give them, and creating, finding, entering and ending them there.
+
+One program with two ways in. `local` calls these functions, and its launcher does what needs a process of its own;
+`ssh` sends them to a host and calls `main` there. So they take plain data, and need Python >= 3.7 and its standard
+library alone.
+"""
+# pathlib is slow to import
+# ruff: noqa: PTH100, PTH103, PTH106, PTH111, PTH112, PTH118, PTH123, PTH208
+
+from __future__ import annotations
+
+import hashlib
+import json
+import marshal
+import os
+import select
+import signal
+import stat
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+
+from hermes_core.errors import ConfigError, HermesError, InfraError, PolicyError
+from hermes_core.sandbox.guest.probe import what_works
+from hermes_core.sandbox.local import directories, processes, supervisor, view
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    from hermes_core.sandbox.contract import SandboxSpec
+
+MARK = b"\0hermes-host\0"
+"""What `main` writes first: whatever an account's login files have printed before it is not ours."""
+
+_DATA = "/data"
+_LEVELS = ("shared", "user", "namespace")
+_ATTEMPTS = 5
+_END_S, _KILL_S = 30.0, 5.0
+_USERNS_HINT = (
+    "allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces, "
+    "kernel.apparmor_restrict_unprivileged_userns), or use root's account"
+)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a host allows an account: the outcome of `guest.probe.what_works`."""
+
+    root: bool
+    namespaces: bool
+    """Namespaces as we are."""
+    user_namespaces: bool
+    """Namespaces by way of a user namespace."""
+    network: bool
+    reason: str
+
+    @property
+    def isolates(self) -> bool:
+        """Whether sandboxes can have namespaces of their own, one way or the other."""
+        return self.namespaces or self.user_namespaces
+
+
+@dataclass(frozen=True)
+class Record:
+    """The contents of a sandbox's `record.json`, which its supervisor writes once it runs."""
+
+    sandbox_id: str
+    owner: str
+    creation_id: str
+    isolation: str
+    created: float
+    user_namespace: bool
+    supervisor: tuple[int, int]
+    """Process id and start time."""
+    init: tuple[int, int]
+    """The same of the first process; its pid as seen from outside."""
+    uid_base: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the sandbox has namespaces of its own."""
+        return self.isolation != "shared"
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Record:
+        """Return what a supervisor reports or has written. Raises KeyError, TypeError or ValueError if wrong."""
+        identities = {}
+        for key in ("supervisor", "init"):
+            pid, started = values[key]
+            identities[key] = (int(pid), int(started))
+        return cls(**dict(values, **identities))
+
+
+# --- the directory of all of them ----------------------------------------------------------------------------------
+
+
+def place_of(wanted: str | None, usual: str) -> str:
+    """Return the directory of an account's sandboxes: the one wanted, or the usual one with the account's uid."""
+    return f"{usual}-{os.geteuid()}" if wanted is None else os.path.abspath(os.path.expanduser(wanted))
+
+
+def open_place(place: str, setting: str) -> str:
+    """Make that directory if need be. Slots' users may pass through it but not list it.
+
+    Args:
+        setting: what names another one, for the hint.
+
+    Raises:
+        PolicyError: it can't be made, is a link, or someone else could put things there.
+    """
+    hint = f"name another one by `{setting}`"
+    try:
+        os.makedirs(place, mode=0o711, exist_ok=True)
+        info = os.lstat(place)
+    except OSError as error:
+        raise PolicyError(f"the directory {place} can't be made: {error.strerror}", hint=hint) from error
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise PolicyError(f"the directory {place} is a link, or belongs to another user", hint=hint)
+    if info.st_mode & 0o022:
+        raise PolicyError(f"others can write to the directory {place}", hint=f"`chmod 711 {place}`, or {hint}")
+    return place
+
+
+def sweep(place: str) -> int:
+    """Remove what supervisors have left that were killed themselves; return the number of directories removed."""
+    removed = 0
+    for path in directories.leftovers(place):
+        record = _read(path)
+        if record is not None and not record.isolated:  # with namespaces, its processes died with their init
+            processes.kill_marked(record.sandbox_id)
+        removed += directories.discard_dead(path)
+    return removed
+
+
+# --- finding them --------------------------------------------------------------------------------------------------
+
+
+def sandbox_id_of(creation_id: str) -> str:
+    """Return the id of the one sandbox that can have this creation id on a host."""
+    return directories.PREFIX + hashlib.sha256(creation_id.encode()).hexdigest()[:20]
+
+
+def find(place: str, sandbox_id: str) -> Record | None:
+    """Return the record of a sandbox, running or not; None if it has none (yet), or an unreadable one."""
+    if not sandbox_id.startswith(directories.PREFIX) or "/" in sandbox_id:
+        return None
+    return _read(os.path.join(place, sandbox_id))
+
+
+def records(place: str) -> list[Record]:
+    """Return the record of every sandbox, running or not."""
+    names = sorted(os.listdir(place)) if os.path.isdir(place) else []
+    found = [find(place, name) for name in names]
+    return [record for record in found if record is not None]
+
+
+def runs(place: str, sandbox_id: str) -> bool:
+    """Whether a sandbox runs: it does as long as its supervisor lives."""
+    return directories.held(os.path.join(place, sandbox_id))
+
+
+def status(place: str, sandbox_id: str) -> str:
+    """Return `running`, `ended`, or `gone` if there is nothing left of it."""
+    if runs(place, sandbox_id):
+        return "running"
+    return "ended" if os.path.lexists(os.path.join(place, sandbox_id)) else "gone"
+
+
+def workspace_base(place: str, record: Record) -> str:
+    """Return where the slots' workspaces are, as seen from inside the sandbox."""
+    return _DATA if record.isolated else os.path.join(place, record.sandbox_id, directories.DATA)
+
+
+def _read(path: str) -> Record | None:
+    try:
+        return Record.of(directories.read_record(path))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+# --- making one, entering it, ending it ----------------------------------------------------------------------------
+
+
+def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None) -> dict[str, Any]:
+    """Return what a host has to know of a sandbox to create it, as plain data. Called by the driver."""
+    return {
+        "record": {
+            "sandbox_id": sandbox_id_of(spec.creation_id),
+            "owner": spec.owner,
+            "creation_id": spec.creation_id,
+            "isolation": spec.isolation.label,
+            "environment": {**spec.config.env_vars, **spec.environment},
+        },
+        "no_network": spec.config.network.value == "none",
+        "tmpfs_bytes": None if tmpfs_mib is None else tmpfs_mib << 20,
+        "visible_paths": list(spec.config.visible_paths),
+        "command": list(spec.command(".hermes")),  # it is started in the directory of the workspaces
+    }
+
+
+def check(wanted: Mapping[str, Any], probe: Probe) -> None:
+    """Refuse what this host can't give this account.
+
+    Raises:
+        PolicyError: with the kernel's reason.
+    """
+    level = wanted["record"]["isolation"]
+    isolated = level != "shared"
+    if level not in _LEVELS:
+        raise PolicyError(f"an account can't have isolation {level!r}", hint=f"it can have {', '.join(_LEVELS)}")
+    if isolated and not probe.isolates:
+        raise PolicyError(f"this account can't have isolation {level!r}: {probe.reason}", hint=_USERNS_HINT)
+    if wanted["no_network"] and not (isolated and probe.network):
+        reason = probe.reason or "that is for sandboxes with namespaces"
+        raise PolicyError(
+            f"network 'none' needs namespaces: {reason}",
+            hint="ask for isolation 'user' or 'namespace', or for network 'open'",
+        )
+    if wanted["tmpfs_bytes"] is not None and not isolated:
+        raise PolicyError("tmpfs_size needs namespaces", hint="ask for isolation 'user' or 'namespace'")
+
+
+def creation(
+    place: str,
+    wanted: Mapping[str, Any],
+    probe: Probe,
+    *,
+    hidden: Iterable[str] = (),
+    own: Iterable[str] | None = None,
+    packages: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Return the supervisor's request for a sandbox of this `description`.
+
+    Args:
+        hidden, own, packages: as `view.view` takes them.
+
+    Raises:
+        ConfigError, PolicyError: as `view.view` does.
+    """
+    sandbox_id, isolated = wanted["record"]["sandbox_id"], wanted["record"]["isolation"] != "shared"
+    by_user = isolated and not probe.namespaces
+    shown = view.View((), (), ())
+    if isolated:
+        unseen = [*hidden, place]  # other slots' files are an ordinary user's own
+        shown = view.view(wanted["visible_paths"], unseen, own, packages)
+    return {
+        "state_root": place,
+        "sandbox_id": sandbox_id,
+        "isolated": isolated,
+        "user_namespace": by_user,
+        "reserve_uids": isolated and probe.root and not by_user,
+        "no_network": wanted["no_network"],
+        "tmpfs_bytes": wanted["tmpfs_bytes"],
+        "binds": shown.binds,
+        "symlinks": shown.symlinks,
+        "masks": shown.masks,
+        "command": wanted["command"],
+        "environment": view.base_environment({processes.MARKER: sandbox_id}),
+        "record": dict(wanted["record"], created=time.time(), user_namespace=by_user),
+    }
+
+
+def entry(place: str, record: Record, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the request of a program that is started in a sandbox; `python3` is the interpreter that runs us.
+
+    Its environment is PATH, LANG, HERMES_SANDBOX_ID, the sandbox's own, and `env`: nothing of ours.
+    """
+    given = {processes.MARKER: record.sandbox_id, **record.environment, **env}
+    return {
+        "isolated": record.isolated,
+        "init": record.init,
+        "command": [view.interpreter() if argv[0] == "python3" else argv[0], *argv[1:]],
+        "environment": view.base_environment(given),
+        "directory": workspace_base(place, record),
+    }
+
+
+def end(place: str, record: Record) -> None:
+    """End a sandbox and remove what it had. Idempotent; blocks for some ms, or half a minute if it does not end.
+
+    Raises:
+        InfraError: something of it can't be ended from here.
+    """
+    path = os.path.join(place, record.sandbox_id)
+    if not processes.stop(record.supervisor, signal.SIGTERM, _END_S):
+        processes.stop(record.supervisor, signal.SIGKILL, _KILL_S)
+    if os.path.lexists(path):  # its supervisor was killed itself
+        if not record.isolated:
+            processes.kill_marked(record.sandbox_id)
+        directories.discard_dead(path)
+    if directories.held(path):
+        raise InfraError(
+            "the sandbox's supervisor can't be ended from here",
+            hint=f"it is process {record.supervisor[0]}, perhaps of another pid namespace",
+            sandbox_id=record.sandbox_id,
+        )
+
+
+# --- the way in by a connection ------------------------------------------------------------------------------------
+
+
+def main(request: dict[str, Any]) -> None:
+    """Do what a request over a connection says, and answer as JSON; `enter` becomes a program in a sandbox."""
+    os.write(1, MARK)
+    place = place_of(request["directory"], "/var/tmp/hermes-rl-ssh")
+    if request["op"] == "enter":
+        sys.exit(_enter(place, request))
+    try:
+        answer = _OPERATIONS[request["op"]](place, request)
+    except HermesError as error:
+        kind = "policy" if isinstance(error, PolicyError) else "config" if isinstance(error, ConfigError) else "infra"
+        answer = {"error": error.message, "hint": error.hint, "kind": kind}
+    except OSError as error:
+        answer = {"error": f"{error.strerror or error}: {error.filename or ''}", "hint": None, "kind": "infra"}
+    os.write(1, json.dumps(answer).encode("ascii"))
+
+
+def _create(place: str, request: dict[str, Any]) -> dict[str, Any]:
+    wanted, packages = request["sandbox"], request["packages"]
+    probe = Probe(**what_works())
+    check(wanted, probe)
+    if packages is None:  # looking takes seconds on a cold disk: the driver tells us what we have found
+        packages = list(view.package_folders(view.interpreter_prefixes()))
+    if select.select([0], [], [], 0)[0] and not os.read(0, 1):
+        sys.exit(1)  # the connection was closed while we looked: nobody is to find a sandbox later
+    for _ in range(_ATTEMPTS):
+        open_place(place, "directory")
+        sweep(place)
+        report = _start_supervisor(creation(place, wanted, probe, own=view.homes(), packages=packages))
+        if "record" in report:
+            return dict(_told(place, Record.of(report["record"])), packages=packages)
+        if os.path.isdir(place):
+            break
+    raise HermesError(
+        "it could not be started: " + report["error"]
+    )  # or its last sandbox takes it away, again and again
+
+
+def _start_supervisor(request: dict[str, Any]) -> dict[str, Any]:
+    """Fork a supervisor, which outlives us and the connection; return its report."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.setsid()  # the end of the connection is not its own
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor, source in ((0, null), (1, writer), (2, null)):
+                os.dup2(source, descriptor)
+            os.closerange(3, 256)
+            os.chdir("/")
+            supervisor.create(request)
+            _remove_if_empty(request["state_root"])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        report = stream.read()
+    return marshal.loads(report) if report else {"error": "its supervisor ended without a report"}  # from our own child
+
+
+def _enter(place: str, request: dict[str, Any]) -> int:
+    record = find(place, request["sandbox_id"])
+    if record is None or not runs(place, record.sandbox_id):
+        os.write(2, b"the sandbox is not there\n")
+        return supervisor.NOT_THERE
+    os.write(1, b"\n")  # it is there, and what follows is its own
+    return supervisor.enter(entry(place, record, request["command"], request["env"]))
+
+
+def _told(place: str, record: Record) -> dict[str, Any]:
+    return dict(asdict(record), workspace_base=workspace_base(place, record), running=runs(place, record.sandbox_id))
+
+
+def _find(place: str, request: dict[str, Any]) -> dict[str, Any]:
+    record = find(place, request["sandbox_id"])
+    return {"sandbox": None if record is None else _told(place, record)}
+
+
+def _list(place: str, _request: dict[str, Any]) -> dict[str, Any]:
+    return {"sandboxes": [_told(place, record) for record in records(place)]}
+
+
+def _probe(_place: str, _request: dict[str, Any]) -> dict[str, Any]:
+    return dict(what_works(), python=".".join(map(str, sys.version_info[:3])), interpreter=view.interpreter())
+
+
+def _status(place: str, request: dict[str, Any]) -> dict[str, Any]:
+    return {"status": status(place, request["sandbox_id"])}
+
+
+def _terminate(place: str, request: dict[str, Any]) -> dict[str, Any]:
+    record = find(place, request["sandbox_id"])
+    if record is not None:
+        end(place, record)
+    _remove_if_empty(place)
+    return {}
+
+
+def _remove_if_empty(place: str) -> None:
+    """Nothing of us stays on the host: the last sandbox takes the directory with it."""
+    try:
+        os.rmdir(place)
+    except OSError:  # it is not the last one
+        pass
+
+
+_OPERATIONS = {
+    "create": _create,
+    "find": _find,
+    "list": _list,
+    "probe": _probe,
+    "status": _status,
+    "terminate": _terminate,
+}
