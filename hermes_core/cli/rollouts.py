@@ -27,6 +27,9 @@ Command = Callable[..., Any]
 _AS_BEFORE = ("backend", "profile")
 """What a rescoring takes from the run, unless it is told something else."""
 
+_CONFINED = {"network": "none", "process_memory": 4096}
+"""What `--confine` sets of the backend's settings, unless they are given."""
+
 _OPTIONS = (
     *("profile", "isolation", "concurrency", "group_size", "seed"),
     *("rollout_timeout", "model_timeout", "stop_on_infra"),
@@ -58,6 +61,11 @@ def _run_options(command: Command) -> Command:
         click.option("--profile", metavar="NAME", help="A profile of HERMES_PROFILES_FILE [its default one]."),
         click.option("--isolation", metavar="LEVEL", help="shared, user, namespace or dedicated [user]."),
         click.option("--allow-unisolated", is_flag=True, help="Accept a weaker level than is asked for."),
+        click.option(
+            *("--confine",),
+            is_flag=True,
+            help="No network for commands, and at most 4 GiB of memory for each process of theirs.",
+        ),
         click.option("--concurrency", type=int, metavar="C", help="Rollouts at the same time [4]."),
         click.option("--seed", type=int, metavar="S", help="Seed of whatever is drawn."),
         click.option(
@@ -236,7 +244,8 @@ def _options(
     section = {key: value for key, value in config["backend"].items() if key != "name"}
     written = dotted(ctx, "backend")
     options = {**config["run"], "backend": backend}
-    if section or written:
-        options["backend_config"] = merged(section, written, runtime.backend(backend).config_class)
+    if section or written or given["confine"]:
+        confined = _CONFINED if given["confine"] else {}
+        options["backend_config"] = confined | merged(section, written, runtime.backend(backend).config_class)
     flags = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
     return {**options, **flags, **({"allow_unisolated": True} if given["allow_unisolated"] else {})}

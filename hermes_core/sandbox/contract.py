@@ -156,6 +156,9 @@ class SandboxConfig(BaseModel):
     is the sandbox's own user, which is root in most images."""
     max_processes: int = Field(default=512, ge=16)
     """Processes of one slot at most."""
+    process_memory: int | None = Field(default=None, ge=64)
+    """Memory that each process of a slot may allocate, in MiB (`RLIMIT_DATA`); None is no limit. Neither the sum over
+    processes nor the memory that they share is limited. Needs Python in the sandbox."""
     visible_paths: tuple[str, ...] = ()
     """Further paths of the sandbox (or, on `local`, the host) that slots of level `namespace` may read."""
     prices: Prices | None = None

@@ -89,6 +89,16 @@ def test_a_run_with_all_scored_exits_with_0_and_prints_where_things_are(run, dat
     assert "\x1b" not in done.stdout + done.stderr
 
 
+@pytest.mark.root
+def test_confine_takes_the_network_away_and_limits_memory(run, dataset, tmp_path):
+    look = "cut -d: -f1 /proc/net/dev | tail -n +3 | tr -d ' '; ulimit -d"
+    task = {"id": "look", "check": f"({look}) >found; printf 'lo\\n4194304\\n' | cmp - found"}
+    open_ = run("rollout", "tasks", dataset(task), "--agent", "nop", "--json", *ISOLATION)
+    confined = run("rollout", "tasks", dataset(task), "--agent", "nop", "--json", *ISOLATION, "--confine")
+    assert json.loads(open_.stdout)["solved"] == 0
+    assert json.loads(confined.stdout)["solved"] == 1
+
+
 def test_json_is_the_summary_and_nothing_else_on_standard_output(run, dataset):
     done = run("rollout", "tasks", dataset(GOOD), "--agent", "nop", "--json", *ISOLATION)
     assert done.returncode == 0, done.stderr

@@ -52,6 +52,15 @@ def test_a_fork_bomb_stays_within_its_slot(bounded: Any) -> None:
     assert bounded.run("a", "echo room").out == "room\n"
 
 
+def test_a_process_gets_no_more_memory_than_it_may(drivers: Any) -> None:
+    take = "python3 -I -S -c 'print(len(bytes({} << 20)) >> 20)'"
+    with drivers.started("user", "a", process_memory=256) as driver:
+        assert driver.run("a", take.format(128)).out == "128\n"
+        refused = driver.run("a", take.format(512))
+        assert "MemoryError" in refused.err
+        assert "MemoryError" in driver.run("a", f"ulimit -d unlimited; {take.format(512)}").err
+
+
 def test_a_full_disk_is_an_error_of_what_writes(bounded: Any) -> None:
     filled = bounded.run("a", "head -c 64M /dev/zero >big; head -c 1M /dev/zero >$HOME/b; head -c 1M /dev/zero >/tmp/b")
     assert filled.err.count("No space left") == 3

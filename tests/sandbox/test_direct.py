@@ -78,6 +78,13 @@ async def test_secrets_that_nothing_could_mask_are_refused(tmp_path):
     await sandbox.terminate()
 
 
+async def test_a_limit_of_memory_that_nothing_would_keep_is_refused(tmp_path):
+    sandbox = DirectorySandbox(tmp_path / "sandbox", SHELLS[0])
+    with pytest.raises(PolicyError, match="process_memory"):
+        await DirectClient.start(sandbox, replace(settings_for(sandbox), process_memory=512))
+    await sandbox.terminate()
+
+
 @pytest.fixture(params=SHELLS, ids=lambda argv: argv[0])
 async def client(request, tmp_path):
     sandbox = DirectorySandbox(tmp_path / "sandbox", request.param)

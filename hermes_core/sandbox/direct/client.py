@@ -143,6 +143,12 @@ class DirectClient:
                 hint="use an image with python3 (3.7 or later), or leave secrets and slot_secrets out",
                 sandbox_id=sandbox.id,
             )
+        if settings.process_memory is not None:
+            raise PolicyError(
+                "without Python in the image nothing limits the memory of a process (process_memory)",
+                hint="use an image with python3 (3.7 or later), or leave process_memory out",
+                sandbox_id=sandbox.id,
+            )
         client._shell.work.spawn(client._heartbeat(), f"heartbeat of {sandbox.id}")
         return client
 

@@ -43,6 +43,7 @@ class Plan:
         user_namespace: the namespaces come with a user namespace, in which `uid` is ourselves.
         net_namespace: of `namespace`: a network of its own, with nothing but loopback.
         max_processes: of this user, 0 for no limit.
+        process_memory: bytes that each process may allocate, 0 for no limit.
         max_files: the soft limit on descriptors that commands get.
         visible: of `namespace`: what it may read besides the system.
         scratch: of `namespace`: a directory to mount its root on.
@@ -58,6 +59,7 @@ class Plan:
         net_namespace: bool,
         umask: int,
         max_processes: int,
+        process_memory: int,
         max_files: int,
         visible: Sequence[str],
         scratch: str,
@@ -71,6 +73,7 @@ class Plan:
         self.net_namespace = net_namespace
         self.umask = umask
         self.max_processes = max_processes
+        self.process_memory = process_memory
         self.max_files = max_files
         self.visible = visible
         self.scratch = scratch
@@ -159,6 +162,9 @@ def _limit(plan: Plan) -> None:
         _bound(resource.RLIMIT_MSGQUEUE, _hard(resource.RLIMIT_MSGQUEUE) // _SHARE)
     if plan.max_processes:
         _bound(resource.RLIMIT_NPROC, plan.max_processes)
+    if plan.process_memory:
+        # Not RLIMIT_AS: programs reserve far more addresses than they use (Go, Java, node).
+        _bound(resource.RLIMIT_DATA, plan.process_memory)
 
 
 def _hard(limit: int) -> int:

@@ -218,6 +218,7 @@ class Slot:
             net_namespace=self.index != PREPARE,
             umask=0o077 if site.mechanism == "user" and self.index != PREPARE else 0o022,
             max_processes=site.config["max_processes"] if own_user else 0,
+            process_memory=site.config["process_memory"] if self.index != PREPARE else 0,
             max_files=site.soft_files,
             visible=[*site.config["visible_paths"], sys.base_prefix],
             scratch=site.scratch,

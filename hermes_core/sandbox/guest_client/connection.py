@@ -52,6 +52,8 @@ class GuestSettings:
     orphan_ttl_s: float
     uid_base: int | None = None
     max_processes: int = 512
+    process_memory: int | None = None
+    """MiB that each process of a slot may allocate."""
     env: Mapping[str, str] = field(default_factory=dict)
     inherit: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
@@ -139,6 +141,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "orphan_ttl_s": settings.orphan_ttl_s,
         "uid_base": settings.uid_base,
         "max_processes": settings.max_processes,
+        "process_memory": (settings.process_memory or 0) << 20,
         "env": dict(settings.env),
         "inherit": list(settings.inherit),
         "secrets": list(settings.secrets),

@@ -38,6 +38,9 @@ async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
     details = [f"levels: {levels}", f"interpreter in sandboxes: {view.interpreter()} ({version})"]
     if probe.isolates:
         details.append(_mechanism(probe))
+        details.append(
+            "commands may use this host's network (at level user) and all of its memory: `--confine` limits both"
+        )
     if Network.NONE not in capabilities.network:
         details.append("network 'none' is not available")
     if probe.reason:

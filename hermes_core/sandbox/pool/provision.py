@@ -315,6 +315,7 @@ class Provisioner:
             orphan_ttl_s=config.orphan_ttl_s,
             uid_base=sandbox.uid_base,
             max_processes=config.max_processes,
+            process_memory=config.process_memory,
             env=dict(config.env_vars),
             inherit=config.slot_variables + config.slot_secrets,
             secrets=config.slot_secrets,

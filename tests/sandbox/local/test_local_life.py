@@ -485,6 +485,7 @@ def test_doctor_tries_a_real_sandbox(host, tools) -> None:
         diagnosis = await host.backend().check()
         assert diagnosis.usable and "namespace" in diagnosis.summary
         assert any("interpreter" in line for line in diagnosis.details)
+        assert any("--confine" in line for line in diagnosis.details)
         assert diagnosis.advice == ()
 
     host.run(scenario)
