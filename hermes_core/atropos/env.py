@@ -40,10 +40,10 @@ from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun, check_login
 from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.group import GroupRoller
+from hermes_core.envs.plain import plain
 from hermes_core.envs.runner import STOPPING
 from hermes_core.envs.session import Tools, open_session, redactor
 from hermes_core.envs.tool_context import ToolContext
-from hermes_core.envs.trajectory import plain
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation

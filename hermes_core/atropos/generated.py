@@ -113,7 +113,7 @@ class PluginEnv(HermesAgentBaseEnv):
             "eval/rollouts": len(rewards),
             "eval/failed": sum(len(group.failed) for group in groups),
         }
-        samples = [{"messages": rolled.record["messages"], "score": rolled.reward} for rolled in scored]
+        samples = [{"messages": rolled.record.messages, "score": rolled.reward} for rolled in scored]
         await self.evaluate_log(metrics, start_time=began, end_time=time.time(), samples=samples, verbose=False)
         await self.wandb_log({**told, **metrics})
 

@@ -35,7 +35,7 @@ def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
         "scores": [rolled.reward for rolled in group.kept],
         "advantages": None,
         "ref_logprobs": None,
-        "messages": [rolled.record["messages"] for rolled in group.kept],
+        "messages": [rolled.record.messages for rolled in group.kept],
         "overrides": [about for _, about in rows],
         # Not None: Atropos looks into it.
         "group_overrides": {"group_id": group.group_id, "item_id": group.item_id, "part": part, "parts": parts},
@@ -48,7 +48,7 @@ def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
 
 def _row(rolled: Rolled, part: int) -> tuple[TokenSequence, dict[str, Any]]:
     about: dict[str, Any] = {
-        "trajectory_id": rolled.record["trajectory_id"],
+        "trajectory_id": rolled.record.trajectory_id,
         "sequence": part,
         "sequences": len(rolled.sequences),
     }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_core.envs.trajectory import dump_record
+from hermes_core.envs.plain import json_line
 from hermes_core.errors import OutputError
 
 
@@ -36,7 +36,7 @@ class JsonLines:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one record."""
-        self.write_line(dump_record(record))
+        self.write_line(json_line(record))
 
     def write_line(self, line: bytes) -> None:
         """Write one record that is a line of JSON already."""

@@ -9,8 +9,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from hermes_core.envs.group import Group, Rolled
+from hermes_core.envs.record import STAGES
 from hermes_core.envs.summary import SOLVED
-from hermes_core.envs.trajectory import STAGES
 
 MAX_ERRORS = 50
 """Tool errors that are told one by one."""
@@ -66,13 +66,13 @@ class Metrics:
         """A rollout that ended."""
         record = rolled.record
         self._count("rollouts")
-        if record["failure"] is not None:
-            self._count(f"failures_{record['failure']['kind']}")
+        if record.failure is not None:
+            self._count(f"failures_{record.failure.kind}")
         elif rolled.refused is not None:
             self._count("refused")
-        if record["reward"] is not None:
-            self._value("reward", record["reward"])
-            self._value("solved", float(record["reward"] >= SOLVED))
+        if record.reward is not None:
+            self._value("reward", record.reward)
+            self._value("solved", float(record.reward >= SOLVED))
             self._value("turns", turns)
         for sequence in rolled.sequences:
             self._value("tokens", len(sequence.tokens))
@@ -80,7 +80,7 @@ class Metrics:
         if len(rolled.sequences) > 1:
             self._count("conversations_split")
         for stage in STAGES:
-            if (seconds := record["timings"].get(f"{stage}_s")) is not None:
+            if (seconds := record.timings.get(f"{stage}_s")) is not None:
                 self._value(f"seconds_{stage}", seconds)
         for error in tool_errors:
             self._count("tool_errors_count")

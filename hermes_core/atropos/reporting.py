@@ -72,8 +72,8 @@ class Reporter:
         """Count a rollout that ended, and write its record."""
         self.metrics.add(rolled, result.tool_errors, result.turns_used)
         if rolled.refused is not None:
-            log.warning("trajectory %s is not used: %s", rolled.record["trajectory_id"], rolled.refused)
-        self._file(self.metrics).write({**rolled.record, "refused": rolled.refused})
+            log.warning("trajectory %s is not used: %s", rolled.record.trajectory_id, rolled.refused)
+        self._file(self.metrics).write({**rolled.record.to_json(), "refused": rolled.refused})
 
     def add_group(self, group: Group) -> None:
         """Count a group that ended."""

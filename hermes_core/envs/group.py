@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from hermes_core.agents.base import AgentResult
 from hermes_core.environment import Item
+from hermes_core.envs.record import Record
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.runner import STOPPING
 from hermes_core.envs.session import Tools
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, HermesError
-
-_LISTS = ("tokens", "masks", "logprobs", "sequences")
-"""What of a record is in `Rolled.sequences` too."""
 
 PASSING = frozenset({FailureKind.INFRA, FailureKind.MODEL, FailureKind.CANCELLED})
 """Failures that say nothing of the item."""
@@ -28,22 +24,19 @@ PASSING = frozenset({FailureKind.INFRA, FailureKind.MODEL, FailureKind.CANCELLED
 class Rolled:
     """One rollout that ended."""
 
-    record: Mapping[str, Any]
-    """As it is written."""
-    sequences: tuple[TokenSequence, ...] = ()
+    record: Record
     refused: str | None = None
     """Why it has no place in a group: its failure, or what is wrong with its tokens."""
 
     @property
     def reward(self) -> float | None:
         """The score; None if there is none."""
-        reward: float | None = self.record["reward"]
-        return reward
+        return self.record.reward
 
-    def without_lists(self) -> Rolled:
-        """The same for waiting in its group: without the lists in the record, which the sequences have as arrays."""
-        kept = {key: value for key, value in self.record.items() if key not in _LISTS}
-        return dataclasses.replace(self, record=kept)
+    @property
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """What can be trained on."""
+        return () if self.refused is not None else self.record.sequences
 
 
 @dataclass
@@ -64,27 +57,24 @@ class Group:
     @property
     def unlucky(self) -> bool:
         """Whether nothing but our infrastructure, or the model's, kept rollouts out of it."""
-        failures = [rolled.record["failure"] for rolled in self.failed]
-        return all(failure is not None and failure["kind"] in PASSING for failure in failures)
+        failures = [rolled.record.failure for rolled in self.failed]
+        return all(failure is not None and failure.kind in PASSING for failure in failures)
 
 
-def judged(record: Mapping[str, Any], *, exact: bool) -> Rolled:
-    """The rollout of a record, and whether it can be part of a group.
+def judged(record: Record, *, exact: bool) -> Rolled:
+    """Return the rollout of a record, and whether it can be part of a group.
 
     Args:
         exact: whether its tokens are needed.
     """
-    if record["failure"] is not None:
-        return Rolled(record, refused=f"{record['failure']['kind']}: {record['failure']['message']}")
-    if not exact:
-        return Rolled(record)
-    if (reason := record["details"].get("tokens_refused")) is not None:
-        return Rolled(record, refused=f"tokens: {reason}")
-    if record.get("sequences") is not None:
-        return Rolled(record, tuple(TokenSequence.of(**sequence) for sequence in record["sequences"]))
-    if record["tokens"] is None:
-        return Rolled(record, refused="tokens: the server kept none")
-    return Rolled(record, (TokenSequence.of(record["tokens"], record["masks"], record["logprobs"]),))
+    refused = None
+    if record.failure is not None:
+        refused = f"{record.failure.kind}: {record.failure.message}"
+    elif exact and record.tokens_refused is not None:
+        refused = f"tokens: {record.tokens_refused}"
+    elif exact and not record.sequences:
+        refused = "tokens: the server kept none"
+    return Rolled(record, refused)
 
 
 class GroupRecords(Protocol):
@@ -182,8 +172,7 @@ class GroupRoller:
                 rolled = judged(trajectory.to_record(context.redact), exact=self._exact)
                 self._records.add(rolled, trajectory.result)
                 context.hooks.events.emit(
-                    "trajectory_finished", trajectory_id=trajectory.trajectory_id, record=rolled.record
+                    "trajectory_finished", trajectory_id=trajectory.trajectory_id, record=rolled.record.to_json()
                 )
-        rolled = rolled.without_lists()
         (group.kept if rolled.refused is None else group.failed).append(rolled)
         return rolled

@@ -10,12 +10,14 @@ from typing import Any
 
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions
+from hermes_core.envs.plain import json_line
+from hermes_core.envs.record import Record
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
 from hermes_core.envs.runner import STOPPING, each
 from hermes_core.envs.session import make_environment, open_session
-from hermes_core.envs.store import RUN, OutputFolder, read_records, read_run
+from hermes_core.envs.store import RUN, OutputFolder, read_run, records
 from hermes_core.envs.summary import Key, NoProgress, Progress, Tally
-from hermes_core.envs.trajectory import Trajectory, dump_record
+from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import OutputError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.validation import validated
@@ -102,7 +104,7 @@ class _Again:
         self._progress = progress
         self._tally = Tally()
 
-    async def all(self, patches: Iterator[Mapping[str, Any]], total: int, concurrency: int) -> None:
+    async def all(self, patches: Iterator[Record], total: int, concurrency: int) -> None:
         self._write(b"", "wb")
         self._tally.start_session()
         self._progress.begin(total, self._tally)
@@ -113,31 +115,32 @@ class _Again:
         finally:
             self._progress.end(self._tally)
 
-    async def _one(self, recorded: Mapping[str, Any]) -> None:
-        item_id = recorded["item_id"]
+    async def _one(self, recorded: Record) -> None:
+        assert recorded.patch is not None
         trajectory = Trajectory(
-            environment=recorded["environment"],
-            item_id=item_id,
-            group=recorded["group"],
-            rollout_index=recorded["rollout_index"],
-            agent=recorded["agent"],
+            environment=recorded.environment,
+            item_id=recorded.item_id,
+            group=recorded.group,
+            rollout_index=recorded.rollout_index,
+            agent=recorded.agent,
             backend=self._context.backend_name,
         )
-        await run_rescoring(self._context, self._items[item_id], recorded["patch"], trajectory)
+        await run_rescoring(self._context, self._items[recorded.item_id], recorded.patch, trajectory)
         self._keep(recorded, trajectory.to_record(self._context.redact))
 
-    def _keep(self, recorded: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+    def _keep(self, recorded: Record, record: Record) -> None:
+        written = record.to_json()
         line = {
-            "trajectory_id": recorded["trajectory_id"],
-            "item_id": record["item_id"],
-            "rollout_index": record["rollout_index"],
-            "recorded_reward": recorded["reward"],
-            "reward": record["reward"],
-            "agrees": record["reward"] is not None and record["reward"] == recorded["reward"],
-            "failure": record["failure"],
+            "trajectory_id": recorded.trajectory_id,
+            "item_id": record.item_id,
+            "rollout_index": record.rollout_index,
+            "recorded_reward": recorded.reward,
+            "reward": record.reward,
+            "agrees": record.reward is not None and record.reward == recorded.reward,
+            "failure": written["failure"],
         }
         self.verified += 1
-        self._write(dump_record({**line, "details": record["details"], "timings": record["timings"]}), "ab")
+        self._write(json_line({**line, "details": written["details"], "timings": written["timings"]}), "ab")
         if not line["agrees"]:
             self.differing.append(line)
         self._tally.add(record)
@@ -166,27 +169,27 @@ def run_configuration_of(path: Path) -> dict[str, Any]:
     return ran
 
 
-def check_items(items: Mapping[str, Item], patches: Iterator[Mapping[str, Any]]) -> None:
+def check_items(items: Mapping[str, Item], patches: Iterator[Record]) -> None:
     """Every patch is of one of the items.
 
     Raises:
         UsageError: one is not.
     """
     for recorded in patches:
-        if recorded["item_id"] not in items:
+        if recorded.item_id not in items:
             raise UsageError(
-                f"the dataset has no item {recorded['item_id']!r} any more", hint="rescore with the run's own dataset"
+                f"the dataset has no item {recorded.item_id!r} any more", hint="rescore with the run's own dataset"
             )
 
 
 def _places_of_patches(path: Path) -> tuple[set[int], int]:
     """Where the records are that count (the last of each rollout) and have a patch; and how many have none."""
     last: dict[Key, tuple[int, bool]] = {}
-    for place, record in enumerate(read_records(path)):
-        last[record["item_id"], record["rollout_index"]] = (place, record["patch"] is not None)
+    for place, record in enumerate(records(path)):
+        last[record.item_id, record.rollout_index] = (place, record.patch is not None)
     places = {place for place, has_patch in last.values() if has_patch}
     return places, len(last) - len(places)
 
 
-def _at(path: Path, places: set[int]) -> Iterator[Mapping[str, Any]]:
-    return (record for place, record in enumerate(read_records(path)) if place in places)
+def _at(path: Path, places: set[int]) -> Iterator[Record]:
+    return (record for place, record in enumerate(records(path)) if place in places)

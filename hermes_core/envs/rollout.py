@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hermes_core.agents.base import Agent, AgentResult, AgentTask, Message, StopReason
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.leased_slot import Fresh, LeasedSlot, ModelTime, Origin
-from hermes_core.envs.trajectory import Redact, Trajectory, plain
+from hermes_core.envs.plain import Redact, plain
+from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
     DISTURBANCES,
     CommandError,

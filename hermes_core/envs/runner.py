@@ -16,11 +16,12 @@ from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, run_configuration
+from hermes_core.envs.plain import json_line, plain
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.session import Tools, broken, open_session, versions
 from hermes_core.envs.store import OutputFolder
 from hermes_core.envs.summary import NoProgress, Progress, RunSummary, Tally
-from hermes_core.envs.trajectory import Trajectory, plain
+from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import DatasetError, HermesError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, Usage
@@ -212,11 +213,11 @@ class Run:
         except EndpointDown as error:  # a failure of the model like others, that ends the run
             down = error
         except Exception:  # refused before it began: there is nothing to keep
-            _tell_finished(context, trajectory, trajectory.to_record(context.redact))
+            _tell_finished(context, trajectory.to_record(context.redact).to_json())
             raise
-        record = self._keep(context, trajectory)
+        written = self._keep(context, trajectory)
         for sink in self.sinks:
-            await sink.write(record)
+            await sink.write(written)
         if self.folder is not None and time.monotonic() - self._synced > SYNC_EVERY_S:
             self._synced = time.monotonic()
             await _in_thread(self.folder.sync)
@@ -225,19 +226,20 @@ class Run:
 
     def _keep(self, context: RolloutContext, trajectory: Trajectory) -> dict[str, Any]:
         record = trajectory.to_record(context.redact)
+        written = record.to_json()
         if self.folder is not None:
-            self.folder.append(record)
+            self.folder.append(json_line(written))
         self.tally.add(record)
         self.progress.update(self.tally)
-        _tell_finished(context, trajectory, record)
+        _tell_finished(context, written)
         if self.on_record is not None:
-            self.on_record(record)
+            self.on_record(written)
         if self.stop_on_infra is not None and self.tally.infra_rate() > self.stop_on_infra:
             rate = self.tally.infra_rate()
             self._stopped = (
                 f"{rate:.0%} of the last rollouts were failures of the infrastructure or the model's endpoint"
             )
-        return record
+        return written
 
 
 async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurrency: int) -> None:
@@ -266,8 +268,8 @@ async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurre
         raise stopped[0]
 
 
-def _tell_finished(context: RolloutContext, trajectory: Trajectory, record: Mapping[str, Any]) -> None:
-    context.hooks.events.emit("trajectory_finished", trajectory_id=trajectory.trajectory_id, record=record)
+def _tell_finished(context: RolloutContext, record: Mapping[str, Any]) -> None:
+    context.hooks.events.emit("trajectory_finished", trajectory_id=record["trajectory_id"], record=record)
 
 
 def _count_items(environment: Environment) -> int:

@@ -14,8 +14,8 @@ from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import OracleAgent
 from hermes_core.environment import Environment
 from hermes_core.envs.options import RunOptions, granted_isolation, pool_size
+from hermes_core.envs.plain import Redact
 from hermes_core.envs.rollout import RolloutContext
-from hermes_core.envs.trajectory import Redact
 from hermes_core.errors import HermesError, PluginError, UnknownNameError
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.plugins.registry import describe

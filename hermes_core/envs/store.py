@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hermes_core.envs.record import Record, parse_line
 from hermes_core.envs.summary import Key, RunSummary, Tally
-from hermes_core.envs.trajectory import dump_record
 from hermes_core.errors import OutputError, UsageError
 
 log = logging.getLogger(__name__)
@@ -93,13 +93,12 @@ class OutputFolder:
             raise self._unusable(error) from error
         self._write_run(configuration, about, resumed=bool(held))
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record, whole.
+    def append(self, line: bytes) -> None:
+        """Write the line of one record, whole.
 
         Raises:
             OutputError: the disk is full or fails. What was written of the line is taken back.
         """
-        line = dump_record(record)
         written = 0
         try:
             while written < len(line):
@@ -161,19 +160,16 @@ class OutputFolder:
         scored: dict[Key, int] = {}
         number = 0
         for number, line, end in _lines(trajectories):
+            place = f"{trajectories}, line {number}"
             try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("the line is torn")
-                record = json.loads(line)
-                Tally().add(record)  # raises for what is none
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                record = Record.from_json(parse_line(line, place))
+            except ValueError as error:
                 if end != size:
-                    place = f"{trajectories}, line {number}"
-                    raise UsageError(f"{place}: no record of a rollout", hint="remove that line to go on") from error
+                    raise _no_record(place) from error
                 log.warning("%s: the last line is torn, as after a crash; its rollout runs again", self.path)
                 continue
-            if record["reward"] is not None:
-                scored[str(record["item_id"]), int(record["rollout_index"])] = number
+            if record.reward is not None:
+                scored[record.item_id, record.rollout_index] = number
                 tally.add(record, earlier=True)
         if number != len(scored):
             self._keep_only(set(scored.values()), trajectories)
@@ -219,28 +215,32 @@ def read_run(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} has no usable {RUN}", hint="name the folder of a run") from error
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The folder's records in the order written, one at a time; a torn last line is left out.
+def records(path: Path) -> Iterator[Record]:
+    """Read the folder's records in the order written, one at a time; a torn last line is left out.
 
     Raises:
-        UsageError: the file can't be read, or a line of it is no record.
+        UsageError: the file can't be read, or a line of it is no record, or one of a newer version.
     """
+    trajectories = path / TRAJECTORIES
     try:
-        for number, line, _ in _lines(path / TRAJECTORIES):
+        for number, line, _ in _lines(trajectories):
+            place = f"{trajectories}, line {number}"
             if line.endswith(b"\n"):
-                yield _parsed(line, path, number)
+                try:
+                    yield Record.from_json(parse_line(line, place))
+                except ValueError as error:
+                    raise _no_record(place) from error
     except OSError as error:
-        raise UsageError(f"{path / TRAJECTORIES} can't be read: {error.strerror}", hint="check the folder") from error
+        raise UsageError(f"{trajectories} can't be read: {error.strerror}", hint="check the folder") from error
 
 
-def _parsed(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(line)
-        if {"item_id", "rollout_index", "reward", "patch", "group", "agent"} <= record.keys():
-            return record
-    except (ValueError, AttributeError):
-        pass
-    raise UsageError(f"{path / TRAJECTORIES}, line {number}: no record of a rollout", hint="remove that line to go on")
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Read the folder's records as JSON values of this version, whatever version wrote them; else as `records`."""
+    return (record.to_json() for record in records(path))
+
+
+def _no_record(place: str) -> UsageError:
+    return UsageError(f"{place}: no record of a rollout", hint="remove that line to go on")
 
 
 def configuration_hash(configuration: Mapping[str, Any]) -> str:

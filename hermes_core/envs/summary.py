@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from hermes_core.envs.trajectory import STAGES
+from hermes_core.envs.record import STAGES, Record
 from hermes_core.errors import FailureKind
 from hermes_core.sandbox.pool.cost import Usage
 
@@ -64,7 +64,7 @@ class _Outcome(NamedTuple):
     """What a summary needs of one record; small, as there is one for every rollout of a run."""
 
     reward: float | None
-    failure: str | None
+    failure: FailureKind | None
     infra_retries: int
     timings: tuple[float | None, ...]
 
@@ -89,14 +89,13 @@ class Tally:
         self.failed = 0
         """Rollouts that ended without a reward in this session, other than by being cancelled."""
 
-    def add(self, record: Mapping[str, Any], *, earlier: bool = False) -> None:
+    def add(self, record: Record, *, earlier: bool = False) -> None:
         """Take a record in; `earlier` if it is of a session before this one."""
-        failure = str(record["failure"]["kind"]) if record["failure"] else None
-        timings = tuple(record["timings"].get(f"{stage}_s") for stage in STAGES)
-        retries = int(record["details"].get("infra_retries", 0))
-        key = (str(record["item_id"]), int(record["rollout_index"]))
+        failure = record.failure.kind if record.failure else None
+        timings = tuple(record.timings.get(f"{stage}_s") for stage in STAGES)
+        key = (record.item_id, record.rollout_index)
         before = self._outcomes.get(key)
-        self._outcomes[key] = outcome = _Outcome(record["reward"], failure, retries, timings)
+        self._outcomes[key] = outcome = _Outcome(record.reward, failure, record.infra_retries, timings)
         for counted, by in ((before, -1), (outcome, 1)):
             if counted is not None and counted.reward is not None:
                 self.scored += by
@@ -150,7 +149,7 @@ class Tally:
             scored=self.scored,
             solved=self.solved,
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
-            failures=dict(sorted(failures.items())),
+            failures={str(kind): count for kind, count in sorted(failures.items())},
             infra_retries=sum(outcome.infra_retries for outcome in outcomes),
             elapsed_s=round(time.monotonic() - self._started, 3),
             rollouts_per_hour=round(self.rate() * 3600, 1),

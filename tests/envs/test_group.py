@@ -109,9 +109,9 @@ async def test_failed_rollouts_are_replaced_and_kept_apart(tmp_path: Path) -> No
         group = await roller.roll({"id": "one"}, 3)
     assert group.whole
     assert [rolled.reward for rolled in group.kept] == [0.5] * 3
-    assert [rolled.record["failure"]["kind"] for rolled in group.failed] == [FailureKind.MODEL] * 2
-    assert {rolled.record["group"] for rolled in records.rolled} == {group.group_id}
-    assert sorted(rolled.record["rollout_index"] for rolled in records.rolled) == [0, 1, 2, 3, 4]
+    assert [rolled.record.failure.kind for rolled in group.failed] == [FailureKind.MODEL] * 2
+    assert {rolled.record.group for rolled in records.rolled} == {group.group_id}
+    assert sorted(rolled.record.rollout_index for rolled in records.rolled) == [0, 1, 2, 3, 4]
     assert records.groups == [group]
     assert roller.fatal is None
 

@@ -216,7 +216,7 @@ async def test_the_stages_come_in_order_and_each_is_timed():
     done = await roll(Plain(setup=setup, solve=solve, verify=verify), OracleAgent(), backend)
     assert backend.log == ["acquire slot", "run setup", "run solve", "kill", "run verify", "release slot"]
     assert (done.reward, done.details, done.failure) == (0.5, {"said": "half"}, None)
-    record = done.to_record()
+    record = done.to_record().to_json()
     assert all(seconds >= 0 for seconds in record["timings"].values())
     assert record["stop_reason"] == "finished"
     assert record["messages"] == [{"role": "user", "content": "do one"}]
@@ -327,7 +327,7 @@ async def test_a_failing_model_is_not_verified_and_keeps_what_was_said():
     done = await roll(agent=Doing(work), backend=backend)
     assert (done.failure.kind, done.failure.stage) == (FailureKind.MODEL, "agent")
     assert "kill" not in backend.log
-    record = done.to_record()
+    record = done.to_record().to_json()
     assert record["messages"][-1]["content"] == "half an answer"
     assert record["stop_reason"] == "model_error"
 
@@ -336,7 +336,7 @@ async def test_infrastructure_is_tried_again_on_a_fresh_slot_and_the_record_says
     backend = Slots(("kill", SandboxLost("gone")), ("acquire slot", InfraError("none")))
     done = await roll(backend=backend)
     assert (done.reward, done.infra_retries) == (1.0, 2)
-    assert done.to_record()["details"] == {"infra_retries": 2}
+    assert done.to_record().to_json()["details"] == {"infra_retries": 2}
     assert backend.given == 2
 
 
@@ -407,7 +407,7 @@ async def test_over_its_time_the_rollout_is_verified_as_it_is():
     backend = Slots()
     done = await roll(agent=Doing(work), backend=backend, limits=Limits(rollout_timeout_s=0.05))
     assert (done.reward, done.failure) == (1.0, None)
-    record = done.to_record()
+    record = done.to_record().to_json()
     assert (record["stop_reason"], record["messages"][-1]["content"]) == ("time_limit", "so far")
     assert backend.log[-3:] == ["acquire slot", "kill", "release slot"]
 
@@ -644,7 +644,7 @@ async def test_a_recorded_patch_is_kept():
         given.rollout.record_patch("--- a\n+++ b\n")
         return 1.0
 
-    assert (await roll(Plain(verify=verify))).to_record()["patch"] == "--- a\n+++ b\n"
+    assert (await roll(Plain(verify=verify))).to_record().to_json()["patch"] == "--- a\n+++ b\n"
 
 
 async def test_rescoring_asks_the_environment_and_begins_anew_like_a_rollout():
@@ -692,7 +692,7 @@ async def test_a_check_that_was_killed_is_repeated_once_and_the_record_says_so(o
     backend = Slots()
     done = await roll(Plain(verify=checking(outcomes)), backend=backend)
     assert (done.reward, done.failure, outcomes) == (reward, None, [])
-    assert done.to_record()["details"].get("check_repeated") == repeated
+    assert done.to_record().to_json()["details"].get("check_repeated") == repeated
     assert backend.log.count("empty") == backend.log.count("run check") - 1
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hermes_core.envs.record import Failure
 from hermes_core.envs.store import OutputFolder, configuration_hash, read_records
 from hermes_core.envs.summary import Tally
-from hermes_core.envs.trajectory import Failure, Trajectory
+from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import FailureKind, UsageError
 
 CONFIGURATION = {"environment": "tasks", "env": {"max_items": 3, "shuffle": False}, "agent": "oracle"}
@@ -20,7 +21,7 @@ def record(item_id: str = "a", index: int = 0, reward: float | None = 1.0, **cha
     trajectory = Trajectory("tasks", item_id, item_id, index, "oracle", "local", reward=reward, **changes)
     if reward is None:
         trajectory.failure = Failure(FailureKind.INFRA, "setup", "gone")
-    return trajectory.to_record()
+    return trajectory.to_record().line()
 
 
 def opened(path: Path, configuration=CONFIGURATION, *, resume: bool = False) -> tuple[OutputFolder, Tally]:

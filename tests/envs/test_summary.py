@@ -3,20 +3,15 @@
 import io
 
 from hermes_core.cli.progress import PlainProgress, progress_on, status_line
+from hermes_core.envs.record import Failure, Record
 from hermes_core.envs.summary import Tally, percentile
+from hermes_core.errors import FailureKind
 
 
 def record(item="a", index=0, reward=1.0, kind=None, retries=0, **timings):
-    failure = {"kind": kind, "stage": "setup", "message": "m"} if kind else None
-    details = {"infra_retries": retries} if retries else {}
-    return {
-        "item_id": item,
-        "rollout_index": index,
-        "reward": None if kind else reward,
-        "failure": failure,
-        "details": details,
-        "timings": timings,
-    }
+    failure = Failure(FailureKind(kind), "setup", "m") if kind else None
+    about = {"reward": None if kind else reward, "failure": failure, "infra_retries": retries, "timings": timings}
+    return Record("t", "tasks", item, item, index, "oracle", "local", **about)
 
 
 def test_counts_rewards_failures_and_retries():

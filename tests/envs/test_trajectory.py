@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from hermes_core.envs.trajectory import MAX_PATCH, MAX_TEXT, Trajectory, dump_record, failure_kind, plain
+from hermes_core.envs.plain import MAX_PATCH, MAX_TEXT, json_line, plain
+from hermes_core.envs.trajectory import Trajectory, failure_kind
 from hermes_core.errors import (
     CommandError,
     DatasetError,
@@ -30,11 +31,11 @@ def new(**changes) -> Trajectory:
 
 
 def test_the_record_has_exactly_the_fields_of_the_format():
-    record = new().to_record()
+    record = new().to_record().to_json()
     assert list(record) == FIELDS
     assert list(record["timings"]) == ["acquire_s", "setup_s", "agent_s", "verify_s", "release_s"]
     assert record["tokens"] is record["masks"] is record["logprobs"] is record["stop_reason"] is None
-    assert json.loads(dump_record(record)) == record
+    assert json.loads(json_line(record)) == record
 
 
 def test_ids_are_unique():
@@ -58,14 +59,14 @@ def test_details_become_plain_json():
     details["\ud800"] = "\ud800"
     trajectory = new()
     trajectory.score(1, details)
-    got = json.loads(dump_record(trajectory.to_record()))["details"]
+    got = json.loads(json_line(trajectory.to_record().to_json()))["details"]
     assert (got["nan"], got["1"], got["set"], got["bytes"], got["odd"]) == ("nan", [1, 2], [3], "b'x'", "odd")
 
 
 def test_overlong_texts_are_cut_and_named():
     trajectory = new()
     trajectory.result.messages.append({"role": "tool", "content": "a" * MAX_TEXT + "b" * MAX_TEXT})
-    record = trajectory.to_record()
+    record = trajectory.to_record().to_json()
     text = record["messages"][0]["content"]
     assert len(text) < MAX_TEXT + 100
     assert text.startswith("aaa")
@@ -74,10 +75,10 @@ def test_overlong_texts_are_cut_and_named():
 
 
 def test_half_a_patch_is_never_kept():
-    record = new(patch="x" * (MAX_PATCH + 1)).to_record()
+    record = new(patch="x" * (MAX_PATCH + 1)).to_record().to_json()
     assert record["patch"] is None
     assert "patch" in record["details"]["cut"][0]
-    assert new(patch="x" * MAX_PATCH).to_record()["patch"] == "x" * MAX_PATCH
+    assert new(patch="x" * MAX_PATCH).to_record().to_json()["patch"] == "x" * MAX_PATCH
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}])
@@ -96,8 +97,8 @@ def test_secrets_are_redacted_everywhere():
     trajectory.score(1.0, {"output": "sekret", "sekret.py": {"sekret": "x" * (MAX_TEXT + 1)}})
     with trajectory.records_failure(), trajectory.stage("verify"):
         raise VerifierError("it said sekret")
-    record = trajectory.to_record(lambda text: text.replace("sekret", "***"))
-    assert "sekret" not in dump_record(record).decode()
+    record = trajectory.to_record(lambda text: text.replace("sekret", "***")).to_json()
+    assert "sekret" not in json_line(record).decode()
     assert record["failure"]["message"] == "it said ***"
 
 
@@ -128,7 +129,7 @@ def test_a_failure_says_where_and_takes_the_reward_away():
     with trajectory.records_failure(), trajectory.stage("verify"):
         trajectory.score(1.0, {})
         raise VerifierError("broken", hint="mend it")
-    record = trajectory.to_record()
+    record = trajectory.to_record().to_json()
     assert record["reward"] is None
     assert record["failure"] == {"kind": "verifier", "stage": "verify", "message": "broken (mend it)"}
 
@@ -194,7 +195,7 @@ def test_beginning_again_forgets_the_attempt_and_counts_it():
         trajectory.result.messages.append({"role": "user", "content": "x"})
         raise InfraError("gone")
     trajectory.begin_again()
-    record = trajectory.to_record()
+    record = trajectory.to_record().to_json()
     assert (record["failure"], record["messages"], record["patch"]) == (None, [], None)
     assert record["details"] == {"infra_retries": 1}
     assert record["timings"]["agent_s"] is None
@@ -207,7 +208,7 @@ def node(tokens, masks, logprobs):
 def test_the_tokens_of_a_token_exact_server_are_kept_as_they_are():
     trajectory = new()
     trajectory.result.managed_state = node([5, 6, 7], [-100, 6, 7], [1.0, -0.5, -0.0])
-    record = trajectory.to_record()
+    record = trajectory.to_record().to_json()
     assert (record["tokens"], record["masks"]) == ([5, 6, 7], [-100, 6, 7])
     assert record["logprobs"] == [1.0, -0.5, 0.0]
     assert record["details"] == {}
@@ -217,7 +218,7 @@ def test_every_sequence_of_a_conversation_that_was_split_is_kept():
     trajectory = new()
     nodes = [*node([5, 6], [-100, 6], [1.0, -0.5])["nodes"], *node([7, 8], [-100, 8], [1.0, -1.5])["nodes"]]
     trajectory.result.managed_state = {"nodes": nodes}
-    record = trajectory.to_record()
+    record = trajectory.to_record().to_json()
     assert record["tokens"] is record["masks"] is record["logprobs"] is None
     assert [sequence["tokens"] for sequence in record["sequences"]] == [[5, 6], [7, 8]]
     assert [sequence["logprobs"] for sequence in record["sequences"]] == [[1.0, -0.5], [1.0, -1.5]]
@@ -241,6 +242,6 @@ def test_every_sequence_of_a_conversation_that_was_split_is_kept():
 def test_tokens_that_cannot_be_trained_on_are_refused_and_it_says_why(state, reason):
     trajectory = new()
     trajectory.result.managed_state = state
-    record = trajectory.to_record()
+    record = trajectory.to_record().to_json()
     assert record["tokens"] is record["masks"] is record["logprobs"] is None
     assert reason in record["details"]["tokens_refused"]

@@ -1,0 +1,72 @@
+"""Plain JSON: any value made into it, with secrets taken out and overlong texts cut; and lines of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+MAX_TEXT = 1 << 20
+"""Characters of one string that a record keeps; what was longer is named in `details["cut"]`."""
+
+MAX_PATCH = 64 << 20
+"""Characters of a patch that a record keeps: a longer one is left out, as half a patch is worth nothing."""
+
+MAX_DEPTH = 64
+"""Levels of a nested value that a record keeps."""
+
+Redact = Callable[[str], str]
+"""Takes the secrets out of a text."""
+
+
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """Return one line of a JSONL file. Pure ASCII: no reader can take a character of it for the end of the line."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def plain(value: Any, redact: Redact | None = None) -> Any:
+    """Return the value as plain JSON: strings redacted and bounded, numbers finite, everything else as text."""
+    return Cleaner(redact)(value, "")
+
+
+class Cleaner:
+    """Copies values into plain JSON; `cut` names the texts that it has cut."""
+
+    def __init__(self, redact: Redact | None) -> None:
+        self.redact: Redact = redact or (lambda text: text)
+        self.cut: list[str] = []
+
+    def __call__(self, value: Any, path: str, depth: int = 0) -> Any:
+        if value is None or isinstance(value, (bool, int)):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)
+        if isinstance(value, str):
+            return self._text(value, path)
+        if depth < MAX_DEPTH and isinstance(value, Mapping):
+            named = [(self._text(str(key), path), part) for key, part in value.items()]
+            return {name: self(part, f"{path}.{name}", depth + 1) for name, part in named}
+        if depth < MAX_DEPTH and isinstance(value, (list, tuple, set, frozenset)):
+            return [self(part, f"{path}.{index}", depth + 1) for index, part in enumerate(value)]
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):  # its text would nest as deep, without end
+            return f"[nested more than {MAX_DEPTH} levels deep]"
+        if isinstance(value, Real):
+            return self(float(value), path)
+        return self._text(str(value), path)
+
+    def patch(self, patch: str | None) -> str | None:
+        """Return the patch without secrets; None for one that is too long."""
+        if patch is not None and len(patch) > MAX_PATCH:
+            self.cut.append(f"patch: {len(patch)} characters, left out")
+            return None
+        return None if patch is None else self.redact(patch)
+
+    def _text(self, text: str, path: str) -> str:
+        text = self.redact(text).encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is no JSON text
+        if len(text) <= MAX_TEXT:
+            return text
+        self.cut.append(f"{path}: {len(text)} characters, {MAX_TEXT} kept")
+        half = MAX_TEXT // 2
+        return f"{text[:half]}\n[… {len(text) - MAX_TEXT} characters left out …]\n{text[-half:]}"
