@@ -161,7 +161,7 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
         hint = "lower the concurrency, or raise endpoint_patience_s"
     elif status >= 500 or status in _PASSING_STATUS:
         message = f"{place} failed{tries} (HTTP {status}): {said}"
-        hint = "look at the server's own log; the run can be resumed when it is well again"
+        hint = "look at the server's own log"
     else:
         message = f"{place} refused the request (HTTP {status}): {said}"
         hint = "check that the model takes tools and the sampling parameters that are set"

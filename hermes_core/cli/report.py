@@ -91,6 +91,8 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
         lines.append(f"stopped: {summary.stopped}")
     if summary.out_dir:
         lines.append(f"records: {summary.out_dir}/{TRAJECTORIES}")
+        if not summary.complete:
+            lines.append(f"to go on: the same command with --out {summary.out_dir} --resume")
     return "\n".join(lines)
 
 

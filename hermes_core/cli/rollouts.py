@@ -13,6 +13,7 @@ import click
 from hermes_core.cli.options import DottedCommand, dotted, merged, read_config
 from hermes_core.cli.report import Failures, rescoring_text, summary_text, validation_text
 from hermes_core.cli.support import EXIT_INCOMPLETE, finish, terminal_width
+from hermes_core.envs.store import TRAJECTORIES
 from hermes_core.envs.summary import RunSummary
 from hermes_core.errors import UnknownNameError
 from hermes_core.screen import say
@@ -38,6 +39,9 @@ _OPTIONS = (
 
 _WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
 """What a configuration file does not say."""
+
+RUNS = "runs"
+"""Where a run gets a folder of its own that is given none."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -96,9 +100,9 @@ _items_option = click.option("--items", type=int, callback=_at_least_one, metava
 @click.option("--base-url", metavar="URL", help="The OpenAI-compatible endpoint (key: OPENAI_API_KEY).")
 @click.option("--rollout-timeout", type=float, metavar="S", help="Seconds for the agent; then it is verified [3600].")
 @click.option("--model-timeout", type=float, metavar="S", help="Seconds to wait for the model, in a rollout [3600].")
-@click.option("--out", callback=_folder, metavar="DIR", help="Where the records go; none are kept without it.")
+@click.option("--out", callback=_folder, metavar="DIR", help="Where the records go [runs/ENV-TIME].")
 @click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="A plugin's sink that records go to as well.")
-@click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --out DIR.")
 @_run_options
 @click.pass_context
 def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
@@ -110,6 +114,17 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     from hermes_core.envs.runner import run_rollouts
 
     failures = Failures()
+    folder: Path | None = given["out"]
+
+    def begun(path: Path) -> None:
+        nonlocal folder
+        if folder is None:
+            say(f"records go to {path}", err=True)
+        folder = path
+
+    def interrupted() -> str:
+        resumable = folder is not None and (folder / TRAJECTORIES).exists()
+        return f"interrupted; `--out {folder} --resume` goes on with it" if resumable else "interrupted"
 
     async def main(runtime: Runtime) -> RunSummary:
         config = read_config(given["config"])
@@ -121,6 +136,8 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             env=_env(ctx, runtime, environment, config["env"], given),
             settings=_agent_settings(ctx, runtime, agent, config["agent"], given),
             out_dir=given["out"],
+            runs_dir=RUNS,
+            on_folder=begun,
             resume=given["resume"],
             sinks=given["sink"],
             on_record=failures.add,
@@ -128,8 +145,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             **_options(ctx, runtime, config, given),
         )
 
-    out = f"; `--resume` goes on with what is in {given['out']}" if given["out"] else ""
-    summary = finish(ctx, main, interrupted=f"interrupted{out}")
+    summary = finish(ctx, main, interrupted)
     text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
     say(text or summary_text(summary, failures, terminal_width()))
     ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)

@@ -75,13 +75,19 @@ def tell_problems(runtime: Runtime) -> None:
 
 
 def finish(
-    ctx: click.Context, main: Callable[[Runtime], Coroutine[Any, Any, T]], interrupted: str = "interrupted"
+    ctx: click.Context,
+    main: Callable[[Runtime], Coroutine[Any, Any, T]],
+    interrupted: Callable[[], str] = lambda: "interrupted",
 ) -> T:
-    """Run it to its end. Wrong input of any kind exits with 2, what broke off the run with 3, Ctrl-C with 130."""
+    """Run it to its end. Wrong input of any kind exits with 2, what broke off the run with 3, Ctrl-C with 130.
+
+    Args:
+        interrupted: what is said after Ctrl-C.
+    """
     try:
         return asyncio.run(_interruptible(_within_runtime(ctx.obj or 0, main)))
     except asyncio.CancelledError:
-        say(interrupted, err=True)
+        say(interrupted(), err=True)
         ctx.exit(EXIT_INTERRUPTED)
     except (DatasetError, PolicyError, InfraError, ModelError, OutputError) as error:
         if ctx.find_root().params.get("traceback"):

@@ -48,7 +48,9 @@ async def run_rollouts(
     env: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | AgentSettings | None = None,
     out_dir: str | Path | None = None,
+    runs_dir: str | Path | None = None,
     resume: bool = False,
+    on_folder: Callable[[Path], None] | None = None,
     on_record: Callable[[Mapping[str, Any]], None] | None = None,
     sinks: Sequence[Sink | str] = (),
     progress: Progress | None = None,
@@ -61,8 +63,10 @@ async def run_rollouts(
         agent: its name, or an instance (which stays the caller's to close).
         env: the environment's configuration, when it is named.
         settings: the agent's settings, when it is named.
-        out_dir: where the records, `run.json` and `summary.json` go; None keeps nothing.
+        out_dir: where the records, `run.json` and `summary.json` go; without it and `runs_dir` nothing is kept.
+        runs_dir: where the run gets a folder of its own, if there is no `out_dir`: `ENVIRONMENT-YYYYMMDD-HHMMSS`.
         resume: go on with the run in `out_dir`: what is scored there is not done again.
+        on_folder: called with the run's folder, if it has one, when the first rollout is about to begin.
         on_record: called with each record as it is written, on the event loop.
         sinks: where else the records go, those of cancelled rollouts excepted; closed at the end. A text is the name
             of a plugin's sink, or `NAME=TARGET`.
@@ -100,6 +104,10 @@ async def run_rollouts(
         )
         if out_dir is not None:
             run.folder = OutputFolder(Path(out_dir))
+        elif runs_dir is not None:
+            name = environment if isinstance(environment, str) else environment.name
+            run.folder = OutputFolder.begin(Path(runs_dir), name)
+        if run.folder is not None:
             stack.callback(run.folder.close)
             told = filled if isinstance(agent, str) else None
             configuration = run_configuration(chosen, session.environment, session.agent.name, told, session.isolation)
@@ -107,6 +115,8 @@ async def run_rollouts(
             kept = plain(configuration, session.redact)
             await _in_thread(run.folder.open, kept, about, run.tally, resume=resume)
         async with session.sandboxes(run.count_left()) as context:
+            if on_folder is not None and run.folder is not None:
+                on_folder(run.folder.path)
             return await run.all(context, session.room)
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,9 +31,16 @@ class OutputFolder:
     Each record is one write of one whole line to a file opened for appending, so after `kill -9` at most the last line
     is torn; it is cut off when the run is resumed. Each rollout has one line: those without a score, which a resumed
     run does again, are moved to `superseded.jsonl` first. A run that ends without a record leaves nothing of its own.
+
+    Args:
+        new: whether there must be nothing at `path` yet.
+
+    Raises:
+        UsageError: it can't be made or written, or another run writes to it.
+        FileExistsError: there is something, and `new` is set.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, new: bool = False) -> None:
         self.path = path
         self._lock = self._file = -1
         self._size = 0
@@ -41,14 +49,33 @@ class OutputFolder:
         try:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             self._had_lock = (path / LOCK).exists()
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=not new)
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
+            if new and isinstance(error, FileExistsError):
+                raise
             self._remove_folders()
             raise self._unusable(error) from error
         if not self._take_lock():
             os.close(self._lock)
             raise UsageError(f"another run is writing to {path}", hint="wait for it, or name another folder")
+
+    @classmethod
+    def begin(cls, parent: Path, name: str) -> OutputFolder:
+        """Make a folder for a run that begins now: `NAME-YYYYMMDD-HHMMSS`, with a number where that is taken.
+
+        Raises:
+            UsageError: it can't be made.
+        """
+        plain = re.sub(r"[^\w.-]+", "-", name)
+        stem = f"{plain}-{datetime.now():%Y%m%d-%H%M%S}"
+        path, number = parent / stem, 1
+        while True:
+            try:
+                return cls(path, new=True)
+            except FileExistsError:  # another run began in this second
+                number += 1
+                path = parent / f"{stem}-{number}"
 
     def _take_lock(self) -> bool:
         try:
@@ -106,7 +133,7 @@ class OutputFolder:
         except OSError as error:
             os.ftruncate(self._file, self._size)
             message = f"can't write to {self.path / TRAJECTORIES}: {error.strerror}"
-            raise OutputError(message, hint="make room, then go on with --resume") from error
+            raise OutputError(message, hint=f"make room, then go on with --out {self.path} --resume") from error
         self._size += len(line)
 
     def sync(self) -> None:

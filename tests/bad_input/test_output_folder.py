@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -113,6 +114,35 @@ def test_resuming_without_a_folder_is_refused(hermes, tasks):
     hermes("rollout", "tasks", tasks(), "--agent", "oracle", "--resume").is_refused("which run to resume", "--out DIR")
 
 
+def test_a_run_without_a_folder_gets_one_and_says_so(hermes, tasks, tmp_path, level):
+    option = tasks()
+    for number in (1, 2):
+        done = hermes("rollout", "tasks", option, "--agent", "oracle", *level)
+        assert done.code == 0
+        [folder] = re.findall(r"^records go to (runs/tasks-\d{8}-\d{6}(?:-2)?)$", done.err, re.M)
+        assert f"records: {folder}/trajectories.jsonl" in done.out
+        assert len((tmp_path / folder / "trajectories.jsonl").read_bytes().splitlines()) == 1
+        assert len(list((tmp_path / "runs").iterdir())) == number
+    resumed = hermes("rollout", "tasks", option, "--agent", "oracle", "--out", folder, "--resume", *level)
+    assert (resumed.code, resumed.sandboxes, "records go to" in resumed.err) == (0, 0, False)
+
+
+def test_a_run_that_is_not_complete_says_how_to_go_on(hermes, tasks, level):
+    row = {"id": "a", "prompt": "p", "setup": "false", "check": "true"}
+    done = hermes("rollout", "tasks", tasks(row), "--agent", "nop", *level)
+    assert done.code == 3
+    [folder] = re.findall(r"^records go to (.*)$", done.err, re.M)
+    assert f"to go on: the same command with --out {folder} --resume" in done.out
+
+
+@pytest.mark.parametrize("wrong", ["--isolation=usr", "--env.max_items=x", "--backend.image=python"])
+def test_wrong_use_leaves_no_folder_of_its_own(hermes, tasks, tmp_path, wrong):
+    done = hermes("rollout", "tasks", tasks(), "--agent", "oracle", wrong)
+    assert done.code == 2
+    assert "records go to" not in done.err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_resuming_what_has_not_begun_says_so_and_begins(hermes, tasks, records, level):
     done = hermes("rollout", "tasks", tasks(), "--agent", "oracle", "--out", "out", "--resume", *level)
     assert done.code == 0
@@ -194,7 +224,7 @@ def test_a_disk_that_is_full_ends_the_run_and_it_can_be_resumed(hermes, tasks, t
     )
     assert done.returncode == 3, done.stderr
     assert (
-        "error: can't write to out/trajectories.jsonl: File too large (make room, then go on with --resume)"
+        "error: can't write to out/trajectories.jsonl: File too large (make room, then go on with --out out --resume)"
         in done.stderr
     )
     assert "Traceback" not in done.stderr

@@ -103,7 +103,8 @@ def test_json_is_the_summary_and_nothing_else_on_standard_output(run, dataset):
     done = run("rollout", "tasks", dataset(GOOD), "--agent", "nop", "--json", *ISOLATION)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert (summary["scored"], summary["mean_reward"], summary["out_dir"]) == (1, 0.0, None)
+    assert (summary["scored"], summary["mean_reward"]) == (1, 0.0)
+    assert f"records go to {summary['out_dir']}\n" in done.stderr
 
 
 def test_some_not_scored_exits_with_3_and_says_why(run, dataset):
@@ -335,6 +336,7 @@ async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(en
     assert program.returncode == 130, output.decode()
     assert time.monotonic() - began < 5
     assert b"Traceback" not in output
+    assert b"interrupted; `--out out --resume` goes on with it\n" in output
     assert processes_with(mark) == []
     assert {one["failure"]["kind"] for one in records(tmp_path / "out") if one["failure"]} == {"cancelled"}
 

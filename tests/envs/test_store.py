@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,35 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
     assert "another run" in other.stderr
     folder.close()
     OutputFolder(tmp_path).close()
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path):
+    begun = [OutputFolder.begin(tmp_path / "runs", "swe smith/x") for _ in range(5)]
+    assert len({folder.path for folder in begun}) == 5
+    assert all(re.fullmatch(r"swe-smith-x-\d{8}-\d{6}(-[2-5])?", folder.path.name) for folder in begun)
+    for folder in begun:
+        folder.close()
+    assert list((tmp_path / "runs").iterdir()) == [], "nothing was recorded"
+
+
+def test_processes_that_begin_at_once_have_folders_of_their_own(tmp_path):
+    script = """
+import pathlib, sys, time
+from hermes_core.envs.store import OutputFolder
+time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
+for _ in range(20):
+    print(OutputFolder.begin(pathlib.Path(sys.argv[1]), "x").path)
+"""
+    command = [sys.executable, "-c", script, tmp_path, str(time.time() + 2)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    paths = [line for process in running for line in process.communicate()[0].splitlines()]
+    assert len(paths) == len(set(paths)) == 60
+
+
+def test_a_parent_that_is_a_file_is_wrong_use(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(UsageError, match="output folder"):
+        OutputFolder.begin(tmp_path / "runs", "x")
 
 
 def test_a_folder_that_cannot_be_made_is_wrong_use(tmp_path):

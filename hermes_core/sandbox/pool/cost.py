@@ -82,7 +82,7 @@ class Meter:
         what = "no slot is given any more" if self.spent else "no further sandbox is made"
         return CostLimitReached(
             f"profile {self.profile!r} has cost {cost:.4g} of its max_cost {self._limit:g}, and {what}",
-            hint="raise max_cost, or go on later: a run with --out can be resumed",
+            hint="raise max_cost",
         )
 
     def _below(self, part: float) -> bool:
