@@ -7,7 +7,8 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-PROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml)
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 TORCH := torch==2.13.0
 
@@ -19,7 +20,7 @@ help:
 	@echo 'make test       every promise once, in minutes and without a server (ARGS="-k name" goes to pytest)'
 	@echo 'make test-all   also at every level, on every backend, with every extra that is here'
 	@echo 'make stress     real tasks while drivers, channels and sandboxes die (minutes)'
-	@echo 'make lint       ruff, formatting, mypy --strict'
+	@echo 'make lint       ruff, formatting, mypy --strict, the layers of imports'
 	@echo 'make format     let ruff format and mend what it can'
 	@echo 'make docs       the documentation as a site in build/docs; broken links are errors'
 	@echo 'make bench      the benchmarks, ours beside the reference'
@@ -40,7 +41,7 @@ $(STAMP): requirements.lock $(PROJECTS)
 	echo 'installing what requirements.lock names ...'; \
 	$(PIP) --require-hashes -r requirements.lock; \
 	echo 'installing hermes-rl and its plugins, editable ...'; \
-	$(PIP) --no-deps --no-build-isolation $(patsubst %,-e ./%,$(patsubst %/,%,$(dir $(PROJECTS)))); \
+	$(PIP) --no-deps --no-build-isolation -e . $(PLUGINS:%=-e ./%); \
 	touch $@; \
 	echo "set up in $$(( $$(date +%s) - begin )) s"
 
@@ -67,7 +68,7 @@ stress: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -p hermes_core $(PLUGINS:plugins/%=-p %)
 	$(BIN)/lint-imports
 
 format: setup

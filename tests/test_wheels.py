@@ -10,6 +10,8 @@ import sysconfig
 import textwrap
 import venv
 import zipfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,224 @@ OUT_OF_TREE = {
                 return float(answer.output == item["id"]), {"answer": answer.output}
     """,
 }
+
+
+TYPED = {
+    "author/__init__.py": """
+        from hermes_core import Registrar, ToolRegistrar, hookimpl
+
+        HERMES_PLUGIN_API = 1
+
+        @hookimpl
+        def hermes_register_backends(registry: Registrar) -> None:
+            registry.add("author", "author.backend:AuthorBackend", summary="a backend")
+
+        @hookimpl
+        def hermes_register_tools(registry: ToolRegistrar) -> None:
+            from author.tools import add, shout
+
+            registry.add(shout)
+            registry.add(add)
+
+        @hookimpl
+        def hermes_register_parsers(registry: Registrar) -> None:
+            registry.add("author", "author.parser:AuthorParser")
+    """,
+    "author/backend.py": """
+        import asyncio
+        from collections.abc import Mapping, Sequence
+        from typing import ClassVar
+
+        from hermes_core import (
+            AsyncioStreamChannel,
+            Backend,
+            Capabilities,
+            Channel,
+            Diagnosis,
+            Isolation,
+            Network,
+            ProvisionError,
+            Sandbox,
+            SandboxConfig,
+            SandboxInfo,
+            SandboxSpec,
+            SandboxStatus,
+            Settings,
+        )
+
+        class AuthorConfig(SandboxConfig):
+            root: str = "/tmp"
+
+        class AuthorSandbox(Sandbox):
+            def __init__(self, sandbox_id: str) -> None:
+                self.id = sandbox_id
+
+            async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+                return await AsyncioStreamChannel.spawn(list(argv), env=dict(env or {}))
+
+            async def status(self) -> SandboxStatus:
+                return SandboxStatus.RUNNING
+
+            async def terminate(self) -> None:
+                await asyncio.sleep(0)
+
+        class AuthorBackend(Backend):
+            name: ClassVar[str] = "author"
+            config_class: ClassVar[type[SandboxConfig]] = AuthorConfig
+            capabilities = Capabilities(frozenset({Isolation.SHARED}), network=frozenset({Network.OPEN}))
+
+            def __init__(self, settings: Settings) -> None:
+                self.owner = settings.owner
+
+            async def create(self, spec: SandboxSpec) -> Sandbox:
+                if not isinstance(spec.config, AuthorConfig):
+                    raise ProvisionError("not ours", hint="use AuthorConfig")
+                return AuthorSandbox(f"{spec.config.root}/{spec.creation_id}")
+
+            async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
+                return [SandboxInfo("a", owner or "", "b", 0.0, SandboxStatus.ENDED)]
+
+            async def terminate_id(self, sandbox_id: str) -> None:
+                await AuthorSandbox(sandbox_id).terminate()
+
+            async def check(self) -> Diagnosis:
+                return Diagnosis(True, "works", advice=("nothing to do",))
+    """,
+    "author/environment.py": """
+        from collections.abc import Mapping, Sequence
+        from typing import Any
+
+        from hermes_core import AgentResult, Environment, EnvironmentConfig, ExecutionResult, Item, Rollout, hookimpl
+
+        class AuthorConfig(EnvironmentConfig):
+            count: int = 3
+
+        class AuthorEnvironment(Environment):
+            name = "author"
+            config_class = AuthorConfig
+            config: AuthorConfig
+
+            def items(self) -> Sequence[Item]:
+                return [{"id": str(number)} for number in range(self.config.count)]
+
+            def format_prompt(self, item: Item) -> str:
+                return f"write {item['id']}"
+
+            @hookimpl
+            async def setup_trajectory_workspace(self, item: Item, *, rollout: Rollout) -> Mapping[str, Any]:
+                await rollout.commands.write_file("given", str(item["id"]).encode())
+                return {"given": item["id"]}
+
+            @hookimpl
+            async def verify_and_score_trajectory(
+                self, item: Item, result: AgentResult, *, rollout: Rollout
+            ) -> tuple[float, dict[str, Any]]:
+                done = await rollout.commands.run("cat answer", timeout_s=5)
+                return float(done.ok and done.text == item["id"]), {"turns": result.turns_used}
+
+        def said(result: ExecutionResult) -> str:
+            return result.output
+    """,
+    "author/tools.py": """
+        from hermes_core import CallContext, Tool, ToolParams, function_tool
+
+        class Words(ToolParams):
+            text: str
+
+        async def handle(context: CallContext, params: Words) -> str:
+            done = await context.require_commands().run(["echo", params.text])
+            return done.text.upper()
+
+        shout = Tool(name="shout", params=Words, handler=handle, description="Shouts.")
+
+        @function_tool
+        def add(first: int, second: int) -> int:
+            \"\"\"Add two numbers.\"\"\"
+            return first + second
+    """,
+    "author/agent.py": """
+        from hermes_core import Agent, AgentResult, AgentSettings, AgentTask, StopReason
+
+        class AuthorSettings(AgentSettings):
+            answer: str = "42"
+
+        class AuthorAgent:
+            name = "author"
+            config_class = AuthorSettings
+
+            def __init__(self, settings: AuthorSettings) -> None:
+                self.settings = settings
+
+            async def run(self, task: AgentTask) -> AgentResult:
+                arguments = {"command": f"echo {self.settings.answer} >answer"}
+                await task.tool_handler("terminal", arguments, task.trajectory_id)
+                task.result.stop(StopReason.FINISHED)
+                return task.result
+
+            async def aclose(self) -> None:
+                pass
+
+        agent: Agent = AuthorAgent(AuthorSettings())
+    """,
+    "author/parser.py": """
+        from collections.abc import Mapping, Sequence
+        from typing import Any
+
+        from hermes_core import ParsedCall, ParsedText, Parser
+
+        class AuthorParser:
+            name = "author"
+
+            def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedText:
+                return ParsedText(content=text, calls=(ParsedCall("terminal", {"command": text}),))
+
+        parser: Parser = AuthorParser()
+    """,
+    "author/script.py": """
+        import asyncio
+        import sys
+
+        from hermes_core import Runtime, Settings, run_rollouts, validate
+        from hermes_docker.backend import DockerBackend
+        from hermes_docker.config import DockerConfig
+        from hermes_modal import ModalSandboxConfig, ModalToolBackend, load_profiles
+        from hermes_modal_emulator import EmulatorError, ModalEmulator
+        from hermes_ssh.backend import SshBackend
+        from hermes_ssh.config import SshConfig
+        from hermes_swe_smith.config import SweSmithConfig
+        from hermes_swe_smith.environment import SweSmithEnvironment
+
+        async def main() -> float | None:
+            async with Runtime(Settings.load()) as runtime:
+                if not (await validate(runtime, "author")).sound:
+                    return None
+                summary = await run_rollouts(runtime, "author", agent="oracle")
+                return summary.mean_reward
+
+        async def on_modal(config: ModalSandboxConfig) -> str:
+            async with ModalToolBackend.with_profiles(profiles={"default": config}) as backend:
+                slot = await backend.acquire("a")
+                result = await backend.execute(slot, "bash", {"command": "true"}, timeout_s=5)
+                await backend.release(slot)
+                return result.output
+
+        def profiles() -> dict[str, ModalSandboxConfig]:
+            try:
+                with ModalEmulator(mode="plain") as emulator:
+                    emulator.fault("SandboxCreateV2", "UNAVAILABLE", times=2)
+                    return load_profiles(environ=emulator.environment)
+            except EmulatorError:
+                return {}
+
+        CONFIGS = (DockerConfig(image="python:3.11", pids_limit=64), SshConfig(host="a"))
+        BACKENDS = (DockerBackend(), SshBackend())
+        ENVIRONMENT = SweSmithEnvironment(SweSmithConfig(dataset_name="tasks.jsonl"))
+
+        if __name__ == "__main__":
+            sys.exit(asyncio.run(main()) != 1.0)
+    """,
+}
+"""What authors write, with types: mypy reads it beside the installed packages."""
 
 
 @dataclass(frozen=True)
@@ -208,9 +428,7 @@ def test_the_core_and_the_swe_smith_plugin(core_wheel: Path, dependencies: Path,
 
 def test_the_core_and_a_plugin_from_elsewhere(core_wheel: Path, dependencies: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
-    for name, text in OUT_OF_TREE.items():
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(textwrap.dedent(text))
+    write(project, OUT_OF_TREE)
     both = installed(tmp_path / "venv", dependencies, core_wheel, build(project, tmp_path))
     plugin = both.listed("plugins")["elsewhere"]
     assert (plugin["distribution"], plugin["version"], plugin["status"]) == ("somebody-elses-plugin", "3.2", "loaded")
@@ -220,6 +438,32 @@ def test_the_core_and_a_plugin_from_elsewhere(core_wheel: Path, dependencies: Pa
     assert tools["shout"]["where"] == "driver"
     assert rollout(both, "else", "--agent", "oracle", "--backend", "copy-of-local") == 1.0
     assert rollout(both, "elsewhere", "--agent", "nop") == 0.0
+
+
+def test_authors_code_is_checked_against_the_installed_packages(
+    core_wheel: Path, dependencies: Path, tmp_path: Path
+) -> None:
+    plugins = sorted(project.parent for project in ROOT.glob("plugins/*/pyproject.toml"))
+    with ThreadPoolExecutor() as several:
+        wheels = [*several.map(lambda plugin: build(plugin, tmp_path / plugin.name), plugins), core_wheel]
+    all_of_them = installed(tmp_path / "venv", dependencies, *wheels)
+    write(tmp_path / "project", TYPED)
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+    check = ("python", "-m", "mypy", "--config-file", tmp_path / "mypy.ini")
+    done = all_of_them.run(*check, tmp_path / "project" / "author")
+    assert done.returncode == 0, done.stdout + done.stderr
+    script = tmp_path / "project" / "author" / "script.py"
+    script.write_text(script.read_text() + "\nDockerConfig(image=1)\nModalEmulator(port='80')\nreveal_type(BACKENDS)\n")
+    wrong = all_of_them.run(*check, script)
+    assert wrong.stdout.count("error: ") == 2, wrong.stdout
+    assert "hermes_docker.backend.DockerBackend, hermes_ssh.backend.SshBackend" in wrong.stdout
+
+
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files below a folder, by their paths."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text))
 
 
 def rollout(environment: Installed, *arguments: str) -> float:

@@ -88,7 +88,7 @@ class SshBackend(Backend):
                 return SshSandbox(self._pool, host, found)
         raise SandboxLost("no such sandbox runs there", hint="create another one", sandbox_id=sandbox_id)
 
-    def _places(self, sandbox_id: str) -> list[tuple[Host, str]]:
+    def _places(self, sandbox_id: str) -> Sequence[tuple[Host, str]]:
         """Return the hosts that a sandbox of this id may be on, and what it is called there."""
         host_name, _, name = sandbox_id.rpartition("/")
         return [(host, name) for host in configured(self._pool, self._settings) if host.name == host_name]
