@@ -220,3 +220,13 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?" + (f" known: {listed}" if len(names) <= LISTED_BESIDE else "")
     return f"known: {listed}" if names else "there are none"
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line: `ImportError: No module named 'docker'`; the first one of a group."""
+    grouped = getattr(error, "exceptions", ())  # only a group has them
+    if grouped:
+        return describe(grouped[0])
+    if isinstance(error, HermesError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0].rstrip(": ")

@@ -47,9 +47,3 @@ class Events:
                 level = logging.DEBUG if listener.failed else logging.ERROR
                 listener.failed = True
                 log.log(level, "%s failed on the event %s", listener.owner, name, exc_info=True)
-
-    def copy(self) -> Events:
-        """Return events with the same listeners, to which others can be added."""
-        copied = Events()
-        copied._listeners = {name: [*listeners] for name, listeners in self._listeners.items()}
-        return copied

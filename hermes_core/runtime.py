@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from pydantic import BaseModel
 
-from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError
+from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError, describe
 from hermes_core.plugins.manager import PluginManager
-from hermes_core.plugins.registry import Entry, describe, import_hint
+from hermes_core.plugins.registry import Entry, import_hint
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.settings import Settings
 from hermes_core.validation import validated

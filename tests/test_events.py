@@ -42,17 +42,6 @@ def test_a_listener_that_fails_is_reported_once_and_the_others_are_told(caplog: 
     assert "RuntimeError: trouble" in caplog.text
 
 
-def test_a_copy_has_the_same_listeners_and_its_own_more(caplog: pytest.LogCaptureFixture) -> None:
-    events, heard = Events(), []
-    events.listen("begun", fail)
-    copy = events.copy()
-    copy.listen("begun", lambda: heard.append("copy"))
-    copy.emit("begun")
-    events.emit("begun")
-    assert heard == ["copy"]
-    assert len(caplog.records) == 1, "a listener's error is reported once, whoever told it"
-
-
 def test_an_interrupt_is_passed_on() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from hermes_core.environment import Item
-from hermes_core.errors import DatasetError, HermesError, PluginError
-from hermes_core.plugins.registry import describe
+from hermes_core.errors import DatasetError, HermesError, PluginError, describe
 
 
 class ItemSource:

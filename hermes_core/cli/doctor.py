@@ -8,8 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from hermes_core.errors import HermesError
-from hermes_core.plugins.registry import describe
+from hermes_core.errors import HermesError, describe
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Diagnosis
 from hermes_core.terminal.settings import explain

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_core.errors import HermesError
-from hermes_core.plugins.registry import describe
+from hermes_core.errors import HermesError, describe
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, SandboxInfo, SandboxStatus
 from hermes_core.sandbox.direct import sh as shell

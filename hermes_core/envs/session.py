@@ -16,9 +16,8 @@ from hermes_core.environment import Environment
 from hermes_core.envs.options import RunOptions, granted_isolation, pool_size
 from hermes_core.envs.plain import Redact
 from hermes_core.envs.rollout import RolloutContext
-from hermes_core.errors import HermesError, PluginError, UnknownNameError
+from hermes_core.errors import HermesError, PluginError, UnknownNameError, describe
 from hermes_core.plugins.calling import EnvironmentHooks
-from hermes_core.plugins.registry import describe
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.settings import Redactor, url_secrets
@@ -207,7 +206,7 @@ def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> Environ
         PluginError: one of them can't work.
         UsageError: the agent is `oracle`, and the environment has no reference solution.
     """
-    hooks = EnvironmentHooks(environment, runtime.plugin_manager.hooks.list_name_plugin())
+    hooks = EnvironmentHooks(environment, runtime.plugin_manager.registered)
     if agent == OracleAgent.name:
         hooks.check_solve()
     return hooks

@@ -1,11 +1,11 @@
-"""Calling hooks: plugins' functions checked and adapted, one environment's hooks, and observers."""
+"""Calling hooks: what plugins mark is checked and adapted to pluggy; one environment's hooks, and who hears events."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,56 +15,66 @@ import pluggy
 from hermes_core.errors import PluginError, SetupFailed, UsageError, VerifierError, nearest_hint
 from hermes_core.events import Events
 from hermes_core.plugins import hookspecs
-
-ENVIRONMENT_HOOKS = ("setup_trajectory_workspace", "verify_and_score_trajectory", "solve_trajectory")
+from hermes_core.plugins.hookspecs import PROJECT, hookimpl
 
 SPECS: Mapping[str, Callable[..., Any]] = {
-    name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, f"{hookspecs.PROJECT}_spec")
+    name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, f"{PROJECT}_spec")
 }
 """Every hook's specification, by name."""
 
-OBSERVERS = [hook for hook in SPECS if hook not in ENVIRONMENT_HOOKS and not hook.startswith("hermes_register_")]
-"""The hooks that are told of an event, which is called the same without `hermes_`."""
+ENVIRONMENT_HOOKS = [hook for hook in SPECS if not hook.startswith("hermes_")]
+"""The hooks that an environment implements and plugins can wrap."""
+
+OBSERVERS = [hook for hook in SPECS if hook.startswith("hermes_") and not hook.startswith("hermes_register_")]
+"""The hooks that hear of an event, whose name is the hook's without `hermes_`."""
 
 
-def new_manager() -> pluggy.PluginManager:
-    """An empty pluggy manager that knows our specifications."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    return manager
-
-
-def adapt_plugin(plugin: object) -> SimpleNamespace:
-    """The plugin's hook implementations, checked, each with exactly the arguments of its specification.
-
-    pluggy passes no keyword-only arguments, and by version no defaulted ones either; so it is given functions with
-    the specification's own signature, which pass on what the plugin's function wants.
+def adapt(plugin: object) -> SimpleNamespace:
+    """Return the plugin's hook implementations, checked, as pluggy can call them.
 
     Raises:
         PluginError: a hook or an argument that does not exist, or an implementation of a kind that can't work.
     """
     adapted = SimpleNamespace()
-    for name, function, options in _marked(plugin):
-        hook = options["specname"] or name
+    for name, hook, function, options in _marked(plugin):
         if hook not in SPECS:
             raise PluginError(f"{name} implements no hook of hermes-rl", hint=nearest_hint(hook, SPECS))
         _check_kind(hook, function, options)
-        call = _wrapper(hook, function) if options["wrapper"] else _plain(hook, function)
-        setattr(adapted, name, hookspecs.hookimpl(**options)(call))
+        call = _wrapper(hook, function) if options["wrapper"] else _with_arguments_of(hook, function)
+        setattr(adapted, name, hookimpl(**options)(call))
     return adapted
 
 
-def _marked(plugin: object) -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]]]:
-    """The functions of a module or object that carry `hookimpl`, with the marker's options."""
+def caller(*adapted: object) -> Any:
+    """Return what calls these plugins' hooks, by name: pluggy's manager of them alone."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    for each in adapted:
+        manager.register(each)
+    return manager.hook
+
+
+def observed(registered: Iterable[tuple[str, object]]) -> Events:
+    """Return the events that the observers among these plugins hear; one that fails stops no other plugin's."""
+    events = Events()
+    for label, adapted in registered:
+        hooks = caller(adapted)
+        for observer in OBSERVERS:
+            if getattr(hooks, observer).get_hookimpls():
+                events.listen(observer.removeprefix("hermes_"), getattr(hooks, observer), owner=label)
+    return events
+
+
+def _marked(plugin: object) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
+    """What carries `hookimpl` in a module or object: its name, its hook, the function, the marker's options."""
     for name in dir(plugin):
         try:
             function = inspect.getattr_static(plugin, name)
         except AttributeError:
             continue
-        function = getattr(function, "__func__", function)
-        options = getattr(function, f"{hookspecs.PROJECT}_impl", None)
+        options = getattr(getattr(function, "__func__", function), f"{PROJECT}_impl", None)
         if isinstance(options, dict):
-            yield name, getattr(plugin, name), options
+            yield name, options["specname"] or name, getattr(plugin, name), options
 
 
 def _check_kind(hook: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -87,52 +97,44 @@ def _check_kind(hook: str, function: Callable[..., Any], options: Mapping[str, A
         raise PluginError(f"{hook} must be a plain function, not async", hint="it is called without await")
 
 
-def wanted_arguments(hook: str, function: Callable[..., Any]) -> tuple[str, ...]:
-    """The specification's arguments that this implementation takes.
+def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with the hook's own arguments, passing on by keyword those that it takes.
+
+    pluggy passes no keyword-only arguments, and by version no defaulted ones either.
 
     Raises:
         PluginError: it asks for an argument that the hook does not have.
     """
     known = tuple(inspect.signature(SPECS[hook]).parameters)
-    wanted = []
+    wanted: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            return known
-        if parameter.name in known and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            wanted = [*known]
+        elif parameter.name in known and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             wanted.append(parameter.name)
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
             raise PluginError(
                 f"{hook} has no argument {parameter.name!r} by that name", hint=nearest_hint(parameter.name, known)
             )
-    return tuple(wanted)
 
-
-def _plain(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, taking the specification's arguments by position."""
-    spec = SPECS[hook]
-    known = tuple(inspect.signature(spec).parameters)
-    wanted = wanted_arguments(hook, function)
-
-    # pluggy looks through `__wrapped__` for the names, so it sees the specification's.
-    @functools.wraps(spec)
-    def call(*arguments: Any, **named: Any) -> Any:
-        given = named or dict(zip(known, arguments, strict=True))
+    @functools.wraps(SPECS[hook])  # pluggy takes the names of the arguments from what is wrapped
+    def call(*arguments: Any) -> Any:
+        given = dict(zip(known, arguments, strict=True))
         return function(**{name: given[name] for name in wanted})
 
     return call
 
 
 def _wrapper(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper, which has to return an awaitable: whatever wraps it receives one too."""
-    start = _plain(hook, function)
+    """Return a wrapper that has to return an awaitable: whatever wraps it receives one too."""
+    start = _with_arguments_of(hook, function)
 
     @functools.wraps(start)
     def call(*arguments: Any) -> Generator[None, Any, Any]:
         outcome = yield from start(*arguments)
         if not inspect.isawaitable(outcome):
-            place = f"{function.__module__}.{function.__qualname__}"
             raise PluginError(
-                f"the wrapper {place} returned {outcome!r}, not an awaitable",
+                f"the wrapper {function.__module__}.{function.__qualname__} returned {outcome!r}, not an awaitable",
                 hint="return the awaitable that yield gave, or another",
             )
         return outcome
@@ -141,7 +143,7 @@ def _wrapper(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class Outcome(Awaitable[Any]):
+class _Outcome(Awaitable[Any]):
     """An environment hook about to run: awaiting it runs the hook, so a wrapper may also skip it, or try it again."""
 
     run: Callable[[], Coroutine[Any, Any, Any]]
@@ -157,104 +159,59 @@ class EnvironmentHooks:
     its own that holds it and the plugins, with one implementation of each environment hook.
 
     Args:
-        plugins: those that are registered, with their names.
+        registered: the plugins, by the name that reports use, as `adapt` gives them.
 
     Raises:
         PluginError: the environment implements a hook twice, asks for an argument that it does not have, or has no
             `verify_and_score_trajectory`.
     """
 
-    def __init__(self, environment: object, plugins: Iterable[tuple[str, object]]) -> None:
+    def __init__(self, environment: object, registered: Sequence[tuple[str, object]] = ()) -> None:
         self.name = str(getattr(environment, "name", type(environment).__name__))
-        manager = new_manager()
-        for name, plugin in plugins:
-            manager.register(plugin, name)
-        implementations = {hook: self._own(environment, hook) for hook in ENVIRONMENT_HOOKS}
-        if implementations["verify_and_score_trajectory"] is None:
+        own = self._own(environment)
+        if not hasattr(own, "verify_and_score_trajectory"):
             raise PluginError(
                 f"environment {self.name!r} does not implement verify_and_score_trajectory",
                 hint="an environment needs it: it gives the reward",
             )
-        own = SimpleNamespace()
-        for hook, function in implementations.items():
-            if function is not None:
-                setattr(own, hook, hookspecs.hookimpl(self._awaitable(hook, function)))
-        for name, function in _observers_of(environment).items():
-            setattr(own, name, function)
-        manager.register(own, f"environment {self.name}")
-        self.can_solve = implementations["solve_trajectory"] is not None
+        self.can_solve = hasattr(own, "solve_trajectory")
         """Whether there is a reference solution to apply."""
-        self.events = events_for(manager)
-        """Told to the plugins' observers and the environment's own."""
-        self._hook = manager.hook
+        self.events = observed([*registered, (f"environment {self.name!r}", own)])
+        """Heard by the plugins' observers and by the environment's own."""
+        self._call = caller(*(adapted for _, adapted in registered), own)
 
-    async def setup(
-        self, *, item: Mapping[str, Any], trajectory_id: str, exec_tool: Any, rollout: Any
-    ) -> dict[str, Any]:
-        """Run `setup_trajectory_workspace`; `{}` if the environment has none.
+    async def setup(self, **arguments: Any) -> dict[str, Any]:
+        """Run `setup_trajectory_workspace`, with its arguments; `{}` if the environment has none.
 
         Raises:
             SetupFailed: it gave something that is not a mapping. What it raises itself is passed on.
         """
-        outcome = self._hook.setup_trajectory_workspace(
-            item=item, trajectory_id=trajectory_id, exec_tool=exec_tool, rollout=rollout
-        )
+        outcome = self._call.setup_trajectory_workspace(**arguments)
         meta = None if outcome is None else await outcome
         if meta is not None and not isinstance(meta, Mapping):
             raise SetupFailed(
                 f"setup_trajectory_workspace of {self.name!r} gave {meta!r}, not a mapping",
                 hint="return a dict; it comes back as workspace_meta",
-                trajectory_id=trajectory_id,
+                trajectory_id=arguments["trajectory_id"],
             )
         return dict(meta or {})
 
-    async def verify(
-        self,
-        *,
-        item: Mapping[str, Any],
-        result: Any,
-        trajectory_id: str,
-        exec_tool: Any,
-        workspace_meta: Mapping[str, Any],
-        rollout: Any,
-    ) -> tuple[float, dict[str, Any]]:
-        """Run `verify_and_score_trajectory`: the reward and the details.
+    async def verify(self, **arguments: Any) -> tuple[float, dict[str, Any]]:
+        """Run `verify_and_score_trajectory`, with its arguments: the reward and the details.
 
         Raises:
             VerifierError: it gave neither a finite number nor `(number, mapping)`. What it raises itself is passed on.
         """
-        outcome = self._hook.verify_and_score_trajectory(
-            item=item,
-            result=result,
-            trajectory_id=trajectory_id,
-            exec_tool=exec_tool,
-            workspace_meta=workspace_meta,
-            rollout=rollout,
-        )
-        return self._score(await outcome)
+        return self._score(await self._call.verify_and_score_trajectory(**arguments))
 
-    async def solve(
-        self,
-        *,
-        item: Mapping[str, Any],
-        trajectory_id: str,
-        exec_tool: Any,
-        workspace_meta: Mapping[str, Any],
-        rollout: Any,
-    ) -> None:
-        """Run `solve_trajectory`.
+    async def solve(self, **arguments: Any) -> None:
+        """Run `solve_trajectory`, with its arguments.
 
         Raises:
             UsageError: the environment has no reference solution. What the hook raises itself is passed on.
         """
         self.check_solve()
-        await self._hook.solve_trajectory(
-            item=item,
-            trajectory_id=trajectory_id,
-            exec_tool=exec_tool,
-            workspace_meta=workspace_meta,
-            rollout=rollout,
-        )
+        await self._call.solve_trajectory(**arguments)
 
     def check_solve(self) -> None:
         """Make sure that there is a reference solution.
@@ -268,42 +225,54 @@ class EnvironmentHooks:
                 hint="implement solve_trajectory, or use another agent than `oracle`",
             )
 
-    def _own(self, environment: object, hook: str) -> Callable[..., Any] | None:
-        """The environment's implementation: the method of the hook's name, marked or not, or one with that specname."""
-        found = {hook} if callable(getattr(environment, hook, None)) else set()
-        for name, _, options in _marked(environment):
-            if (options["specname"] or name) == hook:
-                found.add(name)
-                if options["wrapper"] or options["hookwrapper"]:
-                    raise PluginError(
-                        f"environment {self.name!r} marks {name} as a wrapper",
-                        hint="an environment implements its hooks; use @hookimpl alone",
-                    )
-        if len(found) > 1:
-            raise PluginError(
-                f"environment {self.name!r} implements {hook} more than once: {', '.join(sorted(found))}",
-                hint="keep one of them",
-            )
-        function: Callable[..., Any] | None = getattr(environment, found.pop()) if found else None
-        return function
+    def _own(self, environment: object) -> SimpleNamespace:
+        """Return what the environment implements: the methods called as its hooks, and what it marks, by hook."""
+        own: dict[str, dict[str, Callable[..., Any]]] = {}
+        for hook in ENVIRONMENT_HOOKS:
+            if callable(method := getattr(environment, hook, None)):
+                own[hook] = {hook: method}
+        for name, hook, function, options in _marked(environment):
+            if hook not in (*ENVIRONMENT_HOOKS, *OBSERVERS):
+                hint = nearest_hint(hook, [*ENVIRONMENT_HOOKS, *OBSERVERS])
+                raise PluginError(f"{name} is not a hook that an environment can implement", hint=hint)
+            if options["wrapper"] or options["hookwrapper"]:
+                raise PluginError(
+                    f"environment {self.name!r} marks {name} as a wrapper",
+                    hint="an environment implements its hooks; use @hookimpl alone",
+                )
+            if hook in OBSERVERS:
+                _check_kind(hook, function, options)
+            own.setdefault(hook, {})[name] = function
+        for hook, named in own.items():
+            if len(named) > 1:
+                raise PluginError(
+                    f"environment {self.name!r} implements {hook} more than once: {', '.join(sorted(named))}",
+                    hint="keep one of them",
+                )
+        return SimpleNamespace(
+            **{hook: hookimpl(self._adapted(hook, *named.values())) for hook, named in own.items()},
+        )
 
-    def _awaitable(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The implementation, sync or async, as one that gives an awaitable; a score in its full form."""
-        start = _plain(hook, function)
+    def _adapted(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an observer as it is; another hook, sync or async, as one that gives an awaitable."""
+        start = _with_arguments_of(hook, function)
+        if hook in OBSERVERS:
+            return start
 
         @functools.wraps(start)
-        def call(*arguments: Any) -> Outcome:
+        def call(*arguments: Any) -> _Outcome:
             async def run() -> Any:
                 value = start(*arguments)
                 if inspect.isawaitable(value):
                     value = await value
                 return self._score(value) if hook == "verify_and_score_trajectory" else value
 
-            return Outcome(run)
+            return _Outcome(run)
 
         return call
 
     def _score(self, value: Any) -> tuple[float, dict[str, Any]]:
+        """Return a score in its full form, whatever the environment or a wrapper gave."""
         reward, details = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
         if not isinstance(reward, int | float) or not math.isfinite(reward) or not isinstance(details, Mapping):
             raise VerifierError(
@@ -311,32 +280,3 @@ class EnvironmentHooks:
                 hint="return a finite reward, or (reward, details)",
             )
         return float(reward), dict(details)
-
-
-def _observers_of(environment: object) -> dict[str, Callable[..., Any]]:
-    """The observers that an environment implements itself, adapted.
-
-    Raises:
-        PluginError: it marks a method that is neither an environment hook nor an observer.
-    """
-    known = (*ENVIRONMENT_HOOKS, *OBSERVERS)
-    observers = {}
-    for name, function, options in _marked(environment):
-        hook = options["specname"] or name
-        if hook not in known:
-            raise PluginError(f"{name} is not a hook that an environment can implement", hint=nearest_hint(hook, known))
-        if hook not in ENVIRONMENT_HOOKS:
-            _check_kind(hook, function, options)
-            observers[name] = hookspecs.hookimpl(**options)(_plain(hook, function))
-    return observers
-
-
-def events_for(manager: pluggy.PluginManager) -> Events:
-    """The events that the observers among these plugins listen to."""
-    events = Events()
-    for hook in OBSERVERS:
-        for implementation in getattr(manager.hook, hook).get_hookimpls():
-            events.listen(
-                hook.removeprefix("hermes_"), implementation.function, owner=f"plugin {implementation.plugin_name!r}"
-            )
-    return events

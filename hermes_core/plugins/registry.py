@@ -6,13 +6,14 @@ import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from pydantic.errors import PydanticUserError
 
-from hermes_core.errors import HermesError, PluginError, UnknownNameError
+from hermes_core.errors import HermesError, PluginError, UnknownNameError, describe
 from hermes_core.tools.base import Tool
 from hermes_core.tools.schema import function_schema
 from hermes_core.validation import words
@@ -62,6 +63,10 @@ class PluginInfo:
         origin = f"{self.distribution} {self.version}".strip() or "given to the runtime"
         return f"plugin {self.name!r} ({origin})"
 
+    def unused(self, status: PluginStatus, reason: str, hint: str) -> PluginInfo:
+        """Return the same plugin as one that is not in use, and why."""
+        return replace(self, status=status, reason=reason, hint=hint)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -99,11 +104,12 @@ class Entry:
 class Claims:
     """What one plugin claims, gathered while its registration hooks run."""
 
-    def __init__(self, plugin: PluginInfo) -> None:
-        self.plugin = plugin
+    def __init__(self, kind: str, plugin: PluginInfo) -> None:
+        self.kind = kind
         self.entries: list[Entry] = []
+        self._plugin = plugin
 
-    def claim(
+    def _claim(
         self,
         kind: str,
         name: str,
@@ -113,24 +119,15 @@ class Claims:
         summary: str = "",
         requires: str | Iterable[str] = (),
     ) -> None:
-        """Record a claim on `name` and `aliases`.
-
-        Raises:
-            PluginError: a name is empty, has white space, or starts with a dash.
-        """
-        aliases, requires = words(aliases), words(requires)
-        for word in (name, *aliases):
+        entry = Entry(kind, name, value, self._plugin, words(aliases), summary, words(requires))
+        for word in (name, *entry.aliases):
             if not isinstance(word, str) or not re.fullmatch(r"[^\s-]\S*", word):
                 raise PluginError(f"{word!r} cannot be the name of a {kind}", hint="use letters, digits, '-' and '_'")
-        self.entries.append(Entry(kind, name, value, self.plugin, aliases, summary, requires))
+        self.entries.append(entry)
 
 
 class Registrar(Claims):
     """What a plugin's `hermes_register_…` hook is given: `add` claims a name for that plugin."""
-
-    def __init__(self, kind: str, plugin: PluginInfo) -> None:
-        super().__init__(plugin)
-        self.kind = kind
 
     def add(
         self,
@@ -156,7 +153,7 @@ class Registrar(Claims):
                 f"{self.kind} {name!r}: {factory!r} is not a factory",
                 hint="give a callable, or its place as 'package.module:attribute'",
             )
-        self.claim(self.kind, name, factory, aliases=aliases, summary=summary, requires=requires)
+        self._claim(self.kind, name, factory, aliases=aliases, summary=summary, requires=requires)
 
 
 class ToolRegistrar(Claims):
@@ -175,17 +172,17 @@ class ToolRegistrar(Claims):
                 f"the parameters of tool {tool.name!r} are nothing that JSON can describe: {describe(error)}",
                 hint="use JSON's types, or pydantic models of them",
             ) from error
-        self.claim("tool", tool.name, tool, summary=tool.description, requires=tool.requires)
+        self._claim("tool", tool.name, tool, summary=tool.description, requires=tool.requires)
 
     def add_toolset(
         self, name: str, *, tools: str | Iterable[str] = (), includes: str | Iterable[str] = (), summary: str = ""
     ) -> None:
         """A named group of tools, and of the toolsets that it includes."""
-        self.claim("toolset", name, {"tools": words(tools), "includes": words(includes)}, summary=summary)
+        self._claim("toolset", name, {"tools": words(tools), "includes": words(includes)}, summary=summary)
 
     def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
         """A weighted choice of toolsets: the chance of each, in percent."""
-        self.claim("distribution", name, {"percent": dict(percent)}, summary=summary)
+        self._claim("distribution", name, {"percent": dict(percent)}, summary=summary)
 
 
 @dataclass(frozen=True)
@@ -196,14 +193,15 @@ class Registry:
     claims: tuple[Entry, ...] = ()
     absent: tuple[PluginInfo, ...] = ()
     """Plugins that failed to load or were left out: what they would have provided is named by these."""
-    _by_name: Mapping[str, list[Entry]] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _by_name(self) -> dict[str, list[Entry]]:
+        """Who claims each name and alias."""
         by_name: dict[str, list[Entry]] = {}
         for entry in self.claims:
             for name in dict.fromkeys((entry.name, *entry.aliases)):
                 by_name.setdefault(name, []).append(entry)
-        object.__setattr__(self, "_by_name", by_name)
+        return by_name
 
     def names(self) -> list[str]:
         """Every name that can be used, without aliases, sorted."""
@@ -264,15 +262,6 @@ class Registry:
         if failed:
             error.hint = f"{error.hint}; not loaded: {', '.join(failed)}, see `hermes-rl plugins`"
         return error
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line: `ImportError: No module named 'docker'`; the first one of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, HermesError):
-        return str(error)
-    return f"{type(error).__name__}: {error}".split("\n", 1)[0].rstrip(": ")
 
 
 def import_hint(error: BaseException, plugin: PluginInfo) -> str:

@@ -175,7 +175,7 @@ def context(environment=None, agent=None, backend=None, **changes) -> RolloutCon
     environment, registry = environment or Plain(), tools()
     return RolloutContext(
         environment=environment,
-        hooks=EnvironmentHooks(environment, PluginManager(load_entry_points=False).hooks.list_name_plugin()),
+        hooks=EnvironmentHooks(environment, PluginManager(load_entry_points=False).registered),
         agent=agent or NopAgent(AgentSettings()),
         backend=backend or Slots(),
         backend_name="fake",

@@ -54,7 +54,7 @@ def managed(*extra: object) -> PluginManager:
 
 
 def plugins(*extra: object) -> list[tuple[str, object]]:
-    return managed(*extra).hooks.list_name_plugin()
+    return managed(*extra).registered
 
 
 async def test_keyword_only_and_defaulted_arguments_arrive() -> None:
@@ -251,8 +251,8 @@ def test_a_failing_observer_is_logged_by_name_and_others_are_told(caplog: pytest
     events.emit("trajectory_finished", trajectory_id="t", record={"reward": 1.0})
     assert seen == [1.0]
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
-        "plugin 'Failing' failed on the event trajectory_finished",
-        "plugin 'Failing-2' failed on the event trajectory_finished",
+        "plugin 'Failing' (given to the runtime) failed on the event trajectory_finished",
+        "plugin 'Failing' (given to the runtime) failed on the event trajectory_finished",
     ]
     events.emit("sandbox_lost", sandbox_id="s", backend="local", profile="default", reason="gone")
     assert seen[1:] == [("s", "gone")]
@@ -266,7 +266,7 @@ def test_an_environment_observes_its_own_rollouts_only() -> None:
             return 1.0
 
     manager = managed()
-    hooks = EnvironmentHooks(Both(seen), manager.hooks.list_name_plugin())
+    hooks = EnvironmentHooks(Both(seen), manager.registered)
     hooks.events.emit("trajectory_finished", trajectory_id="t", record={"reward": 0.0})
     manager.events.emit("trajectory_finished", trajectory_id="t", record={"reward": 1.0})
     assert seen == [0.0]

@@ -164,7 +164,7 @@ def test_two_distributions_with_one_entry_point_name_are_both_refused(install: I
     reasons = {plugin.distribution: plugin.reason for plugin in manager.plugins if plugin.name in ("same", "core")}
     assert "hermes-rl-two" in reasons["hermes-rl-one"]
     assert "hermes-rl-one" in reasons["hermes-rl-two"]
-    assert "built-in 'core'" in reasons["hermes-rl-core"]
+    assert "plugin 'core' (hermes-rl " in reasons["hermes-rl-core"]
     assert not {"one", "two", "three"} & {*manager.registry("backend").names()}
 
 
@@ -181,7 +181,7 @@ def test_a_plugin_whose_registration_fails_provides_nothing_at_all(install: Inst
     manager = PluginManager()
     assert only(manager, "half")["half"].status is PluginStatus.FAILED
     assert "half" not in manager.registry("backend").names()
-    assert not manager.hooks.has_plugin("half")
+    assert not any("half" in label for label, _ in manager.registered)
 
 
 def test_what_cannot_be_imported_when_used_is_named(install: Install) -> None:

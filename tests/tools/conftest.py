@@ -12,7 +12,7 @@ from typing import Any
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
-from hermes_core.plugins import builtin_tools as builtin
+from hermes_core.plugins import builtin
 from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus

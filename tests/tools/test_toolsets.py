@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_core.errors import ConfigError, PluginError, UnknownNameError
-from hermes_core.plugins import builtin_tools as builtin
+from hermes_core.plugins import builtin
 from hermes_core.tools.base import Tool, ToolParams
 from hermes_core.tools.registry import ToolRegistry, expand_toolset, resolve_tools
 from hermes_core.tools.toolsets import Distribution
