@@ -348,7 +348,7 @@ SAYS = {
     ],
     "arguments that are deep": [Reply(tool_calls=[Call("terminal", json.dumps(deep(300)))]), Reply("bye")],
     "more calls than there is room for": [
-        Reply(tool_calls=[Call("read_file", {"path": "a"})] * 9000),
+        Reply(tool_calls=[Call("read_file", {"path": "a"})] * 500),
         Reply("bye"),
     ],
     "what the endpoint refuses": [Reply(tool_calls=[LS]), Fault(400, "the arguments are not valid")],

@@ -171,7 +171,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize("shell", ["bash", pytest.param("sh", marks=pytest.mark.full)])
 def test_one_for_the_rest_of_a_shells_life(shell: str, way: str) -> None:
     script = f"""
         {WAYS[way]}

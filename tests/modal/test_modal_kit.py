@@ -36,6 +36,7 @@ def test_the_contract(emulator: ModalEmulator, version: str, tmp_path: Path) -> 
     assert failures(tmp_path, "--group", "contract") == []
 
 
+@pytest.mark.full
 def test_background_processes_and_terminals(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
     assert failures(tmp_path, "--group", "processes") == []
 

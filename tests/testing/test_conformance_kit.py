@@ -30,7 +30,7 @@ from hermes_core.sandbox.contract import (
 from hermes_core.sandbox.local.backend import LocalBackend
 from hermes_core.settings import Settings
 from hermes_core.testing import conformance
-from hermes_core.testing.conformance import Outcome, Report, Result, Rig, all_checks, check, chosen, run, run_one
+from hermes_core.testing.conformance import Outcome, Report, Result, Rig, all_checks, check, chosen, leaks, run, run_one
 from hermes_core.testing.conformance.report import as_text
 from hermes_core.testing.conformance.tamper import TamperedSandbox
 
@@ -256,7 +256,10 @@ async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result
         (IgnoresSettings, "memory_is_limited_or_refused"),
     ],
 )
-async def test_what_is_broken_is_seen(backend: type[LocalBackend], seen_by: str) -> None:
+async def test_what_is_broken_is_seen(
+    backend: type[LocalBackend], seen_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaks, "SETTLE_S", 0.5)
     if "[user]" in seen_by and Isolation.USER not in LocalBackend().capabilities.isolation:
         pytest.skip("this host gives no slot of level user")
     found = (await outcomes(backend, seen_by))[seen_by]
