@@ -168,6 +168,6 @@ def test_wrong_use(person: Any, environ: dict[str, str]) -> None:
     unknown = person("no-such-sandbox")
     assert unknown.exit_status() == 2 and b"no-such-sandbox" in unknown.seen
     both = person("some-sandbox", "--backend", "local")
-    assert both.exit_status() == 2 and b"leave --backend" in both.seen
+    assert both.exit_status() == 2 and b"leave out --backend" in both.seen
     piped = subprocess.run(SHELL, env=environ, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    assert piped.returncode == 2 and b"needs a terminal" in piped.stderr
+    assert piped.returncode == 2 and b"must be a terminal" in piped.stderr

@@ -62,11 +62,11 @@ class EnvironmentCommands(Program):
 
 def commands(named: Named, *, takes_name: bool) -> EnvironmentCommands:
     """The group of the three commands."""
-    group = EnvironmentCommands("atropos", help="Run an environment for the RL trainers of Atropos.")
+    group = EnvironmentCommands("atropos", help="Generate training data for Atropos' RL trainers.")
     summaries = {
-        "process": "Write groups of rollouts, and a page to look at, and exit.",
-        "serve": "Keep a trainer's queue at `run-api` filled with groups, until it has had its steps.",
-        "evaluate": "Roll out the items once, and report how many are solved.",
+        "process": "Write groups of rollouts and an HTML page that shows them, and exit.",
+        "serve": "Keep the queue of a trainer at `run-api` filled with groups until its training ends.",
+        "evaluate": "Roll out each item, and report how many were solved.",
     }
     for mode, summary in summaries.items():
         group.add_command(_command(mode, summary, named, takes_name=takes_name))
@@ -83,7 +83,7 @@ def _command(mode: str, summary: str, named: Named, *, takes_name: bool) -> clic
             ["--config"],
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             metavar="FILE.yaml",
-            help="Sections env and openai (a mapping, or a list of several servers).",
+            help="Configuration file with sections env and openai (one server, or a list).",
         )
     ]
     if takes_name:
@@ -100,8 +100,8 @@ def run_alone(named: Named) -> None:
     """The commands as a program of their own. Exits."""
     group = commands(named, takes_name=False)
     group.params += [
-        click.Option(["-v", "--verbose"], count=True, help="Log more: -v what happens, -vv everything."),
-        click.Option(["--traceback"], is_flag=True, help="Show where an expected error came from, too."),
+        click.Option(["-v", "--verbose"], count=True, help="Log more: -v progress, -vv everything."),
+        click.Option(["--traceback"], is_flag=True, help="Also show the tracebacks of expected errors."),
     ]
     group.callback = click.pass_context(_remember)
     group()

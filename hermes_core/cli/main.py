@@ -20,14 +20,20 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 ELSEWHERE = {
-    "rollout": ("hermes_core.cli.rollouts:rollout", "Let an agent work on an environment's items, and score it."),
-    "validate": ("hermes_core.cli.rollouts:validate", "Check that oracle scores 1.0 and nop 0.0 on every item."),
-    "rescore": ("hermes_core.cli.rollouts:rescore", "Verify the recorded patches of a run again."),
-    "atropos": ("hermes_core.atropos.cli:atropos", "Run an environment for the RL trainers of Atropos."),
+    "rollout": (
+        "hermes_core.cli.rollouts:rollout",
+        "Run an agent on the items of an environment, and score what it did.",
+    ),
+    "validate": (
+        "hermes_core.cli.rollouts:validate",
+        "Check that the reference solution scores 1.0 and doing nothing 0.0 on every item.",
+    ),
+    "rescore": ("hermes_core.cli.rollouts:rescore", "Score the recorded patches of a run again."),
+    "atropos": ("hermes_core.atropos.cli:atropos", "Generate training data for Atropos' RL trainers."),
     "shell": ("hermes_core.cli.shell:shell", "Open a terminal in a sandbox."),
     "conformance": (
         "hermes_core.testing.conformance.cli:conformance",
-        "Check that a backend keeps every promise that backends make.",
+        "Test a backend against the backend contract.",
     ),
 }
 """Commands that live in a module of their own, each with the line that `--help` shows for it."""
@@ -105,7 +111,7 @@ def _reworded(error: click.UsageError) -> click.ClickException:
         return error
     said = error.format_message().rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "hermes-rl"
-    return _Misuse(f"{said[:1].lower()}{said[1:]} (`{command} --help` says what there is)")
+    return _Misuse(f"{said[:1].lower()}{said[1:]} (`{command} --help` lists what it takes)")
 
 
 def _expected(error: Exception) -> list[HermesError]:
@@ -120,11 +126,11 @@ def _expected(error: Exception) -> list[HermesError]:
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hermes-rl")
-@click.option("-v", "--verbose", count=True, help="Log more: -v what happens, -vv everything.")
-@click.option("--traceback", is_flag=True, help="Show the traceback of expected errors and failed hooks, too.")
+@click.option("-v", "--verbose", count=True, help="Log more: -v progress, -vv everything.")
+@click.option("--traceback", is_flag=True, help="Also show the tracebacks of expected errors and of failed hooks.")
 @click.pass_context
 def main(ctx: click.Context, verbose: int, traceback: bool) -> None:
-    """Tool-using agents in sandboxes, scored by what really happened there."""
+    """Run tool-using agents in sandboxes, and score what they did there."""
     ctx.obj = verbose
 
 
@@ -135,7 +141,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 @_json_option
 @click.pass_obj
 def plugins(verbose: int, as_json: bool) -> None:
-    """List the plugins, what they provide, and which are not in use."""
+    """List plugins, what each provides, and which are not loaded."""
     _list("plugins", verbose, as_json)
 
 
@@ -147,7 +153,7 @@ _name_argument = click.argument("name", required=False)
 @_json_option
 @click.pass_obj
 def backends(verbose: int, name: str | None, as_json: bool) -> None:
-    """List the backends, or every setting of the backend NAME."""
+    """List available backends, or every setting of the backend NAME."""
     _list("backends", verbose, as_json, name)
 
 
@@ -156,7 +162,7 @@ def backends(verbose: int, name: str | None, as_json: bool) -> None:
 @_json_option
 @click.pass_obj
 def envs(verbose: int, name: str | None, as_json: bool) -> None:
-    """List the environments, or every setting of the environment NAME."""
+    """List available environments, or every setting of the environment NAME."""
     _list("environments", verbose, as_json, name)
 
 
@@ -165,7 +171,7 @@ def envs(verbose: int, name: str | None, as_json: bool) -> None:
 @_json_option
 @click.pass_obj
 def agents(verbose: int, name: str | None, as_json: bool) -> None:
-    """List the agents, or every setting of the agent NAME."""
+    """List available agents, or every setting of the agent NAME."""
     _list("agents", verbose, as_json, name)
 
 
@@ -174,7 +180,7 @@ def agents(verbose: int, name: str | None, as_json: bool) -> None:
 @_json_option
 @click.pass_obj
 def tools(verbose: int, name: str | None, as_json: bool) -> None:
-    """List the tools and their groups, or the parameters of the tool NAME."""
+    """List available tools, toolsets and distributions, or the parameters of the tool NAME."""
     _list("tools", verbose, as_json, name)
 
 
@@ -182,7 +188,7 @@ def tools(verbose: int, name: str | None, as_json: bool) -> None:
 @_json_option
 @click.pass_obj
 def parsers(verbose: int, as_json: bool) -> None:
-    """List the parsers of tool calls that models write as text."""
+    """List available parsers of tool calls that models write as text."""
     _list("parsers", verbose, as_json)
 
 
@@ -190,7 +196,7 @@ def parsers(verbose: int, as_json: bool) -> None:
 @_json_option
 @click.pass_obj
 def sinks(verbose: int, as_json: bool) -> None:
-    """List the sinks, where a run's records can go as well."""
+    """List available sinks: further places for the records of a run."""
     _list("sinks", verbose, as_json)
 
 
@@ -199,9 +205,9 @@ def sinks(verbose: int, as_json: bool) -> None:
 @_json_option
 @click.pass_context
 def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
-    """Say whether each backend can be used here, and what to do if not.
+    """Check whether backends work here, and say how to fix those that don't.
 
-    Checks each BACKEND named, or all. Exits with 1 when one of them can't be used, or a plugin is broken.
+    Checks the BACKENDs named, or all of them. Exits with 1 if one of them does not work or a plugin is broken.
     """
     import asyncio
 
@@ -217,7 +223,7 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
     ctx.exit(0 if found.healthy else EXIT_FAILED)
 
 
-_owner_option = click.option("--owner", metavar="NAME", help="Only the sandboxes of this owner [ps: all].")
+_owner_option = click.option("--owner", metavar="NAME", help="Only sandboxes of this owner [all].")
 
 
 @main.command()
@@ -226,9 +232,9 @@ _owner_option = click.option("--owner", metavar="NAME", help="Only the sandboxes
 @_json_option
 @click.pass_obj
 def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool) -> None:
-    """List the sandboxes that there are, whoever's they are.
+    """List all running sandboxes, of any owner.
 
-    Asks each BACKEND named, or all.
+    Asks the BACKENDs named, or all of them.
     """
     import asyncio
 
@@ -247,9 +253,9 @@ def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool)
 @main.command()
 @click.argument("backend", nargs=-1)
 @_owner_option
-@click.option("--any-owner", is_flag=True, help="Those of every owner.")
-@click.option("--waiting", is_flag=True, help="Also those that wait for their driver to come back.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be ended.")
+@click.option("--any-owner", is_flag=True, help="End sandboxes of every owner.")
+@click.option("--waiting", is_flag=True, help="Also end sandboxes that wait for their driver to come back.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be ended.")
 @_json_option
 @click.pass_context
 def reap(
@@ -262,10 +268,11 @@ def reap(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """End the sandboxes whose driver is dead.
+    """End sandboxes whose driver is dead.
 
-    Of each BACKEND named, or all; of the owner that is named, by --owner or HERMES_OWNER. Sandboxes with a live driver
-    are not touched, nor are shells and terminal tasks that wait for theirs. Exits with 1 when one could not be ended.
+    Asks the BACKENDs named, or all of them. Give the owner by --owner or HERMES_OWNER, or use --any-owner. Sandboxes
+    with a live driver are not touched, and neither are shells and terminal tasks that wait for their driver. Exits
+    with 1 if a sandbox could not be ended.
     """
     import asyncio
 
@@ -277,7 +284,9 @@ def reap(
         async with new_runtime(ctx.obj) as runtime:
             whose = None if any_owner else owner or runtime.settings.owner
             if (whose is None) != any_owner or (any_owner and owner):
-                raise UsageError("whose sandboxes?", hint="either --owner NAME (or HERMES_OWNER), or --any-owner")
+                raise UsageError(
+                    "no owner is given", hint="use --owner NAME (or HERMES_OWNER), or --any-owner, not both"
+                )
             found = await find(runtime, backend, whose)
             return found, await reap_sandboxes(runtime, found.sandboxes, waiting=waiting, dry_run=dry_run)
 

@@ -30,7 +30,7 @@ class DottedCommand(click.Command):
 
     def __init__(self, *args: Any, sections: Sequence[str] = SECTIONS, **options: Any) -> None:
         *first, last = (f"--{section}.KEY=VALUE" for section in sections)
-        epilog = f"Also: {', '.join(first)} and {last}, for every setting of these."
+        epilog = f"Every other setting: {', '.join(first)} and {last}."
         super().__init__(*args, **{"epilog": epilog, **options})
         self.sections = tuple(sections)
 
@@ -103,7 +103,7 @@ def read_config(path: Path | None) -> dict[str, dict[str, Any]]:
         elif isinstance(content, Mapping):
             sections[name] = dict(content)
         else:
-            raise ConfigError(f"section {name!r} of {path} is no mapping", hint="write `key: value` lines below it")
+            raise ConfigError(f"section {name!r} of {path} is not a mapping", hint="write `key: value` lines below it")
     return sections
 
 
@@ -135,7 +135,7 @@ def merged(config: Mapping[str, Any], written: Written, model: type[BaseModel]) 
 def _value_of(path: str, given: str | None, model: type[BaseModel]) -> str:
     field = model.model_fields.get(path)
     if given is None and field is not None and bool not in _kinds(field.annotation):
-        raise UsageError(f"the option for {path!r} has no value", hint=f"write --….{path}=VALUE")
+        raise UsageError(f"the option for {path!r} has no value", hint=f"write --SECTION.{path}=VALUE")
     return "true" if given is None else given
 
 

@@ -54,61 +54,84 @@ def _at_least_one(ctx: click.Context, parameter: click.Parameter, value: int | N
 
 def _folder(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path | None:
     if value == "":
-        raise click.BadParameter("it is empty")
+        raise click.BadParameter("the name is empty")
     return None if value is None else Path(value)
 
 
 def _run_options(command: Command) -> Command:
     """The options that all three commands have."""
     options = [
-        click.option("--backend", metavar="NAME", help="What makes the sandboxes [local]."),
-        click.option("--profile", metavar="NAME", help="A profile of HERMES_PROFILES_FILE [its default one]."),
-        click.option("--isolation", metavar="LEVEL", help="shared, user, namespace or dedicated [user]."),
-        click.option("--allow-unisolated", is_flag=True, help="Accept a weaker level than is asked for."),
+        click.option("--backend", metavar="NAME", help="Backend that makes the sandboxes [local]."),
+        click.option("--profile", metavar="NAME", help="Profile from HERMES_PROFILES_FILE [its default]."),
+        click.option(
+            "--isolation", metavar="LEVEL", help="Isolation level: shared, user, namespace or dedicated [user]."
+        ),
+        click.option(
+            "--allow-unisolated", is_flag=True, help="Accept a level below the minimum of the environment or the agent."
+        ),
         click.option(
             *("--confine",),
             is_flag=True,
-            help="No network for commands, and at most 4 GiB of memory for each process of theirs.",
+            help="Give commands no network, and at most 4 GiB of memory per process.",
         ),
-        click.option("--concurrency", type=int, metavar="C", help="Rollouts at the same time [4]."),
-        click.option("--seed", type=int, metavar="S", help="Seed of whatever is drawn."),
+        click.option("--concurrency", type=int, metavar="C", help="Number of rollouts at the same time [4]."),
+        click.option("--seed", type=int, metavar="S", help="Random seed."),
         click.option(
             *("--stop-on-infra",),
             type=float,
             metavar="RATE",
-            help="Stop when infra and model failures exceed this share of the last 20 rollouts.",
+            help="Stop when more than this share (0 to 1) of the last 20 rollouts were infra or model failures.",
         ),
-        click.option("--config", type=_FILE, metavar="FILE.yaml", help="Sections env, agent, backend and run."),
-        click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON."),
+        click.option(
+            "--config",
+            type=_FILE,
+            metavar="FILE.yaml",
+            help="Configuration file with sections env, agent, backend and run.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
     ]
     for option in reversed(options):
         command = option(command)
     return command
 
 
-_items_option = click.option("--items", type=int, callback=_at_least_one, metavar="N", help="Use N items only.")
+_items_option = click.option(
+    "--items", type=int, callback=_at_least_one, metavar="N", help="Use at most N items [all]."
+)
 
 
 @click.command(cls=DottedCommand)
 @click.argument("environment", metavar="ENV")
-@click.option("--agent", metavar="NAME", help="model, oracle, nop, or a plugin's [model].")
+@click.option("--agent", metavar="NAME", help="Agent: model, oracle, nop, or one of a plugin [model].")
 @_items_option
-@click.option("--group-size", type=int, metavar="G", help="Rollouts of each item [1].")
-@click.option("--max-turns", type=int, metavar="N", help="Answers that the model may give [30].")
+@click.option("--group-size", type=int, metavar="G", help="Number of rollouts per item [1].")
+@click.option("--max-turns", type=int, metavar="N", help="Maximum number of model answers per rollout [30].")
 @click.option("--temperature", type=float, metavar="T", help="Sampling temperature [1.0].")
-@click.option("--model", metavar="M", help="The model's name.")
-@click.option("--base-url", metavar="URL", help="The OpenAI-compatible endpoint (key: OPENAI_API_KEY).")
-@click.option("--rollout-timeout", type=float, metavar="S", help="Seconds for the agent; then it is verified [3600].")
-@click.option("--model-timeout", type=float, metavar="S", help="Seconds to wait for the model, in a rollout [3600].")
-@click.option("--out", callback=_folder, metavar="DIR", help="Where the records go [runs/ENV-TIME].")
-@click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="A plugin's sink that records go to as well.")
-@click.option("--resume", is_flag=True, help="Go on with the run in --out DIR.")
+@click.option("--model", metavar="M", help="Name of the model, as its endpoint knows it.")
+@click.option(
+    "--base-url", metavar="URL", help="OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY [OpenAI's own]."
+)
+@click.option(
+    "--rollout-timeout",
+    type=float,
+    metavar="S",
+    help="Agent time limit in seconds; what was done by then is scored [3600].",
+)
+@click.option(
+    "--model-timeout",
+    type=float,
+    metavar="S",
+    help="Total time in seconds that a rollout may wait for the model [3600].",
+)
+@click.option("--out", callback=_folder, metavar="DIR", help="Directory for the records [runs/ENV-TIME].")
+@click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="Also send the records to this sink of a plugin.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out DIR.")
 @_run_options
 @click.pass_context
 def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
-    """Let an agent work on the items of ENV, and score what it did.
+    """Run an agent on the items of ENV, and score what it did.
 
-    Exits with 0 when every rollout was scored, 3 when some were not, 2 for wrong use, 130 after Ctrl-C.
+    Exits with 0 if every rollout was scored, 3 if some were not, 2 for wrong use, and 130 after Ctrl-C.
     """
     from hermes_core.cli.progress import progress_on
     from hermes_core.envs.runner import run_rollouts
@@ -155,14 +178,19 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
 @click.argument("environment", metavar="ENV")
 @_items_option
 @click.option(
-    "--repeat", type=int, callback=_at_least_one, default=1, metavar="N", help="Rollouts of each item and agent [1]."
+    "--repeat",
+    type=int,
+    callback=_at_least_one,
+    default=1,
+    metavar="N",
+    help="Number of rollouts per item and agent [1].",
 )
 @_run_options
 @click.pass_context
 def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any) -> None:
-    """Check that on every item of ENV the reference solution scores 1.0 and doing nothing 0.0.
+    """Check every item of ENV: the reference solution must score 1.0, and doing nothing 0.0.
 
-    Exits with 0 when that is so every time, 3 when it is not.
+    Exits with 0 if every item passes every time, and 3 if one does not.
     """
     from hermes_core.cli.progress import progress_on
     from hermes_core.envs.validate import validate as run_validation
@@ -188,9 +216,9 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
 @_run_options
 @click.pass_context
 def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
-    """Verify the recorded patches of the run in DIR again, and write DIR/rescored.jsonl.
+    """Score the recorded patches of the run in DIR again, and write DIR/rescored.jsonl.
 
-    Exits with 0 when all of them got the same reward again, 3 when some did not.
+    Exits with 0 if every patch got the same reward again, and 3 if one did not.
     """
     from hermes_core.cli.progress import progress_on
     from hermes_core.envs.rescore import rescore as run_rescore
@@ -253,8 +281,8 @@ def _options(
     from hermes_core.envs.options import RunOptions
 
     for key in config["run"].keys() - RunOptions.model_fields.keys():
-        place = {"agent": "it is a section of its own: `agent: NAME`, or `agent: {name: NAME, …}`"}
-        hint = place.get(key) or ("it is for the command line" if key in _WRITTEN_ONLY else None)
+        place = {"agent": "`agent` is a section of its own: write `agent: NAME`, or `agent: {name: NAME, …}`"}
+        hint = place.get(key) or ("give it on the command line" if key in _WRITTEN_ONLY else None)
         raise UnknownNameError("key", key, RunOptions.model_fields, where="of the run", hint=hint)
     backend = str(_first(given["backend"], config["backend"].get("name"), config["run"].get("backend"), "local"))
     section = {key: value for key, value in config["backend"].items() if key != "name"}

@@ -40,20 +40,23 @@ _SHELL = 'exec "${SHELL:-sh}" -i'
 
 @click.command()
 @click.argument("sandbox", required=False)
-@click.option("--backend", metavar="NAME", help="Where a new sandbox is made [local].")
-@click.option("--profile", metavar="NAME", help="From which profile.")
-@click.option("--isolation", metavar="LEVEL", default="user", help="The least isolation of its slot [user].")
+@click.option("--backend", metavar="NAME", help="Backend that makes a new sandbox [local].")
+@click.option("--profile", metavar="NAME", help="Profile of the new sandbox.")
+@click.option("--isolation", metavar="LEVEL", default="user", help="Minimum isolation level of its slot [user].")
 @click.pass_context
 def shell(ctx: click.Context, sandbox: str | None, backend: str | None, profile: str | None, isolation: str) -> None:
-    """Open a terminal in a new sandbox, or in SANDBOX, where one was left.
+    """Open a shell in a new sandbox, or go back to a shell that you left in SANDBOX.
 
-    Ctrl-] leaves it, and all that runs in it, for a day. When the shell ends, its sandbox does. Exits as the shell did.
+    Ctrl-] leaves the shell; what runs in it goes on for up to a day. When the shell exits, the sandbox ends. The exit
+    status is that of the shell.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("this needs a terminal to show", hint="run it without redirections, or use the terminal tool")
+        raise UsageError(
+            "standard input and output must be a terminal", hint="run it without redirections, or use the terminal tool"
+        )
     if sandbox is not None and (backend or profile):
         raise UsageError(
-            "a sandbox that there is has its backend and profile", hint="leave --backend and --profile out"
+            "an existing sandbox already has a backend and a profile", hint="leave out --backend and --profile"
         )
     ctx.exit(asyncio.run(_run(ctx.obj, sandbox, backend or "local", profile, isolation)))
 

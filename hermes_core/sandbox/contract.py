@@ -192,7 +192,7 @@ class SandboxConfig(BaseModel):
         from hermes_core.validation import validated
 
         if not isinstance(data, Mapping):
-            raise ConfigError(f"profile {name!r} is no mapping", hint="write `key: value` lines below it")
+            raise ConfigError(f"profile {name!r} is not a mapping", hint="write `key: value` lines below it")
         return validated(cls, {**data, "name": name}, f"profile {name!r}")
 
     @field_validator("env_vars")

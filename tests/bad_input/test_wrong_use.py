@@ -118,7 +118,7 @@ def test_shared_is_refused_to_a_model_even_where_the_environment_would_take_it(h
         ("- a", ["run.yaml holds no mapping", "`key: value`"]),
         ("just words", ["run.yaml holds no mapping"]),
         ("envs: {}", ["unknown section 'envs' of run.yaml", "did you mean 'env'?"]),
-        ("env: 3", ["section 'env' of run.yaml is no mapping"]),
+        ("env: 3", ["section 'env' of run.yaml is not a mapping"]),
         ("run: {concurency: 2}", ["unknown key 'concurency' of the run", "did you mean 'concurrency'?"]),
         ("run: {agent: oracle}", ["unknown key 'agent' of the run", "a section of its own"]),
         ("run: {resume: true}", ["unknown key 'resume' of the run", "command line"]),

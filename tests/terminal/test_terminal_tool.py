@@ -339,7 +339,7 @@ def test_errors_show_no_values_of_env_vars(env_vars: Any) -> None:
 
 def test_a_profile_that_is_no_mapping(tmp_path: Path) -> None:
     (tmp_path / "modal_profiles.yaml").write_text("profiles: {default: torch}")
-    with pytest.raises(ConfigError, match=r"'default' of .* is no mapping"):
+    with pytest.raises(ConfigError, match=r"'default' of .* is not a mapping"):
         TerminalSettings.load({"HERMES_ENV_FILE": "", "TERMINAL_ENV": "modal"})
 
 

@@ -27,17 +27,17 @@ EXIT_FAILED = 1
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="YAML: the profile to test it with, by the backend's own keys.",
+    help="YAML file with settings of the backend to test it with.",
 )
-@click.option("--isolation", metavar="LEVEL", help="Where the checks run that are not about levels [user].")
-@click.option("--group", "groups", multiple=True, metavar="G", help="Only the checks of this group.")
-@click.option("--check", "names", multiple=True, metavar="NAME", help="Only this check.")
+@click.option("--isolation", metavar="LEVEL", help="Isolation level of the checks that are not about levels [user].")
+@click.option("--group", "groups", multiple=True, metavar="G", help="Run only the checks of this group.")
+@click.option("--check", "names", multiple=True, metavar="NAME", help="Run only this check.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def conformance(ctx: click.Context, /, backend: str, as_json: bool, **given: Any) -> None:
-    """Check that BACKEND keeps every promise that backends make, and say how fast it is.
+    """Test BACKEND against the backend contract, and measure its speed.
 
-    Exits with 0 when nothing failed, 1 when something did, 2 for wrong use.
+    Exits with 0 if no check failed, 1 if one did, and 2 for wrong use.
     """
     report = asyncio.run(_report(ctx.obj or 0, backend, **given))
     if as_json:
