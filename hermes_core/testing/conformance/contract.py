@@ -9,6 +9,7 @@ import uuid
 
 from hermes_core.errors import ChannelLost, HermesError, InfraError, SandboxLost
 from hermes_core.sandbox.contract import Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.pool.profile_check import check_profile
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, raises, same, until, within
 from hermes_core.testing.conformance.kit import Kit, ran
@@ -185,9 +186,15 @@ async def an_image_is_used_or_refused(kit: Kit) -> None:
     await _is_refused(kit, kit.spec(image=f"hermes-kit-{uuid.uuid4().hex}:missing"))
 
 
+async def _create(kit: Kit, spec: SandboxSpec) -> Sandbox:
+    """Create a sandbox as a pool does: what the backend does not support is refused first."""
+    check_profile(kit.backend, spec.isolation, spec.config, prepares=False)
+    return await kit.backend.create(spec)
+
+
 async def _is_refused(kit: Kit, spec: SandboxSpec) -> None:
     try:
-        sandbox = await kit.backend.create(spec)
+        sandbox = await _create(kit, spec)
     except HermesError:
         return
     await sandbox.terminate()
@@ -201,7 +208,7 @@ async def memory_is_limited_or_refused(kit: Kit) -> None:
         raise kit.not_applicable("the backend declares that `memory` is no limit")
     spec = kit.spec(memory=MEMORY_MB)
     try:
-        sandbox = await kit.backend.create(spec)
+        sandbox = await _create(kit, spec)
     except HermesError:
         return
     try:
