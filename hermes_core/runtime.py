@@ -109,21 +109,28 @@ class Runtime:
         name: str,
         given: Mapping[str, Mapping[str, Any] | SandboxConfig] | None = None,
         config: Mapping[str, Any] | None = None,
+        *,
+        default_profile: str | None = None,
     ) -> dict[str, SandboxConfig]:
-        """The profiles by name, in the terms of the backend of this name; there is always one called `default`.
+        """Return the profiles by name, in the terms of the backend of this name.
 
         Args:
             given: None is the settings' profiles.
             config: keys set in every profile.
+            default_profile: the one that is used when none is named; None is the settings'. If it is called `default`,
+                nobody has to write it.
 
         Raises:
             UnknownNameError: the backend, the default profile or a key does not exist.
             ConfigError: a profile has a wrong value.
         """
         backend = self.backend(name)
-        named = {"default": {}, **(self.settings.profiles if given is None else given)}
-        if self.settings.default_profile not in named:
-            raise UnknownNameError("profile", self.settings.default_profile, named, where="in default_profile")
+        used, where = default_profile or self.settings.default_profile, "" if default_profile else "in default_profile"
+        named = dict(self.settings.profiles if given is None else given)
+        if used == "default":
+            named.setdefault(used, {})
+        if used not in named:
+            raise UnknownNameError("profile", used, named, where=where)
         return {name: _profile(backend, name, profile, config or {}) for name, profile in named.items()}
 
     def tool_backend(
@@ -135,15 +142,17 @@ class Runtime:
         config: Mapping[str, Any] | None = None,
         prepare_sandbox: PrepareSandbox | None = None,
         checkpoint: Checkpoint | None = None,
+        default_profile: str | None = None,
     ) -> ToolBackend:
         """A new tool backend on the backend of that name: an async context manager, closed with the runtime at last.
 
         Args:
-            profiles: profiles by name; None is the settings' profiles. There is always one called `default`.
+            profiles: profiles by name; None is the settings' profiles.
             isolation: the least isolation between slots.
             config: keys set in every profile.
             prepare_sandbox: prepares each new sandbox of a profile whose network is `setup`.
             checkpoint: where it is written what a driver after us needs to take the sandboxes over.
+            default_profile: the profile that is used when none is named, as `profiles` takes it.
 
         Raises:
             UnknownNameError: the backend, the isolation level, the default profile or a key does not exist.
@@ -157,11 +166,11 @@ class Runtime:
         return self._keep(
             ToolBackend(
                 backend,
-                profiles=self.profiles(name, profiles, config),
+                profiles=self.profiles(name, profiles, config, default_profile=default_profile),
                 tools=self.tools,
                 isolation=level,
                 owner=self.owner,
-                default_profile=self.settings.default_profile,
+                default_profile=default_profile or self.settings.default_profile,
                 events=self.plugin_manager.events,
                 prepare_sandbox=prepare_sandbox,
                 take_over=self.settings.owner is not None,

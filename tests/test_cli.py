@@ -153,6 +153,15 @@ def test_doctor_says_what_is_usable_and_what_to_do(plugin: Any) -> None:
     assert (done.returncode, done.stdout) == (0, "host: usable: all is well\n    one\n    two\n")
 
 
+def test_doctor_names_the_profiles_and_their_file(plugin: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    plugin("host", USABLE)
+    assert "profiles:" not in hermes("doctor", "host").stdout
+    (tmp_path / "mine.yaml").write_text("profiles: {small: {}, big: {}}")
+    monkeypatch.setenv("HERMES_PROFILES_FILE", str(tmp_path / "mine.yaml"))
+    said = hermes("doctor", "host").stdout
+    assert f"profiles:\n    small, big, from {tmp_path}/mine.yaml\n    used where none is named: small\n" in said
+
+
 def test_doctor_fails_when_a_backend_or_a_plugin_does(plugin: Any) -> None:
     plugin("host", UNUSABLE)
     done = hermes("doctor", "host")

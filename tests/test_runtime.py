@@ -179,12 +179,12 @@ async def test_profiles_come_from_the_settings_or_the_caller() -> None:
     settings = {"big": {"cpu": 4, "colour": "red"}, "small": {}}
     async with new_runtime(profiles=settings, default_profile="big") as runtime:
         status = runtime.tool_backend("paper").list_profiles()
-        assert set(status) == {"big", "small", "default"}
+        assert set(status) == {"big", "small"}
         backend = runtime.tool_backend(
             "paper", profiles={"big": PaperConfig(cpu=2), "other": {"memory": 64}}, config={"slots_per_sandbox": 3}
         )
         profiles = backend.list_profiles()
-        assert set(profiles) == {"big", "other", "default"}
+        assert set(profiles) == {"big", "other"}
         assert {profile["slots_per_sandbox"] for profile in profiles.values()} == {3}
         assert profiles["big"]["cpu"] == 2
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from hermes_core.errors import HermesError, describe
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Diagnosis
+from hermes_core.settings import Settings
 from hermes_core.terminal.settings import explain
 
 CHECK_TIMEOUT_S = 30.0
@@ -25,6 +26,8 @@ class Report:
     problems: tuple[str, ...]
     terminal: tuple[str, ...] = ()
     """The terminal tool's settings, and where each is from."""
+    profiles: tuple[str, ...] = ()
+    """The profiles of runs, and the file that they are from."""
 
     @property
     def healthy(self) -> bool:
@@ -34,7 +37,13 @@ class Report:
     def as_json(self) -> str:
         """The report for programs."""
         backends = {name: asdict(found) for name, found in self.backends.items()}
-        found = {"healthy": self.healthy, "backends": backends, "terminal": self.terminal, "problems": self.problems}
+        found = {
+            "healthy": self.healthy,
+            "backends": backends,
+            "profiles": self.profiles,
+            "terminal": self.terminal,
+            "problems": self.problems,
+        }
         return json.dumps(found, indent=2)
 
     def as_text(self, terminal_width: int | None = None) -> str:
@@ -44,9 +53,10 @@ class Report:
             lines.append(f"{name}: {'usable' if found.usable else 'NOT usable'}: {found.summary}")
             lines.extend(f"    {detail}" for detail in found.details)
             lines.extend(f"    -> {advice}" for advice in found.advice)
-        if self.terminal:
-            lines.append("terminal tool:")
-            lines.extend(f"    {setting}" for setting in self.terminal)
+        for title, settings in (("profiles", self.profiles), ("terminal tool", self.terminal)):
+            if settings:
+                lines.append(f"{title}:")
+                lines.extend(f"    {setting}" for setting in settings)
         lines.extend(f"problem: {problem}" for problem in self.problems)
         return "\n".join(lines if terminal_width is None else (_wrapped(line, terminal_width) for line in lines))
 
@@ -76,7 +86,19 @@ async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Report:
             runtime.backends.entry(settings.backend)
     except HermesError as error:
         problems.append(f"the terminal tool: {error}")
-    return Report({name: check.result() for name, check in checks.items()}, tuple(problems), tuple(terminal))
+    return Report(
+        {name: check.result() for name, check in checks.items()},
+        tuple(problems),
+        tuple(terminal),
+        tuple(_profiles(runtime.settings)),
+    )
+
+
+def _profiles(settings: Settings) -> list[str]:
+    if not settings.profiles:
+        return []
+    source = settings.profiles_file or "the settings"
+    return [f"{', '.join(settings.profiles)}, from {source}", f"used where none is named: {settings.default_profile}"]
 
 
 async def _check(runtime: Runtime, name: str) -> Diagnosis:

@@ -16,7 +16,7 @@ from hermes_core.environment import Environment
 from hermes_core.envs.options import RunOptions, granted_isolation, pool_size
 from hermes_core.envs.plain import Redact
 from hermes_core.envs.rollout import RolloutContext
-from hermes_core.errors import HermesError, PluginError, UnknownNameError, describe
+from hermes_core.errors import HermesError, PluginError, describe
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
@@ -178,10 +178,8 @@ def _new_backend(
     if rollouts is not None:
         options = options.model_copy(update={"concurrency": max(1, min(options.concurrency, rollouts))})
     isolation = runtime.backend(options.backend).capabilities.least(isolation)
-    profiles = runtime.profiles(options.backend)
+    profiles = runtime.profiles(options.backend, default_profile=options.profile)
     used = options.profile or runtime.settings.default_profile
-    if used not in profiles:
-        raise UnknownNameError("profile", used, profiles)
     sizes = {name: pool_size(options, isolation, profile) for name, profile in profiles.items()}
     if sizes[used].concurrency < options.concurrency:
         room = sizes[used].concurrency
@@ -195,6 +193,7 @@ def _new_backend(
             for name, profile in profiles.items()
         },
         prepare_sandbox=environment.prepare_sandbox,
+        default_profile=used,
     )
     return backend, 0 if rollouts == 0 else sizes[used].concurrency
 

@@ -196,12 +196,14 @@ def test_a_profile_is_chosen_by_name_and_a_wrong_one_is_refused(run, dataset, tm
     rows = dataset({"id": "a", "check": 'test "$SIZE" = big', "solution": "true"})
     rollout = ["rollout", "tasks", rows, "--agent", "nop", "--json", *ISOLATION]
 
-    def solved(*arguments) -> int:
+    def summary(*arguments) -> tuple[int, list[str]]:
         done = run(*rollout, *arguments, HERMES_PROFILES_FILE="profiles.yaml")
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["solved"]
+        found = json.loads(done.stdout)
+        return found["solved"], list(found["sandbox_s"])
 
-    assert (solved(), solved("--profile", "big", "--out", "out")) == (0, 1)
+    assert summary() == (0, ["small"])
+    assert summary("--profile", "big", "--out", "out") == (1, ["big"])  # and no sandbox of another profile was made
     assert json.loads((tmp_path / "out/run.json").read_text())["configuration"]["profile"] == "big"
     refused = run(*rollout, "--profile", "bgi", HERMES_PROFILES_FILE="profiles.yaml")
     assert refused.returncode == 2
