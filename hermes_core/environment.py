@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,6 +163,12 @@ class Environment(ABC):
         if self.config.system_prompt:
             messages.append({"role": "system", "content": self.config.system_prompt})
         prompt = self.format_prompt(item)
+        if inspect.iscoroutine(prompt):
+            prompt.close()  # without Python's warning that nobody awaited it
+            raise SetupFailed(
+                f"format_prompt of environment {self.name!r} is async, and is called without await",
+                hint="write `def format_prompt(self, item)`; what has to be awaited belongs in setup()",
+            )
         if not isinstance(prompt, str):
             raise SetupFailed(
                 f"format_prompt of environment {self.name!r} gave {prompt!r}, not a text",

@@ -184,34 +184,3 @@ def agent_settings(
     """
     filled = runtime.agent_settings(given, agent if isinstance(agent, str) else None)
     return filled if filled.seed is not None else filled.model_copy(update={"seed": seed})
-
-
-def run_configuration(
-    options: RunOptions, environment: Environment, agent: str, settings: AgentSettings | None, isolation: Isolation
-) -> dict[str, Any]:
-    """Everything that decides what a run's records say, as JSON values and without secrets.
-
-    How many rollouts run at a time, and when the run gives up (for its cost, too), is not part of it.
-    """
-    backend_config = {key: value for key, value in options.backend_config.items() if key not in COST}
-    model = (
-        settings.model_dump(mode="json", exclude={"api_key", *PATIENCE})
-        if settings and agent not in BASELINES
-        else None
-    )
-    return {
-        "environment": environment.name,
-        "env": environment.config.model_dump(mode="json"),
-        "agent": agent,
-        "agent_settings": model,
-        "backend": options.backend,
-        "backend_config": backend_config,
-        **({"profile": options.profile} if options.profile else {}),
-        "isolation": isolation.label,
-        "group_size": options.group_size,
-        "seed": options.seed,
-        "rollout_timeout": options.rollout_timeout,
-        "model_timeout": options.model_timeout,
-        "setup_timeout": options.setup_timeout,
-        "verify_timeout": options.verify_timeout,
-    }

@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.environment import Environment, Item
-from hermes_core.envs.options import RunOptions, agent_settings, run_configuration
-from hermes_core.envs.plain import json_line, plain
+from hermes_core.envs.options import RunOptions, agent_settings
+from hermes_core.envs.plain import json_line
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.session import Tools, broken, open_session, versions
 from hermes_core.envs.store import OutputFolder
@@ -105,15 +105,11 @@ async def run_rollouts(
         if out_dir is not None:
             run.folder = OutputFolder(Path(out_dir))
         elif runs_dir is not None:
-            name = environment if isinstance(environment, str) else environment.name
-            run.folder = OutputFolder.begin(Path(runs_dir), name)
+            run.folder = OutputFolder.begin(Path(runs_dir), session.name)
         if run.folder is not None:
             stack.callback(run.folder.close)
-            told = filled if isinstance(agent, str) else None
-            configuration = run_configuration(chosen, session.environment, session.agent.name, told, session.isolation)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
-            kept = plain(configuration, session.redact)
-            await _in_thread(run.folder.open, kept, about, run.tally, resume=resume)
+            await _in_thread(run.folder.open, session.configuration(), about, run.tally, resume=resume)
         async with session.sandboxes(run.count_left()) as context:
             if on_folder is not None and run.folder is not None:
                 on_folder(run.folder.path)

@@ -13,8 +13,8 @@ from typing import Any
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import OracleAgent
 from hermes_core.environment import Environment
-from hermes_core.envs.options import RunOptions, granted_isolation, pool_size
-from hermes_core.envs.plain import Redact
+from hermes_core.envs.options import BASELINES, COST, PATIENCE, RunOptions, granted_isolation, pool_size
+from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.errors import HermesError, PluginError, describe
 from hermes_core.plugins.calling import EnvironmentHooks
@@ -33,6 +33,8 @@ class Session:
     """An open run: all that was asked for has been checked, and the dataset is loaded; see `open_session`."""
 
     runtime: Runtime
+    name: str
+    """The name that the environment is registered by, if it was named; else its own."""
     environment: Environment
     agent: Agent
     options: RunOptions
@@ -41,8 +43,36 @@ class Session:
     tools: Tools
     redact: Redact
     """Takes the secrets that the driver knows out of a text."""
+    settings: AgentSettings | None = None
+    """The agent's, if it was named."""
     room: int = 0
     """Rollouts at the same time, at most; known when there are sandboxes."""
+
+    def configuration(self) -> dict[str, Any]:
+        """Return everything that decides what the run's records say, as JSON values and without secrets.
+
+        How many rollouts run at a time, and when the run gives up (for its cost, too), is not part of it.
+        """
+        options, agent = self.options, self.agent.name
+        settings = None if self.settings is None or agent in BASELINES else self.settings
+        configuration = {
+            "environment": self.name,
+            "env": self.environment.config.model_dump(mode="json"),
+            "agent": agent,
+            "agent_settings": settings and settings.model_dump(mode="json", exclude={"api_key", *PATIENCE}),
+            "backend": options.backend,
+            "backend_config": {key: value for key, value in options.backend_config.items() if key not in COST},
+            **({"profile": options.profile} if options.profile else {}),
+            "isolation": self.isolation.label,
+            "group_size": options.group_size,
+            "seed": options.seed,
+            "rollout_timeout": options.rollout_timeout,
+            "model_timeout": options.model_timeout,
+            "setup_timeout": options.setup_timeout,
+            "verify_timeout": options.verify_timeout,
+        }
+        kept: dict[str, Any] = plain(configuration, self.redact)
+        return kept
 
     @asynccontextmanager
     async def sandboxes(self, rollouts: int | None = None, *, start: bool = True) -> AsyncIterator[RolloutContext]:
@@ -114,6 +144,7 @@ async def open_session(
         _new_backend(runtime, made, options, isolation, None)
         session = Session(
             runtime=runtime,
+            name=environment if isinstance(environment, str) else environment.name,
             environment=made,
             agent=worker,
             options=options,
@@ -121,6 +152,7 @@ async def open_session(
             hooks=hooks_for(runtime, made, worker.name),
             tools=tools,
             redact=redact or redactor(runtime, *([settings] if settings else [])),
+            settings=settings if isinstance(agent, str) else None,
         )
         async with set_up(made, load):
             yield session

@@ -158,6 +158,10 @@ def test_an_environment_that_fails_before_the_run_is_named(hermes, install, tmp_
 
 HOOKS = {
     "the prompt": ("def format_prompt(self, item): 1 / 0", "setup: ZeroDivisionError"),
+    "the prompt, async": (
+        'async def format_prompt(self, item): return "p"',
+        "setup: format_prompt of environment 'mine' is async, and is called without await (write `def format_prompt",
+    ),
     "the set-up": ("@hookimpl\n        def setup_trajectory_workspace(self, item): 1 / 0", "setup: ZeroDivisionError"),
     "the solution": (
         "@hookimpl\n        def solve_trajectory(self, item): 1 / 0",
@@ -183,6 +187,16 @@ def test_a_hook_that_fails_is_in_the_record_and_the_summary(hermes, install, rec
     done.has_no_noise()
     [record] = records()
     assert record["reward"] is None
+
+
+@pytest.mark.parametrize("own", ["mine", "another"])
+def test_patches_are_verified_again_by_the_name_that_the_environment_is_registered_by(hermes, install, level, own):
+    methods = """async def setup_trajectory_workspace(self, rollout): rollout.record_patch("x")
+        async def score_patch(self, item, patch, rollout): return 1.0, {}"""
+    install("mine", ENVIRONMENT.replace("CHANGE", methods).replace('name = "mine"', f'name = "{own}"'))
+    assert hermes(*ORACLE, "--out", "out", *level).code == 0
+    done = hermes("rescore", "out", *level)
+    assert (done.code, done.out) == (0, "1 of 1 patches got the same reward again\n"), done.err
 
 
 def test_a_backend_that_can_not_be_made_is_named(hermes, install, tasks):
