@@ -8,7 +8,7 @@ PATH without the agent's directories, and a Python that imports nothing from the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -23,6 +23,9 @@ from hermes_core.validation import requirement
 
 OUTPUT_KEPT = 4000
 """Characters of a check's output that the details keep."""
+
+PROBLEMS_SHOWN = 5
+"""Bad lines of a file that an error names."""
 
 # The agent is dead; what it has left in its directories is not used to make new ones. Prints what the check's variables
 # are made of, a line each.
@@ -201,39 +204,59 @@ class TasksEnvironment(Environment):
         return None
 
 
-def read_tasks(name: str) -> Iterator[TaskRow]:
-    """The tasks of a file.
+def read_tasks(name: str) -> list[TaskRow]:
+    """Return the tasks of a file.
 
     Raises:
-        DatasetError: it can't be read, or a line is no task; names the file, the line and the field.
+        DatasetError: it can't be read, or lines of it are no tasks; names the file, and the first lines with the field.
     """
     path = Path(name).expanduser()
+    tasks: list[TaskRow] = []
+    problems: list[str] = []
+    more = 0
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _parsed(line, f"{path}, line {number}")
+                    try:
+                        tasks.append(_parsed(line))
+                    except ValueError as error:
+                        if len(problems) < PROBLEMS_SHOWN:
+                            problems.append(f"line {number}{error}")
+                        else:
+                            more += 1
     except OSError as error:
         reason = error.strerror or error
         raise DatasetError(
             f"can't read {path}: {reason}", hint="env.dataset_name is the path of a JSONL file"
         ) from error
+    if problems:
+        known = ", ".join(TaskRow.model_fields)
+        raise DatasetError(
+            f"{path}, {'; '.join(problems)}" + (f"; and {more} more" if more else ""),
+            hint=f"each line is one JSON object in UTF-8; the fields are {known}",
+        )
+    return tasks
 
 
-def _parsed(line: bytes, where: str) -> TaskRow:
+def _parsed(line: bytes) -> TaskRow:
+    """Return the task of a line.
+
+    Raises:
+        ValueError: it is none; says why, to go after the line's number.
+    """
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DatasetError(f"{where}: not JSON: {error}", hint="each line is one JSON object in UTF-8") from error
+        raise ValueError(f": not JSON: {error}") from error
     if not isinstance(row, Mapping):
-        raise DatasetError(f"{where}: {type(row).__name__} instead of an object", hint="each line is one JSON object")
+        raise ValueError(f": {type(row).__name__} instead of an object")
     try:
         return TaskRow.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
-        known = ", ".join(TaskRow.model_fields)
         field = str(first["loc"][0]) if first["loc"] else "?"
-        raise DatasetError(f"{where}, field {field!r} {requirement(first)}", hint=f"the fields are {known}") from error
+        raise ValueError(f", field {field!r} {requirement(first)}") from error
 
 
 def _tail(result: CommandResult) -> str:

@@ -47,6 +47,19 @@ def test_a_wrong_task_is_named_by_line_and_field(hermes, tasks, tmp_path, line, 
 
 
 @pytest.mark.parametrize("command", ["rollout", "validate"])
+def test_all_wrong_tasks_are_named_at_once_and_of_many_the_first(hermes, tasks, tmp_path, command):
+    option = tasks()
+    agent = ["--agent", "nop"] if command == "rollout" else []
+    with (tmp_path / "tasks.jsonl").open("a") as file:
+        file.write('{\n[1]\n\n{"id": "x", "prompt": "p"}\n')
+    done = hermes(command, "tasks", option, *agent)
+    done.is_refused("tasks.jsonl, line 2: not JSON", "; line 3: list instead of", "; line 5, field 'check' is missing")
+    with (tmp_path / "tasks.jsonl").open("a") as file:
+        file.write('{"id": "x", "prompt": "p"}\n' * 1000)
+    hermes(command, "tasks", option, *agent).is_refused("; line 7, field 'check' is missing; and 998 more (each line")
+
+
+@pytest.mark.parametrize("command", ["rollout", "validate"])
 def test_no_tasks_at_all_are_nothing_to_do(hermes, tmp_path, command):
     (tmp_path / "empty.jsonl").write_text("\n\n")
     agent = ["--agent", "nop", "--out", "out"] if command == "rollout" else []
