@@ -152,13 +152,13 @@ class OpenAIServer:
             return
 
     async def _models(self) -> list[str] | None:
-        """The models that the endpoint says it has, none where it refuses to say; None where it has no list."""
+        """The models that the endpoint says it has; none where key or path may be wrong, None where it has no list."""
         try:
             async with asyncio.timeout(min(self.settings.request_timeout_s, CHECK_S)):
                 answer = await self._client.get("/models", cast_to=object)
         except Exception as error:
             status = status_of(error)
-            if status in (401, 403):
+            if status in (401, 403, 404):
                 return []
             if status is None or status == 429 or status in _GATEWAY:
                 raise

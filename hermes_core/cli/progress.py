@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from hermes_core.envs.summary import Progress, Tally
+from hermes_core.envs.summary import RATED_FROM_S, Progress, Tally
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -108,7 +108,8 @@ def counts(tally: Tally, total: int) -> str:
         parts.append(f"{tally.failed} failed")
     if tally.session:
         rate = tally.rate()
-        parts.append(f"{rate * 3600:.0f}/h")
+        if tally.elapsed_s >= RATED_FROM_S:
+            parts.append(f"{rate * 3600:.0f}/h")
         if left := total - _done(tally):
             parts.append(f"{_clock(left / rate)} left")
     return ", ".join(parts)

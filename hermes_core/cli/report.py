@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.envs.store import TRAJECTORIES
-from hermes_core.envs.summary import RunSummary
+from hermes_core.envs.summary import RATED_FROM_S, RunSummary
 
 if TYPE_CHECKING:
     from hermes_core.envs.rescore import Rescoring
@@ -54,6 +54,11 @@ class Failures:
         if len(items) < SHOWN:
             items[item_id] = None
 
+    def tells(self, message: str) -> bool:
+        """Whether one of the failures shown says the same."""
+        said = _shortened(message)
+        return any(text.endswith(f": {said}") for text in self._items)
+
     def lines(self, width: int | None) -> list[str]:
         """Each failure, and below it the items that met it."""
         lines = []
@@ -73,7 +78,7 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
     mean = "none" if summary.mean_reward is None else f"{summary.mean_reward:.3f}"
     lines = [
         f"{summary.scored} of {summary.total} scored, {summary.solved} solved, mean reward {mean}",
-        f"{summary.elapsed_s:.1f} s, {summary.rollouts_per_hour:.0f} rollouts an hour",
+        f"{summary.elapsed_s:.1f} s" + _rate(summary),
     ]
     for stage, seconds in summary.timings.items():
         figures = "  ".join(f"{name} {seconds[name]:8.3f} s" for name in ("p50", "p95", "max"))
@@ -88,12 +93,20 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
     if summary.infra_retries:
         lines.append(f"begun anew after an infrastructure failure: {summary.infra_retries}")
     if summary.stopped:
-        lines.append(f"stopped: {summary.stopped}")
+        again = failures.tells(summary.stopped)
+        lines.append("stopped: no other rollout would do better" if again else f"stopped: {summary.stopped}")
     if summary.out_dir:
         lines.append(f"records: {summary.out_dir}/{TRAJECTORIES}")
         if not summary.complete:
             lines.append(f"to go on: the same command with --out {summary.out_dir} --resume")
     return "\n".join(lines)
+
+
+def _rate(summary: RunSummary) -> str:
+    """Return the rollouts an hour; of a run of seconds they would tell nothing."""
+    if summary.elapsed_s < RATED_FROM_S or not summary.rollouts_per_hour:
+        return ""
+    return f", {summary.rollouts_per_hour:.0f} rollouts an hour"
 
 
 def _cost(cost: float | None) -> str:

@@ -16,6 +16,9 @@ from hermes_core.sandbox.pool.cost import Usage
 Key = tuple[str, int]
 """Which rollout a record is of: item id and rollout index."""
 
+RATED_FROM_S = 60.0
+"""Seconds from which on a session has a rate that tells something."""
+
 SOLVED = 1.0
 """The reward from which a rollout counts as solved."""
 
@@ -123,9 +126,14 @@ class Tally:
         """The share of the last rollouts that our infrastructure or the model's failed; 0 for less than `least`."""
         return sum(self._recent) / len(self._recent) if len(self._recent) >= least else 0.0
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of this session."""
+        return max(time.monotonic() - self._started, 1e-6)
+
     def rate(self) -> float:
         """Rollouts a second, in this session."""
-        return self.session / max(time.monotonic() - self._started, 1e-6)
+        return self.session / self.elapsed_s
 
     def summary(
         self,
@@ -151,7 +159,7 @@ class Tally:
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
             failures={str(kind): count for kind, count in sorted(failures.items())},
             infra_retries=sum(outcome.infra_retries for outcome in outcomes),
-            elapsed_s=round(time.monotonic() - self._started, 3),
+            elapsed_s=round(self.elapsed_s, 3),
             rollouts_per_hour=round(self.rate() * 3600, 1),
             timings=self._timings(),
             sandbox_s={name: round(each.sandbox_s, 3) for name, each in used.items()},

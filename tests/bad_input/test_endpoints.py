@@ -147,6 +147,14 @@ def test_what_the_endpoint_does_not_have_is_found_before_the_first_sandbox(herme
         done.says("refused the API key" if "api_key" in options else "did you mean 'scripted-2'?")
 
 
+def test_a_wrong_path_is_found_before_the_first_sandbox_and_told_once(hermes, tasks, serve, level):
+    *model, url, patience = serve()
+    done = hermes("rollout", "tasks", tasks(), *model, f"{url}/x", patience, *level)
+    assert (done.code, done.sandboxes, done.out) == (3, 0, "")
+    done.says(f"the model endpoint {url}/x does not know the model 'scripted', or has no chat completions there (HTTP")
+    assert (done.out + done.err).count("HTTP 404") == 1
+
+
 def test_a_host_that_does_not_exist_is_named(hermes, tasks, level):
     given = ["--model", "m", "--base-url", "http://no-such-host.invalid/v1", "--agent.max_retries=0"]
     done = hermes("rollout", "tasks", tasks(), *given, *level)
@@ -348,7 +356,8 @@ def test_trouble_that_lasts_ends_the_run_and_is_no_reward(hermes, tasks, serve, 
     model = serve(tortured)
     done = hermes(*run, *model, *patience)
     assert done.code == 3
-    assert "stopped: the model endpoint" in done.out
+    assert "stopped: no other rollout would do better" in done.out
+    assert done.out.count(" gone" if "404" in name else "the model endpoint") == 1, "it is told once"
     found = records()
     assert len(found) <= 3 + 4, "those that were under way, and no other"
     failed = [record for record in found if record["stop_reason"] != "finished"]

@@ -1,8 +1,12 @@
 """What a run amounts to."""
 
 import io
+import time
+
+import pytest
 
 from hermes_core.cli.progress import PlainProgress, progress_on, status_line
+from hermes_core.cli.report import Failures, summary_text
 from hermes_core.envs.record import Failure, Record
 from hermes_core.envs.summary import Tally, percentile
 from hermes_core.errors import FailureKind
@@ -98,6 +102,27 @@ def test_plain_lines_are_not_one_for_each_rollout():
         progress.update(tally)
     progress.end(tally)
     assert len(stream.getvalue().splitlines()) == 2
+
+
+@pytest.mark.parametrize(("seconds", "rated"), [(2.0, False), (120.0, True)])
+def test_a_rate_is_told_when_it_tells_something(monkeypatch, seconds, rated):
+    tally = Tally()
+    tally.add(record("a"))
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + seconds)
+    told = summary_text(tally.summary(2), Failures())
+    assert (f"{seconds:.1f} s" in told, "30 rollouts an hour" in told) == (True, rated)
+    assert ("/h" in status_line(tally, 2)) == rated
+    assert "left" in status_line(tally, 2)
+
+
+def test_what_stopped_a_run_is_not_told_twice():
+    tally, failures = Tally(), Failures()
+    one = record("a", kind="model")
+    tally.add(one)
+    failures.add(one.to_json())
+    assert "stopped: no other rollout would do better" in summary_text(tally.summary(2, stopped="m"), failures)
+    assert "stopped: interrupted" in summary_text(tally.summary(2, stopped="interrupted"), failures)
 
 
 def test_a_terminal_gets_a_display():
