@@ -1,9 +1,10 @@
-"""Calls that a hook has not awaited yet: one that it never awaits has not run, and is told instead of scored."""
+"""What a hook has called and not awaited, or not entered: it has not run, and is told instead of scored."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from hermes_core.errors import VerifierError
@@ -54,6 +55,35 @@ class Pending(Coroutine[Any, Any, T]):
     __getitem__ = __bool__ = __iter__ = __len__ = __contains__ = refuse
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
     __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what Python itself looks for
+            raise AttributeError(name)
+        self.refuse()
+
+
+class Opening(AbstractAsyncContextManager[T]):
+    """A context manager that says how it is used to whoever takes it for what it gives."""
+
+    def __init__(self, call: str, manager: AbstractAsyncContextManager[T]) -> None:
+        self._call = call
+        self._manager = manager
+
+    async def __aenter__(self) -> T:
+        return await self._manager.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._manager.__aexit__(*error)
+
+    def refuse(self, *_: Any) -> NoReturn:
+        """Refuse every other use.
+
+        Raises:
+            VerifierError: always.
+        """
+        raise VerifierError(f"{self._call} was not entered", hint=f"write `async with {self._call} as …:`")
+
+    __await__ = __enter__ = __exit__ = refuse
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # what Python itself looks for

@@ -7,13 +7,14 @@ import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes_core.agents.base import Agent, AgentResult, AgentTask, Message, StopReason
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.leased_slot import Fresh, LeasedSlot, ModelTime, Origin
+from hermes_core.envs.pending import Opening
 from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
@@ -159,16 +160,21 @@ class Rollout(LeasedSlot):
             trajectory_id=self.trajectory_id, timeout_s=None, commands=None, slot=None, state=self._driver_state
         )
 
-    @asynccontextmanager
-    async def fresh_slot(self, *, apart_from: str | None = None) -> AsyncIterator[Fresh]:
-        """A fresh slot from the reserve that agents never take, on the agent's sandbox where possible; reset after.
+    def fresh_slot(self, *, apart_from: str | None = None) -> AbstractAsyncContextManager[Fresh]:
+        """Return a fresh slot, for `async with`: of the reserve that agents never take; reset afterwards.
+
+        It is on the agent's sandbox where possible.
 
         Args:
             apart_from: the id of a sandbox that it is on only if no other one has a vacant slot.
 
         Raises:
-            InfraError: there is none to be had.
+            InfraError: there is none to be had; when it is entered.
         """
+        return Opening("rollout.fresh_slot(…)", self._fresh_slot(apart_from))
+
+    @asynccontextmanager
+    async def _fresh_slot(self, apart_from: str | None) -> AsyncIterator[Fresh]:
         lease = self._context.backend.lease(
             f"{self.trajectory_id}-verify",
             profile=self.slot.profile,

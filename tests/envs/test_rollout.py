@@ -276,6 +276,29 @@ async def test_a_tool_call_that_a_hook_does_not_await_is_told_and_not_scored(hoo
     assert not any(event.startswith("execute") for event in backend.log)
 
 
+async def asked_for_a_command(given):
+    fresh = given.rollout.fresh_slot()
+    return await fresh.exec_tool("bash", {"command": "true"})
+
+
+async def awaited_instead(given):
+    await given.rollout.fresh_slot()
+
+
+async def entered_without_async(given):
+    with given.rollout.fresh_slot():
+        pass
+
+
+@pytest.mark.parametrize("use", [asked_for_a_command, awaited_instead, entered_without_async])
+async def test_a_fresh_slot_that_is_not_entered_says_how_it_is(use):
+    backend = Slots()
+    done = await roll(Plain(verify=use), backend=backend)
+    assert (done.reward, str(done.failure.kind)) == (None, "verifier")
+    assert "fresh_slot(…) was not entered (write `async with rollout.fresh_slot(…) as …:`)" in done.failure.message
+    assert not any("fresh" in event for event in backend.log)
+
+
 CALLS = {
     "commands.run": lambda rollout: rollout.commands.run("true"),
     "preparation.run": lambda rollout: rollout.preparation.run("true"),
