@@ -24,11 +24,14 @@ def words(given: str | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def validated(model: type[Model], data: Mapping[str, Any], what: str) -> Model:
+def validated(
+    model: type[Model], data: Mapping[str, Any], what: str, *, names: Mapping[str, str] | None = None
+) -> Model:
     """`data` as an instance of `model`.
 
     Args:
         what: where the data is from, for messages: `the settings`, `profile 'default'`, `environment 'tasks'`.
+        names: what users call a key of the model, where they write it under another name.
 
     Raises:
         UnknownNameError: a key that the model does not have, with the nearest one.
@@ -43,7 +46,9 @@ def validated(model: type[Model], data: Mapping[str, Any], what: str) -> Model:
                 *path, key = problem["loc"]
                 place = f" (in {_dotted(path)})" if path else ""
                 raise UnknownNameError("key", str(key), _keys_at(model, path), where=f"of {what}{place}") from None
-        lines = "; ".join(f"{_dotted(problem['loc'])} {requirement(problem)}".lstrip() for problem in problems)
+        keys = (_dotted(problem["loc"]) for problem in problems)
+        called = [(names or {}).get(key, key) for key in keys]
+        lines = "; ".join(f"{key} {requirement(one)}".lstrip() for key, one in zip(called, problems, strict=True))
         hints = (HINTS[problem["type"]] for problem in problems if problem["type"] in HINTS)
         raise ConfigError(f"{what}: {lines}", hint=next(hints, None)) from None
 

@@ -159,9 +159,8 @@ class _Found:
         workdirs = {name: str(given.pop("workdir")) for name, given in profiles.items() if given.get("workdir")}
         for given in profiles.values():
             given.pop("workdir", None)
-        return validated(
-            TerminalSettings, {**self.plain, "profiles": profiles, "workdirs": workdirs}, "the TERMINAL_… variables"
-        )
+        given = {**self.plain, "profiles": profiles, "workdirs": workdirs}
+        return validated(TerminalSettings, given, "the terminal tool", names=self.origins)
 
     def origin(self, profile: str, key: str) -> str:
         own, common = self.own.get(profile, {}).get(key), self.common.get(key)

@@ -366,5 +366,5 @@ def test_settings(tmp_path: Path) -> None:
     assert found.profiles["cpu"] == {"app_name": "mine", "image": "python:3.12"}
     with pytest.raises(UnknownNameError, match="nothing"):
         load({**environ, "TERMINAL_MODAL_DEFAULT_PROFILE": "nothing"})
-    with pytest.raises(ConfigError, match="timeout_s must be more than 0"):
+    with pytest.raises(ConfigError, match="the terminal tool: TERMINAL_TIMEOUT must be more than 0"):
         load({**environ, "TERMINAL_TIMEOUT": "0"})
