@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from hermes_core.aio import TaskSet
 from hermes_core.errors import (
+    ConfigError,
     ErrorKind,
     HermesError,
     InfraError,
@@ -32,7 +33,6 @@ from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import Usage
 from hermes_core.sandbox.pool.leases import Lease, stale
 from hermes_core.sandbox.pool.pool import Pool
-from hermes_core.sandbox.pool.pools import Pools
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
 from hermes_core.sandbox.pool.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
 from hermes_core.sandbox.pool.watches import Subscriber, Watchers
@@ -40,6 +40,7 @@ from hermes_core.sandbox.results import ExecutionResult, Slot
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
+from hermes_core.validation import validated
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class ToolBackend:
         self.default_profile = default_profile
         self._events = events or Events()
         self._watchers = Watchers(self._events)
-        self._work = TaskSet()
+        self._tasks = TaskSet()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
         # What the driver before us held and we do not yet. The checkpoint names what we make, too.
@@ -108,9 +109,24 @@ class ToolBackend:
             take_over=take_over,
             checkpoint=checkpoint,
         )
-        self._pools = Pools(profiles, lambda config, meter: Pool(config, self._provisioner, self._events, meter))
+        self._pools: dict[str, Pool] = {}
+        """By profile, and by profile and image."""
+        self._refused: dict[str, PolicyError] = {}
+        """Profiles that this backend can't serve."""
+        self._add_pools(profiles)
         self._tools = tools
-        self.default_timeout_s = self._pools[default_profile].config.execution_timeout_s
+        self.default_timeout_s = self._pool(default_profile).config.execution_timeout_s
+
+    def _add_pools(self, profiles: Mapping[str, SandboxConfig]) -> None:
+        for name, config in profiles.items():
+            if config.name != name:
+                raise ConfigError(
+                    f"profile {name!r} has the name {config.name!r} in its settings", hint=f"set name: {name}"
+                )
+            try:
+                self._pools[name] = Pool(config, self._provisioner, self._events)
+            except PolicyError as error:  # of no matter to those who use another one
+                self._refused[name] = error
 
     # ------------------------------------------------------------------ life
 
@@ -130,7 +146,7 @@ class ToolBackend:
             ProvisionError, PolicyError: they can't be made; nothing of them is left.
             UnknownNameError: there is no such profile.
         """
-        pools = [self._pools[name] for name in (profiles if profiles is not None else [self.default_profile])]
+        pools = [self._pool(name) for name in (profiles if profiles is not None else [self.default_profile])]
         try:
             async with asyncio.TaskGroup() as group:
                 for pool in pools:
@@ -208,7 +224,7 @@ class ToolBackend:
 
     async def _close(self, keep: bool) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._work.aclose())
+            group.create_task(self._tasks.aclose())
             group.create_task(self._watchers.aclose())
             for pool in self._pools.values():
                 group.create_task(pool.aclose(keep=keep))
@@ -249,7 +265,7 @@ class ToolBackend:
             ConfigError: the profile can't be had with another image.
         """
         name = profile or self.default_profile
-        pool = self._pools[name] if image is None else self._pools.of_image(name, image)
+        pool = self._pool(name) if image is None else self._pool_of_image(name, image)
         limit = pool.config.acquire_timeout_s if timeout_s is None else check_time_limit(timeout_s)
         lease = await pool.acquire(
             trajectory_id or uuid.uuid4().hex,
@@ -371,7 +387,7 @@ class ToolBackend:
         """
         lease = self._lease(slot)
         check_key(key)
-        return await lease.call(prepare, self._work, lease.pooled, key, build, private=private)
+        return await lease.call(prepare, self._tasks, lease.pooled, key, build, private=private)
 
     @asynccontextmanager
     async def processor(self, slot: Slot, *, alone: bool = False) -> AsyncIterator[None]:
@@ -512,15 +528,64 @@ class ToolBackend:
 
     def get_status(self) -> dict[str, Any]:
         """Counts of sandboxes, slots and waiters: over all profiles, and per profile under `pools`."""
-        return self._pools.status(self.default_profile)
+        pools = {name: pool.status() for name, pool in self._pools.items()}
+        summed = ("sandboxes", "healthy_sandboxes", "max_sandboxes", "total_slots", "available_slots", "waiting")
+        return {
+            **{key: sum(status[key] for status in pools.values()) for key in summed},
+            "slots_per_sandbox": pools[self.default_profile]["slots_per_sandbox"],
+            "default_profile": self.default_profile,
+            "profiles": list(pools),
+            "active_pools": [name for name, pool in self._pools.items() if pool.begun],
+            "pools": pools,
+        }
 
     def usage(self) -> dict[str, Usage]:
         """What the sandboxes of each profile that was used have cost so far, those of tasks' own images included."""
-        return self._pools.usage()
+        return {pool.meter.profile: pool.meter.usage() for pool in self._pools.values() if pool.begun}
 
     def list_profiles(self) -> dict[str, dict[str, Any]]:
         """The profiles' settings, and whether each has been started."""
-        return self._pools.settings()
+        return {
+            name: {
+                "image": pool.config.image,
+                "gpu": getattr(pool.config, "gpu", None),
+                "cpu": pool.config.cpu,
+                "memory": pool.config.memory,
+                "slots_per_sandbox": pool.slots,
+                "min_sandboxes": pool.config.min_sandboxes,
+                "max_sandboxes": pool.config.max_sandboxes,
+                "active": pool.begun,
+            }
+            for name, pool in self._pools.items()
+        }
+
+    def _pool(self, profile: str) -> Pool:
+        """Return the pool of a profile.
+
+        Raises:
+            UnknownNameError: there is no such profile.
+            PolicyError: this backend can't serve it.
+        """
+        if (refused := self._refused.get(profile)) is not None:
+            raise refused.twin() from refused
+        if profile not in self._pools:
+            raise UnknownNameError("profile", profile, [*self._pools, *self._refused])
+        return self._pools[profile]
+
+    def _pool_of_image(self, profile: str, image: str) -> Pool:
+        """Return the pool of a profile with another image, which is made when it is first asked for.
+
+        Raises:
+            UnknownNameError, PolicyError: as `_pool` does.
+            ConfigError: the profile can't be had with another image.
+        """
+        pool, name = self._pool(profile), f"{profile}@{image}"
+        if name not in self._pools:
+            changes = {"name": name, "image": image, "min_sandboxes": 0}
+            settings = {**pool.config.model_dump(exclude_unset=True), **changes}
+            config = validated(type(pool.config), settings, f"profile {name!r}")
+            self._pools[name] = Pool(config, self._provisioner, self._events, pool.meter)
+        return self._pools[name]
 
     def _lease(self, slot: Slot) -> Lease:
         lease = self._leases.get((slot.slot_id, slot.generation))

@@ -29,15 +29,15 @@ def in_order(tools: ToolBackend) -> list[str]:
     """Watch the pool: whoever gets a slot came before everyone who still waits. What it finds wrong."""
     pool = tools._pools["default"]
     wrong: list[str] = []
-    grant = pool._grant
+    place = pool._place
 
-    def watched(waiter: Any) -> None:
+    def watched(waiter: Any) -> Any:
         first = min((each.number for each in pool._queue), default=waiter.number)
         if first < waiter.number:
             wrong.append(f"{waiter.number} before {first}")
-        grant(waiter)
+        return place(waiter)
 
-    pool._grant = watched  # type: ignore[method-assign]
+    pool._place = watched  # type: ignore[method-assign]
     return wrong
 
 

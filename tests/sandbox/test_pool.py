@@ -7,6 +7,7 @@ the tool backend run the same on real sandboxes.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -37,9 +38,8 @@ from hermes_core.sandbox.contract import (
 )
 from hermes_core.sandbox.pool import provision
 from hermes_core.sandbox.pool.cost import CostLimitReached, Meter
-from hermes_core.sandbox.pool.fleet import LEAVING_BESIDE
 from hermes_core.sandbox.pool.leases import Lease, Turns
-from hermes_core.sandbox.pool.pool import Pool
+from hermes_core.sandbox.pool.pool import LEAVING_BESIDE, Pool
 from hermes_core.sandbox.pool.provision import Provisioner
 
 
@@ -182,7 +182,7 @@ async def world(monkeypatch):
     yield world
     for pool in world.pools:
         await pool.aclose()
-        assert len(pool._work) == 0
+        assert len(pool._tasks) == 0
     assert world.provider.living == {}
     assert all(client.closed for client in world.clients)
 
@@ -263,6 +263,20 @@ async def test_a_busy_sandbox_is_not_retired(world):
     assert counts(pool) == (1, 1, 0)
 
 
+async def test_a_decision_says_what_is_to_be_done_and_begins_none_of_it(world):
+    pool = world.pool(min_sandboxes=2, max_sandboxes=3)
+    pool.begun = True
+    decision = pool._decide(now=0.0)
+    assert (decision.missing, decision.served, decision.ended, decision.due) == (2, [], [], math.inf)
+    assert counts(pool) == (0, 0, 0) and len(pool._tasks) == 0
+    await pool.start()
+    lease, later = await take(pool), asyncio.get_running_loop().time() + 2 * pool.config.idle_timeout
+    pool.config = pool.config.model_copy(update={"min_sandboxes": 0})
+    decision = pool._decide(now=later)
+    assert [pooled.leases for pooled in decision.ended] == [set()] and lease.pooled not in decision.ended
+    assert counts(pool)[0] == len(world.provider.living) == 2
+
+
 # --- order and deadlines ----------------------------------------------------------------------------------------------
 
 
@@ -326,8 +340,8 @@ async def test_a_lease_given_in_the_turn_in_which_its_waiter_is_cancelled_goes_o
     held = await take(pool)
     first = asyncio.create_task(take(pool, "first"))
     await asyncio.sleep(0)
-    grant = pool._grant
-    monkeypatch.setattr(pool, "_grant", lambda waiter: (grant(waiter), first.cancel()))
+    hand_out = pool._hand_out
+    monkeypatch.setattr(pool, "_hand_out", lambda *served: (hand_out(*served), first.cancel()))
     pool.release(held, reset=True)
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -356,7 +370,7 @@ async def test_cancelling_at_random_moments_leaks_nothing(world, seed):
         await asyncio.sleep(chance.random() * 0.001)
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), outcomes
-    await until(lambda: not pool._fleet.creations and all(not pooled.leases for pooled in pool._fleet.sandboxes))
+    await until(lambda: not pool._creations and all(not pooled.leases for pooled in pool._there()))
     healthy, available, waiting = counts(pool)
     assert available == healthy * 3 and waiting == 0 and healthy == len(world.provider.living)
     # and every slot can be had again, but for the reserve
@@ -531,6 +545,15 @@ async def test_waiters_who_can_be_served_wait_on(world):
     assert not waiting.done()
     await pool.release(held, reset=True)
     assert await waiting
+
+
+async def test_who_waits_is_served_elsewhere_once_the_sandbox_gets_no_new_leases(world, monkeypatch):
+    monkeypatch.setattr(Box, "lifetime_s", 0.4)
+    pool = world.pool(slots_per_sandbox=1, max_sandboxes=2)
+    held = await take(pool)
+    monkeypatch.setattr(Box, "lifetime_s", None)
+    world.provider.before = failing(1, permanent)
+    assert (await take(pool)).pooled is not held.pooled
 
 
 async def test_start_fails_after_a_few_attempts_says_why_once_and_leaves_nothing(world, caplog):

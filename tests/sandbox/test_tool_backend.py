@@ -30,7 +30,7 @@ from hermes_core.errors import (
 from hermes_core.events import Events
 from hermes_core.sandbox.contract import Capabilities, Isolation, SandboxConfig
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
-from hermes_core.sandbox.pool.leases import Lease, pooled_sandbox
+from hermes_core.sandbox.pool.leases import Lease, PooledSandbox
 from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import Tool
@@ -380,7 +380,7 @@ async def test_who_waits_for_a_processor_hears_of_a_release(backend):
 
 @pytest.mark.parametrize(("cpu", "turns"), [(None, 4), (1.0, 1), (1.5, 2), (64.0, 4)])
 def test_the_profile_bounds_the_processors(cpu, turns):
-    pooled = pooled_sandbox(SimpleNamespace(id="box"), SimpleNamespace(processors=4), 1, cpu)
+    pooled = PooledSandbox.of(SimpleNamespace(id="box"), SimpleNamespace(processors=4), slots=1, cpu=cpu)
     assert pooled.processors._each._value == turns
 
 

@@ -122,7 +122,7 @@ async def test_a_released_slot_is_watched_no_more(tmp_path: Path) -> None:
             process = await tools.commands(slot).start("sleep 1000")
             tools.watch(slot, process.process_id, 0.5)
         await asyncio.sleep(0.8)
-        assert heard.updates == [] and not len(tools._watchers._work)
+        assert heard.updates == [] and not len(tools._watchers._tasks)
 
 
 async def test_nothing_is_told_twice_by_the_next_driver(tmp_path: Path) -> None:

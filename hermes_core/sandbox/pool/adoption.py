@@ -42,20 +42,20 @@ class Adoption:
 
     Args:
         owner: None looks for none.
-        work: owns the look.
+        tasks: own the look.
     """
 
-    def __init__(self, backend: Backend, owner: str | None, work: TaskSet) -> None:
+    def __init__(self, backend: Backend, owner: str | None, tasks: TaskSet) -> None:
         self._backend = backend
         self._owner = owner
-        self._work = work
+        self._tasks = tasks
         self._found: SingleFlight[list[str]] = SingleFlight("the look for what an earlier driver left", keep=True)
 
     async def take(self, config: SandboxConfig, isolation: Isolation) -> str | None:
         """Return the creation id of a sandbox that is as this profile wants it; each is given once."""
         if self._owner is None:
             return None
-        creation_ids = await self._found.get(self._work, self._look)
+        creation_ids = await self._found.get(self._tasks, self._look)
         mark = _mark(config, isolation)
         found = next((each for each in creation_ids if each.startswith(mark)), None)
         if found is not None:

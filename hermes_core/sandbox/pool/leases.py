@@ -9,9 +9,8 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
-
-from pydantic import BaseModel, ConfigDict
 
 from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
@@ -97,14 +96,68 @@ class PooledSandbox:
     """Draining, as it can't be trusted any more."""
     lost: InfraError | None = None
     """Why it can't be reached any more."""
-    expiry: asyncio.TimerHandle | None = None
-    """Due when the end of its life is near."""
+    expires_at: float = math.inf
+    """The loop's time from which on it gets no new leases, as its provider will end it."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its pool is done with it, or has lost it."""
     restored: bool = False
     """Made from a snapshot, or taken over: what it holds of preparations may be complete already."""
     preparations: SingleFlight[str] = field(default_factory=lambda: SingleFlight("the preparation", keep=True))
     """The directories that were, or are being, prepared in it: by key and whether it is private."""
+
+    @classmethod
+    def of(
+        cls,
+        sandbox: Sandbox,
+        client: Client,
+        *,
+        slots: int,
+        cpu: float | None = None,
+        creation_id: str = "",
+        restored: bool = False,
+    ) -> PooledSandbox:
+        """Return a sandbox with all of its seats vacant. Their ids are unique as its own is, and good file names.
+
+        Args:
+            cpu: how many processors its profile gives it; None is all that its host does.
+        """
+        processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
+        pooled = cls(sandbox, client, Turns(processors), creation_id=creation_id, restored=restored)
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", sandbox.id)
+        if name != sandbox.id:
+            name = f"{name}-{hashlib.sha256(sandbox.id.encode()).hexdigest()[:8]}"
+        pooled.vacant = [Seat(pooled, index, f"{name}_slot_{index}") for index in range(slots)]
+        return pooled
+
+    def begin_lease(
+        self,
+        seat: Seat,
+        trajectory_id: str | None,
+        config: SandboxConfig,
+        record: Callable[[PooledSandbox], None],
+        *,
+        verification: bool,
+    ) -> Lease:
+        """Begin the next lease of a vacant seat.
+
+        Args:
+            config: the profile's settings.
+            record: called when something has changed that a driver after us has to know.
+        """
+        seat.generation += 1
+        slot = Slot(
+            slot_id=seat.slot_id,
+            sandbox_id=self.sandbox.id,
+            profile=config.name,
+            workspace_dir=seat.workspace_dir,
+            generation=seat.generation,
+            isolation=self.client.granted.label,
+            trajectory_id=trajectory_id,
+        )
+        lease = Lease(config, partial(record, self), seat, slot, verification)
+        self.vacant.remove(seat)
+        self.leases.add(lease)
+        return lease
 
 
 @dataclass(eq=False)
@@ -121,10 +174,9 @@ class Seat:
     """Whether its last lease was released without a reset."""
 
 
-class Watch(BaseModel):
+@dataclass
+class Watch:
     """A subscription to a process, and what of it has been delivered."""
-
-    model_config = ConfigDict(extra="forbid")
 
     interval_s: float
     offset: int = 0
@@ -141,8 +193,8 @@ class Lease:
 
     config: SandboxConfig
     """The profile's settings."""
-    record: Callable[[Lease], None]
-    """Writes down what of it a driver after us needs."""
+    record: Callable[[], None]
+    """Writes down what a driver after us needs to know of it."""
     seat: Seat
     slot: Slot
     verification: bool
@@ -213,46 +265,6 @@ class Lease:
         if self.release is not None:
             raise stale(self.slot)
         return outcome
-
-
-def pooled_sandbox(
-    sandbox: Sandbox, client: Client, slots: int, cpu: float | None, *, restored: bool = False
-) -> PooledSandbox:
-    """A sandbox with all of its seats vacant. Their ids are unique as the sandbox's is, and good file names."""
-    processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
-    pooled = PooledSandbox(sandbox, client, Turns(processors), restored=restored)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", sandbox.id)
-    if name != sandbox.id:
-        name = f"{name}-{hashlib.sha256(sandbox.id.encode()).hexdigest()[:8]}"
-    pooled.vacant = [Seat(pooled, index, f"{name}_slot_{index}") for index in range(slots)]
-    return pooled
-
-
-def new_lease(
-    seat: Seat,
-    trajectory_id: str | None,
-    *,
-    profile: str,
-    config: SandboxConfig,
-    record: Callable[[Lease], None],
-    verification: bool,
-) -> Lease:
-    """Begin the next lease of a vacant seat."""
-    pooled = seat.pooled
-    seat.generation += 1
-    slot = Slot(
-        slot_id=seat.slot_id,
-        sandbox_id=pooled.sandbox.id,
-        profile=profile,
-        workspace_dir=seat.workspace_dir,
-        generation=seat.generation,
-        isolation=pooled.client.granted.label,
-        trajectory_id=trajectory_id,
-    )
-    lease = Lease(config, record, seat, slot, verification)
-    pooled.vacant.remove(seat)
-    pooled.leases.add(lease)
-    return lease
 
 
 def located(error: InfraError, slot: Slot) -> InfraError:

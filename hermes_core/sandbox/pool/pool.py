@@ -1,28 +1,42 @@
 """The pool of one profile: who gets which slot when, and how many sandboxes that takes.
 
-All decisions are made between two awaits, in `pump`: whoever changes something calls it, so there is no lock. Callers
-only ever wait for futures, which is why the cancellation of a caller can't cut anything off half done.
+`Pool._decide` takes every decision, without an await, so that there is no lock, and returns what is to be done.
+`Pool.pump` begins to do that: tasks have the provisioner make and end sandboxes, and open and reset slots, and pump
+again when they are done. Callers only ever wait for futures, so that cancelling one cuts off nothing half done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hermes_core.aio import TaskSet
-from hermes_core.errors import AcquireTimeout, HermesError, SandboxLost
+from hermes_core.errors import (
+    AcquireTimeout,
+    HermesError,
+    InfraError,
+    PolicyError,
+    ProvisionError,
+    SandboxLost,
+    UsageError,
+)
 from hermes_core.events import Events
 from hermes_core.sandbox.contract import SandboxConfig, SlotUser
-from hermes_core.sandbox.pool.checkpoint import SavedLease, SavedSandbox
+from hermes_core.sandbox.pool.checkpoint import SavedSandbox
 from hermes_core.sandbox.pool.cost import Meter
-from hermes_core.sandbox.pool.fleet import Fleet, closed
-from hermes_core.sandbox.pool.leases import Lease, PooledSandbox, Seat, new_lease
+from hermes_core.sandbox.pool.leases import Lease, PooledSandbox, Seat
 from hermes_core.sandbox.pool.profile_check import slots_per_sandbox
-from hermes_core.sandbox.pool.provision import Provisioner
+from hermes_core.sandbox.pool.provision import Provisioner, retryable
 from hermes_core.sandbox.pool.waiting import Waiter, WaitQueue
 from hermes_core.sandbox.results import SlotState
+
+log = logging.getLogger(__name__)
+
+START_ATTEMPTS = 3
+"""How often the first sandboxes are tried before `start` fails."""
 
 OPEN_ATTEMPTS = 3
 """How many slots that can't be opened one waiter is offered."""
@@ -30,7 +44,30 @@ OPEN_ATTEMPTS = 3
 RESET_LIMIT_S = 60.0
 """How long the reset of a slot may take before its sandbox is given up, in seconds."""
 
+LEAVING_BESIDE = 2
+"""Quarantined sandboxes that may be there beside `max_sandboxes`: what dies slowly shall not stop the pool, and not
+exhaust the host either."""
+
+LAST_PART, LAST_PART_S = 0.25, 300.0
+"""What its provider will end gets no new lease in the last part of its life: a quarter, these seconds at most."""
+
 GROUPS_REMEMBERED = 1024
+
+
+@dataclass
+class Decision:
+    """What is to be done now. What it says of waiters, seats and leases holds already."""
+
+    refused: list[tuple[Waiter, HermesError]]
+    """Who would wait in vain."""
+    served: list[tuple[Waiter, Lease]]
+    """Who gets which seat."""
+    missing: int
+    """How many sandboxes to make."""
+    ended: list[PooledSandbox]
+    """Which sandboxes to end."""
+    due: float
+    """When to decide again even if nothing happens, by the loop's time; infinite where nothing is due."""
 
 
 class Pool:
@@ -38,6 +75,9 @@ class Pool:
 
     Args:
         meter: that of the profile, which pools of its other images share; None is one of its own.
+
+    Attributes:
+        begun: whether it has been started, or a slot of it asked for.
     """
 
     def __init__(
@@ -45,24 +85,29 @@ class Pool:
     ) -> None:
         provisioner.check(config)
         self.config = config
-        self.profile = config.name
         self.slots = slots_per_sandbox(config, provisioner.isolation)
-        self._provisioner = provisioner
-        self._queue = WaitQueue()
-        self._homes: dict[str, PooledSandbox] = {}
-        self._work = TaskSet()
         self.meter = meter or Meter(config.name, config.price_per_hour, config.max_cost)
-        self._fleet = Fleet(config, provisioner, events, work=self._work, owner=self, meter=self.meter)
-        self._budget: asyncio.TimerHandle | None = None
-        self._begun = False
+        self.begun = False
+        self._provisioner = provisioner
+        self._events = events
+        self._tasks = TaskSet()
+        self._queue = WaitQueue()
+        self._sandboxes: list[PooledSandbox] = []
+        """Those that are there, until they have ended."""
+        self._creations: set[asyncio.Task[None]] = set()
+        self._homes: dict[str, PooledSandbox] = {}
+        """Where the last slot of a group was."""
+        self._error: Exception | None = None
+        """The last failed creation, until one succeeds."""
+        self._failures = 0
+        """Failed creations since the last one that succeeded."""
+        self._hopeless = False
+        """Whether the last creation failed for good: nothing is created until somebody asks again, or there is room."""
+        self._warm: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._closing = False
 
     # ------------------------------------------------------------------ what the tool backend calls
-
-    @property
-    def begun(self) -> bool:
-        """Whether it has been started, or a slot of it asked for."""
-        return self._begun
 
     async def start(self) -> None:
         """Make the warm sandboxes, in parallel.
@@ -70,8 +115,12 @@ class Pool:
         Raises:
             ProvisionError, PolicyError: they can't be made; what was made already stays until `aclose`.
         """
-        self._begun = True
-        await self._fleet.warm()
+        self.begun = True
+        if len(self._usable()) >= self.config.min_sandboxes:
+            return
+        self._warm = asyncio.get_running_loop().create_future()
+        self.pump()
+        await self._warm
 
     async def acquire(
         self,
@@ -82,7 +131,7 @@ class Pool:
         timeout_s: float,
         apart_from: str | None = None,
     ) -> Lease:
-        """A slot, in order of arrival.
+        """Return the lease of a slot, in order of arrival.
 
         Raises:
             AcquireTimeout: none became free in time.
@@ -90,10 +139,10 @@ class Pool:
             CostLimitReached: the profile's `max_cost` is spent. Verifications still get slots that there are.
         """
         if self._closing:
-            raise closed()
+            raise _closed()
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future, trajectory_id, group, verification, apart_from)
-        self._begun, self._fleet.hopeless = True, False
+        self.begun, self._hopeless = True, False
         self._queue.join(waiter)
         self.pump()
         try:
@@ -105,207 +154,372 @@ class Pool:
                 self._vacate(future.result())  # served and cut off in the same turn of the loop
             self.pump()
             if isinstance(error, TimeoutError):
-                raise self._timed_out(timeout_s) from self._fleet.error
+                raise self._timed_out(timeout_s) from self._error
             raise
 
     def release(self, lease: Lease, *, reset: bool) -> asyncio.Task[None]:
         """End a lease; the task that does it, always the same for one lease."""
         if lease.release is None:
             lease.slot.state = SlotState.RELEASING
-            lease.release = self._work.spawn(self._release(lease, reset), f"release {lease.slot.slot_id}")
-            self.record(lease)
+            lease.release = self._tasks.spawn(self._release(lease, reset), f"release {lease.slot.slot_id}")
+            lease.record()
         return lease.release
 
+    async def take_over(self, saved: SavedSandbox) -> list[Lease]:
+        """Go on with a sandbox that a dead driver left; the leases that were on it.
+
+        Raises:
+            SandboxLost, InfraError, PolicyError: it can't be had, or not now.
+        """
+        if self._closing:
+            raise _closed()
+        pooled = await self._provisioner.take_over(saved, self.config)
+        try:
+            leases = []
+            for index, held in saved.leases.items():
+                seat = next((seat for seat in pooled.vacant if seat.index == index), None)
+                if seat is None:
+                    raise SandboxLost(f"it has no slot {index}", sandbox_id=pooled.sandbox.id)
+                seat.workspace_dir = await pooled.client.open_slot(index)
+                leases.append(self._begin_lease(seat, held.trajectory_id, verification=False))
+                leases[-1].watches = held.watches
+        except BaseException:
+            await self._provisioner.let_go(pooled, self.meter)
+            raise
+        for seat in pooled.vacant:
+            seat.dirty = True  # it is not known how its last lease ended
+        self.begun = True
+        self._tasks.spawn(self._lead(pooled), f"sandbox of profile {self.config.name}")
+        self._add(pooled)
+        return leases
+
     def status(self) -> dict[str, Any]:
-        """Counts of sandboxes, slots and waiters."""
-        usable, usage = self._fleet.usable(), self.meter.usage()
+        """Count sandboxes, slots and waiters."""
+        usable, usage = self._usable(), self.meter.usage()
         return {
-            "sandboxes": len(self._fleet.sandboxes),
+            "sandboxes": len(self._there()),
             "healthy_sandboxes": len(usable),
-            "creating": len(self._fleet.creations),
+            "creating": len(self._creations),
             "min_sandboxes": self.config.min_sandboxes,
             "max_sandboxes": self.config.max_sandboxes,
             "total_slots": len(usable) * self.slots,
             "available_slots": sum(len(pooled.vacant) for pooled in usable),
             "reserve_slots": self.config.reserve_slots,
             "slots_per_sandbox": self.slots,
-            "waiting": len(self._queue),
+            "waiting": self._queue.count(verification=False) + self._queue.count(verification=True),
             "sandbox_s": round(usage.sandbox_s, 3),
             "cost": usage.cost,
         }
 
-    async def take_over(self, saved: SavedSandbox) -> list[Lease]:
-        """The leases on a sandbox that a dead driver left, with the sandbox.
-
-        Raises:
-            SandboxLost, InfraError, PolicyError: it can't be had, or not now.
-        """
-        if self._closing:
-            raise closed()
-        pooled = await self._provisioner.take_over(saved, self.config)
-        try:
-            leases = [await self._resume(pooled, index, held) for index, held in saved.leases.items()]
-        except BaseException:
-            await self._provisioner.let_go(pooled)
-            raise
-        for seat in pooled.vacant:
-            seat.dirty = True  # it is not known how its last lease ended
-        self._begun = True
-        self._fleet.join(pooled)
-        return leases
-
-    async def _resume(self, pooled: PooledSandbox, index: int, held: SavedLease) -> Lease:
-        seat = next((seat for seat in pooled.vacant if seat.index == index), None)
-        if seat is None:
-            raise SandboxLost(f"it has no slot {index}", sandbox_id=pooled.sandbox.id)
-        seat.workspace_dir = await pooled.client.open_slot(index)
-        lease = self._begin(seat, held.trajectory_id, verification=False)
-        lease.watches = held.watches
-        return lease
-
-    def _begin(self, seat: Seat, trajectory_id: str | None, *, verification: bool) -> Lease:
-        return new_lease(
-            seat,
-            trajectory_id,
-            profile=self.profile,
-            config=self.config,
-            record=self.record,
-            verification=verification,
-        )
-
-    def record(self, lease: Lease) -> None:
-        """Something has changed about a lease that a driver after us has to know."""
-        self._fleet.record(lease.pooled)
-
     async def aclose(self, *, keep: bool = False) -> None:
-        """End all sandboxes, in parallel, and wait until nothing of the pool is left; or `keep` them. Idempotent."""
+        """End all sandboxes, in parallel, and wait until nothing of the pool is left. Idempotent.
+
+        Args:
+            keep: let those live that can be taken over.
+        """
         self._closing = True
-        if self._budget is not None:
-            self._budget.cancel()
-        for waiter in [*self._queue]:
-            self._fail(waiter, closed())
-        self._fleet.close(keep=keep)
-        await self._work.join()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._not_warm(_closed())
+        for waiter in self._queue:
+            waiter.refuse(_closed())
+        for creation in self._creations:
+            creation.cancel()
+        for pooled in self._there():
+            pooled.kept = keep and pooled.client.life is not None
+            self._end(pooled)
+        await self._tasks.join()
 
-    # ------------------------------------------------------------------ decisions: no awaits from here on
+    # ------------------------------------------------------------------ decisions: no awaits, nothing begun
 
-    def pump(self) -> None:
-        """Bring the pool to what it should be: waiters served, sandboxes made or retired."""
-        if self._closing:
-            return
-        self._keep_budget()
-        while (waiter := self._queue.next(self._can_serve)) is not None:
-            self._grant(waiter)
-        self._fleet.grow()
-        self._fleet.retire_idle()
+    def _decide(self, now: float) -> Decision:
+        """Decide who gets which slot, who would wait in vain, and which sandboxes are to be made or ended."""
+        for pooled in self._usable():
+            if pooled.expires_at <= now:
+                log.info("sandbox %s nears the end of its life and gets no new leases", pooled.sandbox.id)
+                self._drain(pooled)
+        refused = self._in_vain()
+        for waiter, _ in refused:
+            self._queue.leave(waiter)
+        served = []
+        while (head := next(filter(self._can_serve, self._queue.heads()), None)) is not None:
+            self._queue.leave(head)
+            served.append((head, self._place(head)))
+        missing = self._missing()
+        idle, idle_due = self._idle(now)
+        drained = [pooled for pooled in self._there() if pooled.draining and not pooled.leases]
+        expiries = [pooled.expires_at for pooled in self._usable()]
+        budget = self.meter.next_change_s()
+        due = min(idle_due, *expiries, math.inf if budget is None else now + budget)
+        return Decision(refused, served, missing, drained + idle, due)
 
-    def _keep_budget(self) -> None:
-        """Turn away whom the rest of `max_cost` is not for, and look again when that is another."""
-        if self._budget is not None:
-            self._budget.cancel()
-            self._budget = None
-        if not self.meter.may_grow:
-            if self.meter.spent:
-                for waiter in [*self._queue]:
-                    if not waiter.verification:
-                        self._fail(waiter, self.meter.refusal())
-            if not self._fleet.creations:
-                self._fail_hopeless(self.meter.refusal)
-        if (pause := self.meter.next_change_s()) is not None:
-            self._budget = asyncio.get_running_loop().call_later(pause, self.pump)
+    def _there(self) -> list[PooledSandbox]:
+        return [pooled for pooled in self._sandboxes if not pooled.over.is_set()]
 
-    def _taken(self, *, verification: bool) -> int:
-        return sum(lease.verification == verification for pooled in self._fleet.usable() for lease in pooled.leases)
+    def _usable(self) -> list[PooledSandbox]:
+        """Those that get new leases."""
+        return [pooled for pooled in self._there() if not pooled.draining]
 
-    def _can_serve(self, verification: bool) -> bool:
-        """Whether there is a slot for a waiter of that kind: ordinary ones leave the reserve alone."""
-        usable = self._fleet.usable()
+    def _in_vain(self) -> list[tuple[Waiter, HermesError]]:
+        """Those for whom the sandboxes that there are have no slot, ever, or whom the rest of `max_cost` is not for."""
+        spent = self.meter.spent
+        if not spent and self._no_more() is None:
+            return []
+        slots = len(self._usable()) * self.slots
+        refused: list[tuple[Waiter, HermesError]] = []
+        for waiter in self._queue:
+            if spent and not waiter.verification:
+                refused.append((waiter, self.meter.refusal()))
+            elif slots <= (0 if waiter.verification else self.config.reserve_slots) and (error := self._no_more()):
+                refused.append((waiter, error))
+        return refused
+
+    def _no_more(self) -> HermesError | None:
+        """Why no further sandbox will be made; None if one may be. Another error each time, for each who waited."""
+        if self._creations:
+            return None
+        if self._hopeless and self._error is not None:
+            return self._seen_by_caller(self._error)
+        return None if self.meter.may_grow else self.meter.refusal()
+
+    def _can_serve(self, waiter: Waiter) -> bool:
+        """Whether there is a slot for a waiter: ordinary ones leave the reserve alone."""
+        usable = self._usable()
         if not any(pooled.vacant for pooled in usable):
             return False
         most = len(usable) * self.slots - self.config.reserve_slots
-        return verification or self._taken(verification=False) < most
+        return waiter.verification or self._taken(verification=False) < most
 
-    def _grant(self, waiter: Waiter) -> None:
-        seat = self._place(waiter)
-        lease = self._begin(seat, waiter.trajectory_id, verification=waiter.verification)
-        self.record(lease)
-        if waiter.group is not None:
-            self._homes.pop(waiter.group, None)
-            self._homes[waiter.group] = seat.pooled
-            if len(self._homes) > GROUPS_REMEMBERED:
-                del self._homes[next(iter(self._homes))]
-        if seat.workspace_dir and not (seat.dirty and waiter.verification):
-            waiter.future.set_result(lease)
-        else:
-            self._work.spawn(self._open(waiter, lease), f"open {seat.slot_id}")
+    def _taken(self, *, verification: bool) -> int:
+        return sum(lease.verification == verification for pooled in self._usable() for lease in pooled.leases)
 
-    def _place(self, waiter: Waiter) -> Seat:
-        """The best vacant seat: on the group's sandbox, else where the group fits, else where most are taken."""
+    def _place(self, waiter: Waiter) -> Lease:
+        """Begin a lease of the best vacant seat."""
         group = waiter.group
-        roomy = [pooled for pooled in self._fleet.usable() if pooled.vacant]
+        roomy = [pooled for pooled in self._usable() if pooled.vacant]
         roomy = [pooled for pooled in roomy if pooled.sandbox.id != waiter.apart_from] or roomy
-        home = self._homes.get(group) if group is not None else None
+        home = None if group is None else self._homes.pop(group, None)
         if home is not None and home in roomy:
             pooled = home
-        elif group is not None:
+        elif group is not None:  # so that the group fits there
             pooled = max(roomy, key=lambda each: len(each.vacant))
         else:  # so that the others fall idle and can be retired
             pooled = min(roomy, key=lambda each: len(each.vacant))
-        return min(pooled.vacant, key=lambda seat: (seat.dirty, not seat.workspace_dir, seat.index))
+        if group is not None:
+            self._homes[group] = pooled
+            if len(self._homes) > GROUPS_REMEMBERED:
+                del self._homes[next(iter(self._homes))]
+        seat = min(pooled.vacant, key=lambda each: (each.dirty, not each.workspace_dir, each.index))
+        return self._begin_lease(seat, waiter.trajectory_id, verification=waiter.verification)
 
-    def wanted(self) -> int:
+    def _begin_lease(self, seat: Seat, trajectory_id: str | None, *, verification: bool) -> Lease:
+        return seat.pooled.begin_lease(seat, trajectory_id, self.config, self._record, verification=verification)
+
+    def _wanted(self) -> int:
         """How many sandboxes there should be."""
-        if not self._begun:
+        if not self.begun:
             return 0
         least = 0 if self.meter.spent else self.config.min_sandboxes
-        ordinary = self._taken(verification=False) + self._queue.ordinary
-        if not self._queue and not (self.meter.spent and ordinary):
+        waiting = self._queue.count(verification=False), self._queue.count(verification=True)
+        ordinary = self._taken(verification=False) + waiting[False]
+        if not any(waiting) and not (self.meter.spent and ordinary):
             return least
-        verification = self._taken(verification=True) + self._queue.verification
+        verification = self._taken(verification=True) + waiting[True]
         seats = ordinary + max(verification, self.config.reserve_slots)
         return max(least, math.ceil(seats / self.slots))
 
-    def give_up(self, error: Exception) -> None:
-        """No sandbox can be made: those who have nothing else to wait for are told."""
-        self._fail_hopeless(lambda: self._fleet.seen_by_caller(error))
+    def _missing(self) -> int:
+        """How many sandboxes are to be made beside those that are being made."""
+        if self._hopeless or not self.meter.may_grow:
+            return 0
+        alive = [pooled for pooled in self._sandboxes if pooled.lost is None]
+        leaving = sum(pooled.quarantined for pooled in alive)
+        counted = len(alive) - min(leaving, LEAVING_BESIDE)
+        short = self._wanted() - len(self._usable())
+        return max(0, min(short, self.config.max_sandboxes - counted) - len(self._creations))
 
-    def _fail_hopeless(self, reason: Callable[[], HermesError]) -> None:
-        """Fail those for whom the sandboxes that there are have no slot, ever."""
-        slots = self._fleet.count_usable() * self.slots
-        for waiter in [*self._queue]:
-            if slots <= (0 if waiter.verification else self.config.reserve_slots):
-                self._fail(waiter, reason())
+    def _idle(self, now: float) -> tuple[list[PooledSandbox], float]:
+        """Those that nobody needs and that have been idle for long enough; and when the next one will have been."""
+        patience = 0.0 if self.meter.spent else self.config.idle_timeout
+        usable = self._usable()
+        spare = max(0, len(usable) - self._wanted())
+        idle = sorted((pooled for pooled in usable if not pooled.leases), key=lambda each: each.idle_since)[:spare]
+        ended = [pooled for pooled in idle if pooled.idle_since + patience <= now]
+        for pooled in ended:
+            log.info("sandbox %s was idle for %g s and is ended", pooled.sandbox.id, patience)
+        return ended, min((pooled.idle_since + patience for pooled in idle[len(ended) :]), default=math.inf)
+
+    def _try_again(self, error: Exception) -> bool:
+        """Whether a creation that failed is still wanted, and may yet succeed."""
+        known = str(self._error) == str(error)  # for each sandbox, and each attempt at one: it is said once
+        self._error = error
+        self._failures += 1
+        level = logging.DEBUG if known else logging.WARNING
+        log.log(level, "a sandbox of profile %s could not be made: %s", self.config.name, error)
+        if self._failures >= START_ATTEMPTS:
+            self._not_warm(self._seen_by_caller(error))
+        # The creation that asks is one of those counted.
+        return not self._closing and self._wanted() > len(self._usable()) + len(self._creations) - 1
+
+    # ------------------------------------------------------------------ what is done at once
+
+    def pump(self) -> None:
+        """Decide, and begin to do what was decided; to be called after each change."""
+        if self._closing:
+            return
+        loop = asyncio.get_running_loop()
+        decision = self._decide(loop.time())
+        for waiter, error in decision.refused:
+            waiter.refuse(error)
+        for waiter, lease in decision.served:
+            self._hand_out(waiter, lease)
+        for _ in range(decision.missing):
+            self._creations.add(self._tasks.spawn(self._live(), f"sandbox of profile {self.config.name}"))
+        for pooled in decision.ended:
+            self._end(pooled)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if decision.due == math.inf else loop.call_at(decision.due, self.pump)
+
+    def _hand_out(self, waiter: Waiter, lease: Lease) -> None:
+        lease.record()
+        if lease.seat.workspace_dir and not (lease.seat.dirty and waiter.verification):
+            waiter.future.set_result(lease)
+        else:
+            self._tasks.spawn(self._open(waiter, lease), f"open {lease.seat.slot_id}")
 
     def _vacate(self, lease: Lease) -> None:
         pooled = lease.pooled
         pooled.leases.discard(lease)
         pooled.vacant.append(lease.seat)
-        self.record(lease)
-        if pooled.leases:
-            return
-        pooled.idle_since = asyncio.get_running_loop().time()
-        self._fleet.retire_unleased(pooled)
+        lease.record()
+        if not pooled.leases:
+            pooled.idle_since = asyncio.get_running_loop().time()
 
-    def _fail(self, waiter: Waiter, error: Exception) -> None:
-        self._queue.leave(waiter)
-        if not waiter.gone:
-            waiter.future.set_exception(error)
+    def _add(self, pooled: PooledSandbox) -> None:
+        """Let a sandbox that is ready be one of the pool."""
+        now = asyncio.get_running_loop().time()
+        self._error, self._failures, self._hopeless = None, 0, False
+        pooled.idle_since = now
+        if (life := pooled.sandbox.lifetime_s) is not None:
+            pooled.expires_at = now + life - min(life * LAST_PART, LAST_PART_S)
+        self._sandboxes.append(pooled)
+        self.meter.begin(pooled.sandbox.id)
+        self._record(pooled)
+        self._emit("sandbox_created", pooled)
+        if self._closing:
+            self._end(pooled)
+        if self._warm is not None and not self._warm.done() and len(self._usable()) >= self.config.min_sandboxes:
+            self._warm.set_result(None)
+        self.pump()
+
+    def _drain(self, pooled: PooledSandbox) -> None:
+        """Give no further lease on it, and end it with the last one that there is; another may be made in its place."""
+        pooled.draining, self._hopeless = True, False
+
+    def _quarantine(self, pooled: PooledSandbox, error: BaseException) -> None:
+        """Give no further lease on a sandbox that can't be trusted."""
+        if pooled.draining or pooled.over.is_set():
+            return
+        self._drain(pooled)
+        pooled.quarantined = True
+        log.warning("sandbox %s is quarantined: %s", pooled.sandbox.id, error)
+        self._emit("sandbox_lost", pooled, reason=f"quarantined: {error}")
+
+    def _lose(self, pooled: PooledSandbox) -> None:
+        """Take a sandbox that can't be reached any more out of the pool at once; its leases fail."""
+        if pooled.over.is_set():
+            return
+        pooled.lost = SandboxLost("the sandbox died or can't be reached any more", sandbox_id=pooled.sandbox.id)
+        for lease in pooled.leases:
+            lease.slot.state = SlotState.ERROR
+        log.warning("sandbox %s is lost, with %d leases", pooled.sandbox.id, len(pooled.leases))
+        if not pooled.draining:
+            self._emit("sandbox_lost", pooled, reason=str(pooled.lost.message))
+        self._end(pooled)
+        self.pump()
+
+    def _end(self, pooled: PooledSandbox) -> None:
+        """Have whoever leads it through its life bring that to its end."""
+        if not pooled.kept:
+            self._provisioner.forget(pooled)
+        self._hopeless = False  # there is room again
+        pooled.over.set()
+
+    def _record(self, pooled: PooledSandbox) -> None:
+        """Have the checkpoint say what a driver after us has to know of it."""
+        if not pooled.over.is_set():
+            self._provisioner.record(pooled, self.config)
+
+    def _not_warm(self, error: HermesError) -> None:
+        if self._warm is not None and not self._warm.done():
+            self._warm.set_exception(error)
+
+    def _emit(self, event: str, pooled: PooledSandbox, **more: str) -> None:
+        backend, profile = self._provisioner.backend.name, self.config.name
+        self._events.emit(event, sandbox_id=pooled.sandbox.id, backend=backend, profile=profile, **more)
+
+    def _seen_by_caller(self, error: Exception) -> HermesError:
+        """The error that ended a creation, for whoever waited for it."""
+        kind = PolicyError if isinstance(error, HermesError) and not isinstance(error, InfraError) else ProvisionError
+        message = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+        hint = error.hint if isinstance(error, HermesError) else None
+        raised = kind(f"no sandbox of profile {self.config.name!r} could be made: {message}", hint=hint)
+        raised.__cause__ = error
+        return raised
 
     def _timed_out(self, timeout_s: float) -> AcquireTimeout:
         now = self.status()
-        creation = f"; the last sandbox could not be made: {self._fleet.error}" if self._fleet.error is not None else ""
+        creation = f"; the last sandbox could not be made: {self._error}" if self._error is not None else ""
         return AcquireTimeout(
-            f"no slot of profile {self.profile!r} became free within {timeout_s:g} s: "
+            f"no slot of profile {self.config.name!r} became free within {timeout_s:g} s: "
             f"{now['available_slots']} of {now['total_slots']} slots free ({now['reserve_slots']} reserved for "
             f"verification), {now['healthy_sandboxes']} of at most {now['max_sandboxes']} sandboxes, "
             f"{now['creating']} being made, {now['waiting']} others waiting{creation}",
             hint="raise max_sandboxes, slots_per_sandbox or acquire_timeout_s, or run fewer rollouts at a time",
         )
 
-    # ------------------------------------------------------------------ background work
+    # ------------------------------------------------------------------ what takes its time, each in a task
+
+    async def _live(self) -> None:
+        """See one sandbox through its life, from its creation to its end."""
+        pooled, me = None, asyncio.current_task()
+        assert me is not None
+        try:
+            pooled = await self._provisioner.make(self.config, self.meter, self._try_again)
+        except Exception as error:
+            self._error = error
+            if not retryable(error):
+                self._hopeless = True
+                self._not_warm(self._seen_by_caller(error))
+        finally:
+            self._creations.discard(me)
+        if pooled is None:
+            self.pump()
+        else:
+            self._add(pooled)
+            await self._lead(pooled)
+
+    async def _lead(self, pooled: PooledSandbox) -> None:
+        """See one that is there to its end."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch(pooled))
+                await pooled.over.wait()
+                watch.cancel()
+        finally:
+            bring_to_end = self._provisioner.let_go if pooled.kept else self._provisioner.end
+            await bring_to_end(pooled, self.meter)
+        self._sandboxes.remove(pooled)
+        self._emit("sandbox_terminated", pooled)
+        self.pump()
+
+    async def _watch(self, pooled: PooledSandbox) -> None:
+        await pooled.client.lost.wait()
+        self._lose(pooled)
 
     async def _open(self, waiter: Waiter, lease: Lease) -> None:
-        """Make a seat ready for its first lease, or clean for a verification."""
+        """Make a seat ready for its first lease, or clean for a verification, and hand it out."""
         seat, client = lease.seat, lease.pooled.client
         try:
             if seat.dirty:
@@ -313,11 +527,11 @@ class Pool:
                 seat.dirty = False
             seat.workspace_dir = lease.slot.workspace_dir = await client.open_slot(seat.index)
         except Exception as error:
-            self._fleet.quarantine(lease.pooled, error)
+            self._quarantine(lease.pooled, error)
             self._vacate(lease)
             waiter.failures += 1
             if waiter.failures >= OPEN_ATTEMPTS:
-                self._fail(waiter, self._fleet.seen_by_caller(error))
+                waiter.refuse(self._seen_by_caller(error))
             elif not waiter.gone:
                 self._queue.join(waiter)
         else:
@@ -335,15 +549,20 @@ class Pool:
         seat, pooled = lease.seat, lease.pooled
         try:
             if self.config.slot_user is SlotUser.ROOT:
-                self._fleet.retire_used(pooled)
+                self._drain(pooled)
             elif pooled.lost is None and not self._closing:
                 async with asyncio.timeout(RESET_LIMIT_S):
                     client = pooled.client
                     await (client.reset_slot(seat.index) if reset else client.kill_slot(seat.index, forget=True))
                 seat.dirty = not reset
         except Exception as error:
-            self._fleet.quarantine(pooled, error)
+            self._quarantine(pooled, error)
         finally:
             lease.slot.state = SlotState.ERROR if pooled.lost is not None or pooled.draining else SlotState.AVAILABLE
             self._vacate(lease)
         self.pump()
+
+
+def _closed() -> UsageError:
+    """The error for a slot asked of a tool backend that is closed, or is being closed."""
+    return UsageError("the tool backend is closed", hint="acquire slots inside its `async with` block")

@@ -47,16 +47,16 @@ class NewSandbox:
         commands: those of the preparation user; also as `preparation`.
     """
 
-    def __init__(self, work: TaskSet, pooled: PooledSandbox, image: str | None) -> None:
+    def __init__(self, tasks: TaskSet, pooled: PooledSandbox, image: str | None) -> None:
         self.sandbox_id = pooled.sandbox.id
         self.image = image
         self.commands = self.preparation = pooled.client.commands(PREPARE)
-        self._work = work
+        self._tasks = tasks
         self._pooled = pooled
 
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
         """As `LeasedSlot.prepare`: whatever asks for this key later gets the directory that is made here."""
-        return await prepare(self._work, self._pooled, check_key(key), as_build(build), private=private)
+        return await prepare(self._tasks, self._pooled, check_key(key), as_build(build), private=private)
 
 
 def as_build(build: Build | str | Sequence[str]) -> Build:
@@ -71,7 +71,7 @@ async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str)
             raise SetupFailed(f"preparing failed with {done.returncode}: {line[:200]}\n{done.text[-2000:]}".rstrip())
 
 
-async def prepare(work: TaskSet, pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
+async def prepare(tasks: TaskSet, pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
     """The directory that `build` filled, once per sandbox and key.
 
     All who ask while it is being built wait for that attempt and get its error; after a failure, or when the last of
@@ -84,7 +84,7 @@ async def prepare(work: TaskSet, pooled: PooledSandbox, key: str, build: Build, 
             sandbox_id=pooled.sandbox.id,
         )
     attempt = partial(_attempt, pooled, check_key(key), build, private=private)
-    return await pooled.preparations.get(work, attempt, (key, private))
+    return await pooled.preparations.get(tasks, attempt, (key, private))
 
 
 async def _attempt(pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:

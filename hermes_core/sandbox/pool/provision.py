@@ -31,7 +31,7 @@ from hermes_core.sandbox.guest_client.connection import GuestLife, GuestSettings
 from hermes_core.sandbox.pool.adoption import Adoption, new_creation_id
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import Meter
-from hermes_core.sandbox.pool.leases import Client, PooledSandbox, pooled_sandbox
+from hermes_core.sandbox.pool.leases import Client, PooledSandbox
 from hermes_core.sandbox.pool.preparation import NewSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sandbox
 
@@ -99,8 +99,8 @@ class Provisioner:
         self._start_client = start_client
         self._prepare = prepare
         attaches = take_over and checkpoint is None and backend.capabilities.attach
-        self._work = TaskSet()
-        self._adoption = Adoption(backend, owner if attaches else None, self._work)
+        self._tasks = TaskSet()
+        self._adoption = Adoption(backend, owner if attaches else None, self._tasks)
         self._snapshots: dict[str, str] = {}
         self._without_python: set[str] = set()
         self._making: SingleFlight[str] = SingleFlight("the snapshot")
@@ -228,7 +228,7 @@ class Provisioner:
         trying = self._trying[config.name]
         trying.append(keep_trying)
         try:
-            return await self._making.get(self._work, partial(self._make_snapshot, config, meter), config.name)
+            return await self._making.get(self._tasks, partial(self._make_snapshot, config, meter), config.name)
         finally:
             trying.remove(keep_trying)
 
@@ -265,11 +265,11 @@ class Provisioner:
 
     async def _run_prepare(self, config: SandboxConfig, pooled: PooledSandbox) -> None:
         assert self._prepare is not None
-        work = TaskSet()
+        tasks = TaskSet()
         try:
-            await self._prepare(NewSandbox(work, pooled, config.image))
+            await self._prepare(NewSandbox(tasks, pooled, config.image))
         finally:
-            await work.aclose()
+            await tasks.aclose()
 
     def _spec(self, config: SandboxConfig, creation_id: str) -> SandboxSpec:
         return SandboxSpec(
@@ -300,9 +300,9 @@ class Provisioner:
         self, sandbox: Sandbox, client: Client, config: SandboxConfig, creation_id: str, *, restored: bool = False
     ) -> PooledSandbox:
         slots = slots_per_sandbox(config, self.isolation)
-        pooled = pooled_sandbox(sandbox, client, slots, config.cpu, restored=restored)
-        pooled.creation_id = creation_id
-        return pooled
+        return PooledSandbox.of(
+            sandbox, client, slots=slots, cpu=config.cpu, creation_id=creation_id, restored=restored
+        )
 
     def _settings(self, sandbox: Sandbox, config: SandboxConfig, creation_id: str, *, restored: bool) -> GuestSettings:
         return GuestSettings(
@@ -367,14 +367,15 @@ class Provisioner:
 
     async def aclose(self) -> None:
         """Break off what is under way for several pools or creations. The sandboxes are whose they are."""
-        await self._work.aclose()
+        await self._tasks.aclose()
 
-    async def let_go(self, pooled: PooledSandbox) -> None:
-        """Close the connection to a sandbox that lives on."""
+    async def let_go(self, pooled: PooledSandbox, meter: Meter) -> None:
+        """Close the connection to a sandbox that lives on; what it costs from now on is not ours."""
         try:
             await pooled.client.aclose()
         except Exception as error:
             log.warning("the connection to sandbox %s was not closed cleanly: %r", pooled.sandbox.id, error)
+        meter.end(pooled.sandbox.id)
 
     def record(self, pooled: PooledSandbox, config: SandboxConfig) -> None:
         """Have the checkpoint, if there is one, say what is true now of a sandbox that can be taken over."""

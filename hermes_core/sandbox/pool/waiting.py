@@ -1,15 +1,20 @@
-"""The queue for slots: first come, first served."""
+"""Who waits for a slot, in order of arrival."""
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from hermes_core.errors import HermesError
 from hermes_core.sandbox.pool.leases import Lease
 
-_numbers = itertools.count()
+_NUMBERS = itertools.count()
+_BY_NUMBER = operator.attrgetter("number")
 
 
 @dataclass(eq=False)
@@ -22,7 +27,7 @@ class Waiter:
     verification: bool
     apart_from: str | None = None
     """The id of a sandbox that it had rather not come to."""
-    number: int = field(default_factory=lambda: next(_numbers))
+    number: int = field(default_factory=lambda: next(_NUMBERS))
     """The place in the queue: smaller came earlier."""
     failures: int = 0
     """Slots chosen for this waiter that could not be opened."""
@@ -32,52 +37,37 @@ class Waiter:
         """Whether nobody waits any more: served, failed, timed out or cancelled."""
         return self.future.done()
 
+    def refuse(self, error: HermesError) -> None:
+        """Raise where it waits, if it still does."""
+        if not self.gone:
+            self.future.set_exception(error)
+
 
 class WaitQueue:
     """Waiters in order of arrival: ordinary ones, and those for verification, which have slots of their own."""
 
     def __init__(self) -> None:
-        self._queues: dict[bool, dict[Waiter, None]] = {False: {}, True: {}}
-
-    def __len__(self) -> int:
-        return self.ordinary + self.verification
+        self._queues: dict[bool, list[Waiter]] = {False: [], True: []}
 
     def __iter__(self) -> Iterator[Waiter]:
-        return iter(sorted([*self._queues[False], *self._queues[True]], key=lambda waiter: waiter.number))
+        return iter(sorted(itertools.chain(*self._queues.values()), key=_BY_NUMBER))
 
-    @property
-    def ordinary(self) -> int:
-        """How many wait for an ordinary slot."""
-        return len(self._queues[False])
+    def count(self, *, verification: bool) -> int:
+        """Return how many wait for a slot to verify in, or for an ordinary one."""
+        return len(self._queues[verification])
 
-    @property
-    def verification(self) -> int:
-        """How many wait for a slot to verify in."""
-        return len(self._queues[True])
+    def heads(self) -> list[Waiter]:
+        """Return the first of each kind who still waits, in order of arrival."""
+        for queue in self._queues.values():
+            while queue and queue[0].gone:  # cancelled in this very turn of the event loop, and had no time to leave
+                del queue[0]
+        return sorted((queue[0] for queue in self._queues.values() if queue), key=_BY_NUMBER)
 
     def join(self, waiter: Waiter) -> None:
         """Take a place at the end, or the old place for one who comes back."""
-        queue = self._queues[waiter.verification]
-        queue[waiter] = None
-        if any(other.number > waiter.number for other in queue):
-            self._queues[waiter.verification] = dict.fromkeys(sorted(queue, key=lambda each: each.number))
+        bisect.insort(self._queues[waiter.verification], waiter, key=_BY_NUMBER)
 
     def leave(self, waiter: Waiter) -> None:
         """Give the place up; nothing if it has none."""
-        self._queues[waiter.verification].pop(waiter, None)
-
-    def next(self, can_serve: Callable[[bool], bool]) -> Waiter | None:
-        """Take the first waiter out of the queue for whom there is a slot: `can_serve(verification)` says so."""
-        heads = [head for queue in self._queues.values() if (head := _first(queue))]
-        for head in sorted(heads, key=lambda waiter: waiter.number):
-            if can_serve(head.verification):
-                self.leave(head)
-                return head
-        return None
-
-
-def _first(queue: dict[Waiter, None]) -> Waiter | None:
-    """The first who still waits: one who was cancelled in this very turn of the event loop had none yet to leave."""
-    for waiter in [*itertools.takewhile(lambda each: each.gone, queue)]:
-        del queue[waiter]
-    return next(iter(queue), None)
+        with suppress(ValueError):
+            self._queues[waiter.verification].remove(waiter)

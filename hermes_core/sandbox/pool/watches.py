@@ -35,24 +35,24 @@ class Watchers:
         self.subscribers: list[Subscriber] = []
         self.least_interval_s = least_interval_s
         self._events = events
-        self._work = TaskSet()
+        self._tasks = TaskSet()
 
     def begin(self, lease: Lease, process_id: str, interval_s: float) -> float:
         """Watch a process of the lease until its end, or the lease's; every so many seconds, which are returned."""
         interval_s = max(interval_s, self.least_interval_s)
         lease.watches[process_id] = Watch(interval_s=interval_s)
-        lease.record(lease)
+        lease.record()
         self.go_on(lease, process_id)
         return interval_s
 
     def go_on(self, lease: Lease, process_id: str) -> None:
         """Watch what a driver before us did, from where that one was."""
         if not lease.watches[process_id].ended:
-            self._work.spawn(self._watch(lease, process_id), f"watch of {process_id}")
+            self._tasks.spawn(self._watch(lease, process_id), f"watch of {process_id}")
 
     async def aclose(self) -> None:
         """Deliver nothing more."""
-        await self._work.aclose()
+        await self._tasks.aclose()
 
     async def _watch(self, lease: Lease, process_id: str) -> None:
         watch, commands = lease.watches[process_id], lease.commands()
@@ -78,7 +78,7 @@ class Watchers:
         if status.running and not chunk.data:
             return
         watch.offset, watch.ended = chunk.offset + len(chunk.data), not status.running
-        lease.record(lease)
+        lease.record()
         update = ProcessUpdate(lease.slot.trajectory_id or "", lease.slot, status, chunk.data, chunk.offset)
         self._events.emit("process_updated", trajectory_id=update.trajectory_id, update=update)
         for subscriber in [*self.subscribers]:
