@@ -158,7 +158,7 @@ class ToolBackend:
             raise
 
     async def take_over(self) -> list[Slot]:
-        """The slots that the driver before us held, by its checkpoint, with all that runs in them. To be called first.
+        """Return the slots that the driver before us held, by its checkpoint, with all that runs there. Call it first.
 
         What the checkpoint says was being made or ended when it died is ended. What has ended by itself is forgotten.
         Each slot is given once: another call gives what those before it could not, and none after one that succeeded.
@@ -246,7 +246,7 @@ class ToolBackend:
         apart_from: str | None = None,
         timeout_s: float | None = None,
     ) -> Slot:
-        """A slot of the profile, in order of arrival; the caller releases it.
+        """Return a slot of the profile, in order of arrival; the caller releases it.
 
         Args:
             trajectory_id: who the slot is for; a new id if None.
@@ -347,7 +347,7 @@ class ToolBackend:
         return lease.commands(PREPARE, around)
 
     def missing(self, slot: Slot) -> tuple[str, ...]:
-        """What can't be done in the slot, in words, because its sandbox has no guest; empty where it has one.
+        """Say what can't be done in the slot because its sandbox has no guest; empty where it has one.
 
         Raises:
             StaleSlotError: it was released.
@@ -375,7 +375,7 @@ class ToolBackend:
         await lease.call(lease.pooled.client.reset_slot, lease.seat.index)
 
     async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
-        """The directory that `build(commands, directory)` fills, once per sandbox and key, as the preparation user.
+        """Return the directory that `build` fills as the preparation user, once per sandbox and key.
 
         Slots read it and can't write it; with `private` they can't read it either. While it is being built, everyone
         who asks for it waits; its failure is everyone's, removes the directory, and the next call tries again.
@@ -417,7 +417,7 @@ class ToolBackend:
         return lambda: self._watchers.subscribers.remove(subscriber)
 
     def watch(self, slot: Slot, process_id: str, interval_s: float) -> float:
-        """Deliver what is new about a background process every so many seconds, and its end; the interval that holds.
+        """Deliver what is new about a background process every so many seconds, and its end; return the interval used.
 
         Raises:
             StaleSlotError: the slot was released.
@@ -427,7 +427,7 @@ class ToolBackend:
     # ------------------------------------------------------------------ tools
 
     def tool(self, name: str) -> Tool:
-        """The slot tool of that name, or the registered one that runs in a sandbox.
+        """Return the slot tool of that name, or the registered one that runs in a sandbox.
 
         Raises:
             UnknownNameError: there is none.
@@ -527,7 +527,7 @@ class ToolBackend:
     # ------------------------------------------------------------------ what there is
 
     def get_status(self) -> dict[str, Any]:
-        """Counts of sandboxes, slots and waiters: over all profiles, and per profile under `pools`."""
+        """Count sandboxes, slots and waiters: over all profiles, and per profile under `pools`."""
         pools = {name: pool.status() for name, pool in self._pools.items()}
         summed = ("sandboxes", "healthy_sandboxes", "max_sandboxes", "total_slots", "available_slots", "waiting")
         return {
@@ -540,11 +540,11 @@ class ToolBackend:
         }
 
     def usage(self) -> dict[str, Usage]:
-        """What the sandboxes of each profile that was used have cost so far, those of tasks' own images included."""
+        """Return what the sandboxes of each used profile have cost so far, including those of tasks' own images."""
         return {pool.meter.profile: pool.meter.usage() for pool in self._pools.values() if pool.begun}
 
     def list_profiles(self) -> dict[str, dict[str, Any]]:
-        """The profiles' settings, and whether each has been started."""
+        """Return the profiles' settings, and whether each has been started."""
         return {
             name: {
                 "image": pool.config.image,

@@ -86,12 +86,12 @@ class LeasedSlot:
 
     @property
     def sandbox_id(self) -> str:
-        """The slot's sandbox."""
+        """Return the id of the slot's sandbox."""
         return self.slot.sandbox_id
 
     @property
     def preparation(self) -> SlotCommands:
-        """The preparation user's commands on this slot's sandbox."""
+        """Return the preparation user's commands on this slot's sandbox."""
         return self._backend.preparation(self.slot, around=self._awaited("preparation", Origin.PREPARATION))
 
     @awaited()
@@ -174,7 +174,7 @@ class LeasedSlot:
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
-        """What happens here does not count against `limit`."""
+        """Have what happens in the block not count against `limit`."""
         limit = self.limit
         due = None if limit is None or limit.expired() else limit.when()
         if limit is None or due is None:
@@ -190,7 +190,7 @@ class LeasedSlot:
 
     @awaited()
     async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
-        """A plain tar of a directory's contents as the slot's user may read them.
+        """Return a plain tar of a directory's contents as the slot's user may read them.
 
         Raises:
             CommandError: it is larger than `max_bytes` (code `too_large`), or is no directory.
@@ -199,7 +199,7 @@ class LeasedSlot:
 
     @awaited()
     async def diff(self, path: str = ".", *, base: str = "HEAD", max_bytes: int = MAX_DIFF_BYTES) -> str:
-        """What changed in the git repository at `path` since `base`, new files included, as `git apply` takes it.
+        """Return what changed in the git repository at `path` since `base`, with new files, as `git apply` takes it.
 
         It runs git in the slot, on a repository that the agent could have changed in any way: what it says is the
         agent's work, no more. Whatever that git started is dead when it returns.
@@ -270,7 +270,7 @@ class ModelTime:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """One wait, as `AgentTask.waiting` says."""
+        """Wait once, as `AgentTask.waiting` says."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:

@@ -46,7 +46,7 @@ main(sys.argv[1], sys.argv[2] == "join")
 
 @functools.cache
 def payload() -> bytes:
-    """The guest's sources as the loader expects them: a 32-bit big-endian length, then compressed JSON."""
+    """Return the guest's sources as the loader expects them: a 32-bit big-endian length, then compressed JSON."""
     folder = Path(__file__).parents[1] / "guest"
     sources = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.py"))}
     packed = zlib.compress(json.dumps(sources).encode("ascii"), 6)
@@ -54,5 +54,5 @@ def payload() -> bytes:
 
 
 def guest_argv(state_dir: str, *, join: bool) -> list[str]:
-    """The command that starts the guest of a sandbox, or joins it; with `join` it never starts another."""
+    """Return the command that starts the guest of a sandbox, or joins it; with `join` it never starts another."""
     return ["python3", "-I", "-S", "-X", "utf8", "-c", LOADER, state_dir, "join" if join else "start"]

@@ -131,7 +131,7 @@ class GuestClient:
     # --- slots ------------------------------------------------------------------------------------------------------
 
     async def open_slot(self, index: int) -> str:
-        """Make a slot ready; its workspace directory as seen from inside. Idempotent."""
+        """Make a slot ready; return its workspace directory as seen from inside. Idempotent."""
         header, _ = await self.request({"op": "open_slot", "slot": index})
         return str(header["workspace"])
 
@@ -148,7 +148,7 @@ class GuestClient:
         return RemoteCommands(self.request, index, workspace, call)
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
-        """Every process of the slot is dead when this returns; its files stay, and unless `forget` its logs do.
+        """Kill every process of the slot; all are dead when this returns. Its files stay, and its logs unless `forget`.
 
         Raises:
             SlotLost: that could not be proved; the slot is quarantined.
@@ -173,7 +173,7 @@ class GuestClient:
         output: OutputStream | None = None,
         input: InputPump | None = None,  # noqa: A002
     ) -> tuple[dict[str, Any], bytes]:
-        """Ask the guest, across lost channels, and give its answer. Cancelling kills what the request started.
+        """Ask the guest, across lost channels, and return its answer. Cancelling kills what the request started.
 
         Raises:
             SandboxLost: the sandbox is gone.
@@ -237,7 +237,7 @@ class GuestClient:
             self._give_up(InfraError(f"the guest client failed: {error!r}", sandbox_id=self.sandbox.id))
 
     async def _reach(self) -> GuestConnection:
-        """A channel whose guest has said hello; tried until the guest would have given us up."""
+        """Return a connection to the guest; try until the guest would have given us up."""
         delay = 0.02
         for attempt in itertools.count(1):
             try:

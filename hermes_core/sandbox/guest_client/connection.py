@@ -79,7 +79,7 @@ class GuestConnection:
         self._frames: deque[tuple[dict[str, Any], bytes]] = deque()
 
     async def next(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next frame; None at the end of the stream."""
+        """Return the next frame; None at the end of the stream."""
         while not self._frames:
             data = await self.channel.read(1 << 18)
             if not data:
@@ -94,7 +94,7 @@ class GuestConnection:
 async def greet(
     sandbox: Sandbox, settings: GuestSettings, session: str, *, join: bool, limit_s: float
 ) -> tuple[GuestConnection, dict[str, Any]]:
-    """Open a channel to the sandbox's guest and say hello; the connection, and its answer.
+    """Open a channel to the sandbox's guest and say hello; return the connection, and the guest's answer.
 
     Args:
         session: one id per client. The guest keeps a session's requests across channels, and no other's.
@@ -124,7 +124,7 @@ async def greet(
 
 
 async def _ask(connection: GuestConnection, words: bytes) -> tuple[dict[str, Any], bytes] | None:
-    """The first frame that comes back; None if the other side is gone, before or after it has heard all of it."""
+    """Send `words` and return the first frame that comes back; None if the other side is gone."""
     try:
         await connection.channel.write(words)
     except ChannelLost:
@@ -154,7 +154,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
 
 
 async def _no_greeting(channel: Channel, sandbox_id: str) -> HermesError:
-    """Why the guest's bridge ended without a word."""
+    """Return why the guest's bridge ended without a word."""
     status = await channel.wait()
     words = channel.stderr_tail.strip()[-2000:]
     if status == NO_GUEST:
@@ -173,7 +173,7 @@ _HINTS = {
 
 
 def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None) -> HermesError:
-    """The typed error for what the guest says."""
+    """Return the typed error for what the guest says."""
     message, code = str(error.get("message")), str(error.get("code"))
     slot_id = None if slot is None else f"slot_{slot}"
     match error.get("kind"):

@@ -33,7 +33,7 @@ class OutputStream:
         self._identity, self._post = identity, post
 
     def feed(self, offset: int, data: bytes) -> None:
-        """A piece that starts at `offset`; what is known already is left out.
+        """Take a piece that starts at `offset`; what is known already is left out.
 
         Raises:
             ChannelLost: bytes are missing before this piece, so the channel can't be trusted.
@@ -47,7 +47,7 @@ class OutputStream:
             self._changed.set()
 
     def end(self) -> None:
-        """No more pieces will come."""
+        """Take note that no more pieces will come."""
         self._ended = True
         self._changed.set()
 
@@ -89,7 +89,7 @@ class InputPump:
         self._send_kept()
 
     def taken(self, offset: int) -> None:
-        """The command has everything before `offset`."""
+        """Take note that the command has everything before `offset`."""
         if offset > self._base:
             del self._kept[: offset - self._base]
             self._base = offset
@@ -116,13 +116,13 @@ class InputPump:
 
 
 async def once(data: bytes) -> AsyncIterator[bytes]:
-    """A source of one piece."""
+    """Yield one piece."""
     yield data
 
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """The work goes on during the block, and ends, one way or the other, with it."""
+    """Run the work during the block, and cancel it at the block's end."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -132,7 +132,7 @@ async def background(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task
 
 
 async def fed(work: Coroutine[Any, Any, T], feeding: Coroutine[Any, Any, None]) -> T:
-    """The outcome of `work`, fed meanwhile; it may end without all of its food, but not when the feeding fails."""
+    """Return the outcome of `work`, fed meanwhile. It may end before all is fed; if feeding fails, so does this."""
     async with background(work) as working, background(feeding) as feeder:
         await asyncio.wait({working, feeder}, return_when=asyncio.FIRST_COMPLETED)
         if feeder.done() and not working.done():

@@ -31,7 +31,7 @@ def new_creation_id(config: SandboxConfig, isolation: Isolation) -> str:
 
 
 def _mark(config: SandboxConfig, isolation: Isolation) -> str:
-    """The same for sandboxes that are as good as each other, and for no others."""
+    """Return a mark that two sandboxes share if, and only if, one is as good as the other."""
     settings = config.model_dump(mode="json", exclude=_OF_THE_POOL)
     text = json.dumps([__version__, isolation.label, type(config).__name__, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

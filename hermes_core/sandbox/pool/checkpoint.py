@@ -178,7 +178,7 @@ class Checkpoint:
 
 
 def saved_in(path: Path) -> list[SavedSandbox]:
-    """What a checkpoint says that may be another driver's: to be shown, not to be used.
+    """Return what a checkpoint says that may be another driver's: to be shown, not to be used.
 
     Raises:
         ConfigError: it is none that this version understands.

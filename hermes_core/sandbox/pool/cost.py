@@ -44,16 +44,16 @@ class Meter:
         self._ended_s = 0.0
 
     def begin(self, sandbox_id: str) -> None:
-        """It runs from now on; nothing if it does already."""
+        """Count its seconds from now on; nothing if they are counted already."""
         self._running.setdefault(sandbox_id, time.monotonic())
 
     def end(self, sandbox_id: str) -> None:
-        """It has ended; nothing if it is not known."""
+        """Count no more, as it has ended; nothing if it is not known."""
         if (began := self._running.pop(sandbox_id, None)) is not None:
             self._ended_s += time.monotonic() - began
 
     def usage(self) -> Usage:
-        """Until now."""
+        """Return what was used until now."""
         now = time.monotonic()
         seconds = self._ended_s + sum(now - began for began in self._running.values())
         return Usage(seconds, None if self._price is None else seconds * self._price / _HOUR_S)
@@ -69,7 +69,7 @@ class Meter:
         return not self._below(1.0)
 
     def next_change_s(self) -> float | None:
-        """Seconds until one of the two is another, with the sandboxes that run now; None if that does not come."""
+        """Return the seconds until one of the two changes, with the sandboxes that run now; None if neither will."""
         if self._limit is None or not self._price or not self._running or self.spent:
             return None
         part = GROWTH_PART if self.may_grow else 1.0
@@ -77,7 +77,7 @@ class Meter:
         return max(0.0, left * _HOUR_S / (self._price * len(self._running)))
 
     def refusal(self) -> CostLimitReached:
-        """The error for whoever asks for a slot now."""
+        """Return the error for whoever asks for a slot now."""
         cost = self.usage().cost or 0.0
         what = "no slot is given any more" if self.spent else "no further sandbox is made"
         return CostLimitReached(

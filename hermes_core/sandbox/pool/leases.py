@@ -38,13 +38,13 @@ class Client(Protocol):
     """Which guest it is; None where there is none."""
 
     async def open_slot(self, index: int) -> str:
-        """Make the slot ready (idempotent); its workspace directory."""
+        """Make the slot ready (idempotent); return its workspace directory."""
 
     def commands(self, index: int, call: Call = unguarded) -> SlotCommands:
-        """What can be done in the slot, or as the preparation user (`PREPARE`); `call` carries it out."""
+        """Return the commands of the slot, or of the preparation user (`PREPARE`); `call` carries them out."""
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
-        """Every process of the slot is dead when it returns; with `forget`, nobody will ask for those that were."""
+        """Kill every process of the slot; all are dead when it returns. With `forget`, nobody will ask for them."""
 
     async def reset_slot(self, index: int) -> None:
         """Make the slot ready for its next lease. `SlotLost` if it can't be proved clean."""
@@ -209,7 +209,7 @@ class Lease:
 
     @property
     def pooled(self) -> PooledSandbox:
-        """The sandbox that it is on."""
+        """Return the sandbox that it is on."""
         return self.seat.pooled
 
     def commands(self, index: int | None = None, around: Around | None = None) -> SlotCommands:
@@ -268,7 +268,7 @@ class Lease:
 
 
 def located(error: InfraError, slot: Slot) -> InfraError:
-    """The error, with the slot's ids where it has none. Another object: who waited for one attempt have the same."""
+    """Return a copy of the error with the slot's ids where it has none; others may have waited for the same attempt."""
     own = error.twin()
     own.sandbox_id = error.sandbox_id or slot.sandbox_id
     own.slot_id = error.slot_id or slot.slot_id
@@ -277,7 +277,7 @@ def located(error: InfraError, slot: Slot) -> InfraError:
 
 
 def stale(slot: Slot) -> StaleSlotError:
-    """The error for a handle whose lease has ended."""
+    """Return the error for a handle whose lease has ended."""
     return StaleSlotError(
         f"lease {slot.generation} of this slot was released",
         hint="acquire a slot and use its handle; a handle is good for one lease",

@@ -158,7 +158,7 @@ class Pool:
             raise
 
     def release(self, lease: Lease, *, reset: bool) -> asyncio.Task[None]:
-        """End a lease; the task that does it, always the same for one lease."""
+        """End a lease; return the task that does it, always the same for one lease."""
         if lease.release is None:
             lease.slot.state = SlotState.RELEASING
             lease.release = self._tasks.spawn(self._release(lease, reset), f"release {lease.slot.slot_id}")
@@ -166,7 +166,7 @@ class Pool:
         return lease.release
 
     async def take_over(self, saved: SavedSandbox) -> list[Lease]:
-        """Go on with a sandbox that a dead driver left; the leases that were on it.
+        """Take over a sandbox that a dead driver left; return the leases that were on it.
 
         Raises:
             SandboxLost, InfraError, PolicyError: it can't be had, or not now.
@@ -257,11 +257,11 @@ class Pool:
         return [pooled for pooled in self._sandboxes if not pooled.over.is_set()]
 
     def _usable(self) -> list[PooledSandbox]:
-        """Those that get new leases."""
+        """Return those that get new leases."""
         return [pooled for pooled in self._there() if not pooled.draining]
 
     def _in_vain(self) -> list[tuple[Waiter, HermesError]]:
-        """Those for whom the sandboxes that there are have no slot, ever, or whom the rest of `max_cost` is not for."""
+        """Return those who will get no slot of the existing sandboxes, or for whom the rest of `max_cost` is not."""
         spent = self.meter.spent
         if not spent and self._no_more() is None:
             return []
@@ -275,7 +275,7 @@ class Pool:
         return refused
 
     def _no_more(self) -> HermesError | None:
-        """Why no further sandbox will be made; None if one may be. Another error each time, for each who waited."""
+        """Return why no further sandbox will be made, as a new error for each who waited; None if one may be."""
         if self._creations:
             return None
         if self._hopeless and self._error is not None:
@@ -316,7 +316,7 @@ class Pool:
         return seat.pooled.begin_lease(seat, trajectory_id, self.config, self._record, verification=verification)
 
     def _wanted(self) -> int:
-        """How many sandboxes there should be."""
+        """Return how many sandboxes there should be."""
         if not self.begun:
             return 0
         least = 0 if self.meter.spent else self.config.min_sandboxes
@@ -329,7 +329,7 @@ class Pool:
         return max(least, math.ceil(seats / self.slots))
 
     def _missing(self) -> int:
-        """How many sandboxes are to be made beside those that are being made."""
+        """Return how many sandboxes to make, beside those that are being made."""
         if self._hopeless or not self.meter.may_grow:
             return 0
         alive = [pooled for pooled in self._sandboxes if pooled.lost is None]
@@ -339,7 +339,7 @@ class Pool:
         return max(0, min(short, self.config.max_sandboxes - counted) - len(self._creations))
 
     def _idle(self, now: float) -> tuple[list[PooledSandbox], float]:
-        """Those that nobody needs and that have been idle for long enough; and when the next one will have been."""
+        """Return the spare ones that have been idle for long enough, and when the next one will have been."""
         patience = 0.0 if self.meter.spent else self.config.idle_timeout
         usable = self._usable()
         spare = max(0, len(usable) - self._wanted())
@@ -397,7 +397,7 @@ class Pool:
             pooled.idle_since = asyncio.get_running_loop().time()
 
     def _add(self, pooled: PooledSandbox) -> None:
-        """Let a sandbox that is ready be one of the pool."""
+        """Add a sandbox that is ready."""
         now = asyncio.get_running_loop().time()
         self._error, self._failures, self._hopeless = None, 0, False
         pooled.idle_since = now
@@ -414,7 +414,7 @@ class Pool:
         self.pump()
 
     def _drain(self, pooled: PooledSandbox) -> None:
-        """Give no further lease on it, and end it with the last one that there is; another may be made in its place."""
+        """Give no further lease on it; it ends with its last one, and another may be made in its place."""
         pooled.draining, self._hopeless = True, False
 
     def _quarantine(self, pooled: PooledSandbox, error: BaseException) -> None:
@@ -440,14 +440,14 @@ class Pool:
         self.pump()
 
     def _end(self, pooled: PooledSandbox) -> None:
-        """Have whoever leads it through its life bring that to its end."""
+        """Tell the task that leads it (`_lead`) to end it."""
         if not pooled.kept:
             self._provisioner.forget(pooled)
         self._hopeless = False  # there is room again
         pooled.over.set()
 
     def _record(self, pooled: PooledSandbox) -> None:
-        """Have the checkpoint say what a driver after us has to know of it."""
+        """Write to the checkpoint what a driver after us has to know of it."""
         if not pooled.over.is_set():
             self._provisioner.record(pooled, self.config)
 
@@ -460,7 +460,7 @@ class Pool:
         self._events.emit(event, sandbox_id=pooled.sandbox.id, backend=backend, profile=profile, **more)
 
     def _seen_by_caller(self, error: Exception) -> HermesError:
-        """The error that ended a creation, for whoever waited for it."""
+        """Return the error that ended a creation, as one who waited for it gets it."""
         kind = PolicyError if isinstance(error, HermesError) and not isinstance(error, InfraError) else ProvisionError
         message = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
         hint = error.hint if isinstance(error, HermesError) else None
@@ -482,7 +482,7 @@ class Pool:
     # ------------------------------------------------------------------ what takes its time, each in a task
 
     async def _live(self) -> None:
-        """See one sandbox through its life, from its creation to its end."""
+        """Lead one sandbox from its creation to its end."""
         pooled, me = None, asyncio.current_task()
         assert me is not None
         try:
@@ -501,7 +501,7 @@ class Pool:
             await self._lead(pooled)
 
     async def _lead(self, pooled: PooledSandbox) -> None:
-        """See one that is there to its end."""
+        """Lead one that is there to its end."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(pooled))
@@ -564,5 +564,5 @@ class Pool:
 
 
 def _closed() -> UsageError:
-    """The error for a slot asked of a tool backend that is closed, or is being closed."""
+    """Return the error for a slot asked of a tool backend that is closed, or is being closed."""
     return UsageError("the tool backend is closed", hint="acquire slots inside its `async with` block")

@@ -25,7 +25,7 @@ _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def check_key(key: str) -> str:
-    """The key, if it can be a file's name.
+    """Return the key, if it can be a file's name.
 
     Raises:
         UsageError: it can't.
@@ -60,7 +60,7 @@ class NewSandbox:
 
 
 def as_build(build: Build | str | Sequence[str]) -> Build:
-    """A function that fills a directory, or shell commands that do, as a function."""
+    """Return the function that fills a directory, or one that runs the shell commands that do."""
     return build if callable(build) else partial(_run_all, [build] if isinstance(build, str) else build)
 
 
@@ -72,7 +72,7 @@ async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str)
 
 
 async def prepare(tasks: TaskSet, pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
-    """The directory that `build` filled, once per sandbox and key.
+    """Return the directory that `build` filled, once per sandbox and key.
 
     All who ask while it is being built wait for that attempt and get its error; after a failure, or when the last of
     those waiting is cancelled, the directory is gone, and the next call tries again.

@@ -7,7 +7,7 @@ from hermes_core.sandbox.contract import Backend, Isolation, Network, SandboxCon
 
 
 def slots_per_sandbox(config: SandboxConfig, isolation: Isolation) -> int:
-    """Slots in one sandbox: one at level `dedicated`, else as configured."""
+    """Return the number of slots in one sandbox: one at level `dedicated`, else as configured."""
     return 1 if isolation is Isolation.DEDICATED else config.slots_per_sandbox
 
 

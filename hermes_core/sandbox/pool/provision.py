@@ -117,7 +117,7 @@ class Provisioner:
         self.backend.note_profile(config)
 
     async def make(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> PooledSandbox:
-        """A sandbox with its client, ready for leases: one that an earlier driver left, or a new one.
+        """Return a sandbox with its client, ready for leases: one that an earlier driver left, or a new one.
 
         A `create` whose answer was lost is repeated with the same creation id, which gives the sandbox that it made.
         Cancelled or failed, this leaves no sandbox behind.
@@ -198,7 +198,7 @@ class Provisioner:
         return await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
 
     async def _take_over(self, config: SandboxConfig, meter: Meter, creation_id: str) -> PooledSandbox | None:
-        """The sandbox that an earlier driver created, emptied; None if there is none any more, or that driver lives."""
+        """Return the sandbox that an earlier driver created, emptied; None if it has ended or that driver lives."""
         pooled = None
         try:
             async with self._creating:
@@ -219,7 +219,7 @@ class Provisioner:
         return pooled
 
     async def _snapshot(self, config: SandboxConfig, meter: Meter, keep_trying: KeepTrying) -> str:
-        """The snapshot of a prepared sandbox: made once, while all who want it wait.
+        """Return the snapshot of a prepared sandbox: made once, while all who want it wait.
 
         A profile has one pool, and so all who wait have one meter. It is tried for as long as one of them keeps trying.
         """
@@ -281,7 +281,7 @@ class Provisioner:
         )
 
     async def take_over(self, saved: SavedSandbox, config: SandboxConfig) -> PooledSandbox:
-        """The sandbox of a driver that died, from where that one left it.
+        """Take over the sandbox of a driver that died, as that one left it.
 
         Raises:
             SandboxLost: it has ended, or another one is in its place.
@@ -350,7 +350,7 @@ class Provisioner:
         return self._pooled(sandbox, client, config, creation_id, restored=restored)
 
     async def _start(self, sandbox: Sandbox, settings: GuestSettings, config: SandboxConfig) -> Client:
-        """The guest; or the direct mode, where there is no Python, or a slot is root and could change the guest."""
+        """Start the guest; or the direct mode, without Python, or where a slot is root and could change the guest."""
         if config.slot_user is SlotUser.ROOT:
             return await DirectClient.start(sandbox, settings, as_root=True)
         try:
@@ -366,7 +366,7 @@ class Provisioner:
             return direct
 
     async def aclose(self) -> None:
-        """Break off what is under way for several pools or creations. The sandboxes are whose they are."""
+        """Break off what is under way for several pools or creations. Their sandboxes are for the pools to end."""
         await self._tasks.aclose()
 
     async def let_go(self, pooled: PooledSandbox, meter: Meter) -> None:
@@ -378,12 +378,12 @@ class Provisioner:
         meter.end(pooled.sandbox.id)
 
     def record(self, pooled: PooledSandbox, config: SandboxConfig) -> None:
-        """Have the checkpoint, if there is one, say what is true now of a sandbox that can be taken over."""
+        """Write to the checkpoint, if there is one, what is true now of a sandbox that can be taken over."""
         if self.checkpoint is not None:
             self.checkpoint.record(self.backend.name, self.isolation, pooled, config)
 
     def forget(self, pooled: PooledSandbox) -> None:
-        """The sandbox is about to be ended."""
+        """Write to the checkpoint, if there is one, that a sandbox is about to be ended."""
         if self.checkpoint is not None:
             self.checkpoint.note(self.backend.name, pooled.creation_id)
 

@@ -38,7 +38,7 @@ class Watchers:
         self._tasks = TaskSet()
 
     def begin(self, lease: Lease, process_id: str, interval_s: float) -> float:
-        """Watch a process of the lease until its end, or the lease's; every so many seconds, which are returned."""
+        """Watch a process of the lease until it ends, or the lease does; return the interval used, in seconds."""
         interval_s = max(interval_s, self.least_interval_s)
         lease.watches[process_id] = Watch(interval_s=interval_s)
         lease.record()
@@ -46,7 +46,7 @@ class Watchers:
         return interval_s
 
     def go_on(self, lease: Lease, process_id: str) -> None:
-        """Watch what a driver before us did, from where that one was."""
+        """Go on with a watch of the driver before us, from where that one was."""
         if not lease.watches[process_id].ended:
             self._tasks.spawn(self._watch(lease, process_id), f"watch of {process_id}")
 
