@@ -13,7 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from hermes_core.cli.main import main
 from hermes_core.testing.scripted_server import Fault, ScriptedServer
 
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
@@ -46,6 +48,19 @@ def run(environ, tmp_path):
             timeout=timeout,
             check=False,
         )
+
+    return call
+
+
+@pytest.fixture
+def refused(environ, tmp_path, monkeypatch):
+    """What the program says in this process, where it ends before anything is begun: exit code 2, and no output."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments) -> str:
+        done = CliRunner(env=environ).invoke(main, [*map(str, arguments)])
+        assert (done.exit_code, done.stdout) == (2, ""), done.stderr
+        return done.stderr
 
     return call
 
@@ -138,12 +153,11 @@ def test_some_not_scored_exits_with_3_and_says_why(run, dataset):
         (["rescore", "."], "run.json"),
     ],
 )
-def test_wrong_use_exits_with_2_and_says_what_to_do(run, dataset, arguments, message):
+def test_wrong_use_exits_with_2_and_says_what_to_do(refused, dataset, arguments, message):
     path = dataset(GOOD)
-    done = run(*[path if argument == "DATASET" else argument for argument in arguments])
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    said = refused(*[path if argument == "DATASET" else argument for argument in arguments])
+    assert message in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
@@ -159,13 +173,11 @@ def test_wrong_use_exits_with_2_and_says_what_to_do(run, dataset, arguments, mes
         ('{"id": "good", "prompt": "p", "check": "true"}', "two items"),
     ],
 )
-def test_a_bad_row_is_named_by_line_and_field(run, dataset, tmp_path, line, message):
+def test_a_bad_row_is_named_by_line_and_field(refused, dataset, tmp_path, line, message):
     option = dataset(GOOD)
     with (tmp_path / "tasks.jsonl").open("a") as file:
         file.write(line + "\n")
-    done = run("rollout", "tasks", option, "--agent", "nop", "--out", tmp_path / "out", *ISOLATION)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    assert message in refused("rollout", "tasks", option, "--agent", "nop", "--out", tmp_path / "out", *ISOLATION)
     assert not (tmp_path / "out" / "trajectories.jsonl").exists()
 
 

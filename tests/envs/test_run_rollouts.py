@@ -531,7 +531,7 @@ async def test_another_configuration_cannot_resume_and_changes_nothing(runtime, 
 
 
 @pytest.mark.usefixtures("leak_check")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 4))])
 async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtime, tasks, tmp_path, seed):
     solution = ["sleep 0.05", "touch a"]
     rows = [

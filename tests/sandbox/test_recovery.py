@@ -109,7 +109,7 @@ async def test_a_killed_driver_s_processes_go_on(tmp_path: Path) -> None:
     assert not (tmp_path / "processes.json").exists()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 3))])
 async def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
     await killed_at_a_moment(tmp_path, random.Random(seed).uniform(0.3, 2.0))
 

@@ -264,6 +264,7 @@ FILLED = {
     "a full checkout": f"{FIX}; head -c 1G /dev/zero >fill",
 }
 """What the agent holds beside its work is freed before its work is given up; what it holds in its checkout counts."""
+FIRST = ("a full workspace", "a full disk and no work")
 
 BESIDE = {
     "hoards": "head -c 1G /dev/zero >~/fill; sleep 12",
@@ -389,6 +390,7 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
     assert by_name["pytest.py"]["removed"] == ["pytest.py"]
 
 
+@pytest.mark.full  # what is taken of a tree, and how much of it: test_trees.py
 async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_dataset, monkeypatch):
     monkeypatch.setattr(workspace, "CPU_S", 6)
     env = {"max_workspace_bytes": 64 << 20}
@@ -405,7 +407,9 @@ async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_datas
             assert details["reason"] and "tests" not in details, (name, details)
 
 
-@pytest.mark.parametrize("name", FILLED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.full) for name in FILLED]
+)
 async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, name, tmp_path, swe_dataset):
     if where["backend"] != "local":
         pytest.skip("no disk of its own to fill")
@@ -417,6 +421,7 @@ async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, name, tmp
     assert records[name]["reward"] == expected, (records[name], said)
 
 
+@pytest.mark.full
 async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_dataset):
     if where["backend"] != "local":
         pytest.skip("no disk of its own to fill")

@@ -69,6 +69,7 @@ def dataset_with(path, rows):
     return str(path)
 
 
+@pytest.mark.full  # so says test_demo.py too
 async def test_the_tasks_that_ship_are_sound(runtime):
     outcome = await validate(runtime, "swe-smith", env={"dataset_name": "demo"}, isolation="user", concurrency=2)
     assert outcome.sound, outcome.unsound

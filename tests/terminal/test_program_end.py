@@ -152,7 +152,7 @@ print(terminal_tool("echo hello"), flush=True)
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize("ending", EXITS)
-@pytest.mark.parametrize("program", [EXIT, RUNTIME], ids=["terminal", "runtime"])
+@pytest.mark.parametrize("program", [EXIT, pytest.param(RUNTIME, marks=pytest.mark.full)], ids=["terminal", "runtime"])
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 async def test_however_it_ends(place: dict[str, Any], program: str, ending: str, python: str) -> None:
     """Its own traceback, where it has one, is all that is said, and its exit status is as ever."""

@@ -26,7 +26,10 @@ from hermes_core.sandbox.local.sandbox import LocalSandbox
 from hermes_core.sandbox.pool.profile_check import check_profile
 
 SLEEPER = "setsid sleep 100 >/dev/null 2>&1 </dev/null &"
-LEVELS = [Isolation.SHARED, Isolation.USER, Isolation.NAMESPACE]
+LEVELS = [
+    Isolation.USER,
+    *(pytest.param(level, marks=pytest.mark.full) for level in (Isolation.SHARED, Isolation.NAMESPACE)),
+]
 
 
 @pytest.mark.usefixtures("leak_check")

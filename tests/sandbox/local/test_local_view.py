@@ -32,7 +32,7 @@ def dataset() -> Iterator[Path]:
     directory.rmdir()
 
 
-@pytest.mark.parametrize("level", [Isolation.USER, Isolation.NAMESPACE])
+@pytest.mark.parametrize("level", [Isolation.USER, pytest.param(Isolation.NAMESPACE, marks=pytest.mark.full)])
 def test_the_drivers_files_are_not_there(host, tools, dataset: Path, level: Isolation) -> None:
     homes = [str(Path.home()), os.path.expanduser("~root")]
 
