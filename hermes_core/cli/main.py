@@ -30,6 +30,7 @@ ELSEWHERE = {
     ),
     "rescore": ("hermes_core.cli.rollouts:rescore", "Score the recorded patches of a run again."),
     "atropos": ("hermes_core.atropos.cli:atropos", "Generate training data for Atropos' RL trainers."),
+    "new": ("hermes_core.cli.new:new", "Write a plugin's package: one that works, to change from there."),
     "shell": ("hermes_core.cli.shell:shell", "Open a terminal in a sandbox."),
     "conformance": (
         "hermes_core.testing.conformance.cli:conformance",

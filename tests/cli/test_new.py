@@ -1,0 +1,99 @@
+"""`hermes-rl new`: each package that it writes passes its own tests as it is; a name that can't be one is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hermes_core.cli.main import main
+from hermes_core.cli.new import KINDS, template
+from hermes_core.version import __version__
+
+
+def new(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["new", *arguments])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_package_has_its_own_name_everywhere(kind: str, tmp_path: Path) -> None:
+    done = new(kind, "my-first", "--dir", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert f"cd {tmp_path / 'my-first'}" in done.output
+    files = {path.relative_to(tmp_path / "my-first"): path for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"pyproject.toml", "README.md", "my_first/__init__.py", "my_first/py.typed", "tests/test_my_first.py"} <= {
+        str(path) for path in files
+    }
+    assert not [path for path in files if "example" in str(path).lower()]
+    assert not [path for path, file in files.items() if f"example_{kind}" in file.read_text().lower()]
+    project = tomllib.loads(files[Path("pyproject.toml")].read_text())["project"]
+    assert project["name"] == "hermes-rl-my-first"
+    assert project["entry-points"] == {"hermes_core": {"my-first": "my_first"}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_package_takes_this_version_s_range(kind: str) -> None:
+    major, minor, _ = __version__.split(".")
+    (project,) = [tomllib.loads(text)["project"] for path, text in template(kind) if path.name == "pyproject.toml"]
+    assert project["dependencies"] == [f"hermes-rl>={major}.{minor},<{major}.{int(minor) + 1}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_packages_differ_only_in_what_they_are(kind: str) -> None:
+    def project(of: str) -> Any:
+        (text,) = [text for path, text in template(of) if path.name == "pyproject.toml"]
+        described = {**tomllib.loads(text.replace(f"example_{of}", "x").replace(f"example-{of}", "x"))}
+        described["project"].pop("description")
+        return described
+
+    assert project(kind) == project("tool")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_package_passes_its_tests(kind: str, tmp_path: Path) -> None:
+    assert new(kind, "my-first", "--dir", str(tmp_path)).exit_code == 0
+    folder = tmp_path / "my-first"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", folder / "pyproject.toml", "-p", "no:cacheprovider"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("tool", "My-tool", "can't be the name of a plugin"),
+        ("tool", "-tool", "no such option"),
+        ("tool", "a/b", "can't be the name of a plugin"),
+        ("tool", "a" * 41, "40 at most"),
+        ("tool", "lambda", "can't be called 'lambda'"),
+        ("tool", "json", "a Python module 'json' already"),
+        ("tool", "hermes-core", "a Python module 'hermes_core' already"),
+        ("tool", "read-file", "tool 'read_file' is there already, of plugin 'core' (hermes-rl"),
+        ("environment", "tasks", "environment 'tasks' is there already"),
+        ("agent", "oracle", "agent 'oracle' is there already"),
+        ("tol", "a-tool", "invalid value for 'KIND'"),
+    ],
+)
+def test_a_name_that_can_t_be_one_is_refused(kind: str, name: str, says: str, tmp_path: Path) -> None:
+    done = new(kind, name, "--dir", str(tmp_path))
+    assert done.exit_code == 2 and says in done.output, done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "my-first").mkdir()
+    done = new("tool", "my-first", "--dir", str(tmp_path))
+    assert done.exit_code == 2 and "exists already" in done.output
+    assert list((tmp_path / "my-first").iterdir()) == []
