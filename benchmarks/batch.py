@@ -8,7 +8,7 @@ from functools import partial
 
 from benchmarks.host import acquire_all, local_backend
 from benchmarks.measure import Row, Rows, Target, alternate, bare, p50, span, timed
-from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.commands import Slot
 from hermes_core.tool_backend import ToolBackend
 
 SLOTS = 50

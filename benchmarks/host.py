@@ -13,7 +13,7 @@ from typing import Any
 
 from hermes_core.errors import PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.commands import Slot
 from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
 

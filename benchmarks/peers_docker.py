@@ -29,7 +29,7 @@ from benchmarks.peers import (
 )
 from benchmarks.swerex import NotThere, SweRexParty, open_swerex
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.commands import Slot
 from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.host import acquire_all
 from benchmarks.measure import Row, Rows, Target, alternate, p50, percentile, span, timed, watch_stalls
+from hermes_core.sandbox.commands import Slot
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.results import Slot
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 

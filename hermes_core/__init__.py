@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from hermes_core.sandbox.channels.process import AsyncioStreamChannel
     from hermes_core.sandbox.channels.sockets import SocketChannel
     from hermes_core.sandbox.channels.streams import AsyncStreamChannel
-    from hermes_core.sandbox.commands import SlotCommands
+    from hermes_core.sandbox.commands import CommandResult, ExecutionResult, Slot, SlotCommands
     from hermes_core.sandbox.contract import (
         Backend,
         Capabilities,
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
         SandboxSpec,
         SandboxStatus,
     )
-    from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
     from hermes_core.settings import Settings
     from hermes_core.sink import Sink
     from hermes_core.terminal import cleanup_vm, terminal_tool
@@ -146,9 +145,9 @@ _PLACES = {
     "SandboxInfo": "hermes_core.sandbox.contract",
     "SandboxSpec": "hermes_core.sandbox.contract",
     "SandboxStatus": "hermes_core.sandbox.contract",
-    "CommandResult": "hermes_core.sandbox.results",
-    "ExecutionResult": "hermes_core.sandbox.results",
-    "Slot": "hermes_core.sandbox.results",
+    "CommandResult": "hermes_core.sandbox.commands",
+    "ExecutionResult": "hermes_core.sandbox.commands",
+    "Slot": "hermes_core.sandbox.commands",
     "Settings": "hermes_core.settings",
     "cleanup_vm": "hermes_core.terminal",
     "terminal_tool": "hermes_core.terminal",

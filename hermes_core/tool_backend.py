@@ -27,7 +27,7 @@ from hermes_core.errors import (
     UsageError,
 )
 from hermes_core.events import Events
-from hermes_core.sandbox.commands import PREPARE, Around, SlotCommands
+from hermes_core.sandbox.commands import PREPARE, Around, ExecutionResult, Slot, SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import Usage
@@ -36,7 +36,6 @@ from hermes_core.sandbox.pool.pool import Pool
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
 from hermes_core.sandbox.pool.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
 from hermes_core.sandbox.pool.watches import Subscriber, Watchers
-from hermes_core.sandbox.results import ExecutionResult, Slot
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS

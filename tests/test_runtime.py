@@ -17,6 +17,7 @@ from hermes_core.environment import Environment, EnvironmentConfig
 from hermes_core.errors import ConfigError, PluginError, ProvisionError, UnknownNameError, UsageError
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -27,7 +28,6 @@ from hermes_core.sandbox.contract import (
     SandboxInfo,
     SandboxSpec,
 )
-from hermes_core.sandbox.results import ExecutionResult
 from hermes_core.settings import Settings
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import expand_toolset, resolve_tools

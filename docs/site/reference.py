@@ -28,7 +28,7 @@ API = {
         "Run rollouts from Python, read what they recorded, and use sandboxes directly.",
         (
             *("runtime", "settings", "envs.runner", "envs.validate", "envs.rescore", "envs.store", "envs.summary"),
-            *("sink", "tool_backend", "sandbox.results", "sandbox.commands", "terminal"),
+            *("sink", "tool_backend", "sandbox.commands", "terminal"),
         ),
     ),
     "environments": (

@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hermes_core.envs.pending import Calls, Pending, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError
-from hermes_core.sandbox.commands import Around, Call, Operation, SlotCommands
+from hermes_core.sandbox.commands import Around, Call, ExecutionResult, Operation, Slot, SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
-from hermes_core.sandbox.results import ExecutionResult, Slot
-
-if TYPE_CHECKING:
-    from hermes_core.tool_backend import ToolBackend
+from hermes_core.tool_backend import ToolBackend
 
 P = ParamSpec("P")
 T = TypeVar("T")

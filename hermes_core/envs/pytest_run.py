@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from hermes_core.envs import pytest_report
 from hermes_core.errors import DISTURBANCES, CommandError, Disturbed, VerifierError
-from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.results import CommandResult
+from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
 GRACE_S = 15.0
 """Seconds that the supervisor has beyond the tests' own, to end them and to report."""

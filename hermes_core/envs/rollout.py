@@ -33,8 +33,8 @@ from hermes_core.errors import (
     UsageError,
     VerifierError,
 )
+from hermes_core.sandbox.commands import Slot
 from hermes_core.sandbox.pool.cost import CostLimitReached
-from hermes_core.sandbox.results import Slot
 
 if TYPE_CHECKING:
     from hermes_core.plugins.calling import EnvironmentHooks

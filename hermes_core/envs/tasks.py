@@ -18,7 +18,7 @@ from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
 from hermes_core.envs.rollout import Rollout
 from hermes_core.errors import CommandError, DatasetError, SetupFailed
 from hermes_core.plugins.hookspecs import hookimpl
-from hermes_core.sandbox.results import CommandResult
+from hermes_core.sandbox.commands import CommandResult
 from hermes_core.validation import requirement
 
 OUTPUT_KEPT = 4000

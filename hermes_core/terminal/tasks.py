@@ -21,11 +21,10 @@ from hermes_core.errors import (
 )
 from hermes_core.loop_thread import LoopThread
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import ProcessUpdate, Slot, SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.sandbox.pool.watches import Subscriber
-from hermes_core.sandbox.results import ProcessUpdate, Slot
 from hermes_core.settings import Settings
 from hermes_core.terminal.settings import TerminalSettings
 from hermes_core.tool_backend import ToolBackend, check_time_limit

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from hermes_core.errors import ConfigError, UsageError
-from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.results import ExecutionResult, Slot
+from hermes_core.sandbox.commands import ExecutionResult, Slot, SlotCommands
 from hermes_core.tools.json_schema import check_schema
 from hermes_core.validation import words
 

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from hermes_core.errors import ConfigError
-from hermes_core.sandbox.results import ExecutionResult
+from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.tools.base import CallContext, Tool, ToolHandlerFunction, ToolOutcome
 from hermes_core.tools.schema import parameters_schema
 from hermes_core.validation import words

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.results import ProcessStatus, WindowSize
+from hermes_core.sandbox.commands import ProcessStatus, SlotCommands, WindowSize
 from hermes_core.tools.base import CallContext, Text, Tool, ToolParams
 from hermes_core.tools.limits import cut_output, time_limit
 

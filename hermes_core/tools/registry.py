@@ -21,7 +21,7 @@ from hermes_core.errors import (
     ToolArgumentError,
     UnknownNameError,
 )
-from hermes_core.sandbox.results import ExecutionResult
+from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.tools.base import CallContext, Tool, ToolOutcome
 from hermes_core.tools.schema import function_schema, parse_arguments
 from hermes_core.tools.toolsets import ALL, Distribution, Toolset

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_core.sandbox.results import WindowSize
+from hermes_core.sandbox.commands import WindowSize
 
 _OTHER_SCREEN = {47, 1047, 1049}
 """Private modes (xterm's control sequences, DECSET) under which full-screen programs get a screen of their own."""

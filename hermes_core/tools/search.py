@@ -7,8 +7,7 @@ import posixpath
 from typing import Any
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.results import CommandResult
+from hermes_core.sandbox.commands import CommandResult, SlotCommands
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.files import path_error
 from hermes_core.tools.search_results import Engine, Found, Place, SearchParams

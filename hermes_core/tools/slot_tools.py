@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from hermes_core.errors import ErrorKind
-from hermes_core.sandbox.results import CommandResult, ExecutionResult
+from hermes_core.sandbox.commands import CommandResult, ExecutionResult
 from hermes_core.tools.base import CallContext, CommandText, Text, Tool, ToolParams
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from hermes_core.errors import CommandError, ErrorKind
-from hermes_core.sandbox.results import CommandResult, ExecutionResult, WindowSize
+from hermes_core.sandbox.commands import CommandResult, ExecutionResult, WindowSize
 from hermes_core.tools.base import CallContext, CommandText, Tool, ToolParams
 from hermes_core.tools.limits import OUTPUT_BYTES, cut_output, time_limit
 from hermes_core.tools.process import signal_name, start_session

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hermes_core.envs.pytest_report import MISSING, Results, _disk_is_full
 from hermes_core.envs.pytest_run import ReportStatus, _report
 from hermes_core.errors import Disturbed, VerifierError
-from hermes_core.sandbox.results import CommandResult
+from hermes_core.sandbox.commands import CommandResult
 
 IDS = ["t.py::a", "t.py::b", "t.py::c"]
 BEGUN = b'{"supervisor": 7}\n'

@@ -29,8 +29,7 @@ from hermes_core.errors import (
 )
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.plugins.manager import PluginManager
-from hermes_core.sandbox.commands import operation, unguarded
-from hermes_core.sandbox.results import CommandResult, ExecutionResult, Slot
+from hermes_core.sandbox.commands import CommandResult, ExecutionResult, Slot, operation, unguarded
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS

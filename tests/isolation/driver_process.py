@@ -17,8 +17,7 @@ from typing import Any
 import hermes_core
 from hermes_core.errors import HermesError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.commands import Slot, SlotCommands
 from hermes_core.tool_backend import ToolBackend
 
 PREPARATION = "preparation"

@@ -17,9 +17,8 @@ from hermes_modal.config import ModalSandboxConfig
 from hermes_modal_emulator import ModalEmulator
 
 from hermes_core.errors import AcquireTimeout, ErrorKind, InfraError, ProvisionError
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import Slot, SlotCommands
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.results import Slot
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 

@@ -18,10 +18,10 @@ import pytest
 
 from hermes_core.errors import CommandError, PolicyError, SandboxLost, SlotLost
 from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
+from hermes_core.sandbox.commands import WindowSize
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.direct.client import DirectClient
 from hermes_core.sandbox.guest_client.connection import GuestSettings
-from hermes_core.sandbox.results import WindowSize
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.terminal import TERMINAL

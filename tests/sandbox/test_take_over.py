@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from hermes_core.errors import InfraError
+from hermes_core.sandbox.commands import Slot
 from hermes_core.sandbox.contract import Isolation, SandboxStatus
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.provision import Provisioner, start_guest
-from hermes_core.sandbox.results import Slot
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 

@@ -28,10 +28,10 @@ from hermes_core.errors import (
     UsageError,
 )
 from hermes_core.events import Events
+from hermes_core.sandbox.commands import ExecutionResult, Slot, SlotState
 from hermes_core.sandbox.contract import Capabilities, Isolation, SandboxConfig
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.pool.leases import Lease, PooledSandbox
-from hermes_core.sandbox.results import ExecutionResult, Slot, SlotState
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from hermes_core.events import Events
+from hermes_core.sandbox.commands import ProcessUpdate
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.sandbox.pool.watches import LEAST_INTERVAL_S
-from hermes_core.sandbox.results import ProcessUpdate
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.terminal import TERMINAL

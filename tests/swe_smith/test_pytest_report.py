@@ -9,7 +9,7 @@ import pytest
 
 from hermes_core.envs.pytest_run import ReportStatus, run_pytest
 from hermes_core.errors import CommandError, VerifierError
-from hermes_core.sandbox.results import CommandResult
+from hermes_core.sandbox.commands import CommandResult
 
 
 class Here:

@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from hermes_core.plugins import builtin
 from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import ExecutionResult, SlotCommands
 from hermes_core.sandbox.contract import Channel, Isolation, Sandbox, SandboxStatus
 from hermes_core.sandbox.guest_client.client import GuestClient
 from hermes_core.sandbox.guest_client.connection import GuestSettings
-from hermes_core.sandbox.results import ExecutionResult
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
 

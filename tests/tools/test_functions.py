@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from hermes_core.errors import ConfigError, ErrorKind
-from hermes_core.sandbox.results import ExecutionResult
+from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.functions import function_tool
 from hermes_core.tools.registry import ToolRegistry

@@ -9,7 +9,7 @@ import pytest
 
 from hermes_core.agents.parsers.typed import parameters_of, property_schema, typed
 from hermes_core.errors import ConfigError
-from hermes_core.sandbox.results import ExecutionResult
+from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.schema import expected_arguments, function_schema

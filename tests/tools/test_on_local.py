@@ -10,7 +10,7 @@ import pytest
 
 from hermes_core.errors import ErrorKind, StaleSlotError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.results import Slot
+from hermes_core.sandbox.commands import Slot
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import resolve_tools
 

@@ -18,7 +18,7 @@ from hermes_core.errors import (
     UnknownNameError,
     UsageError,
 )
-from hermes_core.sandbox.results import ExecutionResult, Slot
+from hermes_core.sandbox.commands import ExecutionResult, Slot
 from hermes_core.tools.base import CallContext, Tool, ToolParams
 from hermes_core.tools.registry import ToolRegistry
 

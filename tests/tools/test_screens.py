@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes_core.sandbox.results import WindowSize
+from hermes_core.sandbox.commands import WindowSize
 from hermes_core.tools.screens import render
 
 SIZE = WindowSize(5, 20)

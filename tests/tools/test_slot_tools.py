@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hermes_core.errors import ErrorKind
-from hermes_core.sandbox.results import ExecutionResult
+from hermes_core.sandbox.commands import ExecutionResult
 from hermes_core.tools.slot_tools import SLOT_TOOLS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,7 +10,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 
 from hermes_core.errors import ChannelLost, CommandError
-from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Call, Compression, operation
+from hermes_core.sandbox.commands import (
+    MAX_FILE_BYTES,
+    OUTPUT_LIMIT,
+    Call,
+    CommandResult,
+    Compression,
+    FileContent,
+    FileStat,
+    LogChunk,
+    ProcessStatus,
+    WindowSize,
+    operation,
+)
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.direct.files import (
@@ -33,7 +45,6 @@ from hermes_core.sandbox.direct.files import (
 from hermes_core.sandbox.direct.run import GRACE_S, Run, exit_or_signal
 from hermes_core.sandbox.guest.background import KEEP_S, MOST
 from hermes_core.sandbox.guest.output import Rolling
-from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
 
 MAX_WORD = 100_000
 """Bytes of a command line that still fit into one parameter of a program; longer ones go through a file."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import PurePosixPath
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.results import FileStat
+from hermes_core.sandbox.commands import FileStat
 
 MAX_TAR_IN = 1 << 30
 """The most that `tar_in` and a streamed input take, as their length must be known before they are sent."""

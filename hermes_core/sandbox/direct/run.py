@@ -6,10 +6,10 @@ import asyncio
 import time
 
 from hermes_core.errors import ChannelLost, CommandError, InfraError
+from hermes_core.sandbox.commands import CommandResult
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.guest.output import HeadTail
-from hermes_core.sandbox.results import CommandResult
 
 GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""

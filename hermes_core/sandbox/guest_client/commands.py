@@ -11,11 +11,23 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.commands import MAX_FILE_BYTES, OUTPUT_LIMIT, Call, Compression, operation, unguarded
+from hermes_core.sandbox.commands import (
+    MAX_FILE_BYTES,
+    OUTPUT_LIMIT,
+    Call,
+    CommandResult,
+    Compression,
+    FileContent,
+    FileStat,
+    LogChunk,
+    ProcessStatus,
+    WindowSize,
+    operation,
+    unguarded,
+)
 from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
 from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream, background, fed, once
-from hermes_core.sandbox.results import CommandResult, FileContent, FileStat, LogChunk, ProcessStatus, WindowSize
 
 Answer = tuple[dict[str, Any], bytes]
 GRACE_S = 2.0

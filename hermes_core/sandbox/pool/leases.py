@@ -14,10 +14,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
-from hermes_core.sandbox.commands import Around, Call, Operation, SlotCommands, unguarded
+from hermes_core.sandbox.commands import Around, Call, Operation, Slot, SlotCommands, SlotState, unguarded
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
 from hermes_core.sandbox.guest_client.connection import GuestLife
-from hermes_core.sandbox.results import Slot, SlotState
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -24,6 +24,7 @@ from hermes_core.errors import (
     UsageError,
 )
 from hermes_core.events import Events
+from hermes_core.sandbox.commands import SlotState
 from hermes_core.sandbox.contract import SandboxConfig, SlotUser
 from hermes_core.sandbox.pool.checkpoint import SavedSandbox
 from hermes_core.sandbox.pool.cost import Meter
@@ -31,7 +32,6 @@ from hermes_core.sandbox.pool.leases import Lease, PooledSandbox, Seat
 from hermes_core.sandbox.pool.profile_check import slots_per_sandbox
 from hermes_core.sandbox.pool.provision import Provisioner, retryable
 from hermes_core.sandbox.pool.waiting import Waiter, WaitQueue
-from hermes_core.sandbox.results import SlotState
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 from hermes_core.aio import TaskSet
 from hermes_core.errors import CommandError, InfraError, StaleSlotError
 from hermes_core.events import Events
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import ProcessUpdate, SlotCommands
 from hermes_core.sandbox.pool.leases import Lease, Watch
-from hermes_core.sandbox.results import ProcessUpdate
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from hermes_core.errors import HermesError, PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.sandbox.commands import Slot, SlotCommands
 from hermes_core.sandbox.contract import (
     Backend,
     Capabilities,
@@ -24,7 +24,6 @@ from hermes_core.sandbox.contract import (
     SandboxSpec,
     SandboxStatus,
 )
-from hermes_core.sandbox.results import Slot
 from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.validation import validated

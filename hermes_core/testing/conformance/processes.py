@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from hermes_core.sandbox.commands import WindowSize
 from hermes_core.sandbox.contract import Isolation
-from hermes_core.sandbox.results import WindowSize
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, refused, same
 from hermes_core.testing.conformance.kit import Kit

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_core.errors import CommandError
+from hermes_core.sandbox.commands import CommandResult
 from hermes_core.sandbox.direct.files import check_archive, file_stat, gathered, headed, parse_list
 from hermes_core.sandbox.guest import files
 from hermes_core.sandbox.guest_client.commands import RemoteCommands
-from hermes_core.sandbox.results import CommandResult
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 

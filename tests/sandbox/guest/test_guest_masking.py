@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_core.sandbox.commands import WindowSize
 from hermes_core.sandbox.guest.masking import SHORTEST, Mask, values_of
-from hermes_core.sandbox.results import WindowSize
 
 TOKEN = "token-of-the-sandbox"
 STARS = "*" * len(TOKEN)

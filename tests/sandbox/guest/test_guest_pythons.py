@@ -8,8 +8,8 @@ import os
 import pytest
 
 from hermes_core.errors import NoPythonError
+from hermes_core.sandbox.commands import WindowSize
 from hermes_core.sandbox.guest_client.client import GuestClient
-from hermes_core.sandbox.results import WindowSize
 from tests.pythons import NEWER, OLDEST, interpreter
 
 ROOT = os.geteuid() == 0

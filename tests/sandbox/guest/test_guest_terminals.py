@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hermes_core.errors import CommandError
-from hermes_core.sandbox.results import WindowSize
+from hermes_core.sandbox.commands import WindowSize
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from hermes_core.sandbox.commands import SlotCommands
-from hermes_core.sandbox.results import ProcessStatus, WindowSize
+from hermes_core.sandbox.commands import ProcessStatus, SlotCommands, WindowSize
 from hermes_core.testing.conformance.expect import CheckFailed, expect, refused, same, until, within
 from hermes_core.testing.conformance.kit import Kit
 from hermes_core.testing.conformance.running import TICKER, stopped, ticking
