@@ -23,6 +23,18 @@ def test_docker(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 
+@pytest.mark.usefixtures("docker_images")
+@pytest.mark.conformance(
+    "docker",
+    config={"image": "hermes-test-python:bookworm", "slot_user": "root"},
+    isolation="dedicated",
+    groups=("commands", "processes", "files"),
+    plugins=(hermes_docker,),
+)
+def test_docker_with_slots_that_are_root(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
 @pytest.mark.usefixtures("ssh_config")
 @pytest.mark.conformance(
     "ssh",

@@ -23,6 +23,7 @@ from hermes_core.sandbox.contract import (
     SandboxInfo,
     SandboxSpec,
     SandboxStatus,
+    SlotUser,
 )
 from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.tool_backend import ToolBackend
@@ -88,7 +89,7 @@ class Rig:
         self.backend = runtime.backend(name)
         self.level = Isolation.SHARED
         self.missing: tuple[str, ...] = ()
-        """What its sandboxes can't do, because they have no Python."""
+        """What its sandboxes can't do, because they have no guest: no Python, or slots that are root."""
         self.owner = f"kit-{secrets.token_hex(6)}"
         self.figures: dict[str, float] = {}
         self.refused: dict[Isolation, str] = {}
@@ -98,7 +99,7 @@ class Rig:
         self.profile()
 
     async def __aenter__(self) -> Self:
-        """Find out whether the backend can be used, and whether its sandboxes have Python.
+        """Find out whether the backend can be used, and whether its sandboxes have a guest.
 
         Raises:
             ProvisionError: it can't be used here.
@@ -165,20 +166,20 @@ class Rig:
 
     async def _begin(self) -> None:
         levels = sorted(self.capabilities.isolation)
-        python = await self._has_python()
+        guest = self.profile().slot_user is not SlotUser.ROOT and await self._has_python()
         wanted = [level for level in levels if level >= Isolation.USER] or levels
-        if not python:
+        if not guest:
             wanted = [level for level in (Isolation.DEDICATED, Isolation.SHARED) if level in levels]
         if self._asked is not None:
             wanted = [level for level in levels if level is self._asked]
         if not wanted:
             asked = "any level at which its sandboxes could be used" if self._asked is None else self._asked.label
             raise PolicyError(
-                f"backend {self.name!r} does not declare {asked}" + ("" if python else ", and they have no Python"),
+                f"backend {self.name!r} does not declare {asked}" + ("" if guest else ", and they have no guest"),
                 hint=f"it declares: {', '.join(level.label for level in levels) or 'none'}",
             )
         self.level = wanted[0]
-        if python:
+        if guest:
             await self._try_levels(levels)
             return
         tools = await self.shared(self.level)
@@ -247,7 +248,7 @@ class Kit:
 
     @property
     def direct(self) -> bool:
-        """Whether the sandboxes have no Python, and commands go through `sh`."""
+        """Whether the sandboxes have no guest, and commands go through `sh`."""
         return bool(self.rig.missing)
 
     def not_applicable(self, reason: str) -> NotApplicable:

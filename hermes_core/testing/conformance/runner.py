@@ -96,7 +96,7 @@ def _applies(rig: Rig, check: Check, level: Isolation) -> None:
     for need in check.needs:
         for sentence in rig.missing:
             if need in sentence:
-                raise NotApplicable(f"a sandbox without Python lacks: {sentence}")
+                raise NotApplicable(f"a sandbox without a guest lacks: {sentence}")
 
 
 def _granted(rig: Rig, level: Isolation) -> None:
@@ -107,4 +107,4 @@ def _granted(rig: Rig, level: Isolation) -> None:
     if level in rig.refused:
         raise PolicyError(f"refused for this profile: {rig.refused[level]}")
     if rig.missing and level not in (Isolation.SHARED, Isolation.DEDICATED):
-        raise PolicyError(f"a sandbox without Python lacks: {rig.missing[0]}")
+        raise PolicyError(f"a sandbox without a guest lacks: {rig.missing[0]}")

@@ -40,7 +40,7 @@ async def a_command_is_quick(kit: Kit) -> None:
     async with kit.sandbox() as sandbox:
         channel = await p50(lambda: _opened(sandbox), 10)
     if kit.direct:
-        raise kit.not_applicable(f"a sandbox without Python lacks: {kit.rig.missing[0]}; a command is two channels")
+        raise kit.not_applicable(f"a sandbox without a guest lacks: {kit.rig.missing[0]}; a command is two channels")
     expect(ours < 1.2 * channel, f"`true` takes {ours * 1000:.1f} ms, a channel of its own {channel * 1000:.1f} ms")
 
 

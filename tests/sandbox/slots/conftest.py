@@ -90,7 +90,7 @@ async def kit(request: pytest.FixtureRequest, rig: Rig) -> AsyncIterator[Kit]:
     """Slots and tool backends for one test, ended with it."""
     for mark in request.node.iter_markers("needs"):
         if any(mark.args[0] in sentence for sentence in rig.missing):
-            pytest.skip(f"a sandbox without Python lacks: {mark.args[0]}")
+            pytest.skip(f"a sandbox without a guest lacks: {mark.args[0]}")
     for mark in request.node.iter_markers("least"):
         if rig.level < mark.args[0]:
             pytest.skip(f"level {rig.level.label} keeps nothing apart")
