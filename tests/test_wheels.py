@@ -356,6 +356,16 @@ def core_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def plugin_wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel of every other distribution, by its package."""
+    plugins = sorted(project.parent for project in ROOT.glob("plugins/*/pyproject.toml"))
+    folder = tmp_path_factory.mktemp("plugin_wheels")
+    with ThreadPoolExecutor() as several:
+        wheels = several.map(lambda plugin: build(plugin, folder / plugin.name), plugins)
+        return dict(zip((plugin.name for plugin in plugins), wheels, strict=True))
+
+
+@pytest.fixture(scope="module")
 def dependencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that is installed here, except what is ours: neither packages nor metadata."""
     folder = tmp_path_factory.mktemp("dependencies")
@@ -441,12 +451,9 @@ def test_the_core_and_a_plugin_from_elsewhere(core_wheel: Path, dependencies: Pa
 
 
 def test_authors_code_is_checked_against_the_installed_packages(
-    core_wheel: Path, dependencies: Path, tmp_path: Path
+    core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
 ) -> None:
-    plugins = sorted(project.parent for project in ROOT.glob("plugins/*/pyproject.toml"))
-    with ThreadPoolExecutor() as several:
-        wheels = [*several.map(lambda plugin: build(plugin, tmp_path / plugin.name), plugins), core_wheel]
-    all_of_them = installed(tmp_path / "venv", dependencies, *wheels)
+    all_of_them = installed(tmp_path / "venv", dependencies, core_wheel, *plugin_wheels.values())
     write(tmp_path / "project", TYPED)
     (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
     check = ("python", "-m", "mypy", "--config-file", tmp_path / "mypy.ini")
@@ -474,12 +481,12 @@ def rollout(environment: Installed, *arguments: str) -> float:
     return mean
 
 
-def test_the_wheels_hold_every_file_of_the_packages(core_wheel: Path, tmp_path: Path) -> None:
-    plugin = ROOT / "plugins" / "hermes_swe_smith"
-    wheels = {ROOT / "hermes_core": core_wheel, plugin / "hermes_swe_smith": build(plugin, tmp_path)}
+def test_the_wheels_hold_every_file_of_the_packages(core_wheel: Path, plugin_wheels: dict[str, Path]) -> None:
+    wheels = {ROOT / "plugins" / name / name: wheel for name, wheel in plugin_wheels.items()}
+    wheels[ROOT / "hermes_core"] = core_wheel
     for package, wheel in wheels.items():
         files = zipfile.ZipFile(wheel).namelist()
-        assert sources(package) <= set(files), f"{wheel.name} lacks files"
+        assert {f"{package.name}/py.typed"} | sources(package) <= set(files), f"{wheel.name} lacks files"
         others = {name.split("/")[0] for name in files} - {package.name}
         assert len(others) == 1 and others.pop().endswith(".dist-info")
         assert not [name for name in files if name.endswith(".pyc")]
