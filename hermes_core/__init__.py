@@ -14,11 +14,13 @@ from hermes_core.version import PLUGIN_API, __version__
 if TYPE_CHECKING:
     from hermes_core.agents.base import Agent, AgentResult, AgentSettings, AgentTask, StopReason
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
+    from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, alongside
     from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
     from hermes_core.envs.leased_slot import Fresh, LeasedSlot
-    from hermes_core.envs.pytest_run import PytestReport, run_pytest
+    from hermes_core.envs.pytest_run import PytestReport, ReportStatus, run_pytest
     from hermes_core.envs.rescore import rescore
     from hermes_core.envs.rollout import Rollout
+    from hermes_core.envs.rows import checked_row, load_rows, read_jsonl
     from hermes_core.envs.runner import run_rollouts
     from hermes_core.envs.store import read_records
     from hermes_core.envs.summary import RunSummary
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
         CommandError,
         ConfigError,
         DatasetError,
+        Disturbed,
         ErrorKind,
         FailureKind,
         HermesError,
@@ -69,12 +72,15 @@ if TYPE_CHECKING:
         SandboxSpec,
         SandboxStatus,
     )
-    from hermes_core.settings import Settings
+    from hermes_core.sandbox.pool.preparation import NewSandbox
+    from hermes_core.settings import Settings, read_profiles
     from hermes_core.sink import Sink
     from hermes_core.terminal import cleanup_vm, terminal_tool
     from hermes_core.tool_backend import ToolBackend
     from hermes_core.tools.base import CallContext, Tool, ToolParams
     from hermes_core.tools.functions import function_tool
+    from hermes_core.validation import validated
+    from hermes_core.workers import Workers, begin_thread
 
 _PLACES = {
     "Agent": "hermes_core.agents.base",
@@ -86,6 +92,10 @@ _PLACES = {
     "ParsedText": "hermes_core.agents.parsers.base",
     "ParseProblem": "hermes_core.agents.parsers.base",
     "Parser": "hermes_core.agents.parsers.base",
+    "BrokenOff": "hermes_core.aio",
+    "SingleFlight": "hermes_core.aio",
+    "TaskSet": "hermes_core.aio",
+    "alongside": "hermes_core.aio",
     "Environment": "hermes_core.environment",
     "EnvironmentConfig": "hermes_core.environment",
     "Item": "hermes_core.environment",
@@ -93,21 +103,25 @@ _PLACES = {
     "Fresh": "hermes_core.envs.leased_slot",
     "LeasedSlot": "hermes_core.envs.leased_slot",
     "PytestReport": "hermes_core.envs.pytest_run",
+    "ReportStatus": "hermes_core.envs.pytest_run",
     "run_pytest": "hermes_core.envs.pytest_run",
     "rescore": "hermes_core.envs.rescore",
     "Rollout": "hermes_core.envs.rollout",
+    "checked_row": "hermes_core.envs.rows",
+    "load_rows": "hermes_core.envs.rows",
+    "read_jsonl": "hermes_core.envs.rows",
     "run_rollouts": "hermes_core.envs.runner",
-    "Sink": "hermes_core.sink",
     "read_records": "hermes_core.envs.store",
     "RunSummary": "hermes_core.envs.summary",
     "ToolContext": "hermes_core.envs.tool_context",
-    "Validation": "hermes_core.envs.validate",
     "validate": "hermes_core.envs.validate",
+    "Validation": "hermes_core.envs.validate",
     "AcquireTimeout": "hermes_core.errors",
     "ChannelLost": "hermes_core.errors",
     "CommandError": "hermes_core.errors",
     "ConfigError": "hermes_core.errors",
     "DatasetError": "hermes_core.errors",
+    "Disturbed": "hermes_core.errors",
     "ErrorKind": "hermes_core.errors",
     "FailureKind": "hermes_core.errors",
     "HermesError": "hermes_core.errors",
@@ -148,7 +162,10 @@ _PLACES = {
     "CommandResult": "hermes_core.sandbox.commands",
     "ExecutionResult": "hermes_core.sandbox.commands",
     "Slot": "hermes_core.sandbox.commands",
+    "NewSandbox": "hermes_core.sandbox.pool.preparation",
     "Settings": "hermes_core.settings",
+    "read_profiles": "hermes_core.settings",
+    "Sink": "hermes_core.sink",
     "cleanup_vm": "hermes_core.terminal",
     "terminal_tool": "hermes_core.terminal",
     "ToolBackend": "hermes_core.tool_backend",
@@ -156,6 +173,9 @@ _PLACES = {
     "Tool": "hermes_core.tools.base",
     "ToolParams": "hermes_core.tools.base",
     "function_tool": "hermes_core.tools.functions",
+    "validated": "hermes_core.validation",
+    "Workers": "hermes_core.workers",
+    "begin_thread": "hermes_core.workers",
 }
 """The names that are loaded at their first use, each with its module."""
 
@@ -170,6 +190,7 @@ __all__ = [
     "AsyncioStreamChannel",
     "Backend",
     "BlockingStreamChannel",
+    "BrokenOff",
     "CallContext",
     "Capabilities",
     "Channel",
@@ -179,6 +200,7 @@ __all__ = [
     "ConfigError",
     "DatasetError",
     "Diagnosis",
+    "Disturbed",
     "Environment",
     "EnvironmentConfig",
     "ErrorKind",
@@ -193,6 +215,7 @@ __all__ = [
     "ModelError",
     "Need",
     "Network",
+    "NewSandbox",
     "ParseProblem",
     "ParsedCall",
     "ParsedText",
@@ -202,6 +225,7 @@ __all__ = [
     "ProvisionError",
     "PytestReport",
     "Registrar",
+    "ReportStatus",
     "Rollout",
     "RunSummary",
     "Runtime",
@@ -213,6 +237,7 @@ __all__ = [
     "SandboxStatus",
     "Settings",
     "SetupFailed",
+    "SingleFlight",
     "Sink",
     "Slot",
     "SlotCommands",
@@ -220,6 +245,7 @@ __all__ = [
     "SocketChannel",
     "StaleSlotError",
     "StopReason",
+    "TaskSet",
     "Tool",
     "ToolArgumentError",
     "ToolBackend",
@@ -230,17 +256,25 @@ __all__ = [
     "UsageError",
     "Validation",
     "VerifierError",
+    "Workers",
     "__version__",
+    "alongside",
+    "begin_thread",
+    "checked_row",
     "cleanup_vm",
     "function_tool",
     "hookimpl",
+    "load_rows",
     "nearest_hint",
+    "read_jsonl",
+    "read_profiles",
     "read_records",
     "rescore",
     "run_pytest",
     "run_rollouts",
     "terminal_tool",
     "validate",
+    "validated",
 ]
 
 

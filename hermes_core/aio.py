@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -35,6 +36,17 @@ async def cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
         _, going_on = await asyncio.wait(spared, timeout=_CLEAN_UP_S)
         for task in going_on:
             task.cancel()
+
+
+@asynccontextmanager
+async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Run the work during the block, and cancel it at the block's end."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class TaskSet:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hermes_core.aio import BrokenOff, SingleFlight, TaskSet
+from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, alongside
 from hermes_core.errors import InfraError
 
 
@@ -260,3 +260,22 @@ async def test_at_random_moments(flight, work, seed):
         served = await asyncio.gather(*tasks, return_exceptions=True)
     assert most == 1 and now == 0 and len(work) == 0
     assert {type(each) for each in served} == {int, ValueError, asyncio.CancelledError}
+
+
+async def test_what_is_done_alongside_ends_with_the_block():
+    ended = []
+
+    async def work() -> str:
+        try:
+            await turns(3)
+            return "done"
+        finally:
+            ended.append(True)
+
+    async with alongside(work()) as doing:
+        assert await doing == "done"
+    with pytest.raises(ValueError, match="of the block"):
+        async with alongside(work()) as doing:
+            await turns(1)
+            raise ValueError("of the block")
+    assert doing.cancelled() and len(ended) == 2

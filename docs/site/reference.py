@@ -34,12 +34,19 @@ API = {
     "environments": (
         "Environments",
         "What an author of an environment uses.",
-        ("environment", "envs.rollout", "envs.leased_slot", "envs.tool_context", "envs.pytest_run"),
+        (
+            *("environment", "envs.rollout", "envs.leased_slot", "envs.tool_context", "envs.pytest_run", "envs.rows"),
+            "sandbox.pool.preparation",
+        ),
     ),
     "tools": ("Tools", "What an author of a tool uses.", ("tools",)),
     "agents": ("Agents and parsers", "What an author of an agent or of a tool-call parser uses.", ("agents",)),
-    "backends": ("Backends", "What an author of a backend implements, and ready-made channels.", ("sandbox",)),
-    "plugins": ("Plugins", "How a plugin registers what it provides.", ("plugins", "version")),
+    "backends": (
+        "Backends",
+        "What an author of a backend implements, ready-made channels, tasks and threads.",
+        ("sandbox", "aio", "workers"),
+    ),
+    "plugins": ("Plugins", "How a plugin registers what it provides.", ("plugins", "validation", "version")),
     "errors": ("Errors", "Every error has a message and a `hint` that says what to do next.", ("errors",)),
 }
 """The pages of the API: title, first sentence, and the modules of `hermes_core` whose public names are on it."""

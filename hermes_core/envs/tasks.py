@@ -7,25 +7,23 @@ PATH without the agent's directories, and a Python that imports nothing from the
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
 from hermes_core.envs.rollout import Rollout
-from hermes_core.errors import CommandError, DatasetError, SetupFailed
+from hermes_core.envs.rows import load_rows
+from hermes_core.errors import CommandError, SetupFailed
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.sandbox.commands import CommandResult
-from hermes_core.validation import requirement
 
 OUTPUT_KEPT = 4000
 """Characters of a check's output that the details keep."""
 
-PROBLEMS_SHOWN = 5
-"""Bad lines of a file that an error names."""
 
 # The agent is dead; what it has left in its directories is not used to make new ones. Prints what the check's variables
 # are made of, a line each.
@@ -127,7 +125,8 @@ class TasksEnvironment(Environment):
         Raises:
             DatasetError: it can't be read, or a line of it is no task; names the file, the line and the field.
         """
-        self._items = tuple(row.model_dump() for row in read_tasks(self.config.dataset_name))
+        rows = await asyncio.to_thread(load_rows, TaskRow, self.config.dataset_name)
+        self._items = tuple(row.model_dump() for row in rows)
         self.item_images = bool(self._items) and all(item["image"] for item in self._items)
 
     def items(self) -> Sequence[Item]:
@@ -202,61 +201,6 @@ class TasksEnvironment(Environment):
             if not done.ok:
                 return done
         return None
-
-
-def read_tasks(name: str) -> list[TaskRow]:
-    """Return the tasks of a file.
-
-    Raises:
-        DatasetError: it can't be read, or lines of it are no tasks; names the file, and the first lines with the field.
-    """
-    path = Path(name).expanduser()
-    tasks: list[TaskRow] = []
-    problems: list[str] = []
-    more = 0
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    try:
-                        tasks.append(_parsed(line))
-                    except ValueError as error:
-                        if len(problems) < PROBLEMS_SHOWN:
-                            problems.append(f"line {number}{error}")
-                        else:
-                            more += 1
-    except OSError as error:
-        reason = error.strerror or error
-        raise DatasetError(
-            f"can't read {path}: {reason}", hint="env.dataset_name is the path of a JSONL file"
-        ) from error
-    if problems:
-        known = ", ".join(TaskRow.model_fields)
-        raise DatasetError(
-            f"{path}, {'; '.join(problems)}" + (f"; and {more} more" if more else ""),
-            hint=f"each line is one JSON object in UTF-8; the fields are {known}",
-        )
-    return tasks
-
-
-def _parsed(line: bytes) -> TaskRow:
-    """Return the task of a line.
-
-    Raises:
-        ValueError: it is none; says why, to go after the line's number.
-    """
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f": not JSON: {error}") from error
-    if not isinstance(row, Mapping):
-        raise ValueError(f": {type(row).__name__} instead of an object")
-    try:
-        return TaskRow.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = str(first["loc"][0]) if first["loc"] else "?"
-        raise ValueError(f", field {field!r} {requirement(first)}") from error
 
 
 def _tail(result: CommandResult) -> str:

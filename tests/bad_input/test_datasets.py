@@ -161,7 +161,7 @@ def test_wrong_settings_of_swe_smith_are_refused(hermes, swe_row, option, words)
     [
         (b"{", ["repos.json can't be read"]),
         (b"{}", ["repos.json: the whole must be a list"]),
-        (b'[{"repo": 3}]', ["repos.json: 0.repo must be a text, not 3"]),
+        (b'[{"repo": 3}]', ["repos.json, entry 1, field 'repo' must be a text, not 3"]),
         ({"test_cmd": "make test"}, ["entry of 'swesmith/", "'make test' does not run pytest"]),
         ({"bundle": "gone.bundle"}, ["the bundle of 'swesmith/", "is missing: swe/gone.bundle"]),
         ({"pythonpath": "../x"}, ["pythonpath '../x' leaves the checkout"]),

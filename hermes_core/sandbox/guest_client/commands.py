@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import replace
 from typing import Any, Protocol
 
+from hermes_core.aio import alongside
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import (
     MAX_FILE_BYTES,
@@ -27,7 +28,7 @@ from hermes_core.sandbox.commands import (
 )
 from hermes_core.sandbox.guest.output import HeadTail
 from hermes_core.sandbox.guest.wire import CAPTURE_LIMIT, CHUNK, WINDOW
-from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream, background, fed, once
+from hermes_core.sandbox.guest_client.streams import InputPump, OutputStream, fed, once
 
 Answer = tuple[dict[str, Any], bytes]
 GRACE_S = 2.0
@@ -111,7 +112,7 @@ class RemoteCommands:
     ) -> CommandResult:
         """Standard output under the window, so that a result of many megabytes never delays a neighbour."""
         stream, kept = OutputStream(), HeadTail(output_limit)
-        async with background(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
+        async with alongside(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
             async for piece in stream:
                 kept.feed(piece)
             result = _command_result(*await call)
@@ -310,7 +311,7 @@ class RemoteCommands:
         """A file operation whose data flows under the window, so that a large one never delays a neighbour."""
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
-        async with background(self._request(header, output=stream)) as call:
+        async with alongside(self._request(header, output=stream)) as call:
             async for piece in stream:
                 await sink(piece)
             result = _command_result(*await call)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from hermes_core.aio import alongside
 from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
 
@@ -120,20 +120,9 @@ async def once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-@asynccontextmanager
-async def background(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Run the work during the block, and cancel it at the block's end."""
-    task = asyncio.create_task(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 async def fed(work: Coroutine[Any, Any, T], feeding: Coroutine[Any, Any, None]) -> T:
     """Return the outcome of `work`, fed meanwhile. It may end before all is fed; if feeding fails, so does this."""
-    async with background(work) as working, background(feeding) as feeder:
+    async with alongside(work) as working, alongside(feeding) as feeder:
         await asyncio.wait({working, feeder}, return_when=asyncio.FIRST_COMPLETED)
         if feeder.done() and not working.done():
             feeder.result()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from docker import APIClient
 
@@ -22,6 +22,7 @@ from hermes_core import (
     SandboxLost,
     SandboxSpec,
     SandboxStatus,
+    Settings,
 )
 from hermes_docker import containers, diagnosis
 from hermes_docker.config import DockerConfig
@@ -29,9 +30,6 @@ from hermes_docker.daemon import Daemon, DaemonError
 from hermes_docker.execs import Exec, ExecChannel
 from hermes_docker.images import Images
 from hermes_docker.limits import Throttle
-
-if TYPE_CHECKING:
-    from hermes_core import Settings
 
 
 class DockerBackend(Backend):

@@ -14,8 +14,7 @@ import docker.errors
 import requests
 from docker import APIClient
 
-from hermes_core import InfraError
-from hermes_core.workers import Workers
+from hermes_core import InfraError, Workers
 
 ASK_THE_DOCTOR = "`hermes-rl doctor docker` says what to do"
 CALL_S = 60

@@ -17,8 +17,7 @@ import docker.errors
 from docker import APIClient
 from docker.utils.build import exclude_paths
 
-from hermes_core import ConfigError, ProvisionError
-from hermes_core.aio import SingleFlight, TaskSet
+from hermes_core import ConfigError, ProvisionError, SingleFlight, TaskSet
 from hermes_docker.config import DockerConfig
 from hermes_docker.daemon import Daemon
 

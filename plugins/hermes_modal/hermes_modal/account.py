@@ -15,9 +15,7 @@ import modal
 from modal import exception
 from modal.config import config as modal_config
 
-from hermes_core import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost
-from hermes_core.agents.retries import is_loopback
-from hermes_core.aio import SingleFlight, TaskSet
+from hermes_core import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost, SingleFlight, TaskSet
 from hermes_modal.config import ModalSandboxConfig
 
 log = logging.getLogger(__name__)
@@ -137,7 +135,7 @@ async def _check_there(url: str) -> None:
         ProvisionError: nobody listens there.
     """
     parts = urlsplit(url)
-    if not is_loopback(url):
+    if parts.hostname not in ("127.0.0.1", "::1", "localhost"):
         return
     try:
         async with asyncio.timeout(CALL_LIMIT_S):

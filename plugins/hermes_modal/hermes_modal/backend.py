@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hermes_core import PluginError, SandboxLost
 
@@ -31,14 +31,12 @@ from hermes_core import (
     SandboxInfo,
     SandboxSpec,
     SandboxStatus,
+    Settings,
 )
 from hermes_modal import diagnosis, requests
 from hermes_modal.account import CALL_LIMIT_S, CREATE_LIMIT_S, Account, not_created, not_reached, pace
 from hermes_modal.apps import Apps
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
-
-if TYPE_CHECKING:
-    from hermes_core import Settings
 
 log = logging.getLogger(__name__)
 

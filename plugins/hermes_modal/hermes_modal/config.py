@@ -10,9 +10,8 @@ from typing import Any, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core import ConfigError, Network, SandboxConfig, UnknownNameError, nearest_hint
-from hermes_core.settings import read_profiles as profiles_of
-from hermes_core.validation import validated
+from hermes_core import ConfigError, Network, SandboxConfig, UnknownNameError, nearest_hint, validated
+from hermes_core import read_profiles as profiles_of
 
 LONGEST_LIFE_S = 24 * 3600
 DEFAULT_APP = "atropos-sandbox"

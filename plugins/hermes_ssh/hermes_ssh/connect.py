@@ -12,9 +12,8 @@ from typing import Any
 
 import paramiko
 
-from hermes_core import ConfigError, ProvisionError
+from hermes_core import ConfigError, ProvisionError, begin_thread
 from hermes_core.sandbox.local.host import MARK
-from hermes_core.workers import begin_thread
 from hermes_ssh.config import Access
 from hermes_ssh.known_hosts import HostKeyError, KnownHosts
 from hermes_ssh.routes import Hop, route

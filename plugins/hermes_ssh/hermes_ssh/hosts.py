@@ -12,6 +12,7 @@ from typing import Any
 
 from hermes_core import (
     BlockingStreamChannel,
+    BrokenOff,
     Channel,
     ChannelLost,
     ConfigError,
@@ -20,10 +21,11 @@ from hermes_core import (
     PolicyError,
     ProvisionError,
     SandboxLost,
+    SingleFlight,
+    TaskSet,
+    begin_thread,
 )
-from hermes_core.aio import BrokenOff, SingleFlight, TaskSet
 from hermes_core.sandbox.local.supervisor import NOT_THERE
-from hermes_core.workers import begin_thread
 from hermes_ssh import remote
 from hermes_ssh.config import Access, SshConfig
 from hermes_ssh.connect import Connection, Secret, Session, SessionRefused, Unreachable, connect

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from hermes_core.workers import begin_thread
+from hermes_core import begin_thread
 
 T = TypeVar("T")
 

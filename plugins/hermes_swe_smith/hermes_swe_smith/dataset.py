@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hermes_core import DatasetError
+from hermes_core import DatasetError, read_jsonl
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.rows import Task, parse_row, test_file
 
@@ -79,27 +78,9 @@ def _read_file(path: Path) -> Iterator[Placed]:
     if path.suffix in PARQUET:
         yield from _read_parquet(path)
     elif path.suffix in JSONL:
-        yield from _read_jsonl(path)
+        yield from read_jsonl(path)
     else:
         raise DatasetError(f"{path}: not a kind of file that can be read", hint="use .jsonl or .parquet")
-
-
-def _read_jsonl(path: Path) -> Iterator[Placed]:
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                where = f"{path}, line {number}"
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise DatasetError(f"{where}: not JSON: {error}", hint="one JSON object a line") from error
-                if not isinstance(row, dict):
-                    raise DatasetError(f"{where}: {type(row).__name__} instead of an object", hint="one object a line")
-                yield where, row
-    except OSError as error:
-        raise DatasetError(f"{path} can't be read: {error.strerror or error}", hint="check path and rights") from error
 
 
 def _read_parquet(path: Path) -> Iterator[Placed]:

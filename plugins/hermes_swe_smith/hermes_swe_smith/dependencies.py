@@ -13,18 +13,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from hermes_core import CommandError, SetupFailed
-from hermes_core.settings import Redactor
+from pydantic import SecretStr
+
+from hermes_core import CommandError, CommandResult, LeasedSlot, NewSandbox, Settings, SetupFailed, SlotCommands
 from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.scripts import wrapper
-from hermes_swe_smith.workspace import check_undisturbed, operate, prepare_programs
-
-if TYPE_CHECKING:
-    from hermes_core import CommandResult, LeasedSlot, SlotCommands
-    from hermes_core.sandbox.pool.preparation import NewSandbox
-    from hermes_swe_smith.workspace import Repository
+from hermes_swe_smith.workspace import Repository, check_undisturbed, operate, prepare_programs
 
 LEAST_PIP = (22, 3)
 """The first pip that installs into another interpreter's environment (`--python`)."""
@@ -136,7 +131,9 @@ class _Installer:
         self._commands = commands
         self._directory = directory
         self._env = {"PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": "1", **env}
-        self._redact = Redactor({name: value for name, value in env.items() if "@" in value})
+        self._redact = Settings(
+            secrets={name: SecretStr(value) for name, value in env.items() if "@" in value}
+        ).redactor()
         self._timeout_s = timeout_s
         self._pip: list[str] = []
 

@@ -7,10 +7,20 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hermes_core import Environment, Item, VerifierError, hookimpl
-from hermes_core.sandbox.guest_client.streams import background
+from hermes_core import (
+    Environment,
+    Fresh,
+    Item,
+    LeasedSlot,
+    NewSandbox,
+    PytestReport,
+    Rollout,
+    VerifierError,
+    alongside,
+    hookimpl,
+)
 from hermes_swe_smith import demo_tasks
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks, read_rows
@@ -33,10 +43,6 @@ from hermes_swe_smith.workspace import (
     take_patch,
     take_work,
 )
-
-if TYPE_CHECKING:
-    from hermes_core import Fresh, LeasedSlot, PytestReport, Rollout
-    from hermes_core.sandbox.pool.preparation import NewSandbox
 
 _PROMPT = """\
 The directory `{directory}` (in the current directory) holds a Python project, as a git repository. It has a bug, \
@@ -134,7 +140,7 @@ class SweSmithEnvironment(Environment):
         """Give the agent the buggy tree."""
         task = self._task(item)
         trees_dir, environment = await self._prepared(rollout, task)
-        async with background(self._reach.look(rollout, task, environment)) as looking:
+        async with alongside(self._reach.look(rollout, task, environment)) as looking:
             await give_checkout(rollout, task, trees_dir, environment)
             await looking
         return {"repo_dir": f"{rollout.commands.workspace_dir}/{task.directory}", "base_commit": task.base_commit}

@@ -17,15 +17,12 @@ import posixpath
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from hermes_core import CommandError
-
-if TYPE_CHECKING:
-    from hermes_core import LeasedSlot
-    from hermes_swe_smith.repos import Source, TestEnvironment
-    from hermes_swe_smith.rows import Task
+from hermes_core import CommandError, LeasedSlot
+from hermes_swe_smith.repos import Source, TestEnvironment
+from hermes_swe_smith.rows import Task
 
 log = logging.getLogger("hermes_core.swe_smith")
 

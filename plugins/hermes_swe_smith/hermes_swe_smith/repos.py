@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from hermes_core import ConfigError, DatasetError, nearest_hint
-from hermes_core.validation import requirement
+from hermes_core import ConfigError, DatasetError, checked_row, nearest_hint
 from hermes_swe_smith.rows import Task
 
 _URL = re.compile(r"^(https?|ssh|git|file)://|^[\w.-]+@[\w.-]+:")
@@ -160,15 +159,12 @@ class Catalog:
 
 def _read_listing(path: Path) -> dict[str, RepoEntry]:
     try:
-        entries = TypeAdapter(list[RepoEntry]).validate_python(json.loads(path.read_bytes()))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DatasetError(
-            f"{path}: {place or 'the whole'} {requirement(first)}", hint="it is a list of repositories"
-        ) from error
+        listed = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
         raise DatasetError(f"{path} can't be read: {error}", hint="a JSON list of repositories") from error
+    if not isinstance(listed, list):
+        raise DatasetError(f"{path}: the whole must be a list", hint="it is a JSON list of repositories")
+    entries = [checked_row(RepoEntry, entry, f"{path}, entry {number}") for number, entry in enumerate(listed, 1)]
     return {entry.repo: entry for entry in entries}
 
 

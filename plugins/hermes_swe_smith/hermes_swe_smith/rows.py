@@ -19,10 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from hermes_core import DatasetError
-from hermes_core.validation import requirement
+from hermes_core import DatasetError, checked_row
 from hermes_swe_smith import doctests
 from hermes_swe_smith.config import SweSmithConfig
 
@@ -153,12 +152,7 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
             break
     if fields.get("instance_id"):
         where = f"{where}, instance {str(fields['instance_id'])[:200]!r}"
-    try:
-        parsed = Row.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "?"
-        raise DatasetError(f"{where}, field {place!r} {requirement(first)}", hint=_field_hint(place)) from error
+    parsed = checked_row(Row, fields, where, _field_hint)
     if config.use_image_name and not parsed.image_name:
         raise DatasetError(f"{where}, field 'image_name' is missing or empty", hint="use_image_name needs it")
     variant = _variant(fields, where, config)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hermes_core import PytestReport, run_pytest
-from hermes_core.envs.pytest_run import ReportStatus
-
-if TYPE_CHECKING:
-    from hermes_core import Fresh
-    from hermes_swe_smith.config import SweSmithConfig
-    from hermes_swe_smith.repos import Source, TestEnvironment
-    from hermes_swe_smith.rows import Task
-    from hermes_swe_smith.workspace import Tested
+from hermes_core import Fresh, PytestReport, ReportStatus, run_pytest
+from hermes_swe_smith.config import SweSmithConfig
+from hermes_swe_smith.repos import Source, TestEnvironment
+from hermes_swe_smith.rows import Task
+from hermes_swe_smith.workspace import Tested
 
 Score = tuple[float, dict[str, Any]]
 

@@ -19,18 +19,24 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from hermes_core import CommandError, DatasetError, HermesError, InfraError, SetupFailed
-from hermes_core.errors import Disturbed
-from hermes_core.sandbox.guest_client.streams import background
+from hermes_core import (
+    CommandError,
+    CommandResult,
+    DatasetError,
+    Disturbed,
+    HermesError,
+    InfraError,
+    LeasedSlot,
+    NewSandbox,
+    SetupFailed,
+    SlotCommands,
+    alongside,
+)
 from hermes_swe_smith import doctests, guard, manifest, scripts, trees
-
-if TYPE_CHECKING:
-    from hermes_core import CommandResult, LeasedSlot, SlotCommands
-    from hermes_core.sandbox.pool.preparation import NewSandbox
-    from hermes_swe_smith.repos import Source, TestEnvironment
-    from hermes_swe_smith.rows import Task
+from hermes_swe_smith.repos import Source, TestEnvironment
+from hermes_swe_smith.rows import Task
 
 log = logging.getLogger("hermes_core.swe_smith")
 
@@ -316,7 +322,7 @@ async def take_work(
         with _undecided():
             async with _work(site, trees_dir) as directory:
                 pipe = _Pipe()
-                async with background(pipe.feed(site.commands, checkout, max_workspace)) as packing:
+                async with alongside(pipe.feed(site.commands, checkout, max_workspace)) as packing:
                     argued = {**arguments, "work": directory}
                     try:
                         answer = await operate(site.preparation, programs, "take_work", argued, pipe.pieces())
