@@ -6,8 +6,7 @@ import os
 import time
 
 from .output import Rolling
-from .refusal import Refusal
-from .wire import WINDOW
+from .wire import WINDOW, Refusal
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ KEEP_S = 1800.0
 """How long after its end a process is known of."""
 
 
-class Process:
+class BackgroundProcess:
     """What is known of a background process besides its execution."""
 
     def __init__(self, slot: Slot, execution: Execution, command: str, cwd: str) -> None:
@@ -75,13 +74,13 @@ class Process:
         return fields
 
 
-class Background:
+class BackgroundProcesses:
     """The operations on background processes, each of which answers its request. They raise Refusal."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._requests = operations.requests
-        self._of_slots: dict[int, dict[str, Process]] = {}
+        self._of_slots: dict[int, dict[str, BackgroundProcess]] = {}
 
     def by_name(self) -> dict[str, Operation]:
         """Them."""
@@ -105,7 +104,7 @@ class Background:
             process.wake(process.at_end)
 
         execution = self._operations.prepare(slot, request, header, "ring", True, on_end)
-        process = Process(slot, execution, header.get("label", ""), self._operations.directory(slot, header))
+        process = BackgroundProcess(slot, execution, header.get("label", ""), self._operations.directory(slot, header))
         execution.on_start = lambda: self._requests.reply(request, {"process": process.describe()})
         execution.on_output = lambda: process.wake(process.at_output)
         known[process.id] = process
@@ -171,21 +170,21 @@ class Background:
             self._answer_at_end(request, process, None)
             process.execution.stop(header["grace"])
 
-    def _sweep(self, request: Request, process: Process, grace: float) -> None:
+    def _sweep(self, request: Request, process: BackgroundProcess, grace: float) -> None:
         def done(count: int) -> None:
             process.left += count
             self._requests.reply(request, {"process": process.describe()})
 
         process.slot.sweep(process.execution.id, grace, done)
 
-    def _known(self, slot: Slot) -> dict[str, Process]:
+    def _known(self, slot: Slot) -> dict[str, BackgroundProcess]:
         """The processes of a slot that are known of; none once it has been recycled."""
         if slot.index not in self._of_slots:
             known = self._of_slots[slot.index] = {}
             slot.on_forget = known.clear
         return self._of_slots[slot.index]
 
-    def _process(self, header: Header) -> Process:
+    def _process(self, header: Header) -> BackgroundProcess:
         known = self._known(self._operations.slot(header))
         _forget_old(known)
         process = known.get(header["process"])
@@ -193,7 +192,7 @@ class Background:
             raise Refusal("command", "unknown_process", "no process %r in this slot" % header["process"])
         return process
 
-    def _answer_at_end(self, request: Request, process: Process, limit: float | None) -> None:
+    def _answer_at_end(self, request: Request, process: BackgroundProcess, limit: float | None) -> None:
         def answer() -> None:
             self._requests.reply(request, {"process": process.describe()})
 
@@ -219,7 +218,7 @@ class Background:
             request.timer = self._requests.later(limit, too_late)
 
 
-def _forget_old(known: dict[str, Process]) -> None:
+def _forget_old(known: dict[str, BackgroundProcess]) -> None:
     """Let go of what ended long ago."""
     now = time.monotonic()
     for process in list(known.values()):
@@ -227,7 +226,7 @@ def _forget_old(known: dict[str, Process]) -> None:
             del known[process.id]
 
 
-def _make_room(known: dict[str, Process]) -> None:
+def _make_room(known: dict[str, BackgroundProcess]) -> None:
     """For one more: those that ended first have to go. Raises Refusal if all that there may be run."""
     _forget_old(known)
     ended = [process for process in known.values() if process.execution.ended]

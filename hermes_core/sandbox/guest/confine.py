@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-from . import descriptors, landlock, mounts, namespaces, syscalls, trees
+from . import descriptors, landlock, mounts, namespaces, removal, syscalls
 from .parent import Parent, close_all_but, encode_message
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -101,7 +101,7 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
             plan.workspace.discard()
         plan.workspace.make()
         if plan.wipe and plan.uid is not None and plan.swept:
-            trees.sweep(plan.swept, (plan.uid,))
+            removal.sweep(plan.swept, (plan.uid,))
         if plan.mechanism == "namespace":
             _enter_namespaces(sock, plan)
         else:

@@ -1,31 +1,34 @@
-"""The guest's core: the driver's session, the slots, and the dead-man switch."""
+"""The guest's own process: the driver's session, the slots, and the dead-man switch."""
 
 from __future__ import annotations
 
+import gc
 import os
 import select
+import signal
 import socket
 import struct
 import sys
 import time
 
-from . import processes, wire
-from .background import Background
+from . import confine, processes, wire
+from .background import BackgroundProcesses
 from .connection import Connection
 from .housekeeping import Heartbeat, complain
+from .loop import Loop
 from .operations import Operations
-from .refusal import Refusal
+from .parent import close_all_but
 from .request import Requests
 from .site import DEDICATED, NAMESPACE, SHARED, USER, Site
 from .slot import Slot
+from .wire import Refusal
 from .workspace import PREPARE
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
-    from .loop import Loop
     from .request import Error, Header
 
 _PEER = struct.Struct("3i")
@@ -48,7 +51,7 @@ class Daemon:
         self.slots: dict[int, Slot] = {}
         self._requests = Requests(self._outlet, loop)
         operations = Operations(self.site, self.slots, self._requests)
-        self._requests.operations = {**operations.by_name(), **Background(operations).by_name()}
+        self._requests.operations = {**operations.by_name(), **BackgroundProcesses(operations).by_name()}
         self._heartbeat = Heartbeat(os.path.join(state_dir, "heartbeat"))
         self._listener = listener
         self._driver = ""
@@ -239,3 +242,24 @@ def _insist(remove: Callable[[], object]) -> None:
                 complain("not all was removed: %s" % error)
             else:
                 time.sleep(0.05)
+
+
+def serve(listener: socket.socket, state_dir: str) -> NoReturn:
+    """Serve until the sandbox is to end; never returns."""
+    log = os.open(os.path.join(state_dir, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    for fd, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(fd, target)
+    close_all_but({0, 1, 2, listener.fileno()})
+    listener.setblocking(False)
+    os.chdir("/")
+    os.umask(0o022)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    confine.become_subreaper()
+    loop = Loop()
+    Daemon(loop, listener, state_dir)
+    gc.collect()
+    gc.freeze()  # what is here now stays: collections need not look at it, nor forked parents copy it
+    loop.run()
+    os._exit(0)

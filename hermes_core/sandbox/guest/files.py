@@ -13,7 +13,7 @@ import stat
 
 from . import archives
 from .archives import BLOCK, Refused, write_all
-from .trees import remove_tree, sweep
+from .removal import remove_tree, sweep
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

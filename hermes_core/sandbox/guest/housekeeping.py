@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 
-from . import confine, trees
+from . import confine, removal
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Trash:
             path = os.path.join(self._path, name)
             try:
                 if os.path.isdir(path) and not os.path.islink(path):
-                    trees.remove_tree(path)
+                    removal.remove_tree(path)
                 else:
                     os.unlink(path)
             except OSError as error:  # tried again with what is discarded next
@@ -171,7 +171,7 @@ class Search:
 
 def _search(writer: int, skip: Collection[str]) -> None:
     with os.fdopen(writer, "wb") as file:
-        file.write(json.dumps(trees.world_writable(skip, Search.LIMIT_S)).encode("ascii"))
+        file.write(json.dumps(removal.world_writable(skip, Search.LIMIT_S)).encode("ascii"))
 
 
 def complain(text: str) -> None:

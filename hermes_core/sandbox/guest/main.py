@@ -93,7 +93,7 @@ def _start(state_dir: str) -> socket.socket:
         try:
             os.setsid()
             if os.fork() == 0:
-                from .service import serve  # a bridge that only joins has no need of it
+                from .daemon import serve  # a bridge that only joins has no need of it
 
                 serve(listener, state_dir)
         except BaseException:

@@ -8,9 +8,9 @@ import os
 from . import terminal
 from .execution import Execution
 from .output import HeadTail
-from .refusal import Refusal
 from .slot import Slot
 from .streams import Spool
+from .wire import Refusal
 from .workspace import PREPARE
 
 TYPE_CHECKING = False  # `typing` is slow to import

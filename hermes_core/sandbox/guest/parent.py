@@ -17,7 +17,6 @@ import sys
 import time
 
 from . import descriptors, files, processes, terminal
-from .memory_file import memory_file
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ class Parent:
                 wants_input, outputs = message["pipes"]
                 pipes = self._pipes(message["id"], wants_input, outputs, fds)
             if "script" in message:
-                fds.append(memory_file(message["script"].encode("latin-1"), self._folder))
+                fds.append(descriptors.memory_file(message["script"].encode("latin-1"), self._folder))
             pid = self._spawn(message, fds, self._terminal(message, ends))
         except OSError as error:
             self._let_go(message["id"])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from .refusal import Refusal
+from .wire import Refusal
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .connection import Outlet
     from .execution import Execution
     from .loop import Loop, Timer
-    from .outlet import Outlet
 
     Header = dict[str, Any]
     Error = dict[str, str]

@@ -6,11 +6,11 @@ import os
 import resource
 import signal
 
-from . import masking, namespaces, trees, workspace
+from . import masking, namespaces, removal, workspace
+from .connection import Outlet
 from .housekeeping import Search, Trash, complain
-from .outlet import Outlet
 from .probe import what_works
-from .refusal import Refusal
+from .wire import Refusal
 from .workspace import PREPARE
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -117,7 +117,7 @@ class Site:
 
     def remove_rest(self, uids: list[int]) -> None:
         """Remove what slots' users left elsewhere, and the base."""
-        trees.sweep(self.world_writable, uids)
+        removal.sweep(self.world_writable, uids)
         if self._trash is not None:
             self._trash.close()
             workspace.remove_base(self.base)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from . import processes, trees
+from . import processes, removal
 from .confine import Plan
 from .link import Link, Spawn, out_of_resources
 from .parent import encode_message, in_parts
@@ -223,7 +223,7 @@ class Slot:
             visible=[*site.config["visible_paths"], sys.base_prefix],
             scratch=site.scratch,
             wipe=self._round.wipe,
-            swept=[*site.world_writable, *trees.are_open(self._others())],
+            swept=[*site.world_writable, *removal.are_open(self._others())],
         )
 
     def _others(self) -> list[str]:

@@ -22,6 +22,14 @@ CAPTURE_LIMIT = 2 << 20
 """Bytes of one stream that an answer carries at most: it is one frame, for which neighbours wait."""
 
 
+class Refusal(Exception):
+    """A request that cannot be done; `kind` is an ErrorKind's word."""
+
+    def __init__(self, kind: str, code: str, message: str) -> None:
+        super().__init__(message)
+        self.error = {"kind": kind, "code": code, "message": message}
+
+
 def beat_interval_s(ttl_s: float) -> float:
     """How often a driver says that it lives, to a sandbox that would wait for it so long."""
     return max(0.2, min(5.0, ttl_s / 6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .trees import remove_tree
+from .removal import remove_tree
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import fcntl
 import os
 import time
 
-from hermes_core.sandbox.local.trees import remove_tree
+from hermes_core.sandbox.local.removal import remove_tree
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:

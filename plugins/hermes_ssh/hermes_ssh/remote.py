@@ -18,7 +18,7 @@ _CORE = (
     "sandbox.guest.mounts",
     "sandbox.guest.namespaces",
     "sandbox.guest.probe",
-    *(f"sandbox.local.{name}" for name in ("directories", "host", "supervisor", "processes", "trees", "view")),
+    *(f"sandbox.local.{name}" for name in ("directories", "host", "supervisor", "processes", "removal", "view")),
     "sandbox.uids",
 )
 

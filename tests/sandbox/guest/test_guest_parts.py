@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hermes_core.sandbox.guest import background, trees
+from hermes_core.sandbox.guest import background, removal
 from hermes_core.sandbox.guest.loop import Loop
 from hermes_core.sandbox.guest.streams import Drains, Input, Spool, Stream
 from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
@@ -241,7 +241,7 @@ def test_sweeping(tmp_path):
     os.chown(host / "f", SOMEBODY, SOMEBODY)
     os.chown(host / "mine", NOBODY, NOBODY)
     host.chmod(0o777)
-    trees.sweep([str(tmp_path), str(tmp_path / "missing"), str(tmp_path / f"link-{NOBODY}")], [NOBODY])
+    removal.sweep([str(tmp_path), str(tmp_path / "missing"), str(tmp_path / f"link-{NOBODY}")], [NOBODY])
     left = {path.lstat().st_uid for path in tmp_path.rglob("*")}
     assert NOBODY not in left and SOMEBODY in left
     assert (tmp_path / f"dir-{SOMEBODY}" / "a" / "b" / "f").exists() and (tmp_path / f"link-{SOMEBODY}").is_symlink()
@@ -265,7 +265,7 @@ def test_sweeping_is_not_led_astray(tmp_path):
     (outside / "f").write_text("x")
     os.chown(outside / "f", NOBODY, NOBODY)
     (deep / "link").symlink_to(outside)
-    trees.sweep([str(deep)], [NOBODY])
+    removal.sweep([str(deep)], [NOBODY])
     assert (outside / "f").exists()
 
 
@@ -283,17 +283,17 @@ def test_world_writable_directories_are_found(tmp_path, monkeypatch):
         return real(str(tmp_path) if path == "/" else path, **arguments)
 
     scan = os.scandir
-    monkeypatch.setattr(trees.os, "lstat", lstat)
-    monkeypatch.setattr(trees.os, "scandir", lambda path: scan(str(tmp_path) if path == "/" else path))
-    assert trees.world_writable({str(tmp_path / "skipped")}, 60.0) == [str(tmp_path / "a" / "b")]
-    assert trees.world_writable(set(), 0.0) == []
+    monkeypatch.setattr(removal.os, "lstat", lstat)
+    monkeypatch.setattr(removal.os, "scandir", lambda path: scan(str(tmp_path) if path == "/" else path))
+    assert removal.world_writable({str(tmp_path / "skipped")}, 60.0) == [str(tmp_path / "a" / "b")]
+    assert removal.world_writable(set(), 0.0) == []
 
 
 def test_a_missing_tree_is_removed_already(tmp_path):
-    trees.remove_tree(str(tmp_path / "missing"))
+    removal.remove_tree(str(tmp_path / "missing"))
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(OSError):
-        trees.remove_tree(str(tmp_path / "link"))
+        removal.remove_tree(str(tmp_path / "link"))
 
 
 # --- background processes -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hermes_core.sandbox import uids
-from hermes_core.sandbox.local import directories, host, processes, trees
+from hermes_core.sandbox.local import directories, host, processes, removal
 from hermes_core.sandbox.local.backend import LocalBackend
 from hermes_core.sandbox.local.host import Record
 from hermes_core.sandbox.local.launch import LAUNCHER
@@ -121,11 +121,11 @@ def test_trees_are_removed_without_following_links(tmp_path: Path) -> None:
     (tree / "a" / "link").symlink_to(outside)
     (tree / "loop").symlink_to("loop")
     (tree / "a" / "b").chmod(0)
-    assert trees.remove_tree(str(tree))
+    assert removal.remove_tree(str(tree))
     assert (outside / "precious").exists() and not tree.exists()
-    assert trees.remove_tree(str(tree))
+    assert removal.remove_tree(str(tree))
     (tmp_path / "link").symlink_to(outside)
-    assert not trees.remove_tree(str(tmp_path / "link"))
+    assert not removal.remove_tree(str(tmp_path / "link"))
     assert (outside / "precious").exists()
 
 
@@ -134,13 +134,13 @@ def test_a_mount_inside_a_tree_is_left_alone(tmp_path: Path) -> None:
     script = """if 1:
         import sys; sys.path[:0] = sys.argv[2:]
         from hermes_core.sandbox.guest import mounts, namespaces
-        from hermes_core.sandbox.local import trees
+        from hermes_core.sandbox.local import removal
         from pathlib import Path
         namespaces.unshare(mount=True); mounts.make_private()
         tree = Path(sys.argv[1], "tree"); (tree / "a" / "mount").mkdir(parents=True); (tree / "top").mkdir()
         for place in (tree / "a" / "mount", tree / "top"):
             mounts.mount("tmpfs", str(place), "tmpfs", 0); (place / "file").write_text("x")
-        assert not trees.remove_tree(str(tree))
+        assert not removal.remove_tree(str(tree))
         print(sorted(p.read_text() for p in tree.rglob("file")))"""
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path), *sys.path], capture_output=True, text=True, timeout=30
