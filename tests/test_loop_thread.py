@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from hermes_core.aio import LoopThread
 from hermes_core.errors import UsageError
-from hermes_core.loop_thread import LoopThread
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def test_an_outcome_that_comes_too_late_is_taken_back(thread: LoopThread) 
 def test_it_ends_with_the_program(ending: str) -> None:
     program = f"""
     import asyncio, os, time
-    from hermes_core.loop_thread import LoopThread
+    from hermes_core.aio import LoopThread
 
     async def close():
         await asyncio.sleep(0.1)

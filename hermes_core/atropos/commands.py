@@ -18,8 +18,8 @@ from hermes_core.cli.main import Program
 from hermes_core.cli.options import DottedCommand, dotted, merged
 from hermes_core.cli.support import EXIT_INCOMPLETE, finish
 from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.printing import say
 from hermes_core.runtime import Runtime
-from hermes_core.screen import say
 from hermes_core.settings import read_yaml
 from hermes_core.validation import validated
 

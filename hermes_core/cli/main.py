@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from hermes_core.errors import HermesError, InfraError, UnknownNameError, UsageError
-from hermes_core.screen import printable, say
+from hermes_core.printing import printable, say
 from hermes_core.version import __version__
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import click
 
 from hermes_core.cli.support import new_runtime
 from hermes_core.errors import OutputError, UsageError
+from hermes_core.printing import say
 from hermes_core.runtime import Runtime
-from hermes_core.screen import say
 
 KINDS = ("environment", "tool", "agent", "parser", "sink")
 

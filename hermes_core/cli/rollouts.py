@@ -16,7 +16,7 @@ from hermes_core.cli.support import EXIT_INCOMPLETE, finish, terminal_width
 from hermes_core.envs.store import TRAJECTORIES
 from hermes_core.envs.summary import RunSummary
 from hermes_core.errors import UnknownNameError
-from hermes_core.screen import say
+from hermes_core.printing import say
 
 if TYPE_CHECKING:
     from hermes_core.envs.rescore import Rescoring

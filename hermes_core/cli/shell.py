@@ -19,10 +19,10 @@ import click
 
 from hermes_core.cli.support import new_runtime
 from hermes_core.errors import CommandError, ConfigError, UnknownNameError, UsageError
+from hermes_core.printing import printable, say
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import ProcessStatus, Slot, SlotCommands, WindowSize
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, saved_in
-from hermes_core.screen import printable, say
 from hermes_core.tool_backend import ToolBackend
 
 DETACH = b"\x1d"

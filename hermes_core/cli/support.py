@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from hermes_core.errors import DatasetError, InfraError, ModelError, OutputError, PolicyError
+from hermes_core.printing import say
 from hermes_core.runtime import Runtime
-from hermes_core.screen import say
 from hermes_core.settings import RedactingFormatter, Settings
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
-from hermes_core.loop_thread import LoopEnded
+from hermes_core.aio import LoopEnded
 from hermes_core.sandbox.pool.watches import Subscriber
 from hermes_core.terminal.tasks import DEFAULT_TASK, Request, TaskTerminals, not_run
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hermes_core.aio import TaskSet
+from hermes_core.aio import LoopThread, TaskSet
 from hermes_core.errors import (
     CommandError,
     HermesError,
@@ -19,7 +19,6 @@ from hermes_core.errors import (
     StaleSlotError,
     UsageError,
 )
-from hermes_core.loop_thread import LoopThread
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import ProcessUpdate, Slot, SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig

@@ -165,7 +165,7 @@ async def _log(ctx: CallContext, process_id: str, params: ProcessParams) -> Answ
 
 
 async def _screen(data: bytes, start: int, status: ProcessStatus, size: WindowSize) -> Answer:
-    from hermes_core.tools.screens import render
+    from hermes_core.tools.screen import render
 
     screen = await asyncio.to_thread(render, data, size)
     return {

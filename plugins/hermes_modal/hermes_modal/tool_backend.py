@@ -21,7 +21,7 @@ from hermes_core import (
     UnknownNameError,
     UsageError,
 )
-from hermes_core.loop_thread import LoopThread
+from hermes_core.aio import LoopThread
 from hermes_modal import plugin
 from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig, load_profiles_and_default
 

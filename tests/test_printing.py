@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_core.cli.support import new_runtime
-from hermes_core.screen import printable, say
+from hermes_core.printing import printable, say
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_core.sandbox.commands import WindowSize
-from hermes_core.tools.screens import render
+from hermes_core.tools.screen import render
 
 SIZE = WindowSize(5, 20)
 

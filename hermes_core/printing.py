@@ -1,4 +1,4 @@
-"""What is printed for people: text that may come from a sandbox, shown and never obeyed by the terminal."""
+"""Printing for people: text that may come from a sandbox is shown, and never obeyed by the terminal."""
 
 from __future__ import annotations
 
