@@ -38,6 +38,7 @@ from hermes_core.atropos.servers import (
 )
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun, check_login
+from hermes_core.atropos.workers import Workers
 from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.plain import plain
@@ -110,8 +111,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.metrics, self.evaluation = self.reporter.training, self.reporter.evaluation
         self.endless = False
         """Whether `get_next_item` is to begin anew after the last item."""
-        self.tasks: set[asyncio.Task[Any]] = set()
-        """Workers of serve mode that have not ended."""
+        self.crew = Workers(self, self.metrics)
+        """The workers of serve mode."""
         self.source = ItemSource(str(self.name), self.get_next_item)
         """`get_next_item`, watched, in whose place it is while the environment runs: Atropos calls it as well."""
         self.evaluate = partial(evaluating, self.evaluate)  # type: ignore[method-assign]
@@ -277,7 +278,30 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.endless = True
         self.api = api = TrainerApi(config.rollout_server_url, registration, patience_s=config.trainer_timeout)
         async with self.running(start=False), api:
-            await Serving(self, config, api, self.roller, self.source, self.reporter, self.tasks).run()
+            await Serving(self, config, api, self.roller, self.source, self.reporter, self.crew).run()
+
+    def take_over(self, said: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+        """Take over what the trainer said.
+
+        Args:
+            said: the API's answer when the environment registered.
+            info: the trainer's `batch_size` and `max_token_len`, -1 where it has not said.
+        """
+        config = self.config
+        self.env_id, self.wandb_prepend = said["env_id"], said["wandb_name"]
+        self.curr_step = said["starting_step"]
+        self.checkpoint_dir, self.checkpoint_interval = said["checkpoint_dir"], said["checkpoint_interval"]
+        if config.total_steps == -1:
+            config.total_steps = said["num_steps"]
+        if info["batch_size"] != -1:
+            config.batch_size = info["batch_size"]
+        if info["max_token_len"] != -1:
+            self.max_token_len = info["max_token_len"]
+            agent = self.roller.context.agent
+            if hasattr(agent, "max_length"):  # shorter than the trainer's limit, or it drops the whole group
+                agent.max_length = min(config.max_token_length, self.max_token_len - 1)
+        if self.curr_step > 0:
+            self.load_checkpoint()
 
     async def process_manager(self) -> None:
         """Process mode: `total_steps` groups into `data_path_to_save_groups`, and a page to look at beside it.
@@ -368,13 +392,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     async def handle_env(self, item_uuid: str) -> Any:
         """As Atropos' own, and known to those who end the workers."""
-        task = asyncio.current_task()
-        assert task is not None
-        self.tasks.add(task)
-        try:
-            return await super().handle_env(item_uuid)
-        finally:
-            self.tasks.discard(task)
+        return await self.crew.known(super().handle_env(item_uuid))
 
     async def handle_send_to_api(
         self,

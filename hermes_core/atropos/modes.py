@@ -1,17 +1,13 @@
-"""The modes: `process` writes groups into a file; `Serving` keeps a trainer's queue filled.
-
-Of an environment they see what atroposlib's own base class has: its workers, its items, its step.
-"""
+"""The modes: `process` writes groups into a file; `Serving` keeps a trainer's queue filled."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from atroposlib.envs.base import BaseEnv
 
@@ -19,6 +15,7 @@ from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.items import ItemSource
 from hermes_core.atropos.reporting import Reporter
 from hermes_core.atropos.trainer import TrainerApi
+from hermes_core.atropos.workers import Workers
 from hermes_core.environment import Item
 from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.runner import STOPPING
@@ -101,18 +98,30 @@ def check_servable(config: HermesAgentEnvConfig, *, exact: bool) -> None:
         )
 
 
+class Served(Protocol):
+    """An environment, as far as serving uses it."""
+
+    curr_step: int
+    """The trainer's last step."""
+
+    def take_over(self, said: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+        """Take over what the trainer said when the environment registered, and of its sizes."""
+
+    async def wandb_log(self) -> None:
+        """Tell what happened since the last time."""
+
+
 @dataclass(frozen=True)
 class Serving:
-    """Serve mode at work."""
+    """Serve mode at work: keeps the trainer's queue filled, and never too full."""
 
-    env: BaseEnv
+    env: Served
     config: HermesAgentEnvConfig
     api: TrainerApi
     roller: GroupRoller
     source: ItemSource
     reporter: Reporter
-    tasks: Collection[asyncio.Task[Any]]
-    """Workers that have not ended, those that Atropos has forgotten included."""
+    workers: Workers
 
     async def run(self) -> None:
         """Register, and send groups until the trainer has had its steps.
@@ -131,28 +140,17 @@ class Serving:
             await self.roller.context.backend.start()
             await self._work()
         finally:
-            await self._end_workers()
+            await self.workers.end()
             await self.env.wandb_log()
 
     async def _register(self) -> None:
-        """Register, and take over what the trainer says."""
-        env, config = self.env, self.config
-        said = await self.api.register()
-        env.env_id, env.wandb_prepend = said["env_id"], said["wandb_name"]
-        env.curr_step = said["starting_step"]
-        env.checkpoint_dir, env.checkpoint_interval = said["checkpoint_dir"], said["checkpoint_interval"]
-        if config.total_steps == -1:
-            config.total_steps = said["num_steps"]
+        """Register, and have the environment take over what the trainer says."""
+        config = self.config
+        self.env.take_over(await self.api.register(), await self.api.info())
         if config.total_steps == -1:
             raise ConfigError(
                 "neither the trainer nor total_steps says how long to go on", hint="set --env.total_steps"
             )
-        info = await self.api.info()
-        if info["batch_size"] != -1:
-            config.batch_size = info["batch_size"]
-        if info["max_token_len"] != -1:
-            env.max_token_len = info["max_token_len"]
-            self._limit_length(env.max_token_len)
         batch, group = config.batch_size, config.group_size
         if batch == -1:
             raise ConfigError("nothing says how large a batch is", hint="set batch_size in the trainer's registration")
@@ -161,14 +159,6 @@ class Serving:
                 f"a batch of {batch} can't be made of groups of {group}: the API would hold them back for ever",
                 hint="make batch_size a multiple of group_size",
             )
-        if env.curr_step > 0:
-            env.load_checkpoint()
-
-    def _limit_length(self, tokens: int) -> None:
-        """Keep sequences shorter than the trainer's limit, so that it does not drop their whole group."""
-        agent = self.roller.context.agent
-        if hasattr(agent, "max_length"):
-            agent.max_length = min(self.config.max_token_length, tokens - 1)
 
     async def _work(self) -> None:
         """Watch the queue, and start, stop and replace workers as it asks for."""
@@ -176,10 +166,10 @@ class Serving:
         known = api.env_id
         while True:
             if (fatal := self.roller.fatal) is not None:
-                if isinstance(fatal, STOPPING) and self.tasks:
-                    await asyncio.wait(self.tasks)  # groups that have all they need are sent
+                if isinstance(fatal, STOPPING):
+                    await self.workers.wait()  # groups that have all they need are sent
                 raise fatal
-            if self.source.failure is not None and not self.env.workers:  # nothing that runs is cancelled for it
+            if self.source.failure is not None and self.workers.idle:  # nothing that runs is cancelled for it
                 raise self.source.failure
             if api.env_id is None or api.env_id != known:
                 await self._register()
@@ -198,10 +188,9 @@ class Serving:
 
     async def _follow(self, status: dict[str, Any]) -> None:
         """One round: evaluation and logs by the trainer's step, and as many workers as the queue has room for."""
-        env, config = self.env, self.config
-        stepped = status["current_step"] != env.curr_step
-        env.status_dict = status
-        await self._step_checks()
+        config = self.config
+        stepped = status["current_step"] != self.env.curr_step
+        await self.workers.step(status)
         queued = status["queue_size"] * config.group_size
         full = 0 < config.max_batches_offpolicy * config.batch_size <= queued
         if config.min_batch_allocation is not None:
@@ -210,62 +199,11 @@ class Serving:
         if stepped or not full:
             self.api.progressed()
         if full:
-            # What is on its way would be too old when its turn comes. A group that is being sent is no item any more.
-            for running in env.running_items.values():
-                env.backlog.append(running["item"])
-                self._give_up(running["worker"])
-            env.running_items = {}
+            self.workers.put_back()  # what is on its way would be too old when its turn comes
             self.api.check_patience()
-        elif len(env.workers) < env.max_num_workers and self.source.failure is None:
-            try:
-                await env.add_train_workers()
-            except HermesError:
-                if self.source.failure is None:
-                    raise
-        self._end_overdue()
-
-    async def _step_checks(self) -> None:
-        """Atropos' own: an evaluation, a checkpoint and a log, when the trainer has made the steps for it."""
-        # For an evaluation it cancels all workers, and puts their items back. A group that is being sent is no item any
-        # more: it would be neither sent nor rolled out again.
-        env = self.env
-        sending = env.workers - {running["worker"] for running in env.running_items.values()}
-        evaluation = env.eval_runner
-        env.workers -= sending
-        try:
-            await env.env_step_checks()
-        finally:
-            env.workers |= {worker for worker in sending if not worker.done()}
-        if env.eval_runner is not None and env.eval_runner is not evaluation:
-            env.eval_runner.add_done_callback(self._evaluated)
-
-    def _evaluated(self, evaluation: asyncio.Task[Any]) -> None:
-        """Say that an evaluation failed, which nobody waits for. The training goes on."""
-        if evaluation.cancelled() or (error := evaluation.exception()) is None:
-            return
-        self.reporter.training.evaluation_failed()
-        log.error("the evaluation at step %d failed: %s", self.env.curr_step, error, exc_info=error)
-
-    def _end_overdue(self) -> None:
-        limit = self.config.worker_timeout
-        for key, running in list(self.env.running_items.items()):
-            if 0 < limit < time.time() - running["start_time"]:
-                log.warning("a group is not done after %g s, and is given up", limit)
-                self._give_up(running["worker"])
-                self.env.running_items.pop(key)
-
-    def _give_up(self, worker: asyncio.Task[Any]) -> None:
-        worker.cancel()
-        self.env.workers.discard(worker)
-
-    async def _end_workers(self) -> None:
-        """Cancel what still runs, and wait until its slots are released."""
-        evaluation = self.env.eval_runner
-        tasks = {*self.tasks, *self.env.workers, *([evaluation] if evaluation is not None else [])}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        else:
+            await self.workers.fill(self.source)
+        self.workers.end_overdue(config.worker_timeout)
 
 
 def is_done(config: HermesAgentEnvConfig, status: dict[str, Any]) -> bool:

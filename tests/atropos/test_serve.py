@@ -107,7 +107,7 @@ async def test_fifty_batches_with_failures_and_a_dead_api(
     assert env.metrics.totals["failures_infra"] > 10
     assert all(record["reward"] is None for record in records.values() if record["failure"])
     assert env.api.counts["registered"] == 2
-    assert env.tasks == set()
+    assert env.crew.tasks == set()
 
 
 @pytest.mark.usefixtures("leak_check")
@@ -209,7 +209,7 @@ async def test_a_trainer_that_goes_away_ends_it_and_nothing_is_left(
         await trainer.run(1)
         error = await serving_task
     assert isinstance(error, TrainerGone)
-    assert env.tasks == set()
+    assert env.crew.tasks == set()
 
 
 async def _raised(work: Any) -> BaseException | None:
@@ -237,20 +237,17 @@ async def test_sizes_that_never_make_a_batch_are_refused(
 
 @pytest.mark.usefixtures("atropos_extra")
 async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make_env: Any, token_server: Any) -> None:
-    from hermes_core.atropos.modes import Serving
-
     env = make_env(token_server.base_url, "vllm", steps_per_eval=2)
     rolling, sending = (asyncio.create_task(asyncio.sleep(600)) for _ in range(2))
     env.workers, env.running_items = {rolling, sending}, {"key": {"item": "task", "worker": rolling, "start_time": 0}}
-    env.curr_step, env.status_dict = 1, {"current_step": 2}
+    env.curr_step = 1
     evaluated = asyncio.Event()
 
     async def evaluate() -> None:
         evaluated.set()
 
     env.evaluate = evaluate
-    serving = Serving(env, env.config, None, None, env.source, env.reporter, env.tasks)  # type: ignore[arg-type]
-    await serving._step_checks()
+    await env.crew.step({"current_step": 2})
     await evaluated.wait()
     assert rolling.cancelled()
     assert env.backlog == ["task"]
@@ -258,7 +255,7 @@ async def test_an_evaluation_stops_rollouts_and_no_group_that_is_being_sent(make
     assert env.workers == {sending}, "or more workers than were asked for would be started beside it"
     sending.cancel()
     await asyncio.wait([sending])
-    await serving._step_checks()
+    await env.crew.step({"current_step": 2})
     assert env.workers == set(), "one that has ended takes no other's place"
 
 
@@ -361,7 +358,7 @@ async def test_rollouts_at_work_and_their_sandboxes_end_with_the_run(
     training.cancel()
     await asyncio.wait([training])
     assert serving_task.cancelled()
-    assert env.tasks == set()
+    assert env.crew.tasks == set()
     assert await runtime.backend("local").list(runtime.owner) == [], "they do not wait for the runtime's end"
     records = lines(tmp_path / "data/groups.trajectories.jsonl")
     assert {record["trajectory_id"] for record in records} >= set(ended) != set()
