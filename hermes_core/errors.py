@@ -130,10 +130,18 @@ class InfraError(HermesError):
 class ProvisionError(InfraError):
     """A sandbox could not be created or prepared.
 
-    A backend sets `retryable` to False when trying again can't help (an image that does not exist, a wrong key).
+    Args:
+        retryable: whether trying again may help; not with an image that does not exist, or a wrong key. None is what
+            the class says.
+        where: as for `HermesError`.
     """
 
     retryable: bool = True
+
+    def __init__(self, message: str, *, retryable: bool | None = None, **where: Any) -> None:
+        super().__init__(message, **where)
+        if retryable is not None:
+            self.retryable = retryable
 
 
 class ChannelLost(InfraError):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 import hermes_core
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("name", hermes_core.__all__)
@@ -25,3 +31,31 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
     program = "import sys, hermes_core; print(sorted(name for name in sys.modules if name.startswith('hermes_core.')))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['hermes_core.version']"
+
+
+def internal(sources: Iterable[str]) -> set[str]:
+    """The modules of the core, beside `hermes_core` itself, that these sources import from."""
+    found = set()
+    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hermes_core."):
+            package = ROOT / node.module.replace(".", "/")
+            modules = {name.name for name in node.names if (package / f"{name.name}.py").exists()}
+            found |= {f"{node.module}.{name}" for name in modules} or {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {name.name for name in node.names if name.name.startswith("hermes_core.")}
+    return found
+
+
+@pytest.mark.parametrize("project", sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
+def test_a_plugin_needs_the_face_and_at_most_two_modules(project: str) -> None:
+    sources = [path.read_text() for path in (ROOT / "plugins" / project / project).rglob("*.py")]
+    assert len(internal(sources)) <= 2, internal(sources)
+
+
+@pytest.mark.parametrize("guide", ["parsers", "writing-a-backend", "writing-an-environment"])
+def test_a_guide_needs_the_face_and_at_most_two_modules(guide: str) -> None:
+    sources = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / f"{guide}.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert sources
+    assert len(internal(sources)) <= 2, internal(sources)

@@ -117,13 +117,12 @@ class DirectClient:
         except sh.Ended as error:
             raise ChannelLost("sh ended before it said a word", sandbox_id=sandbox.id) from error
         if lacking := [name for name in _NEEDED if name not in tools]:
-            failed = ProvisionError(
+            raise ProvisionError(
                 f"the sandbox has neither a guest nor {', '.join(lacking)}",
                 hint="use an image with python3 (3.7 or later) and no slot_user: root, or with a full busybox",
                 sandbox_id=sandbox.id,
+                retryable=False,
             )
-            failed.retryable = False
-            raise failed
         if as_root and "root" not in tools:
             raise PolicyError(
                 "slot_user is 'root', and the sandbox's own user is not",

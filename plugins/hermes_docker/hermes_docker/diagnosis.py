@@ -65,9 +65,7 @@ def not_started(error: DaemonError) -> ProvisionError:
         if sign in said:
             hint, passes = advice, False
             break
-    raised = ProvisionError(f"a container could not be started: {said}", hint=hint)
-    raised.retryable = passes
-    return raised
+    return ProvisionError(f"a container could not be started: {said}", hint=hint, retryable=passes)
 
 
 _ADVICE = {

@@ -141,12 +141,11 @@ async def _check_there(url: str) -> None:
         async with asyncio.timeout(CALL_LIMIT_S):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port)
     except OSError as error:
-        raised = ProvisionError(
+        raise ProvisionError(
             f"no Modal server is at {url} ({error.strerror or type(error).__name__})",
             hint="unset MODAL_SERVER_URL for Modal itself, or start the emulator: python -m hermes_modal_emulator",
-        )
-        raised.retryable = False
-        raise raised from error
+            retryable=False,
+        ) from error
     writer.close()
 
 
@@ -158,9 +157,7 @@ def not_created(error: Exception, config: ModalSandboxConfig, step: str) -> Herm
     said = "it took too long" if isinstance(error, TimeoutError) else f"{error}" or type(error).__name__
     if hint == _IMAGE and config.image is not None:
         said = f"image {config.image!r}: {said}"
-    raised = ProvisionError(f"profile {config.name!r}: {step} failed: {said}", hint=hint)
-    raised.retryable = passes
-    return raised
+    return ProvisionError(f"profile {config.name!r}: {step} failed: {said}", hint=hint, retryable=passes)
 
 
 def not_reached(error: Exception, sandbox_id: str) -> HermesError:

@@ -11,7 +11,7 @@ from typing import Any
 import modal
 from modal import exception
 
-from hermes_core import ConfigError, Network, ProvisionError, Sandbox, SandboxSpec
+from hermes_core import Network, ProvisionError, Sandbox, SandboxSpec
 from hermes_modal.account import CALL_LIMIT_S, Account
 from hermes_modal.config import ModalSandboxConfig
 
@@ -80,7 +80,7 @@ async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Acco
     """The arguments of `Sandbox.create` for this spec.
 
     Raises:
-        ConfigError: a secret or a volume that the profile names is not there.
+        ProvisionError: a secret or a volume that the profile names is not there.
     """
     client = await account.client()
     given: dict[str, Any] = {
@@ -115,7 +115,7 @@ async def check_names(config: ModalSandboxConfig, account: Account) -> None:
     """Look up what the profile names in Modal.
 
     Raises:
-        ConfigError, ProvisionError: something is not there.
+        ProvisionError: something is not there.
     """
     for secret in (*config.secrets, *filter(None, [config.registry_secret])):
         await _secret(secret, config, account)
@@ -154,11 +154,10 @@ async def _volume(name: str, config: ModalSandboxConfig, account: Account) -> An
     return volume
 
 
-def _absent(what: str, key: str, name: str, config: ModalSandboxConfig, command: str) -> ConfigError | ProvisionError:
-    """For the pool a creation that can't succeed; for callers a mistake in the profile."""
-    raised = ProvisionError(
+def _absent(what: str, key: str, name: str, config: ModalSandboxConfig, command: str) -> ProvisionError:
+    """Return the error for something that a profile names and Modal does not have."""
+    return ProvisionError(
         f"profile {config.name!r}, key {key!r}: there is no Modal {what} {name!r}",
         hint=f"`{command.format(name)}`, or correct the name",
+        retryable=False,
     )
-    raised.retryable = False
-    return raised

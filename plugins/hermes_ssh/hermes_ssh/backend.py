@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hermes_core import (
     Backend,
@@ -19,14 +19,12 @@ from hermes_core import (
     SandboxLost,
     SandboxSpec,
     SandboxStatus,
+    Settings,
 )
 from hermes_core.sandbox.local.host import description
 from hermes_ssh.config import SshConfig
 from hermes_ssh.diagnosis import ask_all, configured, diagnose
 from hermes_ssh.hosts import Host, HostPool
-
-if TYPE_CHECKING:
-    from hermes_core import Settings
 
 
 class SshBackend(Backend):

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
-from hermes_core import Diagnosis, HermesError
+from hermes_core import Diagnosis, HermesError, Settings
 from hermes_ssh.config import SshConfig
-
-if TYPE_CHECKING:
-    from hermes_core import Settings
-    from hermes_ssh.hosts import Host, HostPool
+from hermes_ssh.hosts import Host, HostPool
 
 log = logging.getLogger(__name__)
 

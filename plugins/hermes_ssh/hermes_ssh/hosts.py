@@ -172,12 +172,11 @@ class Host:
     def _refused(self, connection: Connection, error: SessionRefused) -> None:
         """The server allows no more than there are in this connection; or not even one in a new one, which is final."""
         if not connection.proved:
-            final = ProvisionError(
+            raise ProvisionError(
                 f"host {self.name!r} allows no session: {error}",
                 hint="the server's MaxSessions stands in the way, or what the account may do",
-            )
-            final.retryable = False
-            raise final from error
+                retryable=False,
+            ) from error
         if connection.sessions:
             connection.room = min(connection.room, connection.sessions)
             log.debug("host %s allows %d sessions in one connection", self.name, connection.room)
@@ -226,13 +225,12 @@ class Host:
         try:
             found = json.loads(answer)
         except ValueError:
-            error = ProvisionError(
+            raise ProvisionError(
                 f"host {self.name!r} can't run our program with {self.access.python!r}: "
                 f"exit status {status}: {words[-1000:]}",
                 hint="it needs Python 3.7 or newer, which the setting `python` can name",
-            )
-            error.retryable = status not in _NO_PYTHON
-            raise error from None
+                retryable=status not in _NO_PYTHON,
+            ) from None
         if not isinstance(found, dict):
             raise ProvisionError(f"host {self.name!r} answers with something else than was asked for")
         if "error" in found:
@@ -336,7 +334,7 @@ def _combined(failures: list[HermesError]) -> HermesError:
     text = "no host can have the sandbox: " + "; ".join(str(error) for error in failures)
     if all(isinstance(error, PolicyError) for error in failures):
         return PolicyError(text)
-    error = ProvisionError(text)
-    error.retryable = any(isinstance(each, InfraError) and getattr(each, "retryable", True) for each in failures)
+    passes = any(isinstance(each, InfraError) and getattr(each, "retryable", True) for each in failures)
+    error = ProvisionError(text, retryable=passes)
     error.__cause__ = ExceptionGroup("the hosts", failures)
     return error
