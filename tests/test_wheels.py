@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from hermes_core.cli.new import KINDS
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -318,15 +320,17 @@ class Installed:
 
     folder: Path
 
-    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str | Path, cwd: Path | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment, away from the checkout."""
         return subprocess.run(
             [self.folder / "bin" / command[0], *command[1:]],
-            cwd=self.folder,
+            cwd=cwd or self.folder,
             env={key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=timeout,
         )
 
     def hermes(self, *arguments: str | Path) -> str:
@@ -464,6 +468,25 @@ def test_authors_code_is_checked_against_the_installed_packages(
     wrong = all_of_them.run(*check, script)
     assert wrong.stdout.count("error: ") == 2, wrong.stdout
     assert "hermes_docker.backend.DockerBackend, hermes_ssh.backend.SshBackend" in wrong.stdout
+
+
+@pytest.mark.full
+def test_what_new_writes_passes_its_tests_and_the_type_checker_untouched(
+    core_wheel: Path, dependencies: Path, tmp_path: Path
+) -> None:
+    core = installed(tmp_path / "core", dependencies, core_wheel)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    packages = {kind: folder / f"my-{kind}" for kind in KINDS}
+    for kind, package in packages.items():
+        core.hermes("new", kind, package.name, "--dir", folder)
+    wheels = [build(package, tmp_path / kind) for kind, package in packages.items()]
+    together = installed(tmp_path / "together", dependencies, core_wheel, *wheels)
+    assert {f"my-{kind}" for kind in KINDS} <= {name for name, row in together.listed("plugins").items()}
+    for package in packages.values():
+        for check in (["pytest", "-q", "-p", "no:asyncio"], ["mypy"]):
+            done = together.run("python", "-P", "-m", *check, cwd=package, timeout=300)
+            assert done.returncode == 0, f"{check[0]} of {package.name}: {done.stdout}{done.stderr}"
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from hermes_core.errors import OutputError, UsageError
 from hermes_core.printing import say
 from hermes_core.runtime import Runtime
 
-KINDS = ("environment", "tool", "agent", "parser", "sink")
+KINDS = ("environment", "tool", "agent", "backend", "parser", "sink")
 
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _MOST_CHARS = 40
@@ -40,7 +40,7 @@ _NOT_SOURCE = re.compile(r"__pycache__|\..*|.*\.pyc")
 def new(verbose: int, kind: str, name: str, parent: Path) -> None:
     """Write a plugin's package into the new folder NAME.
 
-    KIND is environment, tool, agent, parser or sink. The package installs, passes its tests and mypy --strict
+    KIND is environment, tool, agent, backend, parser or sink. The package installs, passes its tests and mypy --strict
     as it is: change it from there.
     """
     folder = write_package(new_runtime(verbose), kind, name, parent)

@@ -16,6 +16,9 @@ from hermes_core.cli.main import main
 from hermes_core.cli.new import KINDS, template
 from hermes_core.version import __version__
 
+SLOW = {"backend": pytest.mark.full}
+"""Kinds whose tests take half a minute, as they are those of the conformance kit."""
+
 
 def new(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["new", *arguments])
@@ -50,12 +53,13 @@ def test_the_packages_differ_only_in_what_they_are(kind: str) -> None:
         (text,) = [text for path, text in template(of) if path.name == "pyproject.toml"]
         described = {**tomllib.loads(text.replace(f"example_{of}", "x").replace(f"example-{of}", "x"))}
         described["project"].pop("description")
+        described["tool"]["pytest"]["ini_options"].pop("addopts", None)  # a backend's tests are those of the kit
         return described
 
     assert project(kind) == project("tool")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW.get(kind, ())) for kind in KINDS])
 def test_the_package_passes_its_tests(kind: str, tmp_path: Path) -> None:
     assert new(kind, "my-first", "--dir", str(tmp_path)).exit_code == 0
     folder = tmp_path / "my-first"

@@ -1,0 +1,105 @@
+"""A stand-in for a provider's SDK, to be replaced by it: machines that are a directory and processes of this host.
+
+What a provider has to offer is what this module has: machines with labels that are set when a machine is created, a
+main process whose end is the machine's, programs that are started in it and outlive the connection, and a list.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+MACHINES = Path(tempfile.gettempdir()) / f"example-backend-{os.getuid()}"
+MARK = "HERMES_SANDBOX_ID"
+"""The variable by which a machine's processes are found; hermes-rl hands it on to the commands of slots."""
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+
+
+def starter(machine: str, labels: Mapping[str, str], command: Sequence[str]) -> list[str]:
+    """Return the program that creates a machine, with this main process, and prints `created` or `exists`."""
+    return ["setsid", "--fork", sys.executable, "-I", __file__, machine, json.dumps(labels), *command]
+
+
+def program(machine: str, argv: Sequence[str]) -> list[str]:
+    """Return the program that runs `argv` in a machine; its environment has to be `environment(machine)`."""
+    return ["sh", "-c", 'cd "$0" && exec "$@"', str(workspace(machine)), *argv]
+
+
+def environment(machine: str) -> dict[str, str]:
+    """Return the environment of what is run in a machine."""
+    return {**ENVIRONMENT, MARK: machine}
+
+
+def workspace(machine: str) -> Path:
+    """Return the directory in which the machine's main process runs."""
+    return MACHINES / machine / "data"
+
+
+def machines() -> dict[str, dict[str, str]]:
+    """Return the labels of every machine."""
+    found = {}
+    for path in MACHINES.glob("*/labels.json"):
+        try:
+            found[path.parent.name] = json.loads(path.read_text())
+        except FileNotFoundError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def destroy(machine: str) -> None:
+    """Kill the machine's processes, and remove its directory; does nothing where there is none."""
+    clean = 0
+    while clean < 2:  # one look may miss what forked behind it
+        running = _processes(machine)
+        clean = 0 if running else clean + 1
+        for process in running:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.01)
+    shutil.rmtree(MACHINES / machine, ignore_errors=True)
+
+
+def _processes(machine: str) -> list[int]:
+    wanted = f"{MARK}={machine}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            alive = process.joinpath("stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            if alive and wanted in process.joinpath("environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def _create(machine: str, labels: str, command: Sequence[str]) -> None:
+    """Create a machine, stay until its main process has ended, and remove it."""
+    MACHINES.mkdir(mode=0o700, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=MACHINES, prefix="."))
+    (made / "data").mkdir()
+    (made / "labels.json").write_text(labels)
+    try:
+        made.rename(MACHINES / machine)  # two of one name: the second one fails
+    except OSError:
+        shutil.rmtree(made)
+        os.write(1, b"exists\n")
+        return
+    null = subprocess.DEVNULL
+    main = subprocess.Popen(
+        command, cwd=workspace(machine), env=environment(machine), stdin=null, stdout=null, stderr=null
+    )
+    os.write(1, b"created\n")
+    main.wait()
+    destroy(machine)
+
+
+if __name__ == "__main__":
+    _create(sys.argv[1], sys.argv[2], sys.argv[3:])
