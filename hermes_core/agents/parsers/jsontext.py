@@ -14,10 +14,11 @@ Item = ParsedCall | ParseProblem
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
 _MEMBER = rf"\s*+{_STRING}\s*+:\s*+"
 _SCALAR = rf"(?:{_STRING}|[-+.\w]++)\s*+"
-_MEMBERS = rf"(?:{_MEMBER}{_SCALAR}(?:,|(?=\}})))*+(?:{_MEMBER}(?=[{{\[])|\s*+(?=\}}))"
-_ELEMENTS = rf"(?:\s*+{_SCALAR}(?:,|(?=\])))*+\s*+(?=[{{\[\]])"
+_MEMBERS = rf"(?>(?:{_MEMBER}{_SCALAR}(?:,|(?=\}})))*)(?:{_MEMBER}(?=[{{\[])|\s*+(?=\}}))"
+_ELEMENTS = rf"(?>(?:\s*+{_SCALAR}(?:,|(?=\])))*)\s*+(?=[{{\[\]])"
 
 # From one bracket to the next, which is what they capture. Everything is possessive: no text makes them go back far.
+# Groups whose last turn may fail half-way are atomic instead: Python before 3.11.5 goes on there from the wrong place.
 _OPENED = {
     "{": re.compile(rf"{_MEMBERS}([{{\[}}])", re.DOTALL),
     "[": re.compile(rf"{_ELEMENTS}([{{\[\]])", re.DOTALL),
