@@ -19,7 +19,7 @@ CHECK_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Report:
+class Findings:
     """The findings, backend by backend, and what is wrong with the plugins."""
 
     backends: dict[str, Diagnosis]
@@ -67,7 +67,7 @@ def _wrapped(line: str, width: int) -> str:
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Report:
+async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Findings:
     """Check the backends of these names, or all; each by itself, all at once; and the terminal tool's settings.
 
     Raises:
@@ -86,7 +86,7 @@ async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Report:
             runtime.backends.entry(settings.backend)
     except HermesError as error:
         problems.append(f"the terminal tool: {error}")
-    return Report(
+    return Findings(
         {name: check.result() for name, check in checks.items()},
         tuple(problems),
         tuple(terminal),

@@ -212,10 +212,10 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
     """
     import asyncio
 
-    from hermes_core.cli.doctor import Report, examine
+    from hermes_core.cli.doctor import Findings, examine
     from hermes_core.cli.support import new_runtime, terminal_width
 
-    async def report() -> Report:
+    async def report() -> Findings:
         async with new_runtime(ctx.obj) as runtime:
             return await examine(runtime, backend)
 
@@ -277,11 +277,11 @@ def reap(
     """
     import asyncio
 
-    from hermes_core.cli.sandboxes import Outcome, find
+    from hermes_core.cli.sandboxes import Reaped, find
     from hermes_core.cli.sandboxes import reap as reap_sandboxes
     from hermes_core.cli.support import new_runtime
 
-    async def work() -> tuple[Census, list[Outcome]]:
+    async def work() -> tuple[Census, list[Reaped]]:
         async with new_runtime(ctx.obj) as runtime:
             whose = None if any_owner else owner or runtime.settings.owner
             if (whose is None) != any_owner or (any_owner and owner):

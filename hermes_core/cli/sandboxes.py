@@ -46,7 +46,7 @@ _SILENT = re.compile(rb"silent \d+ (\d{1,20})$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSandbox:
     """A sandbox that a backend has."""
 
     backend: str
@@ -69,15 +69,15 @@ class Found:
 class Census:
     """The sandboxes found, and why backends could not be asked."""
 
-    sandboxes: tuple[Found, ...]
+    sandboxes: tuple[FoundSandbox, ...]
     problems: dict[str, str]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reaped:
     """What became of one sandbox."""
 
-    found: Found
+    found: FoundSandbox
     outcome: str
     """`ended`, `left` or `failed`; `dead` where nothing was to be ended."""
     why: str
@@ -101,7 +101,7 @@ async def find(runtime: Runtime, names: Sequence[str] = (), owner: str | None = 
     asked = list(names) or runtime.backends.names()
     async with asyncio.TaskGroup() as group:
         tasks = {name: group.create_task(_list(runtime, name, owner)) for name in asked}
-    sandboxes: list[Found] = []
+    sandboxes: list[FoundSandbox] = []
     problems = {}
     for name, task in tasks.items():
         answer = task.result()
@@ -113,8 +113,8 @@ async def find(runtime: Runtime, names: Sequence[str] = (), owner: str | None = 
 
 
 async def reap(
-    runtime: Runtime, sandboxes: Sequence[Found], *, waiting: bool = False, dry_run: bool = False
-) -> list[Outcome]:
+    runtime: Runtime, sandboxes: Sequence[FoundSandbox], *, waiting: bool = False, dry_run: bool = False
+) -> list[Reaped]:
     """End those whose driver is dead. One whose heart beats, or can't be listened to, is left.
 
     Args:
@@ -123,7 +123,7 @@ async def reap(
     """
     places = asyncio.Semaphore(_AT_A_TIME)
 
-    async def one(found: Found) -> Outcome:
+    async def one(found: FoundSandbox) -> Reaped:
         async with places:
             return await _reap(runtime.backend(found.backend), found, waiting, dry_run)
 
@@ -132,10 +132,10 @@ async def reap(
     return [task.result() for task in tasks]
 
 
-async def _list(runtime: Runtime, name: str, owner: str | None) -> list[Found] | str:
+async def _list(runtime: Runtime, name: str, owner: str | None) -> list[FoundSandbox] | str:
     try:
         async with asyncio.timeout(LIST_LIMIT_S):
-            return [Found(name, info) for info in await runtime.backend(name).list(owner)]
+            return [FoundSandbox(name, info) for info in await runtime.backend(name).list(owner)]
     except TimeoutError:
         return f"it did not answer within {LIST_LIMIT_S:g} s"
     except HermesError as error:
@@ -144,23 +144,23 @@ async def _list(runtime: Runtime, name: str, owner: str | None) -> list[Found] |
         return describe(error)
 
 
-async def _reap(backend: Backend, found: Found, waiting: bool, dry_run: bool) -> Outcome:
+async def _reap(backend: Backend, found: FoundSandbox, waiting: bool, dry_run: bool) -> Reaped:
     alive = None
     if found.info.status is SandboxStatus.RUNNING:
         alive = await _sign_of_life(backend, found.info, waiting)
     if alive is not None:
-        return Outcome(found, "left", alive)
+        return Reaped(found, "left", alive)
     dead = "its driver is dead" if found.info.status is SandboxStatus.RUNNING else "it has ended"
     if dry_run:
-        return Outcome(found, "dead", dead)
+        return Reaped(found, "dead", dead)
     try:
         async with asyncio.timeout(_END_LIMIT_S):
             await backend.terminate_id(found.info.sandbox_id)
     except TimeoutError:
-        return Outcome(found, "failed", f"it was not gone within {_END_LIMIT_S:g} s")
+        return Reaped(found, "failed", f"it was not gone within {_END_LIMIT_S:g} s")
     except HermesError as error:
-        return Outcome(found, "failed", str(error))
-    return Outcome(found, "ended", dead)
+        return Reaped(found, "failed", str(error))
+    return Reaped(found, "ended", dead)
 
 
 async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> str | None:

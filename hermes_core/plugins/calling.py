@@ -143,7 +143,7 @@ def _wrapper(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class _Outcome(Awaitable[Any]):
+class _AwaitableHook(Awaitable[Any]):
     """An environment hook about to run: awaiting it runs the hook, so a wrapper may also skip it, or try it again."""
 
     run: Callable[[], Coroutine[Any, Any, Any]]
@@ -260,14 +260,14 @@ class EnvironmentHooks:
             return start
 
         @functools.wraps(start)
-        def call(*arguments: Any) -> _Outcome:
+        def call(*arguments: Any) -> _AwaitableHook:
             async def run() -> Any:
                 value = start(*arguments)
                 if inspect.isawaitable(value):
                     value = await value
                 return self._score(value) if hook == "verify_and_score_trajectory" else value
 
-            return _Outcome(run)
+            return _AwaitableHook(run)
 
         return call
 

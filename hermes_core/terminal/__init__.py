@@ -7,7 +7,7 @@ import threading
 
 from hermes_core.aio import LoopEnded
 from hermes_core.sandbox.pool.watches import Subscriber
-from hermes_core.terminal.tasks import DEFAULT_TASK, Request, TaskTerminals, not_run
+from hermes_core.terminal.tasks import DEFAULT_TASK, TaskTerminals, TerminalCall, not_run
 
 __all__ = ["cleanup_all", "cleanup_vm", "process_tool", "subscribe", "terminal_tool", "terminal_tool_async"]
 
@@ -44,7 +44,7 @@ def terminal_tool(
         JSON: `{"output", "exit_code", "error"}`, with exit code 124 for a time-out; and -1 with `"status": "error"`
         where the command could not be run at all, and `error` says why and what to do. Never raises for that.
     """
-    request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
+    request = TerminalCall(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
     try:
         return json.dumps(_tasks().call(request))
     except LoopEnded as ended:
@@ -63,7 +63,7 @@ async def terminal_tool_async(
     check_interval: float | None = None,
 ) -> str:
     """`terminal_tool`, without blocking the event loop; cancelled with its caller."""
-    request = Request(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
+    request = TerminalCall(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
     try:
         return json.dumps(await _tasks().run(request))
     except LoopEnded as ended:

@@ -52,7 +52,7 @@ _SETTING = "TERMINAL_CWD, or the profile's workdir,"
 
 
 @dataclass(frozen=True)
-class Request:
+class TerminalCall:
     """One call of the terminal tool."""
 
     command: str
@@ -101,11 +101,11 @@ class TaskTerminals:
         """Whether it has ended."""
         return self._thread.closed
 
-    def call(self, request: Request) -> dict[str, Any]:
+    def call(self, request: TerminalCall) -> dict[str, Any]:
         """Run a command, blocking; the tool's answer."""
         return self._thread.call(self._answer(request))
 
-    async def run(self, request: Request) -> dict[str, Any]:
+    async def run(self, request: TerminalCall) -> dict[str, Any]:
         """Run a command, from another event loop; the tool's answer."""
         return await self._thread.run(self._answer(request))
 
@@ -131,7 +131,7 @@ class TaskTerminals:
 
     # --- in the event loop
 
-    async def _answer(self, request: Request) -> dict[str, Any]:
+    async def _answer(self, request: TerminalCall) -> dict[str, Any]:
         return await self._told(self._run(request))
 
     async def _told(self, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class TaskTerminals:
         redact = self._runtime.redact if self._runtime is not None else str
         return {key: redact(value) if isinstance(value, str) else value for key, value in answer.items()}
 
-    async def _run(self, request: Request) -> dict[str, Any]:
+    async def _run(self, request: TerminalCall) -> dict[str, Any]:
         tools, task_id = await self._opened(), request.task_id
         limit = self._settings.timeout_s if request.timeout_s is None else check_time_limit(request.timeout_s)
         task = self._task(tools, task_id, request.profile)
@@ -160,7 +160,7 @@ class TaskTerminals:
             task.used = asyncio.get_running_loop().time()
         return dict(result.answer or {"output": result.output, "exit_code": NOT_RUN, "error": result.error})
 
-    async def _args(self, tools: ToolBackend, task: _Task, request: Request, limit: float) -> dict[str, Any]:
+    async def _args(self, tools: ToolBackend, task: _Task, request: TerminalCall, limit: float) -> dict[str, Any]:
         """The tool's arguments: the command in the task's directory, which it takes along if it is waited for.
 
         What runs in the background ends when it will, and would move the task then. It is begun in the directory by

@@ -10,7 +10,7 @@ from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.files import path_error
-from hermes_core.tools.search_results import Engine, Found, Place, SearchParams
+from hermes_core.tools.search_results import Place, SearchEngine, SearchOutput, SearchParams
 
 SKIPPED = (".git", ".*.git", ".hg", ".svn", ".bzr", ".jj", ".hermes-*", "node_modules", "__pycache__")
 """Globs of names that are not searched, unless `path` itself is one of them or below one: nobody's work. `.*.git` is a
@@ -58,18 +58,18 @@ async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
         return await path_error(commands, params.path, error)
     globs = params.globs if place.start == "." else []  # a file that was named itself is searched whatever the glob
     if params.target == "files":
-        engine, argv = Engine.FIND, [*_find(globs, place.start), "-print0"]
+        engine, argv = SearchEngine.FIND, [*_find(globs, place.start), "-print0"]
     else:
         engine = await _engine(ctx, commands)
         argv = _content_argv(engine, params, globs, place.start)
     result = await commands.run(argv, cwd=place.directory, timeout_s=limit_s, output_limit=_KEPT_BYTES)
     # The output is data here, not text to show: of what was cut, only the unbroken first half can be read.
     data = result.stdout[: _KEPT_BYTES // 2] if result.stdout_truncated else result.stdout
-    found = Found(params, place, engine, globs, whole=not result.stdout_truncated and not result.timed_out)
+    found = SearchOutput(params, place, engine, globs, whole=not result.stdout_truncated and not result.timed_out)
     answer = await asyncio.to_thread(found.answer, data)  # in a thread: some MB of output take their time
     if result.timed_out:
         return {**answer, "note": f"stopped after {limit_s:g} s: these are not all; narrow the path or the pattern"}
-    if not answer["total_count"] and (result.returncode != 0 or engine is Engine.POSIX):
+    if not answer["total_count"] and (result.returncode != 0 or engine is SearchEngine.POSIX):
         return _failure(result) or answer
     return answer
 
@@ -88,26 +88,26 @@ async def _place(commands: SlotCommands, path: str) -> Place:
     return Place(directory or ".", f"./{name}")
 
 
-async def _engine(ctx: CallContext, commands: SlotCommands) -> Engine:
+async def _engine(ctx: CallContext, commands: SlotCommands) -> SearchEngine:
     """The best that the slot has to search with; asked once."""
     if _ENGINE not in ctx.state:
         answer = (await commands.run(["sh", "-c", _PROBE], timeout_s=10)).text.strip()
-        ctx.state[_ENGINE] = answer if answer in tuple(Engine) else Engine.POSIX
-    return Engine(ctx.state[_ENGINE])
+        ctx.state[_ENGINE] = answer if answer in tuple(SearchEngine) else SearchEngine.POSIX
+    return SearchEngine(ctx.state[_ENGINE])
 
 
 # Command lines. What comes from the model is an argument of its own, and can't be taken for an option.
 
 
-def _content_argv(engine: Engine, params: SearchParams, globs: list[str], start: str) -> list[str]:
+def _content_argv(engine: SearchEngine, params: SearchParams, globs: list[str], start: str) -> list[str]:
     mode = {"content": "-n", "files_only": "-l", "count": "-c"}[params.output_mode]
     flags = [mode, "-C", str(params.context)] if params.context and mode == "-n" else [mode]
-    if engine is Engine.RIPGREP:
+    if engine is SearchEngine.RIPGREP:
         argv = ["rg", "--no-config", "--no-messages", "--color=never", "--no-heading", "--with-filename", "--null"]
         argv += ["--hidden", "--no-ignore", "--sort=path", *flags]
         argv += [f"--glob={glob}" for glob in globs] + [f"--glob=!{name}" for name in SKIPPED]
         return [*argv, "-e", params.pattern, "--", start]
-    if engine is Engine.GNU:
+    if engine is SearchEngine.GNU:
         search = ["grep", "-HIsZP", "--color=never", *flags, "-e", params.pattern, "--"]
     elif mode == "-l":
         search = ["grep", "-lsE", "-e", params.pattern, "--"]
@@ -117,7 +117,7 @@ def _content_argv(engine: Engine, params: SearchParams, globs: list[str], start:
 
 
 def _find(globs: list[str], start: str) -> list[str]:
-    """Find, for files whose names the globs can match; `Found` looks at their directories."""
+    """Find, for files whose names the globs can match; `SearchOutput` looks at their directories."""
     skipped = [word for name in SKIPPED for word in ("-o", "-name", name)][1:]
     prune = ["(", *skipped, ")", "-prune", "-o"] if start == "." else []
     names = [glob.rpartition("/")[2] for glob in globs]

@@ -67,7 +67,7 @@ class SearchParams(ToolParams):
         return expand_braces(glob) if glob else []
 
 
-class Engine(StrEnum):
+class SearchEngine(StrEnum):
     """What did the search, which is what its output looks like."""
 
     RIPGREP = "rg"
@@ -107,12 +107,12 @@ class _Line:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchOutput:
     """Makes the answer of a search from its output."""
 
     params: SearchParams
     place: Place
-    engine: Engine
+    engine: SearchEngine
     globs: Sequence[str]
     whole: bool
     """Whether the output is all there is."""
@@ -120,9 +120,9 @@ class Found:
     def answer(self, data: bytes) -> Answer:
         """The page that was asked for."""
         text = data.decode("utf-8", "replace")
-        listed = self.engine is Engine.FIND or self.params.output_mode == "files_only"
+        listed = self.engine is SearchEngine.FIND or self.params.output_mode == "files_only"
         # Of names the last piece is empty, or was cut in the middle.
-        names = text.split("\n" if self.engine is Engine.POSIX else "\0")[:-1] if listed else []
+        names = text.split("\n" if self.engine is SearchEngine.POSIX else "\0")[:-1] if listed else []
         records = [] if listed else self._records(text)
         most = self._affordable(names or [path for path, _ in records])
         found = self if most is None else replace(self, whole=False)
@@ -179,7 +179,7 @@ class Found:
 
     def _records(self, text: str) -> list[tuple[str, str]]:
         """`(path, the rest of the line)`. What is no such line (a separator, a remark on a binary file) is left out."""
-        if self.engine is Engine.POSIX:
+        if self.engine is SearchEngine.POSIX:
             parts = text.split("\0")
             found = zip(parts[::2], parts[1::2], strict=False)
             return [(path, rest) for path, lines in found for rest in lines.split("\n")[:-1]]
@@ -188,7 +188,7 @@ class Found:
 
     @property
     def _all_wanted(self) -> bool:
-        return self.engine is Engine.RIPGREP or not self.globs
+        return self.engine is SearchEngine.RIPGREP or not self.globs
 
     def _wanted(self, found: str) -> bool:
         return self._all_wanted or any(path_matches(found.removeprefix("./"), glob) for glob in self.globs)

@@ -22,13 +22,13 @@ class BashParams(ToolParams):
     merge_stderr: bool = Field(default=False, description="Both streams in the output, in the order written.")
 
 
-class ReadFileParams(ToolParams):
+class SlotReadParams(ToolParams):
     """Parameters of the slot tool `read_file`."""
 
     path: CommandText = Field(description="The file; a relative path starts at the workspace.")
 
 
-class WriteFileParams(ToolParams):
+class SlotWriteParams(ToolParams):
     """Parameters of the slot tool `write_file`."""
 
     path: CommandText = Field(description="The file; a relative path starts at the workspace.")
@@ -67,13 +67,13 @@ async def _bash(ctx: CallContext, params: BashParams) -> ExecutionResult:
     return ExecutionResult(kind is None, result.text, result.error_text, command_metadata(result), error_kind=kind)
 
 
-async def _read_file(ctx: CallContext, params: ReadFileParams) -> ExecutionResult:
+async def _read_file(ctx: CallContext, params: SlotReadParams) -> ExecutionResult:
     content = await ctx.require_commands().read_file(params.path)
     metadata = {"size": content.size, "truncated": content.size > len(content.data)}
     return ExecutionResult(True, content.data.decode("utf-8", "replace"), metadata=metadata)
 
 
-async def _write_file(ctx: CallContext, params: WriteFileParams) -> ExecutionResult:
+async def _write_file(ctx: CallContext, params: SlotWriteParams) -> ExecutionResult:
     data = params.content.encode()
     await ctx.require_commands().write_file(params.path, data)
     return ExecutionResult(True, metadata={"bytes_written": len(data)})
@@ -83,8 +83,8 @@ SLOT_TOOLS: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
         Tool("bash", BashParams, _bash, "Run a command line in the slot and give its output as it is."),
-        Tool("read_file", ReadFileParams, _read_file, "Give a file's content as it is.", parallel_safe=True),
-        Tool("write_file", WriteFileParams, _write_file, "Replace a file's content."),
+        Tool("read_file", SlotReadParams, _read_file, "Give a file's content as it is.", parallel_safe=True),
+        Tool("write_file", SlotWriteParams, _write_file, "Replace a file's content."),
     )
 }
 """By name. They are not in any registry: a model never sees them unless a hook's author hands them over."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core.tools.search_results import Engine, Found, Place, SearchParams
+from hermes_core.tools.search_results import Place, SearchEngine, SearchOutput, SearchParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def engine(request: pytest.FixtureRequest, slot: Any, require: Callable[[str, str | None], None]) -> str:
     if request.param == "rg":
         require("ripgrep", None if shutil.which("rg") else "rg is not installed")
-    slot.ctx.state["hermes.search_engine"] = Engine(request.param)
+    slot.ctx.state["hermes.search_engine"] = SearchEngine(request.param)
     return request.param
 
 
@@ -205,7 +205,7 @@ async def test_a_link_to_a_directory_is_searched(slot: Any) -> None:
 async def test_the_program_is_found_out_once(slot: Any) -> None:
     slot.write("a", "hit\n")
     assert (await slot("search_files", pattern="hit"))["total_count"] == 1
-    expected = Engine.RIPGREP if shutil.which("rg") else Engine.GNU
+    expected = SearchEngine.RIPGREP if shutil.which("rg") else SearchEngine.GNU
     assert slot.ctx.state["hermes.search_engine"] == expected
 
 
@@ -234,7 +234,7 @@ async def test_so_many_globs_and_names_are_compared_and_no_more(mode: str) -> No
     """All of these took ten minutes of a thread that nothing ends."""
     glob = "{" + ",".join(f"**/*{n}*/**/x" for n in range(32)) + "}"
     params = SearchParams(pattern="a", file_glob=glob, output_mode=mode)
-    found = Found(params, Place(".", "."), Engine.GNU, params.globs, whole=True)
+    found = SearchOutput(params, Place(".", "."), SearchEngine.GNU, params.globs, whole=True)
     deep = "./1/" + "a/" * 900
     end = {"files_only": "\0", "count": "\x001\n", "content": "\x001:a\n"}[mode]
     answer = found.answer("".join(f"{name}{end}" for name in ["./1/x", *[f"{deep}{n}" for n in range(2000)]]).encode())

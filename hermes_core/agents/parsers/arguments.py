@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from hermes_core.agents.parsers.base import Call, ParsedCall, ParseProblem
+from hermes_core.agents.parsers.base import ParsedCall, ParseProblem, WritableCall
 from hermes_core.agents.parsers.jsontext import Item, extent, skip_space
 from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
 from hermes_core.agents.replies import decode_arguments
@@ -18,7 +18,7 @@ NAME = r"[^\s<>{}\[\]\"'`|｜,;]{1,256}+"
 def deepseek_v3() -> TextParser:
     """DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, and the arguments in a fenced block."""
 
-    def write(calls: Sequence[Call]) -> str:
+    def write(calls: Sequence[WritableCall]) -> str:
         return _deepseek_section(
             f"function<｜tool▁sep｜>{call.name}\n```json\n{json_arguments(call)}\n```" for call in calls
         )
@@ -29,7 +29,7 @@ def deepseek_v3() -> TextParser:
 def deepseek_v3_1() -> TextParser:
     """DeepSeek V3.1: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`."""
 
-    def write(calls: Sequence[Call]) -> str:
+    def write(calls: Sequence[WritableCall]) -> str:
         return _deepseek_section(f"{call.name}<｜tool▁sep｜>{json_arguments(call)}" for call in calls)
 
     return TextParser("deepseek_v3_1", DEEPSEEK_MARKS.compiled(), read_deepseek, write)
@@ -41,7 +41,7 @@ def kimi_k2() -> TextParser:
     The text before the arguments is the call's id, kept as it is.
     """
 
-    def write(calls: Sequence[Call]) -> str:
+    def write(calls: Sequence[WritableCall]) -> str:
         bodies = (
             f"<|tool_call_begin|>{getattr(call, 'id', None) or f'functions.{call.name}:{index}'}"
             f"<|tool_call_argument_begin|>{json_arguments(call)}<|tool_call_end|>"
@@ -52,7 +52,7 @@ def kimi_k2() -> TextParser:
     return TextParser("kimi_k2", KIMI_MARKS.compiled(), read_kimi, write)
 
 
-def json_arguments(call: Call) -> str:
+def json_arguments(call: WritableCall) -> str:
     """The call's arguments as JSON."""
     return json.dumps(dict(call.arguments), ensure_ascii=False)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hermes_core.agents.parsers import arguments, gemma, harmony, hermes, llama, mistral, xml
-from hermes_core.agents.parsers.base import Call, ParsedText, ToolSchemas
+from hermes_core.agents.parsers.base import ParsedText, ToolSchemas, WritableCall
 from hermes_core.agents.parsers.jsontext import Item, skip_space
 from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
 
@@ -28,7 +28,7 @@ class AutoParser:
         bare = self.bare.parse(text, tools)
         return bare if bare.calls or bare.problems else parsed
 
-    def render(self, calls: Sequence[Call]) -> str:
+    def render(self, calls: Sequence[WritableCall]) -> str:
         """The calls in the `hermes` format."""
         return self.marked.render(calls)
 

@@ -99,7 +99,7 @@ class Parser(Protocol):
         ...
 
 
-class Call(Protocol):
+class WritableCall(Protocol):
     """A call to write: a `ParsedCall`, or anything with these two."""
 
     @property

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_core.agents.parsers.base import Call, ParsedCall
+from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.scan import Marks, Source, TextParser
 
@@ -38,7 +38,7 @@ def gemma4() -> TextParser:
     return TextParser("gemma4", MARKS.compiled(), read_gemma, write)
 
 
-def write(calls: Sequence[Call]) -> str:
+def write(calls: Sequence[WritableCall]) -> str:
     """One call after the other."""
     return "".join(f"<|tool_call>call:{call.name}{_written(call.arguments)}<tool_call|>" for call in calls)
 

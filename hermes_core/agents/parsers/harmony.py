@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hermes_core.agents.parsers.arguments import NAME, json_arguments, read_arguments
-from hermes_core.agents.parsers.base import Call
+from hermes_core.agents.parsers.base import WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
 
@@ -29,7 +29,7 @@ def gpt_oss() -> TextParser:
     return TextParser("gpt_oss", MARKS.compiled(), read_harmony, write, MARKS.thinking)
 
 
-def write(calls: Sequence[Call]) -> str:
+def write(calls: Sequence[WritableCall]) -> str:
     """One message for each call."""
     return "<|start|>assistant".join(
         f" to=functions.{call.name}<|channel|>commentary json<|message|>{json_arguments(call)}<|call|>"

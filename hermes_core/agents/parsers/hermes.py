@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hermes_core.agents.parsers.base import Call, ParseProblem
+from hermes_core.agents.parsers.base import ParseProblem, WritableCall
 from hermes_core.agents.parsers.jsontext import Item, extent, read_call, skip_space
 from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
 
@@ -28,13 +28,13 @@ def longcat() -> TextParser:
 
 
 def _tagged(name: str, tag: str) -> TextParser:
-    def write(calls: Sequence[Call]) -> str:
+    def write(calls: Sequence[WritableCall]) -> str:
         return "\n".join(f"<{tag}>\n{json_call(call)}\n</{tag}>" for call in calls)
 
     return TextParser(name, Marks(f"<{tag}>", f"</{tag}>").compiled(), json_reader(f"</{tag}>"), write)
 
 
-def json_call(call: Call, key: str = "arguments") -> str:
+def json_call(call: WritableCall, key: str = "arguments") -> str:
     """The call as one JSON object."""
     return json.dumps({"name": call.name, key: dict(call.arguments)}, ensure_ascii=False)
 

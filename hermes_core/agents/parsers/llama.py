@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hermes_core.agents.parsers.base import Call
+from hermes_core.agents.parsers.base import WritableCall
 from hermes_core.agents.parsers.hermes import json_call, read_objects
 from hermes_core.agents.parsers.jsontext import Item, call_object, extent, skip_space
 from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
@@ -32,7 +32,7 @@ def _llama(name: str) -> TextParser:
     return TextParser(name, Marks(f"{TAG_MARKS.opener}|{_BARE}", TAG_MARKS.others).compiled(), read_llama, write)
 
 
-def write(calls: Sequence[Call]) -> str:
+def write(calls: Sequence[WritableCall]) -> str:
     """One object after the other."""
     return "; ".join(json_call(call, "parameters") for call in calls)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hermes_core.agents.parsers.arguments import NAME, json_arguments, read_arguments
-from hermes_core.agents.parsers.base import Call
+from hermes_core.agents.parsers.base import WritableCall
 from hermes_core.agents.parsers.hermes import read_objects
 from hermes_core.agents.parsers.jsontext import Item, skip_space
 from hermes_core.agents.parsers.scan import Marks, Source, TextParser
@@ -25,7 +25,7 @@ def mistral() -> TextParser:
     return TextParser("mistral", Marks(OPENER).compiled(), read_mistral, write)
 
 
-def write(calls: Sequence[Call]) -> str:
+def write(calls: Sequence[WritableCall]) -> str:
     """As from version 11 on."""
     return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{json_arguments(call)}" for call in calls)
 

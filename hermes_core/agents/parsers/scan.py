@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hermes_core.agents.parsers.base import Call, ParsedCall, ParsedText, ParseProblem, ToolSchemas
+from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, ToolSchemas, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.typed import Parameters, parameters_of
 
@@ -115,7 +115,7 @@ class TextParser:
     name: str
     marks: re.Pattern[str]
     read: Reader
-    write: Callable[[Sequence[Call]], str]
+    write: Callable[[Sequence[WritableCall]], str]
     thinking: Mapping[str, str] = field(default_factory=lambda: THINKING)
 
     def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
@@ -123,7 +123,7 @@ class TextParser:
         source = Source(text[: _end(text)], self.marks, parameters_of(tools))
         return _Scan(source, len(source.text) < len(text.rstrip()), self.thinking).run(self.read)
 
-    def render(self, calls: Sequence[Call]) -> str:
+    def render(self, calls: Sequence[WritableCall]) -> str:
         """The calls as a model of this format writes them, by its chat template."""
         return self.write(calls)
 

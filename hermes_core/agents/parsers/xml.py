@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hermes_core.agents.parsers.base import Call, ParsedCall
+from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.scan import THINKING, Marks, Reader, Source, TextParser
 from hermes_core.agents.parsers.typed import Schema, property_schema, typed
@@ -17,7 +17,7 @@ from hermes_core.agents.parsers.typed import Schema, property_schema, typed
 def glm45() -> TextParser:
     """GLM 4.5 and 4.6: `<tool_call>NAME`, `<arg_key>K</arg_key>` and `<arg_value>V</arg_value>`, `</tool_call>`."""
 
-    def body(call: Call) -> str:
+    def body(call: WritableCall) -> str:
         pairs = (f"<arg_key>{k}</arg_key>\n<arg_value>{_glm_text(v)}</arg_value>\n" for k, v in call.arguments.items())
         return f"<tool_call>{call.name}\n{''.join(pairs)}</tool_call>"
 
@@ -27,7 +27,7 @@ def glm45() -> TextParser:
 def glm47() -> TextParser:
     """GLM 4.7: the same without line breaks."""
 
-    def body(call: Call) -> str:
+    def body(call: WritableCall) -> str:
         pairs = (f"<arg_key>{k}</arg_key><arg_value>{_glm_text(v)}</arg_value>" for k, v in call.arguments.items())
         return f"<tool_call>{call.name}{''.join(pairs)}</tool_call>"
 
@@ -37,7 +37,7 @@ def glm47() -> TextParser:
 def qwen3_coder() -> TextParser:
     """Qwen3-Coder: `<tool_call><function=NAME><parameter=K>V</parameter></function></tool_call>`, a line each."""
 
-    def body(call: Call) -> str:
+    def body(call: WritableCall) -> str:
         pairs = (f"<parameter={k}>\n{_qwen_text(v)}\n</parameter>\n" for k, v in call.arguments.items())
         return f"<tool_call>\n<function={call.name}>\n{''.join(pairs)}</function>\n</tool_call>"
 
@@ -106,8 +106,8 @@ _QWEN = Shape(
 _UNTHINK = re.compile("|".join(map(re.escape, THINKING.values())))
 
 
-def _parser(name: str, marks: Marks, read: Reader, body: Callable[[Call], str]) -> TextParser:
-    def write(calls: Sequence[Call]) -> str:
+def _parser(name: str, marks: Marks, read: Reader, body: Callable[[WritableCall], str]) -> TextParser:
+    def write(calls: Sequence[WritableCall]) -> str:
         return "\n".join(body(call) for call in calls)
 
     return TextParser(name, marks.compiled(), read, write)

@@ -42,7 +42,7 @@ from hermes_core.sandbox.direct.files import (
     parse_list,
     with_path,
 )
-from hermes_core.sandbox.direct.run import GRACE_S, Run, exit_or_signal
+from hermes_core.sandbox.direct.run import GRACE_S, RunningCommand, exit_or_signal
 from hermes_core.sandbox.guest.background import KEEP_S, MOST
 from hermes_core.sandbox.guest.output import Rolling
 
@@ -200,9 +200,11 @@ class DirectCommands:
         run = await self._prepared(command, cwd, env)
         return await run.result(data, timeout_s, output_limit, merge_stderr)
 
-    async def _prepared(self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None) -> Run:
+    async def _prepared(
+        self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None
+    ) -> RunningCommand:
         argv, path, environment = await self._argv(command), self._path(cwd or "."), self._environment(env)
-        return Run(self._shell, argv, path, environment, mark=self._slot.mark, scratch=self._slot.scratch)
+        return RunningCommand(self._shell, argv, path, environment, mark=self._slot.mark, scratch=self._slot.scratch)
 
     async def _argv(self, command: str | Sequence[str]) -> list[str]:
         self._slot.used = True

@@ -32,7 +32,7 @@ async def _reason(channel: Channel) -> str | None:
     return (channel.stderr_tail.strip()[-500:] or f"status {status}") if 0 < status < 128 else None
 
 
-class Run:
+class RunningCommand:
     """One command on its way: two channels, as sh gives no other way to keep its streams apart.
 
     Args:
@@ -87,7 +87,7 @@ class Run:
             duration_s=time.monotonic() - began,
         )
 
-    async def _streams(self, stdin: bytes, timeout_s: float | None, out: HeadTail, err: HeadTail | None) -> sh.Outcome:
+    async def _streams(self, stdin: bytes, timeout_s: float | None, out: HeadTail, err: HeadTail | None) -> sh.Status:
         try:
             async with asyncio.TaskGroup() as group:
                 reading = None if err is None else group.create_task(self._stderr(err))
@@ -149,13 +149,13 @@ class Run:
         await sh.send(channel, f"{self._token}\n".encode())
         return channel
 
-    async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> sh.Outcome:
+    async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> sh.Status:
         channel = await self._open_stdout(str(len(stdin)), merge=merge)
         try:
             await sh.send(channel, stdin)
             return await sh.until_token(channel, self._token, out.feed, await self._begun(channel))
         except sh.Ended:  # it killed its own shell: its doing, not ours
-            return sh.Outcome("exit", str(128 + 9))
+            return sh.Status("exit", str(128 + 9))
         except ChannelLost as error:
             await self._shell.check_alive(error)
             raise

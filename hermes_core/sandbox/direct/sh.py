@@ -108,7 +108,7 @@ class Ended(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Status:
     """What stood behind the token: `0 `, `1 No such file or directory`, `exit 3`."""
 
     word: str
@@ -139,7 +139,7 @@ async def begun(channel: Channel, token: str, *, cwd: str, program: str) -> byte
     raise error
 
 
-async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None], held: bytes = b"") -> Outcome:
+async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None], held: bytes = b"") -> Status:
     """Feed the output to `feed`, piece by piece, and give its outcome.
 
     Args:
@@ -167,7 +167,7 @@ async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None
     while b"\n" not in line and len(line) < READ_SIZE and (data := await channel.read(READ_SIZE)):
         line += data
     word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
-    return Outcome(word, rest)
+    return Status(word, rest)
 
 
 def new_token() -> str:

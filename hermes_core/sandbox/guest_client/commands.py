@@ -47,7 +47,7 @@ _JOINED_AT_ONCE = 4 << 20
 """Bytes up to which the pieces of a stream are put together on the event loop: 100 MB would stall it for 50 ms."""
 
 
-class Request(Protocol):
+class SendRequest(Protocol):
     """A request to the guest: `GuestClient.request`."""
 
     def __call__(
@@ -63,7 +63,7 @@ class Request(Protocol):
 class RemoteCommands:
     """`SlotCommands` over a guest. Documented there."""
 
-    def __init__(self, request: Request, index: int, workspace_dir: str, call: Call = unguarded) -> None:
+    def __init__(self, request: SendRequest, index: int, workspace_dir: str, call: Call = unguarded) -> None:
         self.call = call
         self._request = request
         self._index = index

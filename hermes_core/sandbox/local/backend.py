@@ -27,7 +27,7 @@ from hermes_core.sandbox.contract import (
     SandboxStatus,
 )
 from hermes_core.sandbox.local import diagnosis, host, launch
-from hermes_core.sandbox.local.host import Probe, Record
+from hermes_core.sandbox.local.host import Probe, SandboxRecord
 from hermes_core.sandbox.local.sandbox import LocalSandbox
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class LocalBackend(Backend):
                 f"a local sandbox could not be started: {report['error']}",
                 hint="`hermes-rl doctor` says what this host allows",
             )
-        record = Record.of(report["record"])
+        record = SandboxRecord.of(report["record"])
         spec.check_existing(record.isolation, record.sandbox_id)
         log.debug("sandbox %s runs, kept by process %d", record.sandbox_id, record.supervisor[0])
         return LocalSandbox(place, record)

@@ -63,7 +63,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Record:
+class SandboxRecord:
     """The contents of a sandbox's `record.json`, which its supervisor writes once it runs."""
 
     sandbox_id: str
@@ -85,7 +85,7 @@ class Record:
         return self.isolation != "shared"
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Record:
+    def of(cls, values: Mapping[str, Any]) -> SandboxRecord:
         """Return what a supervisor reports or has written. Raises KeyError, TypeError or ValueError if wrong."""
         identities = {}
         for key in ("supervisor", "init"):
@@ -143,14 +143,14 @@ def sandbox_id_of(creation_id: str) -> str:
     return directories.PREFIX + hashlib.sha256(creation_id.encode()).hexdigest()[:20]
 
 
-def find(place: str, sandbox_id: str) -> Record | None:
+def find(place: str, sandbox_id: str) -> SandboxRecord | None:
     """Return the record of a sandbox, running or not; None if it has none (yet), or an unreadable one."""
     if not sandbox_id.startswith(directories.PREFIX) or "/" in sandbox_id:
         return None
     return _read(os.path.join(place, sandbox_id))
 
 
-def records(place: str) -> list[Record]:
+def records(place: str) -> list[SandboxRecord]:
     """Return the record of every sandbox, running or not."""
     names = sorted(os.listdir(place)) if os.path.isdir(place) else []
     found = [find(place, name) for name in names]
@@ -169,14 +169,14 @@ def status(place: str, sandbox_id: str) -> str:
     return "ended" if os.path.lexists(os.path.join(place, sandbox_id)) else "gone"
 
 
-def workspace_base(place: str, record: Record) -> str:
+def workspace_base(place: str, record: SandboxRecord) -> str:
     """Return where the slots' workspaces are, as seen from inside the sandbox."""
     return _DATA if record.isolated else os.path.join(place, record.sandbox_id, directories.DATA)
 
 
-def _read(path: str) -> Record | None:
+def _read(path: str) -> SandboxRecord | None:
     try:
-        return Record.of(directories.read_record(path))
+        return SandboxRecord.of(directories.read_record(path))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -263,7 +263,7 @@ def creation(
     }
 
 
-def entry(place: str, record: Record, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+def entry(place: str, record: SandboxRecord, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
     """Return the request of a program that is started in a sandbox; `python3` is the interpreter that runs us.
 
     Its environment is PATH, LANG, HERMES_SANDBOX_ID, the sandbox's own, and `env`: nothing of ours.
@@ -278,7 +278,7 @@ def entry(place: str, record: Record, argv: Sequence[str], env: Mapping[str, str
     }
 
 
-def end(place: str, record: Record) -> None:
+def end(place: str, record: SandboxRecord) -> None:
     """End a sandbox and remove what it had. Idempotent; blocks for some ms, or half a minute if it does not end.
 
     Raises:
@@ -331,7 +331,7 @@ def _create(place: str, request: dict[str, Any]) -> dict[str, Any]:
         sweep(place)
         report = _start_supervisor(creation(place, wanted, probe, own=view.homes(), packages=packages))
         if "record" in report:
-            return dict(_told(place, Record.of(report["record"])), packages=packages)
+            return dict(_told(place, SandboxRecord.of(report["record"])), packages=packages)
         if os.path.isdir(place):
             break
     raise HermesError(
@@ -369,7 +369,7 @@ def _enter(place: str, request: dict[str, Any]) -> int:
     return supervisor.enter(entry(place, record, request["command"], request["env"]))
 
 
-def _told(place: str, record: Record) -> dict[str, Any]:
+def _told(place: str, record: SandboxRecord) -> dict[str, Any]:
     return dict(asdict(record), workspace_base=workspace_base(place, record), running=runs(place, record.sandbox_id))
 
 

@@ -10,7 +10,7 @@ from hermes_core.errors import ChannelLost, SandboxLost
 from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
 from hermes_core.sandbox.contract import Channel, Sandbox, SandboxStatus
 from hermes_core.sandbox.local import host, processes
-from hermes_core.sandbox.local.host import Record
+from hermes_core.sandbox.local.host import SandboxRecord
 from hermes_core.sandbox.local.launch import launcher_argv, request_file
 
 
@@ -21,7 +21,7 @@ class LocalSandbox(Sandbox):
         place: the directory that holds the sandbox's.
     """
 
-    def __init__(self, place: str, record: Record) -> None:
+    def __init__(self, place: str, record: SandboxRecord) -> None:
         self.id = record.sandbox_id
         self.record = record
         self.directory = Path(place, record.sandbox_id)

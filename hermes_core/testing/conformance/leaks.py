@@ -22,7 +22,7 @@ SPARE = 3
 
 
 @dataclass(frozen=True)
-class Census:
+class Holdings:
     """What this process holds."""
 
     descriptors: Counter[str]
@@ -30,7 +30,7 @@ class Census:
     children: int
 
     @classmethod
-    def take(cls) -> Census:
+    def take(cls) -> Holdings:
         """What it holds now; counts kinds of descriptors, as their numbers come and go."""
         gc.collect()
         kinds: Counter[str] = Counter()
@@ -43,7 +43,7 @@ class Census:
         threads = sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())
         return cls(kinds, threads, sum(len(path.read_text().split()) for path in children))
 
-    def beyond(self, before: Census) -> str:
+    def beyond(self, before: Holdings) -> str:
         """What is more than before, in words; empty if nothing."""
         grown = []
         for what, now, then in (
@@ -57,14 +57,14 @@ class Census:
         return "; ".join(grown)
 
 
-async def census() -> Census:
+async def census() -> Holdings:
     """What this process holds, taken outside the event loop's thread."""
     if sys.platform != "linux":
         raise NotApplicable("what the driver holds can only be counted on Linux")
-    return await asyncio.to_thread(Census.take)
+    return await asyncio.to_thread(Holdings.take)
 
 
-async def nothing_more(before: Census, what: str) -> None:
+async def nothing_more(before: Holdings, what: str) -> None:
     """Go on if the driver is back where it was, in a moment at most."""
     for _ in range(int(SETTLE_S / 0.2)):
         grown = (await census()).beyond(before)

@@ -14,7 +14,7 @@ import pytest
 from hermes_core.sandbox import uids
 from hermes_core.sandbox.local import directories, host, processes, removal
 from hermes_core.sandbox.local.backend import LocalBackend
-from hermes_core.sandbox.local.host import Record
+from hermes_core.sandbox.local.host import SandboxRecord
 from hermes_core.sandbox.local.launch import LAUNCHER
 
 ALL = [(0, 4_294_967_295)]
@@ -158,8 +158,8 @@ def test_a_record_that_is_no_record_is_none(tmp_path: Path) -> None:
     values = {"sandbox_id": "local-1", "owner": "o", "creation_id": "l", "isolation": "user", "created": 1.5,
               "user_namespace": False, "supervisor": [1, 2], "init": [3, 4]}  # fmt: skip
     (folder / "record.json").write_text(json.dumps(values))
-    assert host.find(str(tmp_path), folder.name) == Record.of(values) and Record.of(values).isolated
-    assert host.records(str(tmp_path)) == [Record.of(values)]
+    assert host.find(str(tmp_path), folder.name) == SandboxRecord.of(values) and SandboxRecord.of(values).isolated
+    assert host.records(str(tmp_path)) == [SandboxRecord.of(values)]
 
 
 def test_an_id_is_made_of_any_creation_id() -> None:
