@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from hermes_core.agents.base import Agent, AgentResult, AgentTask, Message, StopReason
 from hermes_core.environment import Environment, Item
@@ -33,14 +33,12 @@ from hermes_core.errors import (
     UsageError,
     VerifierError,
 )
+from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.sandbox.commands import Slot
 from hermes_core.sandbox.pool.cost import CostLimitReached
-
-if TYPE_CHECKING:
-    from hermes_core.plugins.calling import EnvironmentHooks
-    from hermes_core.tool_backend import ToolBackend
-    from hermes_core.tools.base import CallContext
-    from hermes_core.tools.registry import ToolRegistry
+from hermes_core.tool_backend import ToolBackend
+from hermes_core.tools.base import CallContext
+from hermes_core.tools.registry import ToolRegistry
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +152,6 @@ class Rollout(LeasedSlot):
 
     def _driver_context(self) -> CallContext:
         """What a tool that runs here is given: nothing of the slot."""
-        from hermes_core.tools.base import CallContext
-
         return CallContext(
             trajectory_id=self.trajectory_id, timeout_s=None, commands=None, slot=None, state=self._driver_state
         )

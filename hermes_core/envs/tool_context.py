@@ -11,14 +11,12 @@ import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from hermes_core.envs.pending import Calls, awaited
+from hermes_core.envs.rollout import Rollout
 from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
-
-if TYPE_CHECKING:
-    from hermes_core.envs.rollout import Rollout
 
 _NO_SUCH_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 """What the names of a slot's files can meet here, where paths are longer and systems differ."""

@@ -202,7 +202,8 @@ def test_a_rollout_of_tasks(tmp_path: Path, owner: str, python_image: str) -> No
         *(f"--backend.image={python_image}", "--json"),
     ]
     for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
-        done = hermes(*arguments, "--agent", agent, HERMES_PLUGINS="docker", HERMES_OWNER=owner)
+        out = ("--out", str(tmp_path / agent))
+        done = hermes(*arguments, *out, "--agent", agent, HERMES_PLUGINS="docker", HERMES_OWNER=owner)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["mean_reward"] == reward
     listed = hermes("ps", "docker", "--owner", owner, "--json", HERMES_PLUGINS="docker")
@@ -220,7 +221,7 @@ def test_each_task_in_the_image_that_it_names(
     ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["rollout", "tasks", f"--env.dataset_name={tmp_path / 'tasks.jsonl'}", "--agent", "oracle", "--json"]
-    where = ["--backend", "docker", "--isolation", "dedicated"]
+    where = ["--backend", "docker", "--isolation", "dedicated", "--out", str(tmp_path / "out")]
     done = hermes(*arguments, *where, HERMES_PLUGINS="docker", HERMES_OWNER=owner)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["solved"] == 2
@@ -287,7 +288,8 @@ def test_a_rollout_of_swe_smith(tmp_path: Path, owner: str, python_image: str) -
         *(f"--backend.image={python_image}", "--backend.network=setup"),
     ]
     for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
-        done = hermes(*arguments, "--agent", agent, HERMES_PLUGINS="docker,swe-smith", HERMES_OWNER=owner)
+        out = ("--out", str(tmp_path / agent))
+        done = hermes(*arguments, *out, "--agent", agent, HERMES_PLUGINS="docker,swe-smith", HERMES_OWNER=owner)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["mean_reward"] == reward
 

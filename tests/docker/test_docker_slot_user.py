@@ -162,6 +162,7 @@ def test_rollouts_whose_tasks_need_root(tmp_path: Path, owner: str, python_image
     arguments = [
         *("rollout", "tasks", f"--env.dataset_name={tmp_path / 'tasks.jsonl'}", "--agent", "oracle", "--json"),
         *("--backend", "docker", f"--backend.image={python_image}", "--backend.slot_user=root"),
+        *("--out", str(tmp_path / "out")),
     ]
     refused = hermes(owner, *arguments)
     assert refused.returncode != 0 and "level dedicated" in refused.stderr
