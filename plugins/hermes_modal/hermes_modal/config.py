@@ -138,23 +138,76 @@ class ModalSandboxConfig(SandboxConfig):
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
-        """A profile from a mapping of its keys, as YAML has them. `ConfigError` names the profile and the key."""
-        return from_dict(cls, name, data)
+        """Return the profile of a mapping of its keys, which may say `min_pool`, `max_pool` and `scale_down_idle` too.
+
+        Raises:
+            ConfigError, UnknownNameError: names the profile and the key.
+        """
+        what = f"profile {name!r} of backend 'modal'"
+        if not isinstance(data, Mapping):
+            raise ConfigError(
+                f"{what} is a {type(data).__name__}, no mapping", hint="write `key: value` lines below it"
+            )
+        if str(data.get("use_dotenv") or "no").lower() not in ("no", "false", "0"):
+            raise ConfigError(
+                f"{what}: use_dotenv would send all of `.env` to the sandbox",
+                hint="name the variables in env_vars, or make a Modal secret: `modal secret create NAME KEY=VALUE`",
+            )
+        if data.get("workdir"):
+            raise ConfigError(
+                f"{what}: workdir is where the terminal tool's commands begin; those of slots begin in their workspace",
+                hint="leave it out, or set workspace_base, the directory of all workspaces",
+            )
+        given = {key: value for key, value in data.items() if key not in ("use_dotenv", "scale_down_idle", "workdir")}
+        if isinstance(given.get("env_vars"), str):
+            given["env_vars"] = _variables(given["env_vars"], what)
+        for alias, key in _ALIASES.items():
+            if alias in given:
+                if key in given:
+                    raise ConfigError(f"{what}: {alias} and {key} are the same", hint="set one of them")
+                given[key] = given.pop(alias)
+        if (pause := data.get("scale_down_idle")) is not None:
+            if "idle_timeout" in given:
+                given["modal_idle_timeout"] = given["idle_timeout"]
+            given["idle_timeout"] = pause
+        if given.get("max_sandboxes") is not None and "min_sandboxes" not in given:
+            given["min_sandboxes"] = min(1, int(given["max_sandboxes"])) if _is_number(given["max_sandboxes"]) else 1
+        return validated(cls, {**given, "name": name}, what)
 
     @classmethod
     def from_env(cls, profile: str = "default", environ: Mapping[str, str] | None = None) -> Self:
-        """A profile from `ATROPOS_MODAL_PROFILE_<NAME>_<KEY>` and, for what that leaves open, `ATROPOS_MODAL_<KEY>`."""
-        return from_env(cls, profile, environ)
+        """Return the profile of `ATROPOS_MODAL_PROFILE_<NAME>_<KEY>` and, where unset, `ATROPOS_MODAL_<KEY>`."""
+        environ = os.environ if environ is None else environ
+        _check_words(environ)
+        own = re.sub(r"[^A-Z0-9]", "_", profile.upper())
+        given: dict[str, Any] = {}
+        for word, key in _VARIABLES.items():
+            for variable in (f"{PREFIX}_PROFILE_{own}_{word}", f"{PREFIX}_{word}"):
+                if environ.get(variable):
+                    given[key] = environ[variable]
+                    if key == "env_vars":
+                        given[key] = _variables(environ[variable], variable)
+                    break
+        return cls.from_dict(profile, given)
 
     @classmethod
     def from_yaml(cls, path: str | Path, profile: str | None = None) -> Self:
-        """One profile of a profiles file; its default one if none is named."""
-        return from_yaml(cls, path, profile)
+        """Return one profile of a profiles file; its default one if none is named."""
+        found, default = read_profiles(cls, path)
+        if (profile or default) not in found:
+            raise UnknownNameError("profile", str(profile), found, where=f"of {path}")
+        return found[profile or default]
 
     @classmethod
     def from_agent_env_config(cls, config: Any, profile: str = "default") -> Self:
-        """A profile from the `modal_…` attributes of an environment's settings."""
-        return from_agent_env_config(cls, config, profile)
+        """Return the profile of the attributes (or keys) `modal_image`, `modal_gpu`, … of an object; None is unset."""
+        given: dict[str, Any] = {}
+        for key in _AGENT_KEYS:
+            name = f"modal_{key}"
+            value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+            if value not in (None, ""):
+                given[key] = _variables(value, name) if key == "env_vars" and isinstance(value, str) else value
+        return cls.from_dict(profile, given)
 
 
 Config = TypeVar("Config", bound=ModalSandboxConfig)
@@ -203,9 +256,9 @@ def load_profiles_and_default(
         found, default = read_profiles(ModalSandboxConfig, file)
     else:
         names = [name.strip() for name in environ.get(NAMES_VARIABLE, "").split(",") if name.strip()]
-        found = {name: from_env(ModalSandboxConfig, name, environ) for name in names}
+        found = {name: ModalSandboxConfig.from_env(name, environ) for name in names}
     if "default" not in found:
-        found["default"] = from_env(ModalSandboxConfig, "default", environ)
+        found["default"] = ModalSandboxConfig.from_env("default", environ)
     return found, default
 
 
@@ -217,74 +270,7 @@ def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Confi
         UnknownNameError: a key, or the default profile, does not exist.
     """
     profiles, default = profiles_of(Path(path))
-    return {name: from_dict(kind, name, given) for name, given in profiles.items()}, default
-
-
-def from_yaml(kind: type[Config], path: str | Path, profile: str | None) -> Config:
-    """One profile of a file; its default one if none is named."""
-    found, default = read_profiles(kind, path)
-    if (profile or default) not in found:
-        raise UnknownNameError("profile", str(profile), found, where=f"of {path}")
-    return found[profile or default]
-
-
-def from_dict(kind: type[Config], name: str, data: Mapping[str, Any]) -> Config:
-    """A profile of a mapping, which may say `min_pool`, `max_pool` and `scale_down_idle`."""
-    what = f"profile {name!r} of backend 'modal'"
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{what} is a {type(data).__name__}, no mapping", hint="write `key: value` lines below it")
-    if str(data.get("use_dotenv") or "no").lower() not in ("no", "false", "0"):
-        raise ConfigError(
-            f"{what}: use_dotenv would send all of `.env` to the sandbox",
-            hint="name the variables in env_vars, or make a Modal secret: `modal secret create NAME KEY=VALUE`",
-        )
-    if data.get("workdir"):
-        raise ConfigError(
-            f"{what}: workdir is where the terminal tool's commands begin; those of slots begin in their workspace",
-            hint="leave it out, or set workspace_base, the directory of all workspaces",
-        )
-    given = {key: value for key, value in data.items() if key not in ("use_dotenv", "scale_down_idle", "workdir")}
-    if isinstance(given.get("env_vars"), str):
-        given["env_vars"] = _variables(given["env_vars"], what)
-    for alias, key in _ALIASES.items():
-        if alias in given:
-            if key in given:
-                raise ConfigError(f"{what}: {alias} and {key} are the same", hint="set one of them")
-            given[key] = given.pop(alias)
-    if (pause := data.get("scale_down_idle")) is not None:
-        if "idle_timeout" in given:
-            given["modal_idle_timeout"] = given["idle_timeout"]
-        given["idle_timeout"] = pause
-    if given.get("max_sandboxes") is not None and "min_sandboxes" not in given:
-        given["min_sandboxes"] = min(1, int(given["max_sandboxes"])) if _is_number(given["max_sandboxes"]) else 1
-    return validated(kind, {**given, "name": name}, what)
-
-
-def from_env(kind: type[Config], profile: str, environ: Mapping[str, str] | None) -> Config:
-    """A profile of variables: the profile's own come before those for all."""
-    environ = os.environ if environ is None else environ
-    _check_words(environ)
-    own = re.sub(r"[^A-Z0-9]", "_", profile.upper())
-    given: dict[str, Any] = {}
-    for word, key in _VARIABLES.items():
-        for variable in (f"{PREFIX}_PROFILE_{own}_{word}", f"{PREFIX}_{word}"):
-            if environ.get(variable):
-                given[key] = environ[variable]
-                if key == "env_vars":
-                    given[key] = _variables(environ[variable], variable)
-                break
-    return from_dict(kind, profile, given)
-
-
-def from_agent_env_config(kind: type[Config], config: Any, profile: str) -> Config:
-    """A profile of an object's attributes (or a mapping's keys) `modal_image`, `modal_gpu`, …; None is unset."""
-    given: dict[str, Any] = {}
-    for key in _AGENT_KEYS:
-        name = f"modal_{key}"
-        value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
-        if value not in (None, ""):
-            given[key] = _variables(value, name) if key == "env_vars" and isinstance(value, str) else value
-    return from_dict(kind, profile, given)
+    return {name: kind.from_dict(name, given) for name, given in profiles.items()}, default
 
 
 def _check_words(environ: Mapping[str, str]) -> None:
