@@ -57,10 +57,10 @@ demo: setup
 	@$(BIN)/python -m hermes_swe_smith.demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-all: setup
-	$(BIN)/python -m pytest -n auto -m 'not stress' --hypothesis-profile thorough $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not stress' --hypothesis-profile thorough $(ARGS)
 
 stress: setup
 	$(BIN)/python -m pytest -m stress tests/stress $(ARGS)

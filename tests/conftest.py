@@ -44,6 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if ELSEWHERE.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.full)
+        if item.get_closest_marker("root") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many again as there are processors: tests wait about as long as they compute."""
+    return max(2, 3 * len(os.sched_getaffinity(0)) // 2)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -44,7 +44,7 @@ def ran(finished, tmp_path):
         ("/proc/nowhere", ["can't use /proc/nowhere as the output folder", "name another"]),
         ("tasks.jsonl", ["can't use tasks.jsonl as the output folder: File exists"]),
         ("tasks.jsonl/x", ["can't use tasks.jsonl/x as the output folder: Not a directory"]),
-        ("", ["--out", "it is empty"]),
+        ("", ["--out", "the name is empty"]),
         ("a" * 300, ["as the output folder: File name too long"]),
     ],
 )
