@@ -30,7 +30,7 @@ from hermes_core.events import Events
 from hermes_core.sandbox.commands import PREPARE, Around, ExecutionResult, Slot, SlotCommands
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
-from hermes_core.sandbox.pool.cost import Usage
+from hermes_core.sandbox.pool.cost import SandboxUsage
 from hermes_core.sandbox.pool.leases import Lease, stale
 from hermes_core.sandbox.pool.pool import Pool
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
@@ -538,7 +538,7 @@ class ToolBackend:
             "pools": pools,
         }
 
-    def usage(self) -> dict[str, Usage]:
+    def usage(self) -> dict[str, SandboxUsage]:
         """Return what the sandboxes of each used profile have cost so far, including those of tasks' own images."""
         return {pool.meter.profile: pool.meter.usage() for pool in self._pools.values() if pool.begun}
 

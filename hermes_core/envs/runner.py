@@ -24,7 +24,7 @@ from hermes_core.envs.summary import NoProgress, Progress, RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import DatasetError, HermesError, UsageError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.pool.cost import CostLimitReached, Usage
+from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
 from hermes_core.sink import Sink
 from hermes_core.validation import validated
 
@@ -183,7 +183,7 @@ class Run:
             self.progress.end(self.tally)
         return await _in_thread(self._finish, context.backend.usage())
 
-    def _finish(self, usage: Mapping[str, Usage]) -> RunSummary:
+    def _finish(self, usage: Mapping[str, SandboxUsage]) -> RunSummary:
         """Sum up, and wait for the disk."""
         place = str(self.folder.path) if self.folder else None
         summary = self.tally.summary(len(self.jobs), usage=usage, stopped=self._stopped, out_dir=place)

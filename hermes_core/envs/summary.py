@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hermes_core.envs.record import STAGES, Record
 from hermes_core.errors import FailureKind
-from hermes_core.sandbox.pool.cost import Usage
+from hermes_core.sandbox.pool.cost import SandboxUsage
 
 Key = tuple[str, int]
 """Which rollout a record is of: item id and rollout index."""
@@ -139,7 +139,7 @@ class Tally:
         self,
         total: int,
         *,
-        usage: Mapping[str, Usage] | None = None,
+        usage: Mapping[str, SandboxUsage] | None = None,
         stopped: str | None = None,
         out_dir: str | None = None,
     ) -> RunSummary:

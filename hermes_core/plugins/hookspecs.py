@@ -23,7 +23,8 @@ them, for every environment, with a plain generator that receives an awaitable a
             return reward, details
         return logged()
 
-Observers are plain functions called on the event loop: they must be quick, and one that fails is logged and ignored.
+Observers are plain functions called on the event loop, and must be quick. The first error of one is logged with a
+traceback, later ones at level debug; nothing else notices.
 """
 
 from __future__ import annotations

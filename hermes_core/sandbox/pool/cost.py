@@ -18,7 +18,7 @@ class CostLimitReached(PolicyError):
 
 
 @dataclass(frozen=True)
-class Usage:
+class SandboxUsage:
     """What a profile's sandboxes have used so far."""
 
     sandbox_s: float
@@ -52,11 +52,11 @@ class Meter:
         if (began := self._running.pop(sandbox_id, None)) is not None:
             self._ended_s += time.monotonic() - began
 
-    def usage(self) -> Usage:
+    def usage(self) -> SandboxUsage:
         """Return what was used until now."""
         now = time.monotonic()
         seconds = self._ended_s + sum(now - began for began in self._running.values())
-        return Usage(seconds, None if self._price is None else seconds * self._price / _HOUR_S)
+        return SandboxUsage(seconds, None if self._price is None else seconds * self._price / _HOUR_S)
 
     @property
     def may_grow(self) -> bool:
