@@ -583,6 +583,17 @@ async def test_a_slot_that_cannot_be_opened_is_not_handed_out(world):
     await until(lambda: "box/1" not in world.provider.living)
 
 
+async def test_who_was_offered_a_slot_that_could_not_be_opened_keeps_their_place(world):
+    pool = world.pool(slots_per_sandbox=1, max_sandboxes=1)
+    await pool.start()
+    world.clients[0].trouble["open"] = SlotLost("no")
+    first = asyncio.create_task(take(pool, "first"))
+    second = asyncio.create_task(take(pool, "second"))
+    assert (await first).slot.sandbox_id == "box/2" and not second.done()
+    await pool.release(await first, reset=True)
+    assert (await second).slot.trajectory_id == "second"
+
+
 async def spoil(world, pool, lease) -> None:
     """Release a slot that can't be proved clean."""
     client = world.clients[int(lease.slot.sandbox_id.partition("/")[2]) - 1]
