@@ -1,5 +1,6 @@
 """What the documentation shows works as it is written."""
 
+import asyncio
 import importlib
 import importlib.util
 import json
@@ -9,14 +10,21 @@ import sys
 import types
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hermes_core
 from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
+from hermes_core.tools.base import CallContext
+from hermes_core.tools.registry import ToolRegistry
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+INCLUDED = "--8<-- "
+"""What a line of the guides begins with that stands for a file of the repository."""
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -130,6 +138,27 @@ def test_the_parsers_page_names_every_parser() -> None:
     rows = re.findall(r"^\| (`\S+`(?:, `\S+`)*) \|", (ROOT / "docs/parsers.md").read_text(), re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == {*Runtime(load_entry_points=False).parsers.names(), "deepseek_v31"}
+
+
+def test_the_guide_to_tools_defines_tools_that_work() -> None:
+    names: dict[str, Any] = {}
+    for block in blocks("docs/writing-a-tool.md", "python"):
+        if not block.startswith(INCLUDED):
+            exec(block, names)
+    calls = {"search": ({"query": "q", "limit": 1}, "q 0"), "forecast": ({"city": "Rome"}, "Rome: rain")}
+    for name, (arguments, says) in calls.items():
+        result = asyncio.run(ToolRegistry().call(names[name], CallContext(), arguments))
+        assert result.success and says in result.output
+
+
+def test_what_the_guides_include_is_there() -> None:
+    included = [
+        path
+        for document in ROOT.glob("docs/*.md")
+        for path in re.findall(rf'^{INCLUDED}"(\S+)"$', document.read_text(), re.MULTILINE)
+    ]
+    assert len(included) >= 7
+    assert [path for path in included if not (ROOT / path).is_file()] == []
 
 
 def test_the_reference_explains_every_setting_and_option() -> None:
