@@ -25,7 +25,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for, imported now.
+    """Return what is asked for, imported now.
 
     Raises:
         ConfigError: the extra is not installed.

@@ -58,7 +58,7 @@ class AdaptedEnvironment(Environment):
         return self._format_prompt(item)
 
     def item_id(self, item: Item) -> str:
-        """The item's id, or a digest of what it says."""
+        """Return the item's id, or a digest of what it says."""
         try:
             return super().item_id(item)
         except (DatasetError, AttributeError):
@@ -66,11 +66,11 @@ class AdaptedEnvironment(Environment):
             return f"item-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def image(self, item: Item) -> str | None:
-        """The image of the item's sandboxes, where the subclass names one."""
+        """Return the image of the item's sandboxes, where the subclass names one."""
         return self._image(item)
 
     async def _rewarded(self, item: Item, result: Any, rollout: Rollout) -> tuple[float, Mapping[str, Any]]:
-        """The subclass's reward, in the rollout's own slot; what that started is killed."""
+        """Return the subclass's reward, in the rollout's own slot; what that started is killed."""
         context = ToolContext(rollout)
 
         async def computed() -> Any:

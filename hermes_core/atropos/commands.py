@@ -35,7 +35,7 @@ class Modes(Protocol):
 
     @classmethod
     def config_init(cls) -> tuple[Any, Any]:
-        """The settings and the servers when nothing is said."""
+        """Return the settings and the servers when nothing is said."""
 
     async def process_manager(self) -> None:
         """Run the command `process`."""
@@ -47,7 +47,7 @@ class Modes(Protocol):
         """Run the command `evaluate`."""
 
     def outcome(self, mode: str) -> dict[str, Any]:
-        """What came of it: counts, and where it was written."""
+        """Return what came of it: counts, and where it was written."""
 
 
 Named = Callable[[Runtime, str | None], type[Modes]]
@@ -61,7 +61,7 @@ class EnvironmentCommands(Program):
 
 
 def commands(named: Named, *, takes_name: bool) -> EnvironmentCommands:
-    """The group of the three commands."""
+    """Return the group of the three commands."""
     group = EnvironmentCommands("atropos", help="Generate training data for Atropos' RL trainers.")
     summaries = {
         "process": "Write groups of rollouts and an HTML page that shows them, and exit.",
@@ -135,7 +135,7 @@ def _run(ctx: click.Context, mode: str, named: Named, name: str | None, config: 
 
 
 def _made(ctx: click.Context, kind: type[Modes], mode: str, path: Path | None, runtime: Runtime) -> Modes:
-    """The environment: what was written comes before the file, and that before `config_init`."""
+    """Return the environment: the command line overrides the file, which overrides `config_init`."""
     default_config, default_servers = kind.config_init()
     sections = _sections(path)
     for_mode = _for_mode(kind, mode)
@@ -154,7 +154,7 @@ def _for_mode(kind: type[Modes], mode: str) -> dict[str, Any]:
 
 
 def _sections(path: Path | None) -> dict[str, Any]:
-    """The file's sections.
+    """Return the file's sections.
 
     Raises:
         UnknownNameError, ConfigError: there is another section, or one of the wrong form.
@@ -172,7 +172,7 @@ def _sections(path: Path | None) -> dict[str, Any]:
 
 
 def _servers(ctx: click.Context, defaults: Any, section: Any) -> list[Any]:
-    """Those of the file, or else of `config_init`, with what was written in the one that there is."""
+    """Return those of the file, or else of `config_init`, with what was written in the one that there is."""
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
     from hermes_core.atropos.servers import default_server

@@ -72,7 +72,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     allow_unisolated: bool = Field(default=False, description="Accept a weaker level than is asked for")
     sandbox: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings of sandboxes by backend")
 
-    rollout_timeout: float = Field(default=3600, gt=0, description="Seconds for the agent; then it is verified")
+    rollout_timeout: float = Field(
+        default=3600, gt=0, description="Agent time limit in seconds; what was done by then is scored"
+    )
     model_timeout: float = Field(default=3600, gt=0, description="Seconds to wait for the model, in a rollout")
     endpoint_patience: float = Field(default=300, ge=0, description="Seconds to wait for a model server that fails")
     setup_timeout: float = Field(default=1800, gt=0, description="Seconds to set a workspace up")
@@ -130,7 +132,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
         return self.terminal_backend if self.tool_pool_mode == "default" else self.tool_pool_mode
 
     def run_options(self, groups: int) -> RunOptions:
-        """How core is to run this many groups at the same time."""
+        """Return how core is to run this many groups at the same time."""
         return RunOptions(
             backend=self.backend,
             backend_config=self.backend_config(),
@@ -147,12 +149,12 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
         )
 
     def backend_config(self) -> dict[str, Any]:
-        """The sandboxes' settings in the backend's own terms."""
+        """Return the sandboxes' settings in the backend's own terms."""
         common = {"execution_timeout_s": self.terminal_timeout, "idle_timeout": self.terminal_lifetime}
         return {**common, **self.sandbox.get(self.backend, {})}
 
     def agent_settings(self) -> AgentSettings:
-        """How the agent is to sample, without the server."""
+        """Return how the agent is to sample, without the server."""
         return AgentSettings(
             max_turns=self.max_agent_turns,
             temperature=self.agent_temperature,
@@ -162,6 +164,6 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
         )
 
     def environment_settings(self) -> dict[str, Any]:
-        """What of these an `EnvironmentConfig` has, as far as it was set."""
+        """Return what of these an `EnvironmentConfig` has, as far as it was set."""
         known = set(EnvironmentConfig.model_fields) & set(type(self).model_fields)
         return {key: getattr(self, key) for key in known & self.model_fields_set if getattr(self, key) is not None}

@@ -23,7 +23,7 @@ summary { cursor: pointer } pre { white-space: pre-wrap; overflow-wrap: anywhere
 
 
 def trajectory_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A conversation in the form of Atropos' rollout tables, long parts cut."""
+    """Return a conversation in the form of Atropos' rollout tables, long parts cut."""
     return "\n\n".join(part for message in messages for part in _parts(message))
 
 

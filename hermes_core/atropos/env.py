@@ -126,7 +126,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @classmethod
     def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
-        """The settings and servers when nothing is said; both read the `ATROPOS_…` variables."""
+        """Return the settings and servers when nothing is said; both read the `ATROPOS_…` variables."""
         return default_config(cls.env_config_cls, wandb_name=cls.name), [default_server()]
 
     @classmethod
@@ -142,26 +142,26 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @abstractmethod
     async def get_next_item(self) -> Item | None:
-        """The next item to roll out; None when there are no more."""
+        """Return the next item to roll out; None when there are no more."""
 
     @abstractmethod
     def format_prompt(self, item: Item) -> str:
-        """What the agent is asked to do: the user's message."""
+        """Return what the agent is asked to do: the user's message."""
 
     @abstractmethod
     async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> float:
-        """The reward of a rollout, from what really happened in its slot. A finite number."""
+        """Return the reward of a rollout, from what really happened in its slot. A finite number."""
 
     @abstractmethod
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Evaluate, every `steps_per_eval` steps of the trainer and for the command `evaluate`."""
 
     def image(self, item: Item) -> str | None:
-        """The image that this item's sandboxes are made from; None is that of the profile."""
+        """Return the image that this item's sandboxes are made from; None is that of the profile."""
         return None
 
     def make_environment(self, runtime: Runtime) -> Environment:
-        """The environment as core's rollout takes it."""
+        """Return the environment as core's rollout takes it."""
         return AdaptedEnvironment(
             str(self.name),
             EnvironmentConfig(**self.config.environment_settings()),
@@ -358,7 +358,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     # ------------------------------------------------------------------ rollouts
 
     async def collect_trajectories(self, item: Item) -> tuple[list[dict[str, Any]] | None, list[Item]]:
-        """A group of rollouts of one item, with the same tools: what is to be sent, or None if it stayed short.
+        """Roll out a group of one item, with the same tools: what is to be sent, or None if it stayed short.
 
         With None comes the item, to be rolled out again, if that may help: its sandboxes or the model failed.
         """
@@ -380,7 +380,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         return None, [item] if again else []
 
     async def collect_trajectory(self, item: Item) -> tuple[dict[str, Any] | None, list[Item]]:
-        """One rollout as a scored item; None for it if it can't be used. Not for subclasses to override.
+        """Do one rollout, and return it as a scored item; None if it can't be used. Not for subclasses to override.
 
         Raises:
             UsageError: it has several sequences; `collect_trajectories` gives them all.

@@ -39,7 +39,7 @@ class PluginEnv(HermesAgentBaseEnv):
     environment_class: ClassVar[type[Environment]]
 
     def make_environment(self, runtime: Runtime) -> Environment:
-        """The plugin's environment, with what was set of its settings.
+        """Return the plugin's environment, with what was set of its settings.
 
         Raises:
             UnknownNameError: one of them it does not have.
@@ -71,7 +71,7 @@ class PluginEnv(HermesAgentBaseEnv):
         self._order = self._rounds()
 
     async def get_next_item(self) -> Item | None:
-        """The next item; None after the last, except in serve mode."""
+        """Return the next item; None after the last, except in serve mode."""
         return next(self._order, None)
 
     def _rounds(self) -> Iterator[Item]:
@@ -129,7 +129,7 @@ class PluginEnv(HermesAgentBaseEnv):
 
 
 def load_environment(name: str, runtime: Runtime | None = None) -> type[PluginEnv]:
-    """The Atropos class of the environment of that name.
+    """Return the Atropos class of the environment of that name.
 
     Args:
         runtime: where its plugin is looked for; None looks at what is installed.

@@ -66,7 +66,7 @@ def _filler(sequence: TokenSequence) -> TokenSequence:
 
 
 def scored_item(group: Group) -> dict[str, Any]:
-    """A group of one rollout as Atropos' `ScoredDataItem`.
+    """Return a group of one rollout as Atropos' `ScoredDataItem`.
 
     Raises:
         UsageError: the rollout has several sequences, and an item has room for one.

@@ -25,7 +25,7 @@ class ItemSource:
         """Why there are no more, if it is not that all have been given."""
 
     async def __call__(self) -> Item | None:
-        """The next item, None after the last.
+        """Return the next item, None after the last.
 
         Raises:
             HermesError: as the environment did; or a `PluginError` for anything else that it raised.

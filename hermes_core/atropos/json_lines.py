@@ -48,7 +48,7 @@ class JsonLines:
 
 
 async def group_json(group: Mapping[str, Any]) -> bytes:
-    """A group as one line of ASCII, a rollout's list at a time: in between the event loop gets its turn.
+    """Return a group as one line of ASCII, a rollout's list at a time: in between the event loop gets its turn.
 
     At once it would be a tenth of a second for a group of eight long rollouts, in a thread as well, as the encoder does
     not let go of the interpreter's lock.

@@ -89,7 +89,7 @@ class Metrics:
                 self._errors.append(f"[turn {error.turn}] {error.tool_name}({arguments}) -> {said}")
 
     def take(self, api: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """What there is to tell since the last time.
+        """Return what there is to tell since the last time.
 
         Args:
             api: `TrainerApi.counts`, since the start.
@@ -115,7 +115,7 @@ class Metrics:
 
 
 def lengths(trained: Sequence[int], limit: int) -> dict[str, float]:
-    """What Atropos tells of the tokens that are trained on, by its names.
+    """Return what Atropos tells of the tokens that are trained on, by its names.
 
     Args:
         trained: how many of each sequence.
@@ -132,7 +132,7 @@ def lengths(trained: Sequence[int], limit: int) -> dict[str, float]:
 
 
 def plain_only(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that JSON can hold: no tables, and no numbers that are none."""
+    """Return those that JSON can hold: no tables, and no numbers that are none."""
     return {key: value for key, value in told.items() if _is_plain(value)}
 
 

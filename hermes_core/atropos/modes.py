@@ -207,6 +207,6 @@ class Serving:
 
 
 def is_done(config: HermesAgentEnvConfig, status: dict[str, Any]) -> bool:
-    """Whether the trainer has, in its queue as well, all the batches that it is to have."""
+    """Return whether the trainer has, in its queue as well, all the batches that it is to have."""
     queued: int = status["queue_size"] * config.group_size // config.batch_size
     return bool(status["current_step"] + queued > config.total_steps)

@@ -31,7 +31,7 @@ NO_TOKENIZER = "none"
 
 
 def default_config(kind: type[HermesAgentEnvConfig], **given: Any) -> HermesAgentEnvConfig:
-    """The settings that nobody gave, with `ATROPOS_TOKENIZER_NAME` and `ATROPOS_SANDBOX_IMAGE` in them."""
+    """Return the settings that nobody gave, with `ATROPOS_TOKENIZER_NAME` and `ATROPOS_SANDBOX_IMAGE` in them."""
     variables = _variables()
     if name := variables.get("ATROPOS_TOKENIZER_NAME"):
         given.setdefault("tokenizer_name", name)
@@ -66,7 +66,7 @@ def _variables() -> Mapping[str, str]:
 
 
 def checked_servers(servers: Any, config: HermesAgentEnvConfig) -> list[APIServerConfig]:
-    """The servers as Atropos takes them: a list, with the tokenizer that is meant, and no requests of its own.
+    """Return the servers as Atropos takes them: a list, with the tokenizer that is meant, and no requests of its own.
 
     Raises:
         ConfigError: they can't be used as they are.
@@ -112,7 +112,7 @@ def _with_tokenizer(server: APIServerConfig, tokenizer: str) -> APIServerConfig:
 
 
 def with_key(servers: Sequence[APIServerConfig]) -> list[APIServerConfig]:
-    """The same for Atropos' own clients, which are made, and never used, and insist on a key."""
+    """Return the same for Atropos' own clients, which are made, and never used, and insist on a key."""
     return [server.model_copy(update={"api_key": server.api_key or "none"}) for server in servers]
 
 
@@ -125,7 +125,7 @@ def open_servers(
     max_length: int,
     tools: bool,
 ) -> tuple[Agent, list[Any]]:
-    """The agent for these servers, and what is to be closed after it.
+    """Return the agent for these servers, and what is to be closed after it.
 
     Raises:
         UnknownNameError: there is no such parser, or the chat template has no such variable.
@@ -205,7 +205,7 @@ def _refuse_tokenizer(server: GenerateServer, tokenizer: Any, problem: str) -> N
 
 
 def _same_text(theirs: str, ours: str) -> bool:
-    """Whether the one is the other, but for what a server may leave out: spaces, half characters, the end."""
+    """Return whether the one is the other, but for what a server may leave out: spaces, half characters, the end."""
     left = ["".join(text.replace("\N{REPLACEMENT CHARACTER}", "").split()) for text in (theirs, ours)]
     return left[1].startswith(left[0])
 
@@ -241,7 +241,7 @@ def _settings(settings: AgentSettings, server: APIServerConfig) -> AgentSettings
 
 
 def _template(given: str | None) -> str | None:
-    """The chat template that is set: a file's, or the text itself.
+    """Return the chat template that is set: a file's, or the text itself.
 
     Raises:
         ConfigError: there is no such file.

@@ -96,11 +96,11 @@ class TrainerApi:
             await asyncio.sleep(POLL_S)
 
     async def info(self) -> dict[str, Any]:
-        """The trainer's `batch_size` and `max_token_len`, -1 where it has not said."""
+        """Return the trainer's `batch_size` and `max_token_len`, -1 where it has not said."""
         return await self._ask("GET", "/info") or {"batch_size": -1, "max_token_len": -1}
 
     async def wandb_info(self) -> dict[str, Any]:
-        """The trainer's wandb `group` and `project`."""
+        """Return the trainer's wandb `group` and `project`."""
         return await self._ask("GET", "/wandb_info") or {"group": None, "project": None}
 
     async def status(self) -> dict[str, Any] | None:
@@ -194,7 +194,7 @@ class TrainerApi:
             self.env_id = None
 
     async def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-        """The answer; None if there is none, or the API failed."""
+        """Return the answer; None if there is none, or the API failed."""
         response = await self._request(method, path, body)
         if response is not None and response.status_code == 422:
             raise ConfigError(f"{self.url}{path} refuses what it was sent: {response.text[:500]}", hint="check the URL")

@@ -82,7 +82,7 @@ class RunOptions(BaseModel):
 
 
 def granted_isolation(options: RunOptions, environment: Environment, backend: Backend, agent: str) -> Isolation:
-    """The level to run at.
+    """Return the level to run at.
 
     Raises:
         UnknownNameError: there is no level of that name.
@@ -167,7 +167,7 @@ def pool_size(options: RunOptions, isolation: Isolation, profile: SandboxConfig)
 
 
 def _number(given: Mapping[str, Any], key: str, default: int) -> int:
-    """A whole number of the profile; one of the wrong form is left for the backend's own check to refuse."""
+    """Return a whole number of the profile; one of the wrong form is left for the backend's own check to refuse."""
     try:
         return int(given[key]) if int(given.get(key, 0)) > 0 or given.get(key) == 0 else default
     except (TypeError, ValueError):

@@ -157,7 +157,7 @@ class _Again:
 
 
 def run_configuration_of(path: Path) -> dict[str, Any]:
-    """The configuration of the run in this folder.
+    """Return the configuration of the run in this folder.
 
     Raises:
         UsageError: there is none, or a key is missing in it.
@@ -183,7 +183,7 @@ def check_items(items: Mapping[str, Item], patches: Iterator[Record]) -> None:
 
 
 def _places_of_patches(path: Path) -> tuple[set[int], int]:
-    """Where the records are that count (the last of each rollout) and have a patch; and how many have none."""
+    """Return where the records are that count (the last of each rollout) and have a patch; and how many have none."""
     last: dict[Key, tuple[int, bool]] = {}
     for place, record in enumerate(records(path)):
         last[record.item_id, record.rollout_index] = (place, record.patch is not None)

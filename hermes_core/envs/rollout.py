@@ -120,7 +120,7 @@ class Rollout(LeasedSlot):
             self.overran = self.limit is not None and self.limit.expired()
 
     def is_of_the_work(self, error: CommandError) -> bool:
-        """Whether a command failed because of what the agent left: not where no slot can write."""
+        """Return whether a command failed because of what the agent left: not where no slot can write."""
         return error not in self._ours
 
     async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> str:
@@ -151,7 +151,7 @@ class Rollout(LeasedSlot):
         return json.dumps(plain(told, context.redact), ensure_ascii=False)
 
     def _driver_context(self) -> CallContext:
-        """What a tool that runs here is given: nothing of the slot."""
+        """Return what a tool that runs here is given: nothing of the slot."""
         return CallContext(
             trajectory_id=self.trajectory_id, timeout_s=None, commands=None, slot=None, state=self._driver_state
         )
@@ -229,7 +229,7 @@ class Rollout(LeasedSlot):
             return await self._watch(_checked(lay_out, check, fresh))
 
     def hook_arguments(self, item: Item) -> dict[str, Any]:
-        """The arguments that every environment hook can take."""
+        """Return the arguments that every environment hook can take."""
         return {"item": item, "trajectory_id": self.trajectory_id, "exec_tool": self.exec_tool, "rollout": self}
 
     def record_patch(self, patch: str) -> None:
@@ -250,7 +250,7 @@ async def _checked(
 
 
 def begin(context: RolloutContext, item_id: str, group: str, rollout_index: int) -> Trajectory:
-    """The record of a rollout that begins now; the observers are told."""
+    """Return the record of a rollout that begins now; the observers are told."""
     environment = context.environment.name
     trajectory = Trajectory(environment, item_id, group, rollout_index, context.agent.name, context.backend_name)
     context.hooks.events.emit(
@@ -328,7 +328,7 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
 
 
 async def _judged(rollout: Rollout, verified: Awaitable[Score], limit_s: float) -> Score:
-    """What the hook finds; or 0, where it did not come to its end because of what the agent left.
+    """Return what the hook finds; or 0, where it did not come to its end because of what the agent left.
 
     An agent that could make its verification fail would have its bad rollouts taken out of their group.
 

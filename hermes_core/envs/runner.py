@@ -193,7 +193,7 @@ class Run:
         return summary
 
     def count_left(self) -> int:
-        """How many rollouts have no score yet."""
+        """Return how many rollouts have no score yet."""
         return sum(1 for _ in self._left())
 
     def _left(self) -> Iterator[Job]:

@@ -308,14 +308,14 @@ class Tools:
             self._fixed = names
 
     def names(self, group: str) -> tuple[str, ...]:
-        """The tools that the group's rollouts can call."""
+        """Return the tools that the group's rollouts can call."""
         if self._fixed is not None:
             return self._fixed
         seed = f"{self._seed}:{group}"
         return tuple(resolve_tools(self._registry, self._enabled, self._disabled, self._distribution, seed))
 
     def offered(self, context: RolloutContext, group: str) -> RolloutContext:
-        """The context with the group's tools in it."""
+        """Return the context with the group's tools in it."""
         names = self.names(group)
         if names not in self._schemas:
             self._schemas[names] = self._registry.schemas(names)

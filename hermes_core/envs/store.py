@@ -271,7 +271,7 @@ def _no_record(place: str) -> UsageError:
 
 
 def configuration_hash(configuration: Mapping[str, Any]) -> str:
-    """The same for equal configurations, in any process."""
+    """Return a text that is the same for equal configurations, in any process."""
     text = json.dumps(configuration, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

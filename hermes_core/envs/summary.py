@@ -113,7 +113,7 @@ class Tally:
         self._started = time.monotonic()
 
     def is_scored(self, key: Key) -> bool:
-        """Whether the rollout has a reward."""
+        """Return whether the rollout has a reward."""
         outcome = self._outcomes.get(key)
         return outcome is not None and outcome.reward is not None
 
@@ -143,7 +143,7 @@ class Tally:
         stopped: str | None = None,
         out_dir: str | None = None,
     ) -> RunSummary:
-        """Where the run stands.
+        """Return where the run stands.
 
         Args:
             usage: what the sandboxes have cost, by profile.
@@ -179,7 +179,7 @@ class Tally:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the (ascending, not empty) values does not exceed."""
+    """Return the smallest value that at least this share of the (ascending, not empty) values does not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 

@@ -130,15 +130,15 @@ class TasksEnvironment(Environment):
         self.item_images = bool(self._items) and all(item["image"] for item in self._items)
 
     def items(self) -> Sequence[Item]:
-        """The tasks, in the file's order."""
+        """Return the tasks, in the file's order."""
         return self._items
 
     def format_prompt(self, item: Item) -> str:
-        """The task's prompt as it is."""
+        """Return the task's prompt as it is."""
         return str(item["prompt"])
 
     def image(self, item: Item) -> str | None:
-        """The row's own, if it has one."""
+        """Return the row's own, if it has one."""
         named: str | None = item["image"]
         return named
 

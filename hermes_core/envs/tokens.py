@@ -56,7 +56,7 @@ class Tokens:
 
 
 def tokens_of(managed_state: Mapping[str, Any] | None) -> Tokens:
-    """The server's tokens as they are, never made again from text, and checked.
+    """Return the server's tokens as they are, never made again from text, and checked.
 
     Args:
         managed_state: `AgentResult.managed_state`: its `nodes` each have `tokens`, `masked_tokens` (the token where the
@@ -89,7 +89,7 @@ def _field(node: Any, name: str) -> Sequence[Any]:
 
 
 def _refuse(sequence: TokenSequence) -> str | None:
-    """Why this can't be trained on, or None."""
+    """Return why this can't be trained on, or None."""
     tokens, masks, logprobs = sequence.tokens, sequence.masks, sequence.logprobs
     if not tokens or not len(tokens) == len(masks) == len(logprobs):
         return f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs are not one sequence"

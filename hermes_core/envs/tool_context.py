@@ -62,7 +62,7 @@ class ToolContext:
 
     @_awaited
     async def read_file(self, path: str) -> dict[str, Any]:
-        """A text file: `content`, with U+FFFD for what is not UTF-8, and `size` in bytes; or `error`."""
+        """Read a text file: `content`, with U+FFFD for what is not UTF-8, and `size` in bytes; or `error`."""
         try:
             data = await self.read_bytes(path)
         except CommandError as error:
@@ -71,7 +71,7 @@ class ToolContext:
 
     @_awaited
     async def read_bytes(self, path: str) -> bytes:
-        """A whole file. `CommandError` if there is none, or it has more than 64 MiB."""
+        """Read a whole file. `CommandError` if there is none, or it has more than 64 MiB."""
         return b"".join([part async for part in self._parts(path, MAX_FILE_BYTES)])
 
     @_awaited
@@ -82,23 +82,23 @@ class ToolContext:
 
     @_awaited
     async def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """A file of this host into the slot: `success` and `bytes`; or `error`."""
+        """Copy a file of this host into the slot: `success` and `bytes`; or `error`."""
         return await _told(self._write(remote, await asyncio.to_thread(Path(local).read_bytes)))
 
     @_awaited
     async def upload_dir(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """A directory of this host into the slot, links as links: `success` and `bytes`; or `error`."""
+        """Copy a directory of this host into the slot, links as links: `success` and `bytes`; or `error`."""
         packed = await asyncio.to_thread(_packed, Path(local))
         return await _told(self._unpack(remote, packed))
 
     @_awaited
     async def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
-        """A file of the slot to this host: `success` and `bytes`; or `error`."""
+        """Copy a file of the slot to this host: `success` and `bytes`; or `error`."""
         return await _told(self._fetch(remote, Path(local)))
 
     @_awaited
     async def download_dir(self, remote: str, local: str | Path) -> dict[str, Any]:
-        """A directory of the slot to this host: `success`, `bytes` and `left_out`; or `error`.
+        """Copy a directory of the slot to this host: `success`, `bytes` and `left_out`; or `error`.
 
         Links, devices and names that this host can't have are left out, and named; nothing lands outside of `local`.
         """
@@ -182,7 +182,7 @@ def _packed(folder: Path) -> bytes:
 
 
 def _scratch_beside(folder: Path) -> IO[bytes]:
-    """A file without a name on the disk that the folder is or will be on: /tmp may be memory."""
+    """Return a file without a name on the disk that the folder is or will be on: /tmp may be memory."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
     return tempfile.TemporaryFile(dir=there)
 

@@ -171,7 +171,7 @@ class Trajectory:
 
 
 def failure_kind(error: Exception, stage: str) -> FailureKind:
-    """What an error in a stage means for the trainer: whose doing it was."""
+    """Return what an error in a stage means for the trainer: whose doing it was."""
     if isinstance(error, InfraError):
         return FailureKind.INFRA
     if stage == "setup" or isinstance(error, (SetupFailed, DatasetError)):
