@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         SandboxInfo,
         SandboxSpec,
         SandboxStatus,
+        TerminalVariables,
     )
     from hermes_core.sandbox.pool.preparation import NewSandbox
     from hermes_core.settings import Settings, read_profiles
@@ -159,6 +160,7 @@ _PLACES = {
     "SandboxInfo": "hermes_core.sandbox.contract",
     "SandboxSpec": "hermes_core.sandbox.contract",
     "SandboxStatus": "hermes_core.sandbox.contract",
+    "TerminalVariables": "hermes_core.sandbox.contract",
     "CommandResult": "hermes_core.sandbox.commands",
     "ExecutionResult": "hermes_core.sandbox.commands",
     "Slot": "hermes_core.sandbox.commands",
@@ -246,6 +248,7 @@ __all__ = [
     "StaleSlotError",
     "StopReason",
     "TaskSet",
+    "TerminalVariables",
     "Tool",
     "ToolArgumentError",
     "ToolBackend",

@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
@@ -103,6 +104,13 @@ class Runtime:
                 raise PluginError(f"backend {name!r} of {entry.plugin.label} made {backend!r}, which is no Backend")
             self._backends[entry.name] = self._keep(backend)
         return self._backends[entry.name]
+
+    def config_classes(self) -> dict[str, Callable[[], type[SandboxConfig]]]:
+        """Return by backend what gives its `config_class`: it makes the backend, and raises as `backend` does."""
+        return {name: partial(self._config_class, name) for name in self.backends.names()}
+
+    def _config_class(self, name: str) -> type[SandboxConfig]:
+        return self.backend(name).config_class
 
     def profiles(
         self,

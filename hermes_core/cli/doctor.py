@@ -80,7 +80,7 @@ async def examine(runtime: Runtime, names: Sequence[str] = ()) -> Findings:
     problems = runtime.plugin_manager.problems()
     terminal: list[str] = []
     try:
-        settings, lines = explain()
+        settings, lines = explain(runtime.config_classes())
         if not names or settings.backend in names:
             terminal = lines
             runtime.backends.entry(settings.backend)

@@ -105,6 +105,24 @@ class Prices(BaseModel):
         return self.sandbox + self.cpu * (cpu or 0) + self.memory * (memory or 0) / 1024 + self.gpu * (gpus or 0)
 
 
+@dataclass(frozen=True)
+class TerminalVariables:
+    """The environment variables from which the terminal tool takes a backend's settings."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """By variable, the setting of every profile that does not say it itself: `TERMINAL_DOCKER_IMAGE`: `image`."""
+    lists: tuple[str, ...] = ()
+    """Those of them that hold a JSON list."""
+    of_profile: tuple[str, ...] = ()
+    """The last words of variables that set one profile's: `IMAGE` of `TERMINAL_MODAL_PROFILE_<NAME>_IMAGE`."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of profiles where nobody says anything else."""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """Variables that can say one thing alone."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Variables that others read, and why they say nothing here."""
+
+
 class SandboxConfig(BaseModel):
     """The settings of one profile. Backends subclass it to add their own; unknown keys are errors."""
 
@@ -112,6 +130,7 @@ class SandboxConfig(BaseModel):
 
     unsupported: ClassVar[tuple[str, ...]] = ()
     """Settings of this class that the backend can't give: a profile that sets one of them is refused."""
+    terminal: ClassVar[TerminalVariables] = TerminalVariables()
 
     name: str = "default"
     """The profile's name."""

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,59 +14,23 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from hermes_core.errors import ConfigError, UnknownNameError, nearest_hint
+from hermes_core.sandbox.contract import SandboxConfig, TerminalVariables
 from hermes_core.settings import read_dotenv, read_profiles
 from hermes_core.validation import validated
 
 log = logging.getLogger(__name__)
 
-PROFILES_FILE = "modal_profiles.yaml"
+ConfigClasses = Mapping[str, Callable[[], type[SandboxConfig]]]
+"""By backend, what gives its `config_class`: asked of the one in use alone, as that may load a provider's SDK."""
 
-_KEYS = {
-    "modal": {
-        "TERMINAL_MODAL_IMAGE": "image",
-        "TERMINAL_MODAL_APP_NAME": "app_name",
-        "TERMINAL_MODAL_GPU": "gpu",
-        "TERMINAL_MODAL_CPU": "cpu",
-        "TERMINAL_MODAL_MEMORY": "memory",
-        "TERMINAL_MODAL_MIN": "min_sandboxes",
-        "TERMINAL_MODAL_MAX": "max_sandboxes",
-        "TERMINAL_MODAL_IDLE_TIMEOUT": "idle_timeout",
-        "TERMINAL_MODAL_MAX_LIFETIME": "max_lifetime",
-        "TERMINAL_MODAL_ACQUIRE_TIMEOUT": "acquire_timeout_s",
-        "TERMINAL_MODAL_SECRETS": "secrets",
-        "TERMINAL_MODAL_SLOT_SECRETS": "slot_secrets",
-        "TERMINAL_MODAL_WORKSPACE": "workspace_base",
-    },
-    "docker": {
-        "TERMINAL_DOCKER_IMAGE": "image",
-        "TERMINAL_DOCKER_VOLUMES": "volumes",
-        "TERMINAL_CONTAINER_CPU": "cpu",
-        "TERMINAL_CONTAINER_MEMORY": "memory",
-    },
-    "ssh": {
-        "TERMINAL_SSH_HOST": "host",
-        "TERMINAL_SSH_USER": "user",
-        "TERMINAL_SSH_PORT": "port",
-        "TERMINAL_SSH_KEY": "identity",
-    },
-    "local": {},
-}
-"""By backend: the variables, and the key of a profile that each sets where the profile does not."""
-_DEFAULTS: dict[str, dict[str, Any]] = {"modal": {"app_name": "hermes-sandbox"}}
 _PLAIN = {
     "TERMINAL_ENV": "backend",
     "TERMINAL_TIMEOUT": "timeout_s",
     "TERMINAL_LIFETIME_SECONDS": "lifetime_s",
     "TERMINAL_CWD": "cwd",
-    "TERMINAL_MODAL_DEFAULT_PROFILE": "default_profile",
     "TERMINAL_STATE_DIR": "state_dir",
 }
-_OF_ONE_PROFILE = re.compile(  # the name is as short as can be: X_SLOT_SECRETS is of X
-    "TERMINAL_MODAL_PROFILE_(.+?)_(IMAGE|GPU|CPU|MEMORY|MIN_POOL|MAX_POOL|IDLE_TIMEOUT|MAX_LIFETIME|SCALE_DOWN_IDLE|"
-    "WORKDIR|SECRETS|SLOT_SECRETS|ENV_VARS|USE_DOTENV)"
-)
-_FILE_VARIABLE, _MODE_VARIABLE = "TERMINAL_MODAL_PROFILES_FILE", "TERMINAL_MODAL_MODE"
-_NO_SLOTS = "slots for rollouts are `hermes-rl rollout --backend modal`, or ModalToolBackend"
+_NO_SLOTS = "slots for rollouts are `hermes-rl rollout`"
 _NOT_READ = {
     "TERMINAL_CONTAINER_DISK": "a container's disk has no limit here",
     "TERMINAL_CONTAINER_PERSISTENT": "a task's container ends with the task",
@@ -74,8 +38,7 @@ _NOT_READ = {
     "TERMINAL_SCRATCH_DIR": "files are in the sandbox alone",
     "TERMINAL_DISK_WARNING_GB": "files are in the sandbox alone",
     "TERMINAL_SINGULARITY_IMAGE": "there is no such backend",
-    "TERMINAL_MODAL_SLOTS": f"a task has a sandbox to itself; {_NO_SLOTS}",
-    "TERMINAL_MODAL_EXEC_TIMEOUT": "TERMINAL_TIMEOUT is the time limit",
+    **dict.fromkeys(("TERMINAL_CONTAINER_CPU", "TERMINAL_CONTAINER_MEMORY"), "this backend has no containers"),
     **dict.fromkeys(("TERMINAL_SLOT_BACKEND", "TERMINAL_SLOT_APP_NAME"), _NO_SLOTS),
 }
 """Variables that others read, and why they say nothing here."""
@@ -104,14 +67,15 @@ class TerminalSettings(BaseModel):
     """By profile, what stands before `cwd`."""
 
     @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None) -> TerminalSettings:
-        """Read variables, `.env`, and for Modal `modal_profiles.yaml` (or TERMINAL_MODAL_PROFILES_FILE). What a profile
-        says comes before the variables for all, and the process's variables before those of `.env`.
+    def load(cls, classes: ConfigClasses, environ: Mapping[str, str] | None = None) -> TerminalSettings:
+        """Read variables, `.env`, and the file of profiles of the backend: that of `TERMINAL_<BACKEND>_PROFILES_FILE`,
+        or `<backend>_profiles.yaml`, if it is there. What a profile says comes before the variables for all, and the
+        process's variables before those of `.env`.
 
         Raises:
             ConfigError, UnknownNameError: a value or a file is wrong.
         """
-        found = _gather(os.environ if environ is None else environ)
+        found = _gather(classes, os.environ if environ is None else environ)
         for line in found.not_read:
             log.warning("%s", line)
         return found.settings()
@@ -121,11 +85,11 @@ class TerminalSettings(BaseModel):
         return self.workdirs.get(profile or self.default_profile, self.cwd)
 
 
-def explain(environ: Mapping[str, str] | None = None) -> tuple[TerminalSettings, list[str]]:
+def explain(classes: ConfigClasses, environ: Mapping[str, str] | None = None) -> tuple[TerminalSettings, list[str]]:
     """The settings, and in a line each where they are from, and what says them as well but does not count. Raises as
     `load` does.
     """
-    found = _gather(os.environ if environ is None else environ)
+    found = _gather(classes, os.environ if environ is None else environ)
     settings = found.settings()
     plain = ("backend", "timeout_s", "lifetime_s", "cwd", "default_profile")
     lines = [
@@ -169,7 +133,7 @@ class _Found:
         return f"{own}, before {common}" if common else own
 
 
-def _gather(environ: Mapping[str, str]) -> _Found:
+def _gather(classes: ConfigClasses, environ: Mapping[str, str]) -> _Found:
     dotenv = read_dotenv(environ)
     variables = {**dotenv, **environ}
 
@@ -178,41 +142,67 @@ def _gather(environ: Mapping[str, str]) -> _Found:
             return f"{variable} in .env"
         return f"{variable}, before .env" if variable in dotenv else variable
 
-    plain: dict[str, Any] = {key: variables[name] for name, key in _PLAIN.items() if variables.get(name)}
-    origins = {key: named(name) for name, key in _PLAIN.items() if variables.get(name)}
-    backend = str(plain.get("backend", "local"))
-    if backend == "modal" and variables.get(_MODE_VARIABLE, "pool") != "pool":
-        raise ConfigError(f"{_MODE_VARIABLE} is {variables[_MODE_VARIABLE]!r}", hint="there is `pool`: leave it out")
-    keys = _KEYS.get(backend, {})
-    common = {key: _parsed(name, variables[name]) for name, key in keys.items() if variables.get(name)}
-    own, places = _profiles(variables, backend, plain, origins)
+    backend = variables.get("TERMINAL_ENV") or "local"
+    declared = (classes[backend]() if backend in classes else SandboxConfig).terminal
+    names = {**_PLAIN, f"{_prefix(backend)}DEFAULT_PROFILE": "default_profile"}
+    plain: dict[str, Any] = {key: variables[name] for name, key in names.items() if variables.get(name)}
+    origins = {key: named(name) for name, key in names.items() if variables.get(name)}
+    for name, value in declared.fixed.items():
+        if variables.get(name, value) != value:
+            raise ConfigError(f"{name} is {variables[name]!r}", hint=f"there is `{value}`: leave it out")
+    given = {name: key for name, key in declared.settings.items() if variables.get(name)}
+    common = {key: _parsed(declared, name, variables[name]) for name, key in given.items()}
+    own, places = _profiles(variables, backend, declared, plain, origins)
     default = str(plain.get("default_profile", "default"))
     if default not in (own := own or {default: {}}):
         raise UnknownNameError("profile", default, own, where=f"in {origins.get('default_profile', 'the profiles')}")
-    profiles = {name: {**_DEFAULTS.get(backend, {}), **common, **(given or {})} for name, given in own.items()}
-    told = {key: named(name) for name, key in keys.items() if variables.get(name)}
-    return _Found(plain, origins, profiles, told, places, _not_read(variables))
+    profiles = {name: {**declared.defaults, **common, **(mine or {})} for name, mine in own.items()}
+    told = {key: named(name) for name, key in given.items()}
+    known = {*names, *declared.settings, *declared.fixed, f"{_prefix(backend)}PROFILES_FILE"}
+    not_read = _not_read(variables, known, backend, declared, classes)
+    return _Found(plain, origins, profiles, told, places, not_read)
+
+
+def _prefix(backend: str) -> str:
+    """How the variables begin that are one backend's."""
+    return f"TERMINAL_{backend.upper().replace('-', '_')}_"
+
+
+def _file(backend: str) -> str:
+    """The file of a backend's profiles in the current directory."""
+    return f"{backend}_profiles.yaml"
+
+
+def _of_one_profile(backend: str, declared: TerminalVariables) -> re.Pattern[str]:
+    # The name is as short as can be: X_SLOT_SECRETS is of X.
+    return re.compile(f"{_prefix(backend)}PROFILE_(.+?)_({'|'.join(declared.of_profile) or '(?!)'})")
 
 
 def _profiles(
-    variables: Mapping[str, str], backend: str, plain: dict[str, Any], origins: dict[str, str]
+    variables: Mapping[str, str],
+    backend: str,
+    declared: TerminalVariables,
+    plain: dict[str, Any],
+    origins: dict[str, str],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
-    """Modal's profiles, of the file or else of variables; and by profile and key, where each is from."""
-    if backend != "modal":
-        return {}, {}
-    file = variables.get(_FILE_VARIABLE) or (PROFILES_FILE if Path(PROFILES_FILE).is_file() else None)
+    """The backend's profiles, of the file or else of variables; and by profile and key, where each is from."""
+    file = variables.get(f"{_prefix(backend)}PROFILES_FILE")
+    file = file or (_file(backend) if Path(_file(backend)).is_file() else None)
     if file is not None:
         profiles, default = read_profiles(Path(file))
         for name, given in profiles.items():
             if not isinstance(given, Mapping):
-                raise ConfigError(f"profile {name!r} of {file} is no mapping", hint="write `key: value` lines below it")
+                raise ConfigError(
+                    f"profile {name!r} of {file} is not a mapping", hint="write `key: value` lines below it"
+                )
         if "default_profile" not in plain:
             plain["default_profile"], origins["default_profile"] = default, file
         return profiles, {name: dict.fromkeys(given or {}, file) for name, given in profiles.items()}
     found: dict[str, dict[str, Any]] = {}
     places: dict[str, dict[str, str]] = {}
+    of_one_profile = _of_one_profile(backend, declared)
     for variable, value in variables.items():
-        if value and (match := _OF_ONE_PROFILE.fullmatch(variable)):
+        if value and (match := of_one_profile.fullmatch(variable)):
             name, key = match[1].lower().replace("_", "-"), match[2].lower()
             found.setdefault(name, {})[key] = value
             places.setdefault(name, {})[key] = variable
@@ -221,28 +211,42 @@ def _profiles(
     return found, places
 
 
-def _parsed(variable: str, value: str) -> Any:
-    if variable != "TERMINAL_DOCKER_VOLUMES":
+def _parsed(declared: TerminalVariables, variable: str, value: str) -> Any:
+    if variable not in declared.lists:
         return value
     try:
-        volumes = json.loads(value)
+        parsed = json.loads(value)
     except ValueError:
-        volumes = None
-    if not isinstance(volumes, list):
-        raise ConfigError(f"{variable} is {value!r}", hint='write a JSON list: ["/on/the/host:/in/the/sandbox:ro"]')
-    return volumes
+        parsed = None
+    if not isinstance(parsed, list):
+        raise ConfigError(f"{variable} is {value!r}", hint='write a JSON list: ["one", "two"]')
+    return parsed
 
 
-def _not_read(variables: Mapping[str, str]) -> list[str]:
+def _not_read(
+    variables: Mapping[str, str],
+    known: Collection[str],
+    backend: str,
+    declared: TerminalVariables,
+    backends: Collection[str],
+) -> list[str]:
     """What is set and says nothing, each with why, or with what was meant."""
-    known = {*_PLAIN, *(name for keys in _KEYS.values() for name in keys), _FILE_VARIABLE, _MODE_VARIABLE}
-    lines = []
+    others = [other for other in backends if other != backend]
+    lines = [
+        f"{_file(other)} is not read: TERMINAL_ENV is {backend!r}, not {other!r}"
+        for other in others
+        if Path(_file(other)).is_file()
+    ]
+    of_others = tuple(map(_prefix, others))
+    of_one_profile = _of_one_profile(backend, declared)
     for name, value in sorted(variables.items()):
-        if not name.startswith("TERMINAL_") or name in known or _OF_ONE_PROFILE.fullmatch(name):
+        if not name.startswith("TERMINAL_") or name in known or of_one_profile.fullmatch(name):
             continue
         if name == "TERMINAL_CONTAINER_PERSISTENT" and value.lower() in ("false", "0", "no"):
             continue
-        why = _NO_SLOTS if name.startswith("TERMINAL_NOMAD_") else _NOT_READ.get(name)
+        why = _NO_SLOTS if name.startswith("TERMINAL_NOMAD_") else {**_NOT_READ, **declared.unread}.get(name)
+        if why is None and of_others and name.startswith(of_others):
+            continue
         lines.append(f"{name} is not read: {why or nearest_hint(name, known)}")
     return lines
 

@@ -221,8 +221,8 @@ class TaskTerminals:
     def _open(self) -> ToolBackend:
         if self._tools is None:
             given, runtime_settings = self._given
-            self._settings = TerminalSettings.load() if given is None else given
             self._runtime = self._runtime or Runtime(runtime_settings)
+            self._settings = TerminalSettings.load(self._runtime.config_classes()) if given is None else given
             backend = self._runtime.backend(self._settings.backend)
             level = strongest(backend)
             if (folder := self._settings.state_dir) is not None and self._checkpoint is None:

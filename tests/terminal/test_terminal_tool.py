@@ -9,10 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_docker.config import DockerConfig
+from hermes_modal.config import ModalSandboxConfig
+from hermes_ssh.config import SshConfig
 
 from hermes_core import cleanup_vm, terminal, terminal_tool
 from hermes_core.errors import (
@@ -28,7 +32,8 @@ from hermes_core.errors import (
     UsageError,
 )
 from hermes_core.sandbox.contract import SandboxConfig
-from hermes_core.terminal.settings import TerminalSettings, explain
+from hermes_core.sandbox.local.backend import LocalConfig
+from hermes_core.terminal.settings import ConfigClasses, TerminalSettings, explain
 from hermes_core.tool_backend import ToolBackend
 
 
@@ -242,24 +247,40 @@ def test_where_a_task_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TERMINAL_CWD" in answer["output"] and "not run" not in answer["output"]
 
 
+CLASSES: ConfigClasses = {
+    "local": lambda: LocalConfig,
+    "docker": lambda: DockerConfig,
+    "ssh": lambda: SshConfig,
+    "modal": lambda: ModalSandboxConfig,
+}
+
+
 def test_what_is_not_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
     environ = {
         "HERMES_ENV_FILE": "",
         "TERMINAL_TIMOUT": "9",
+        "TERMINAL_ENV": "modal",
         "TERMINAL_MODAL_SLOTS": "4",
         "TERMINAL_NOMAD_ADDRESS": "x",
         "TERMINAL_CONTAINER_PERSISTENT": "false",
         "TERMINAL_SSH_HOST": "h",
     }
-    TerminalSettings.load(environ)
+    TerminalSettings.load(CLASSES, environ)
     said_of = {record.getMessage().split()[0]: record.getMessage() for record in caplog.records}
     assert set(said_of) == {"TERMINAL_TIMOUT", "TERMINAL_MODAL_SLOTS", "TERMINAL_NOMAD_ADDRESS"}
     assert "did you mean 'TERMINAL_TIMEOUT'" in said_of["TERMINAL_TIMOUT"]
     assert "a task has a sandbox to itself" in said_of["TERMINAL_MODAL_SLOTS"]
 
 
+def test_a_file_of_another_backends_profiles_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "modal_profiles.yaml").write_text("profiles: {default: {gpu: T4}}")
+    found = TerminalSettings.load(CLASSES, {"HERMES_ENV_FILE": "", "TERMINAL_ENV": "docker"})
+    assert found.profiles == {"default": {}}
+    assert caplog.messages == ["modal_profiles.yaml is not read: TERMINAL_ENV is 'docker', not 'modal'"]
+
+
 def test_settings_of_other_backends() -> None:
-    load = TerminalSettings.load
+    load = partial(TerminalSettings.load, CLASSES)
     environ = {"HERMES_ENV_FILE": "", "TERMINAL_ENV": "ssh", "TERMINAL_SSH_HOST": "h", "TERMINAL_SSH_USER": "u"}
     environ |= {"TERMINAL_SSH_PORT": "2222", "TERMINAL_SSH_KEY": "/k"}
     assert load(environ).profiles == {"default": {"host": "h", "user": "u", "port": "2222", "identity": "/k"}}
@@ -274,6 +295,7 @@ def test_settings_of_other_backends() -> None:
 
 def test_profiles_of_variables() -> None:
     found = TerminalSettings.load(
+        CLASSES,
         {
             "HERMES_ENV_FILE": "",
             "TERMINAL_ENV": "modal",
@@ -282,7 +304,7 @@ def test_profiles_of_variables() -> None:
             "TERMINAL_MODAL_PROFILE_PYTORCH_GPU_MAX_POOL": "2",
             "TERMINAL_MODAL_PROFILE_node_IMAGE": "node:20",
             "TERMINAL_MODAL_PROFILE_node_WORKDIR": "/workspace",
-        }
+        },
     )
     assert set(found.profiles) == {"default", "pytorch-gpu", "node"}
     common = {"app_name": "hermes-sandbox", "image": "python:3.12"}
@@ -293,6 +315,7 @@ def test_profiles_of_variables() -> None:
 
 def test_secrets_that_commands_see() -> None:
     found = TerminalSettings.load(
+        CLASSES,
         {
             "HERMES_ENV_FILE": "",
             "TERMINAL_ENV": "modal",
@@ -300,7 +323,7 @@ def test_secrets_that_commands_see() -> None:
             "TERMINAL_MODAL_SLOT_SECRETS": "API_KEY,OTHER_KEY",
             "TERMINAL_MODAL_PROFILE_MY_GPU_SECRETS": "gpus",
             "TERMINAL_MODAL_PROFILE_MY_GPU_SLOT_SECRETS": "GPU_KEY",
-        }
+        },
     )
     common = {"app_name": "hermes-sandbox", "secrets": "mine,other", "slot_secrets": "API_KEY,OTHER_KEY"}
     assert found.profiles["default"] == common
@@ -320,12 +343,12 @@ def test_of_env_vars_the_names_are_shown(tmp_path: Path, env_vars: Any) -> None:
     (tmp_path / "modal_profiles.yaml").write_text(
         json.dumps({"profiles": {"x": {"image": "i", "env_vars": env_vars, "env_var": env_vars}}})
     )
-    _, lines = explain(environ)
+    _, lines = explain(CLASSES, environ)
     assert lines[-1].count("={TOKEN, PIN} (modal_profiles.yaml)") == 2
     assert "hunter2" not in str(lines) and "4711" not in str(lines)
     if isinstance(env_vars, str):
         (tmp_path / "modal_profiles.yaml").unlink()
-        _, lines = explain({**environ, "TERMINAL_MODAL_PROFILE_X_ENV_VARS": env_vars})
+        _, lines = explain(CLASSES, {**environ, "TERMINAL_MODAL_PROFILE_X_ENV_VARS": env_vars})
         (line,) = (line for line in lines if "env_vars=" in line)
         assert line.endswith("env_vars={TOKEN, PIN} (TERMINAL_MODAL_PROFILE_X_ENV_VARS)")
 
@@ -340,11 +363,11 @@ def test_errors_show_no_values_of_env_vars(env_vars: Any) -> None:
 def test_a_profile_that_is_no_mapping(tmp_path: Path) -> None:
     (tmp_path / "modal_profiles.yaml").write_text("profiles: {default: torch}")
     with pytest.raises(ConfigError, match=r"'default' of .* is not a mapping"):
-        TerminalSettings.load({"HERMES_ENV_FILE": "", "TERMINAL_ENV": "modal"})
+        TerminalSettings.load(CLASSES, {"HERMES_ENV_FILE": "", "TERMINAL_ENV": "modal"})
 
 
 def test_settings(tmp_path: Path) -> None:
-    load = TerminalSettings.load
+    load = partial(TerminalSettings.load, CLASSES)
     plain = load({"HERMES_ENV_FILE": ""})
     assert (plain.backend, plain.timeout_s, plain.lifetime_s) == ("local", 180, 300)
     environ = {

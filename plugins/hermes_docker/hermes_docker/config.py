@@ -9,7 +9,7 @@ from typing import Any
 from docker.types import Mount
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core import Network, SandboxConfig
+from hermes_core import Network, SandboxConfig, TerminalVariables
 
 SYS_ADMIN = "SYS_ADMIN"
 DEFAULT_IMAGE = "python:3.11"
@@ -17,6 +17,16 @@ DEFAULT_IMAGE = "python:3.11"
 
 class DockerConfig(SandboxConfig):
     """A profile of the `docker` backend."""
+
+    terminal = TerminalVariables(
+        {
+            "TERMINAL_DOCKER_IMAGE": "image",
+            "TERMINAL_DOCKER_VOLUMES": "volumes",
+            "TERMINAL_CONTAINER_CPU": "cpu",
+            "TERMINAL_CONTAINER_MEMORY": "memory",
+        },
+        lists=("TERMINAL_DOCKER_VOLUMES",),
+    )
 
     image: str | None = DEFAULT_IMAGE
     """The image; pulled when the daemon does not have it."""

@@ -10,7 +10,15 @@ from typing import Any, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core import ConfigError, Network, SandboxConfig, UnknownNameError, nearest_hint, validated
+from hermes_core import (
+    ConfigError,
+    Network,
+    SandboxConfig,
+    TerminalVariables,
+    UnknownNameError,
+    nearest_hint,
+    validated,
+)
 from hermes_core import read_profiles as profiles_of
 
 LONGEST_LIFE_S = 24 * 3600
@@ -19,8 +27,40 @@ _GPU = re.compile(r"[A-Za-z0-9+!-]+(:[1-9][0-9]?)?")
 APP_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
+_TERMINAL = TerminalVariables(
+    settings={
+        "TERMINAL_MODAL_IMAGE": "image",
+        "TERMINAL_MODAL_APP_NAME": "app_name",
+        "TERMINAL_MODAL_GPU": "gpu",
+        "TERMINAL_MODAL_CPU": "cpu",
+        "TERMINAL_MODAL_MEMORY": "memory",
+        "TERMINAL_MODAL_MIN": "min_sandboxes",
+        "TERMINAL_MODAL_MAX": "max_sandboxes",
+        "TERMINAL_MODAL_IDLE_TIMEOUT": "idle_timeout",
+        "TERMINAL_MODAL_MAX_LIFETIME": "max_lifetime",
+        "TERMINAL_MODAL_ACQUIRE_TIMEOUT": "acquire_timeout_s",
+        "TERMINAL_MODAL_SECRETS": "secrets",
+        "TERMINAL_MODAL_SLOT_SECRETS": "slot_secrets",
+        "TERMINAL_MODAL_WORKSPACE": "workspace_base",
+    },
+    of_profile=(
+        *("IMAGE", "GPU", "CPU", "MEMORY", "MIN_POOL", "MAX_POOL", "IDLE_TIMEOUT", "MAX_LIFETIME", "SCALE_DOWN_IDLE"),
+        *("WORKDIR", "SECRETS", "SLOT_SECRETS", "ENV_VARS", "USE_DOTENV"),
+    ),
+    defaults={"app_name": "hermes-sandbox"},
+    fixed={"TERMINAL_MODAL_MODE": "pool"},
+    unread={
+        "TERMINAL_MODAL_SLOTS": "a task has a sandbox to itself; slots for rollouts are "
+        "`hermes-rl rollout --backend modal`, or ModalToolBackend",
+        "TERMINAL_MODAL_EXEC_TIMEOUT": "TERMINAL_TIMEOUT is the time limit",
+    },
+)
+
+
 class ModalSandboxConfig(SandboxConfig):
     """A profile of the `modal` backend."""
+
+    terminal = _TERMINAL
 
     app_name: str | None = None
     """The Modal app that the sandboxes belong to; made if it is not there. None is `atropos-sandbox`."""

@@ -78,7 +78,7 @@ def _sources(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> I
 def _terminals() -> dict[str, ModalSandboxConfig]:
     """The terminal tool's, where Modal is its backend."""
     try:
-        settings, _ = explain()
+        settings, _ = explain({"modal": lambda: ModalSandboxConfig})
     except HermesError:  # told by doctor, whatever the backend
         return {}
     return _made(settings.profiles) if settings.backend == "modal" else {}

@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core import SandboxConfig
+from hermes_core import SandboxConfig, TerminalVariables
 
 _HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<name>\[[0-9a-fA-F:.%\w]+\]|[^@:\[\]\s/]+)(?::(?P<port>\d{1,5}))?")
 
@@ -20,6 +20,14 @@ class SshConfig(SandboxConfig):
     """
 
     unsupported = ("image", "cpu", "memory")
+    terminal = TerminalVariables(
+        {
+            "TERMINAL_SSH_HOST": "host",
+            "TERMINAL_SSH_USER": "user",
+            "TERMINAL_SSH_PORT": "port",
+            "TERMINAL_SSH_KEY": "identity",
+        }
+    )
 
     host: str | None = None
     """The host: a name that the configuration file knows, or `[user@]name[:port]`."""
