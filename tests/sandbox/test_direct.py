@@ -182,6 +182,7 @@ async def test_a_directory_that_may_not_be_entered(ordinary):
     with pytest.raises(CommandError) as caught:
         await ordinary.run("true", cwd="locked")
     assert caught.value.code == "cwd_permission"
+    await ordinary.run("chmod 700 locked")
 
 
 async def test_output_is_cut_in_the_middle(slot):

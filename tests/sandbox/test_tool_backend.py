@@ -322,7 +322,9 @@ async def test_ten_times_more_work_than_slots_is_served_in_order(local, level):
         assert (status["available_slots"], status["waiting"], status["total_slots"]) == (3, 0, 3)
 
 
-async def test_each_image_has_a_pool_with_the_profiles_other_settings(local, level):
+async def test_each_image_has_a_pool_with_the_profiles_other_settings(local, level, monkeypatch):
+    monkeypatch.setattr(LocalConfig, "unsupported", ())
+
     class Pictured(LocalBackend):
         """A local sandbox whose image is noted, and is nothing."""
 
@@ -598,6 +600,9 @@ class OneEach(LocalBackend):
     """Declares nothing between directories and a sandbox for each slot."""
 
     capabilities = Capabilities(isolation=frozenset({Isolation.SHARED, Isolation.DEDICATED}))
+
+    async def create(self, spec):
+        return await super().create(replace(spec, isolation=Isolation.SHARED))
 
 
 async def test_a_level_that_is_not_declared_becomes_the_next_stronger_one(tmp_path):
