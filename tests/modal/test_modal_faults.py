@@ -220,5 +220,5 @@ async def test_an_outage_and_a_revoked_token(backend: ModalBackend, own_emulator
 
 
 def test_every_error_of_ours_is_infra() -> None:
-    assert issubclass(type(account.not_created(TimeoutError(), "default", "creating")), InfraError)
+    assert issubclass(type(account.not_created(TimeoutError(), ModalSandboxConfig(), "creating")), InfraError)
     assert issubclass(type(account.not_reached(TimeoutError(), "sb-1")), InfraError)
