@@ -166,9 +166,8 @@ def test_what_is_sent_runs_through_any_shell() -> None:
     assert "\n" not in line and "!" not in line
     for shell in ("/bin/sh", "/bin/bash"):
         command = [shell, "-c", remote.command_line(sys.executable)]
-        done = subprocess.run(
-            command, input=remote.message({"op": "list", "directory": "/nonexistent"}), capture_output=True
-        )
+        message = remote.message({"op": "list", "directory": "/nonexistent", "usual": ""})
+        done = subprocess.run(command, input=message, capture_output=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout == MARK + b'{"sandboxes": []}'
 
@@ -183,7 +182,7 @@ def test_what_is_sent_runs_on_every_python(version: str) -> None:
     python = interpreter(version)
     if python is None:
         pytest.skip(f"there is no Python {version} here")
-    message = remote.message({"op": "probe", "directory": None})
+    message = remote.message({"op": "probe", "directory": None, "usual": "/nonexistent"})
     done = subprocess.run(["/bin/sh", "-c", remote.command_line(python)], input=message, capture_output=True)
     assert done.stdout.startswith(MARK), done.stderr
     assert json.loads(done.stdout[len(MARK) :])["python"].startswith(version)

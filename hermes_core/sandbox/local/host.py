@@ -305,7 +305,7 @@ def end(place: str, record: SandboxRecord) -> None:
 def main(request: dict[str, Any]) -> None:
     """Do what a request over a connection says, and answer as JSON; `enter` becomes a program in a sandbox."""
     os.write(1, MARK)
-    place = place_of(request["directory"], "/var/tmp/hermes-rl-ssh")
+    place = place_of(request["directory"], request["usual"])
     if request["op"] == "enter":
         sys.exit(_enter(place, request))
     try:

@@ -33,6 +33,7 @@ from hermes_ssh.threads import in_thread
 
 log = logging.getLogger(__name__)
 
+_PLACE = "/var/tmp/hermes-rl-ssh"
 _ANSWER_BYTES = 8 << 20
 _ANSWER_S = 90.0
 _LONGEST_ASIDE_S = 600.0
@@ -110,7 +111,7 @@ class Host:
         )
         session.carry_stderr(channel.feed_stderr)
         try:
-            await channel.write(remote.message({**request, "directory": self.access.directory}))
+            await channel.write(remote.message({**request, "directory": self.access.directory, "usual": _PLACE}))
         except ChannelLost:
             pass  # it has ended already, or is cut off: what is read from it says which
         except BaseException:
