@@ -202,9 +202,7 @@ class LoopEnded(UsageError):
     """The program is ending, or has closed the loop."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "this event loop has ended", hint="make another one; once the main thread has ended it is too late for that"
-        )
+        super().__init__("this event loop has ended", hint="make another one, before the main thread has ended")
 
 
 class LoopThread:
@@ -266,7 +264,9 @@ class LoopThread:
         """
         if threading.current_thread() is self._thread:
             work.close()
-            raise UsageError("a blocking call from its own event loop would never end", hint="await the other form")
+            raise UsageError(
+                "a blocking call from its own event loop would never end", hint="await the asynchronous form"
+            )
         outcome, cancel = self._begin(work)
         try:
             return outcome.result()

@@ -101,7 +101,7 @@ class Runtime:
         if entry.name not in self._backends:
             backend = self._make(entry, self.settings)
             if not isinstance(backend, Backend):
-                raise PluginError(f"backend {name!r} of {entry.plugin.label} made {backend!r}, which is no Backend")
+                raise PluginError(f"backend {name!r} of {entry.plugin.label} made {backend!r}, which is not a Backend")
             self._backends[entry.name] = self._keep(backend)
         return self._backends[entry.name]
 
@@ -213,7 +213,9 @@ class Runtime:
         kind = entry.load()
         what = f"environment {name!r} of {entry.plugin.label}"
         if not (isinstance(kind, type) and issubclass(kind, Environment)):
-            raise PluginError(f"{what} is {kind!r}, which is no Environment class", hint="register a subclass of it")
+            raise PluginError(
+                f"{what} is {kind!r}, which is not an Environment class", hint="register a subclass of it"
+            )
         if not (isinstance(kind.config_class, type) and issubclass(kind.config_class, EnvironmentConfig)):
             raise PluginError(
                 f"{what} has {kind.config_class!r} as config_class", hint="make it a subclass of EnvironmentConfig"
@@ -259,7 +261,7 @@ class Runtime:
         entry = self.parsers.entry(name)
         parser = self._make(entry)
         if not isinstance(parser, Parser):
-            raise PluginError(f"parser {name!r} of {entry.plugin.label} made {parser!r}, which is no Parser")
+            raise PluginError(f"parser {name!r} of {entry.plugin.label} made {parser!r}, which is not a Parser")
         return parser
 
     def sink(self, name: str, target: str = "") -> Sink:

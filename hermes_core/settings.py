@@ -165,14 +165,14 @@ def read_yaml(path: Path, named_by: str = "") -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", hint="mend the file") from error
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", hint="fix the file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not valid YAML: {said}", hint="mend the file") from error
+        raise ConfigError(f"{path} is not valid YAML: {said}", hint="fix the file") from error
     if data is None:
         return {}
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError(f"{path} holds no mapping of settings", hint="write `key: value` lines")
+        raise ConfigError(f"{path} does not hold a mapping of settings", hint="write `key: value` lines")
     return data
 
 
@@ -197,7 +197,9 @@ def read_dotenv(environ: Mapping[str, str]) -> dict[str, str]:
     try:
         values = dotenv_values(path, interpolate=False, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be read: {error}", hint="mend it, or set HERMES_ENV_FILE") from error
+        raise ConfigError(
+            f"{path} can't be read: {error}", hint="fix the file, or set HERMES_ENV_FILE to another"
+        ) from error
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -169,7 +169,7 @@ class ToolBackend:
         """
         checkpoint = self._provisioner.checkpoint
         if checkpoint is None:
-            raise UsageError("there is no checkpoint to take sandboxes over from", hint="give the tool backend one")
+            raise UsageError("take_over needs a checkpoint", hint="pass checkpoint= to tool_backend()")
         failure: HermesError | None = None
         for saved in [*self._inherited.values()]:
             if saved.backend != self.backend.name or saved.profile not in self._pools:
@@ -339,7 +339,7 @@ class ToolBackend:
         if lease.config.slot_user is SlotUser.ROOT:
             raise PolicyError(
                 "the slot is root: nothing in its sandbox is out of its reach, a preparation neither",
-                hint="use the slot's own commands, work in a fresh slot, or leave slot_user: root out",
+                hint="use the slot's own commands, work in a fresh slot, or leave out slot_user: root",
                 sandbox_id=slot.sandbox_id,
                 slot_id=slot.slot_id,
             )

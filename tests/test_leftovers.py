@@ -77,7 +77,7 @@ async def test_the_dead_are_reaped_and_the_living_are_not(runtime: Runtime) -> N
             done = {
                 each.found.info.sandbox_id: (each.outcome, each.why) for each in await leftovers.reap(runtime, mine)
             }
-            assert done == {living.id: ("left", "its driver lives"), dead.id: ("ended", "its driver is dead")}
+            assert done == {living.id: ("left", "its driver is alive"), dead.id: ("ended", "its driver is dead")}
             assert await living.status() is SandboxStatus.RUNNING
             assert await dead.status() is SandboxStatus.GONE
             assert await others.status() is SandboxStatus.RUNNING
@@ -114,7 +114,7 @@ async def test_a_sandbox_that_is_being_made_is_left(runtime: Runtime, monkeypatc
         try:
             found = (await leftovers.find(runtime, ["local"], "me")).sandboxes
             (young,) = await leftovers.reap(runtime, found)
-            assert young.outcome == "left" and "not begun to beat" in young.why
+            assert young.outcome == "left" and "no heartbeat yet" in young.why
             monkeypatch.setattr(leftovers, "STARTING_S", 0.0)
             (old,) = await leftovers.reap(runtime, found)
             assert old.outcome == "ended"

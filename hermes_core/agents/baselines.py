@@ -30,7 +30,7 @@ class OracleAgent:
             raise
         except Exception as error:
             said = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
-            raise SetupFailed(f"the reference solution can't be applied: {said}", hint="mend the task") from error
+            raise SetupFailed(f"the reference solution can't be applied: {said}", hint="fix the task") from error
         task.result.stop(StopReason.FINISHED)
         return task.result
 

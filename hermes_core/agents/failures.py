@@ -111,7 +111,7 @@ def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "",
         )
     return ModelError(
         f"asking {place} failed{tries}: {type(error).__name__}: {_short(error)}",
-        hint="this is not a failure that endpoints are known for: look at the cause below it",
+        hint="look at the cause below: endpoints are not known to fail in this way",
     )
 
 

@@ -39,7 +39,8 @@ class GenerateServer:
             raise UnknownNameError("kind of server", kind, WIRES)
         if not settings.base_url or not settings.base_url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"the base URL {settings.base_url!r} is no URL of a {kind} server", hint="write http://HOST:PORT/v1"
+                f"the base URL {settings.base_url!r} is not the URL of a {kind} server",
+                hint="write http://HOST:PORT/v1",
             )
         self.settings = settings
         self.kind = kind

@@ -107,7 +107,7 @@ class OpenAIServer:
             )
         if settings.base_url is not None and not re.match(r"https?://[^/]", settings.base_url):
             raise ConfigError(
-                f"the base URL {settings.base_url!r} is no URL of a server",
+                f"the base URL {settings.base_url!r} is not the URL of a server",
                 hint="write http://HOST:PORT/v1 or https://…",
             )
         self.settings = settings

@@ -176,9 +176,9 @@ def checked(sampled: Sampled) -> Sampled:
         raise ValueError("no token")
     for token, logprob in zip(sampled.tokens, sampled.logprobs, strict=True):
         if type(token) is not int or token < 0:
-            raise ValueError(f"{token!r} is no token id")
+            raise ValueError(f"{token!r} is not a token id")
         if not (isinstance(logprob, int | float) and math.isfinite(logprob)) or logprob <= _NO_LOGPROB:
-            raise ValueError(f"{logprob!r} is no logprob")
+            raise ValueError(f"{logprob!r} is not a logprob")
     return sampled
 
 

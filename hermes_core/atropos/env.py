@@ -426,7 +426,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     async def _send_scored_data_to_api(self, scored_data: Mapping[str, Any]) -> None:
         if self.api is None:
-            raise UsageError("there is no API to send to", hint="this is for serve mode")
+            raise UsageError("there is no API to send to", hint="use serve mode")
         sent = scored_data if self.config.include_messages else {**scored_data, "messages": None}
         await self.api.send(sent)
 

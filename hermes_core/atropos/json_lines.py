@@ -26,7 +26,7 @@ class JsonLines:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise OutputError(f"can't write {path}: {error.strerror}", hint="name another place") from error
+            raise OutputError(f"can't write {path}: {error.strerror}", hint="choose another place") from error
 
     def __enter__(self) -> JsonLines:
         return self
@@ -44,7 +44,7 @@ class JsonLines:
             if os.write(self._file, line) != len(line):
                 raise OSError(28, "no space left")
         except OSError as error:
-            raise OutputError(f"can't write {self.path}: {error.strerror}", hint="make room") from error
+            raise OutputError(f"can't write {self.path}: {error.strerror}", hint="free some space") from error
 
 
 async def group_json(group: Mapping[str, Any]) -> bytes:

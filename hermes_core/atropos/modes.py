@@ -156,7 +156,7 @@ class Serving:
             raise ConfigError("nothing says how large a batch is", hint="set batch_size in the trainer's registration")
         if batch % group:
             raise ConfigError(
-                f"a batch of {batch} can't be made of groups of {group}: the API would hold them back for ever",
+                f"a batch of {batch} can't be made of groups of {group}: the API would hold them back forever",
                 hint="make batch_size a multiple of group_size",
             )
 

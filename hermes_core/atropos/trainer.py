@@ -50,7 +50,7 @@ class TrainerApi:
 
     def __init__(self, url: str, registration: Mapping[str, Any], *, patience_s: float) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"rollout_server_url {url!r} is no URL", hint="write http://HOST:PORT")
+            raise ConfigError(f"rollout_server_url {url!r} is not a URL", hint="write http://HOST:PORT")
         self.url = url.rstrip("/")
         self.registration = dict(registration)
         self.env_id: int | None = None

@@ -314,7 +314,7 @@ def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
     """
     for name, problem in found.problems.items():
         if name in named:
-            raise InfraError(f"backend {name!r} can't be asked: {problem}", hint=f"`hermes-rl doctor {name}` says more")
+            raise InfraError(f"backend {name!r} did not answer: {problem}", hint=f"`hermes-rl doctor {name}` says more")
         say(f"not asked: {name}: {problem}", err=True)
 
 

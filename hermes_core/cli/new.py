@@ -104,11 +104,11 @@ def spellings(kind: str, name: str) -> dict[str, str]:
 
 def _check_free(runtime: Runtime, kind: str, package: str, name: str) -> None:
     if package in sys.stdlib_module_names or importlib.util.find_spec(package) is not None:
-        raise UsageError(f"there is a Python module {package!r} already", hint="choose another name")
+        raise UsageError(f"a Python module {package!r} already exists", hint="choose another name")
     for entry in runtime.plugin_manager.claims:
         if entry.kind == kind and {package, name} & {entry.name, *entry.aliases}:
             raise UsageError(
-                f"{kind} {entry.name!r} is there already, of {entry.plugin.label}", hint="choose another name"
+                f"{kind} {entry.name!r} already exists, provided by {entry.plugin.label}", hint="choose another name"
             )
 
 

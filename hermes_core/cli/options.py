@@ -75,7 +75,7 @@ def split_dotted(
         if section not in sections:
             raise UnknownNameError("section of options", section, sections)
         if not key:
-            raise UsageError(f"{argument!r} names no key", hint=f"write --{section}.KEY=VALUE")
+            raise UsageError(f"{argument!r} has no key", hint=f"write --{section}.KEY=VALUE")
         given: str | None = value
         if not equals:
             given = waiting.pop(0) if waiting and not waiting[0].startswith("--") else None

@@ -91,7 +91,7 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
         lines.append("failures: " + ", ".join(f"{count} {kind}" for kind, count in summary.failures.items()))
     lines += failures.lines(width)
     if summary.infra_retries:
-        lines.append(f"begun anew after an infrastructure failure: {summary.infra_retries}")
+        lines.append(f"restarted after an infrastructure failure: {summary.infra_retries}")
     if summary.stopped:
         again = failures.tells(summary.stopped)
         lines.append("stopped: no other rollout would do better" if again else f"stopped: {summary.stopped}")

@@ -167,18 +167,18 @@ async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> s
     """Why a running sandbox is to be left; None if its heart does not beat and, unless `waiting`, nobody is to come."""
     attach: Any = getattr(backend, "attach", None)
     if attach is None or not backend.capabilities.attach:
-        return "its heart can't be listened to: the backend can't attach"
+        return "its heartbeat can't be read: the backend can't attach"
     try:
         async with asyncio.timeout(LISTEN_S + LIST_LIMIT_S):
             sandbox = await attach(info.sandbox_id)
             heard = await shell.helper(sandbox, _LISTEN, f"{sandbox.state_dir}/heartbeat", str(LISTEN_S))
     except (HermesError, shell.Ended, TimeoutError) as error:
         said = error.message if isinstance(error, HermesError) else "no answer"
-        return f"its heart can't be listened to: {said}"
+        return f"its heartbeat can't be read: {said}"
     if b"beats" in heard:
-        return "its driver lives"
+        return "its driver is alive"
     if b"none" in heard and time.time() - info.created < STARTING_S:
-        return "its heart has not begun to beat: its driver may be making it"
+        return "it has no heartbeat yet: its driver may be creating it"
     silent = _SILENT.search(heard)
     if silent is not None and int(silent[1]) >= WAITING_S and not waiting:
         return f"it waits {_duration(int(silent[1]))} for a driver to come back; --waiting ends it now"

@@ -151,7 +151,7 @@ def pool_size(options: RunOptions, isolation: Isolation, profile: SandboxConfig)
     room = slots * sandboxes - reserve
     if room < 1:
         raise UsageError(
-            f"profile {profile.name!r}: {slots} slots in {sandboxes} sandboxes leave none for agents beside the "
+            f"profile {profile.name!r}: {slots} slots in {sandboxes} sandboxes leave no slot for agents beside the "
             f"reserve of {reserve}",
             hint="raise slots_per_sandbox or max_sandboxes, or lower reserve_slots",
         )

@@ -322,7 +322,7 @@ def run_tests() -> None:
         import pytest
 
         if int(pytest.__version__.split(".")[0]) < 7:
-            raise ImportError(f"pytest {pytest.__version__} is too old, 7.0 is the first that will do")
+            raise ImportError(f"pytest {pytest.__version__} is too old; version 7.0 or newer is needed")
     except BaseException as error:
         reporter.send(broken=f"{type(error).__name__}: {error}")
         os._exit(3)

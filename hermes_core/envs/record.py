@@ -70,7 +70,7 @@ class Record:
     """Seconds by stage: `acquire_s`, …."""
     tool_calls: ToolCalls = field(default_factory=ToolCalls)
     infra_retries: int = 0
-    """How often the rollout was begun anew after an infrastructure failure."""
+    """How often the rollout was restarted after an infrastructure failure."""
     check_repeated: str | None = None
     """Why its check was run a second time, if it was."""
     cut: tuple[str, ...] = ()

@@ -152,7 +152,7 @@ class _Again:
                 out.write(data)
         except OSError as error:
             raise OutputError(
-                f"can't write to {self._out}: {error.strerror}", hint="make room, or mend its rights"
+                f"can't write to {self._out}: {error.strerror}", hint="free some space, or fix its access rights"
             ) from error
 
 
@@ -165,7 +165,7 @@ def run_configuration_of(path: Path) -> dict[str, Any]:
     ran = read_run(path)["configuration"]
     needed = {"environment", "env", "agent", "backend", "backend_config", "isolation", "verify_timeout"}
     if not isinstance(ran, dict) or not needed <= ran.keys():
-        raise UsageError(f"{path / RUN} has not all of a run's configuration", hint="name the folder of a run")
+        raise UsageError(f"{path / RUN} lacks part of a run's configuration", hint="name the folder of a run")
     return ran
 
 
@@ -178,7 +178,7 @@ def check_items(items: Mapping[str, Item], patches: Iterator[Record]) -> None:
     for recorded in patches:
         if recorded.item_id not in items:
             raise UsageError(
-                f"the dataset has no item {recorded.item_id!r} any more", hint="rescore with the run's own dataset"
+                f"the dataset no longer has item {recorded.item_id!r}", hint="rescore with the run's own dataset"
             )
 
 

@@ -91,7 +91,7 @@ class Rollout(LeasedSlot):
     """The rollout as its hooks see it: the agent's own slot, fresh slots beside it, and the patch for the record.
 
     Attributes:
-        trajectory_id: unique; the same when the rollout is begun anew after an infrastructure failure.
+        trajectory_id: unique; the same when the rollout is restarted after an infrastructure failure.
         unclean: why the agent's slot can't be used any more, if what the agent has started does not die.
         overran: whether the hook's time was over while it waited for a command in a slot.
     """

@@ -90,7 +90,7 @@ async def run_rollouts(
             opened.append(_open_sink(runtime, sink) if isinstance(sink, str) else sink)
             stack.push_async_callback(opened[-1].aclose)
         if resume and out_dir is None:
-            raise UsageError("nothing says which run to resume", hint="give its folder: --out DIR")
+            raise UsageError("no run to resume was named", hint="give its folder: --out DIR")
         session = await stack.enter_async_context(
             open_session(runtime, environment, agent, chosen, env=env, settings=filled)
         )
@@ -286,7 +286,7 @@ def _count_items(environment: Environment) -> int:
             if item_id in ids:
                 raise DatasetError(
                     f"two items of environment {environment.name!r} have the id {item_id!r}",
-                    hint="ids tell rollouts apart: give each item its own",
+                    hint="give each item an id of its own",
                 )
             ids.add(item_id)
     except HermesError:

@@ -58,7 +58,7 @@ class OutputFolder:
             raise self._unusable(error) from error
         if not self._take_lock():
             os.close(self._lock)
-            raise UsageError(f"another run is writing to {path}", hint="wait for it, or name another folder")
+            raise UsageError(f"another run is writing to {path}", hint="wait for it, or choose another folder")
 
     @classmethod
     def begin(cls, parent: Path, name: str) -> OutputFolder:
@@ -86,7 +86,7 @@ class OutputFolder:
             return False
 
     def _unusable(self, error: OSError) -> UsageError:
-        return UsageError(f"can't use {self.path} as the output folder: {error.strerror}", hint="name another")
+        return UsageError(f"can't use {self.path} as the output folder: {error.strerror}", hint="choose another name")
 
     def open(self, configuration: Mapping[str, Any], about: Mapping[str, Any], tally: Tally, *, resume: bool) -> None:
         """Start a run here, or go on with the one that is here.
@@ -110,7 +110,7 @@ class OutputFolder:
             if held:
                 self._check_same(configuration)
             elif resume:
-                log.warning("there is no run in %s to resume: one begins there", self.path)
+                log.warning("%s holds no run to resume: a new run begins there", self.path)
             self._begun = not held
             if held:
                 self._recover(trajectories, tally)
@@ -133,7 +133,9 @@ class OutputFolder:
         except OSError as error:
             os.ftruncate(self._file, self._size)
             message = f"can't write to {self.path / TRAJECTORIES}: {error.strerror}"
-            raise OutputError(message, hint=f"make room, then go on with --out {self.path} --resume") from error
+            raise OutputError(
+                message, hint=f"free some space, then continue with --out {self.path} --resume"
+            ) from error
         self._size += len(line)
 
     def sync(self) -> None:
@@ -178,7 +180,7 @@ class OutputFolder:
         changes = ", ".join(f"{key} ({here.get(key)!r} there, {asked.get(key)!r} now)" for key in differing)
         raise UsageError(
             f"the run in {self.path} has another configuration: {changes}",
-            hint="give the same options to resume it, or name another folder",
+            hint="give the same options to resume it, or choose another folder",
         )
 
     def _recover(self, trajectories: Path, tally: Tally) -> None:
@@ -305,4 +307,6 @@ def _replace(path: Path, value: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        raise OutputError(f"can't write {path}: {error.strerror}", hint="make room, or name another folder") from error
+        raise OutputError(
+            f"can't write {path}: {error.strerror}", hint="free some space, or choose another folder"
+        ) from error

@@ -38,7 +38,7 @@ class RunSummary:
     failures: Mapping[str, int]
     """The others that ended, by kind: `infra`, `setup`, `model`, `verifier`, `cancelled`."""
     infra_retries: int
-    """How often a rollout was begun anew after an infrastructure failure."""
+    """How often a rollout was restarted after an infrastructure failure."""
     elapsed_s: float
     """Of this session."""
     rollouts_per_hour: float

@@ -72,7 +72,7 @@ def _files(value: object) -> object:
     for name in value if isinstance(value, Mapping) else ():
         path = PurePosixPath(str(name))
         if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in str(name):
-            raise ValueError(f"has {str(name)!r}, which is no path of a file below the check's home")
+            raise ValueError(f"has {str(name)!r}, which is not the path of a file below the check's home")
     return value
 
 

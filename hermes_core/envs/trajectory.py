@@ -53,7 +53,7 @@ class Trajectory:
     """What the agent said and did; grows while it works."""
     timings: dict[str, float] = field(default_factory=dict)
     infra_retries: int = 0
-    """How often this rollout was begun anew after an infrastructure failure."""
+    """How often this rollout was restarted after an infrastructure failure."""
     repeated: str | None = None
     """Why its check was run a second time, if it was."""
     _infra: InfraError | None = field(default=None, init=False)

@@ -83,7 +83,7 @@ def _check_kind(hook: str, function: Callable[..., Any], options: Mapping[str, A
     if hook in ENVIRONMENT_HOOKS:
         if not options["wrapper"]:
             raise PluginError(
-                f"{hook} is the environment's own to implement; a plugin can only wrap it",
+                f"{hook} is implemented by the environment; a plugin can only wrap it",
                 hint="make it a method of an Environment, or use @hookimpl(wrapper=True)",
             )
         if not inspect.isgeneratorfunction(function):
@@ -94,7 +94,7 @@ def _check_kind(hook: str, function: Callable[..., Any], options: Mapping[str, A
     elif options["wrapper"]:
         raise PluginError(f"{hook} can't be wrapped", hint=f"only {', '.join(ENVIRONMENT_HOOKS)} can")
     elif inspect.iscoroutinefunction(function):
-        raise PluginError(f"{hook} must be a plain function, not async", hint="it is called without await")
+        raise PluginError(f"{hook} must be a plain function, not async", hint="core calls it without await")
 
 
 def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,7 +172,7 @@ class EnvironmentHooks:
         if not hasattr(own, "verify_and_score_trajectory"):
             raise PluginError(
                 f"environment {self.name!r} does not implement verify_and_score_trajectory",
-                hint="an environment needs it: it gives the reward",
+                hint="implement it: it returns the reward",
             )
         self.can_solve = hasattr(own, "solve_trajectory")
         """Whether there is a reference solution to apply."""

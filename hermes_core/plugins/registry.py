@@ -169,7 +169,7 @@ class ToolRegistrar(Claims):
             function_schema(tool)
         except (PydanticUserError, TypeError, ValueError) as error:
             raise PluginError(
-                f"the parameters of tool {tool.name!r} are nothing that JSON can describe: {describe(error)}",
+                f"the parameters of tool {tool.name!r} can't be described by JSON: {describe(error)}",
                 hint="use JSON's types, or pydantic models of them",
             ) from error
         self._claim("tool", tool.name, tool, summary=tool.description, requires=tool.requires)

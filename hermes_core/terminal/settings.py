@@ -149,7 +149,7 @@ def _gather(classes: ConfigClasses, environ: Mapping[str, str]) -> _Found:
     origins = {key: named(name) for name, key in names.items() if variables.get(name)}
     for name, value in declared.fixed.items():
         if variables.get(name, value) != value:
-            raise ConfigError(f"{name} is {variables[name]!r}", hint=f"there is `{value}`: leave it out")
+            raise ConfigError(f"{name} is {variables[name]!r}", hint=f"leave it out: the only value is `{value}`")
     given = {name: key for name, key in declared.settings.items() if variables.get(name)}
     common = {key: _parsed(declared, name, variables[name]) for name, key in given.items()}
     own, places = _profiles(variables, backend, declared, plain, origins)

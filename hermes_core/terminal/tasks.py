@@ -194,7 +194,7 @@ class TaskTerminals:
         tools = await self._opened()
         task = self._tasks.get(task_id)
         if task is None:
-            raise UsageError(f"task {task_id!r} has no sandbox", hint="its first command makes one")
+            raise UsageError(f"task {task_id!r} has no sandbox", hint="the first command of a task makes one")
         task.running += 1
         try:
             slot = await _outcome(task.slot)
@@ -282,8 +282,8 @@ class TaskTerminals:
             return False
         if not force and (living := await self._busy(self._tools, task)):
             raise UsageError(
-                f"task {task_id!r} is not ended: {len(living)} background processes of it live ({', '.join(living)})",
-                hint="end them by process(action='kill'), or take force=True",
+                f"task {task_id!r} was not ended: it has {len(living)} live background processes ({', '.join(living)})",
+                hint="end them with process(action='kill'), or use force=True",
             )
         await asyncio.shield(self._forget(self._tools, task_id, task))
         return True
@@ -332,7 +332,9 @@ async def _outcome(work: asyncio.Task[T]) -> T:
         waiting = asyncio.current_task()
         if not work.cancelled() or waiting is None or waiting.cancelling():
             raise
-    raise SandboxLost("the task was ended while this waited for its sandbox", hint="its next command makes another")
+    raise SandboxLost(
+        "the task was ended while this waited for its sandbox", hint="the next command of the task makes another"
+    )
 
 
 async def _directory(commands: SlotCommands, enter: str, limit: float) -> str:
@@ -364,7 +366,7 @@ def strongest(backend: Backend) -> Isolation:
     level = max(backend.capabilities.isolation, default=Isolation.SHARED)
     if level < Isolation.USER:
         raise PolicyError(
-            f"backend {backend.name!r} can't keep tasks apart here: it grants {level.label!r} at most",
+            f"backend {backend.name!r} can't isolate tasks here: it grants at most {level.label!r} at most",
             hint="`hermes-rl doctor` says what it needs for more, or set TERMINAL_ENV to another backend",
         )
     return level

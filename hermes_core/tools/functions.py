@@ -68,7 +68,7 @@ def function_tool(
         ConfigError: the function can't be a tool; says what is missing.
     """
     if not inspect.isroutine(function):
-        raise ConfigError(f"{function!r} is no function", hint="give a function or a method")
+        raise ConfigError(f"{function!r} is not a function", hint="give a function or a method")
     name = name or function.__name__
     explained, arguments = _described(function)
     takes_context, params = _parameters(name, function, arguments)
@@ -111,7 +111,7 @@ def _parameters(name: str, function: Callable[..., Any], described: Mapping[str,
     for parameter in own:
         _check_parameter(name, parameter, hints)
     if unknown := described.keys() - {parameter.name for parameter in parameters}:
-        hint = "the section `Args:` of a docstring names parameters alone"
+        hint = "the section `Args:` of a docstring names only parameters"
         raise _unfit(name, f"describes {sorted(unknown)[0]!r}, which it does not take", hint)
     # Behind a name of its own each parameter is safe from what pydantic's models call their methods.
     fields: dict[str, Any] = {

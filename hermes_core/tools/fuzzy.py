@@ -79,7 +79,7 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) ->
     if not old:
         raise ReplaceError("the text to replace is empty", hint="quote the lines to change, or use write_file")
     if old == new:
-        raise ReplaceError("the text to replace and its replacement are the same", hint="there is nothing to change")
+        raise ReplaceError("the text to replace and its replacement are the same", hint="it cannot be configured")
     if old in text:
         return _replace_exact(text, old, new, replace_all)
     for name, find in _LOOSER_WAYS.items() if old.strip() else ():

@@ -30,12 +30,12 @@ def check_schema(tool: str, schema: Mapping[str, Any]) -> None:
         json.dumps(schema)
         validator_for(schema, default=_latest()).check_schema(schema)
     except SchemaError as error:
-        message = f"{what} are no valid JSON schema, at {error.json_path}: {_short(error.message)}"
+        message = f"{what} are not a valid JSON schema, at {error.json_path}: {_short(error.message)}"
         raise ConfigError(message, hint="see https://json-schema.org/understanding-json-schema") from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} are no JSON: {error}", hint="use JSON's types") from error
+        raise ConfigError(f"{what} are not JSON: {error}", hint="use JSON's types") from error
     if schema.get("type") != "object":
-        raise ConfigError(f"{what} are no object", hint='begin with `"type": "object"`')
+        raise ConfigError(f"{what} are not an object", hint='begin with `"type": "object"`')
     _check_references(what, schema)
 
 

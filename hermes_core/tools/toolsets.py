@@ -23,7 +23,9 @@ class Toolset:
 
     def __post_init__(self) -> None:
         if self.name in ALL:
-            raise ConfigError(f"toolset name {self.name!r} is reserved", hint="it stands for every tool; use another")
+            raise ConfigError(
+                f"toolset name {self.name!r} is reserved", hint="it means every tool; choose another name"
+            )
 
 
 @dataclass(frozen=True)

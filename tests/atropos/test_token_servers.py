@@ -125,7 +125,7 @@ def test_what_a_server_would_fill_in_is_said(kind: str) -> None:
     [
         ("completions", {"token_ids": None, "logprobs": {"token_logprobs": []}}, "no token"),
         ("completions", {"token_ids": [5], "logprobs": None}, "not subscriptable"),
-        ("tokens", {"token_ids": [5], "logprobs": {"content": [{"logprob": -9999.0}]}}, "is no logprob"),
+        ("tokens", {"token_ids": [5], "logprobs": {"content": [{"logprob": -9999.0}]}}, "is not a logprob"),
         ("tokens", {"token_ids": [5], "logprobs": {"content": []}}, "shorter"),
         ("tokens", {"token_ids": [5], "logprobs": {"content": [{"logprob": -1}]}, "finish_reason": "abort"}, "abort"),
     ],

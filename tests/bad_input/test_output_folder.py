@@ -41,7 +41,7 @@ def ran(finished, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
-        ("/proc/nowhere", ["can't use /proc/nowhere as the output folder", "name another"]),
+        ("/proc/nowhere", ["can't use /proc/nowhere as the output folder", "choose another"]),
         ("tasks.jsonl", ["can't use tasks.jsonl as the output folder: File exists"]),
         ("tasks.jsonl/x", ["can't use tasks.jsonl/x as the output folder: Not a directory"]),
         ("", ["--out", "the name is empty"]),
@@ -111,7 +111,9 @@ def test_rescoring_without_records_is_refused(hermes, ran, tmp_path, level, monk
 
 
 def test_resuming_without_a_folder_is_refused(hermes, tasks):
-    hermes("rollout", "tasks", tasks(), "--agent", "oracle", "--resume").is_refused("which run to resume", "--out DIR")
+    hermes("rollout", "tasks", tasks(), "--agent", "oracle", "--resume").is_refused(
+        "no run to resume was named", "--out DIR"
+    )
 
 
 def test_a_run_without_a_folder_gets_one_and_says_so(hermes, tasks, tmp_path, level):
@@ -146,7 +148,7 @@ def test_wrong_use_leaves_no_folder_of_its_own(hermes, tasks, tmp_path, wrong):
 def test_resuming_what_has_not_begun_says_so_and_begins(hermes, tasks, records, level):
     done = hermes("rollout", "tasks", tasks(), "--agent", "oracle", "--out", "out", "--resume", *level)
     assert done.code == 0
-    assert "there is no run in out to resume: one begins there" in done.err
+    assert "out holds no run to resume: a new run begins there" in done.err
     assert len(records()) == 1
 
 
@@ -181,8 +183,8 @@ def test_a_folder_that_was_there_keeps_what_it_had(hermes, tasks, tmp_path):
     [
         ("{", ["out has no usable run.json"]),
         ("[]", ["out has no usable run.json"]),
-        ('{"configuration": {}, "configuration_hash": ""}', ["out/run.json has not all of a run's configuration"]),
-        ('{"configuration": 3, "configuration_hash": ""}', ["out/run.json has not all of a run's configuration"]),
+        ('{"configuration": {}, "configuration_hash": ""}', ["out/run.json lacks part of a run's configuration"]),
+        ('{"configuration": 3, "configuration_hash": ""}', ["out/run.json lacks part of a run's configuration"]),
     ],
 )
 def test_rescoring_what_is_no_run_is_refused(hermes, tmp_path, text, words):
@@ -224,8 +226,8 @@ def test_a_disk_that_is_full_ends_the_run_and_it_can_be_resumed(hermes, tasks, t
     )
     assert done.returncode == 3, done.stderr
     assert (
-        "error: can't write to out/trajectories.jsonl: File too large (make room, then go on with --out out --resume)"
-        in done.stderr
+        "error: can't write to out/trajectories.jsonl: File too large"
+        " (free some space, then continue with --out out --resume)" in done.stderr
     )
     assert "Traceback" not in done.stderr
     kept = (tmp_path / "out" / "trajectories.jsonl").read_bytes()

@@ -119,7 +119,7 @@ def test_two_plugins_with_one_name_are_both_named(hermes, install):
 
 FAILING = {
     "an import on first use": ("import no_such_sdk", ["No module named 'no_such_sdk'", "hermes-rl-late"]),
-    "no class": ("Late = 3", ["is 3, which is no Environment class"]),
+    "no class": ("Late = 3", ["is 3, which is not an Environment class"]),
 }
 
 

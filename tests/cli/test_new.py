@@ -84,9 +84,9 @@ def test_the_package_passes_its_tests(kind: str, tmp_path: Path) -> None:
         ("tool", "lambda", "can't be called 'lambda'"),
         ("tool", "json", "a Python module 'json' already"),
         ("tool", "hermes-core", "a Python module 'hermes_core' already"),
-        ("tool", "read-file", "tool 'read_file' is there already, of plugin 'core' (hermes-rl"),
-        ("environment", "tasks", "environment 'tasks' is there already"),
-        ("agent", "oracle", "agent 'oracle' is there already"),
+        ("tool", "read-file", "tool 'read_file' already exists, provided by plugin 'core' (hermes-rl"),
+        ("environment", "tasks", "environment 'tasks' already exists"),
+        ("agent", "oracle", "agent 'oracle' already exists"),
         ("tol", "a-tool", "invalid value for 'KIND'"),
     ],
 )

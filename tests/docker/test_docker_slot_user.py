@@ -76,8 +76,8 @@ async def test_who_commands_run_as(
     [
         (DEDICATED, "busybox", {"slot_user": "own"}, "can give its slots no user"),
         (SHARED, "python", {"slot_user": "own"}, "at level 'shared'"),
-        (USER, "python", {"slot_user": "root"}, "ask for level dedicated"),
-        (SHARED, "busybox", {"slot_user": "root"}, "ask for level dedicated"),
+        (USER, "python", {"slot_user": "root"}, "use level dedicated"),
+        (SHARED, "busybox", {"slot_user": "root"}, "use level dedicated"),
         (DEDICATED, "python", {"slot_user": "root", "slot_secrets": ("KEY",)}, "nothing in a sandbox can be hidden"),
         (DEDICATED, "python", {"slot_user": "root", **ORDINARY}, "the sandbox's own user is not"),
     ],

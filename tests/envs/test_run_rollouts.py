@@ -664,7 +664,7 @@ async def test_tools_are_drawn_once_for_each_group(runtime, tasks):
         ({"concurency": 3}, UnknownNameError, "did you mean 'concurrency'"),
         ({"concurrency": 0}, UsageError, "concurrency must be at least 1, not 0"),
         ({"backend_config": {"slots_per_sandbx": 3}}, UnknownNameError, "did you mean 'slots_per_sandbox'"),
-        ({"backend_config": {"slots_per_sandbox": 2, "max_sandboxes": 1}}, UsageError, "leave none for agents"),
+        ({"backend_config": {"slots_per_sandbox": 2, "max_sandboxes": 1}}, UsageError, "leave no slot for agents"),
         ({"env": {"dataset_name": "x", "max_item": 1}}, UnknownNameError, "did you mean 'max_items'"),
         ({"env": {"dataset_name": "/nowhere.jsonl"}}, DatasetError, "can't read /nowhere.jsonl"),
         ({"env": {"enabled_toolsets": ["termnal"]}}, UnknownNameError, "did you mean 'terminal'"),

@@ -197,7 +197,7 @@ except OutputError as error:
 """
     folder.close()
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
-    assert "make room" in done.stdout
+    assert "free some space" in done.stdout
     assert [one["item_id"] for one in read_records(tmp_path)] == ["a"]
     assert (tmp_path / "trajectories.jsonl").stat().st_size == size
 

@@ -236,7 +236,7 @@ async def test_dedicated_and_another_workspace(backend: ModalBackend, owner: str
         runtime._backends["modal"] = backend
         found = (await leftovers.find(runtime, ["modal"], owner)).sandboxes
         reaped = await leftovers.reap(runtime, found)
-        assert [(each.outcome, each.why) for each in reaped] == [("left", "its driver lives")] * 2
+        assert [(each.outcome, each.why) for each in reaped] == [("left", "its driver is alive")] * 2
 
 
 async def test_another_process_finds_a_sandbox_in_whatever_app(

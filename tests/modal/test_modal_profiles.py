@@ -110,7 +110,7 @@ def test_the_settings_of_an_environment() -> None:
         ({"cpu": 0}, "cpu must be more than 0"),
         ({"max_lifetime": 100_000}, "max_lifetime must be at most 86400"),
         ({"image": "a", "snapshot_id": "im-1"}, "exactly one of image"),
-        ({"dockerfile": "/no/such/Dockerfile"}, "is not there"),
+        ({"dockerfile": "/no/such/Dockerfile"}, "does not exist"),
         ({"workspace_base": "data"}, "a directory from the root on"),
         ({"network": "none", "outbound_cidr_allowlist": "10.0.0.0/8"}, "network is none"),
         ({"network": "setup", "outbound_domain_allowlist": "a.org"}, "network is setup"),

@@ -237,7 +237,7 @@ def _old_wrapper(item: Any) -> Any:
         ({"hermes_register_tools": hookimpl(lambda registre: None)}, "did you mean 'registry'"),
         ({"hermes_register_tools": hookimpl(wrapper=True)(lambda registry: None)}, "can't be wrapped"),
         ({"hermes_trajectory_started": hookimpl(_async_observer)}, "not async"),
-        ({"setup_trajectory_workspace": hookimpl(lambda item: {})}, "the environment's own to implement"),
+        ({"setup_trajectory_workspace": hookimpl(lambda item: {})}, "is implemented by the environment"),
         ({"setup_trajectory_workspace": hookimpl(wrapper=True)(_plain_wrapper)}, "not a plain generator"),
         ({"setup_trajectory_workspace": hookimpl(wrapper=True)(_async_wrapper)}, "not a plain generator"),
         ({"solve_trajectory": hookimpl(hookwrapper=True)(_old_wrapper)}, "old-style"),

@@ -212,7 +212,7 @@ def wrong_arguments(a: int) -> None:
         (field_default, "a Field as the default of parameter 'a'.*Annotated"),
         (plain_in_a_slot, "runs in a slot, and is not async"),
         (wrong_arguments, "describes 'b', which it does not take"),
-        (len.__class__, "is no function"),
+        (len.__class__, "is not a function"),
     ],
 )
 def test_a_function_that_can_be_no_tool_is_refused_when_it_is_made(function: Any, says: str) -> None:

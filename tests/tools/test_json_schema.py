@@ -83,14 +83,14 @@ async def test_arguments_that_are_nested_too_deep_are_refused() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({}, "are no object"),
-        ({"type": "array"}, "are no object"),
-        ({"type": "objekt"}, "no valid JSON schema, at \\$.type: 'objekt' is not valid"),
+        ({}, "are not an object"),
+        ({"type": "array"}, "are not an object"),
+        ({"type": "objekt"}, "not a valid JSON schema, at \\$.type: 'objekt' is not valid"),
         ({"type": "object", "properties": {"a": {"type": 1}}}, "at \\$.properties.a.type"),
         ({"type": "object", "required": "a"}, "at \\$.required"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}}, "refer to '#/\\$defs/a'"),
         ({"type": "object", "properties": {"a": {"$ref": "https://example.org/a.json"}}}, "nothing is fetched"),
-        ({"type": "object", "default": object()}, "are no JSON"),
+        ({"type": "object", "default": object()}, "are not JSON"),
     ],
 )
 def test_a_bad_schema_is_refused_when_the_tool_is_defined(schema: Any, says: str) -> None:

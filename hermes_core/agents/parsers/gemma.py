@@ -104,7 +104,7 @@ def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
     except ValueError:
         raise _NotRead(position, f"a text has to stand between {_QUOTE}") from None
     if not isinstance(number, int | float) or not math.isfinite(number):
-        raise _NotRead(position, f"{bare[0]} is no number")
+        raise _NotRead(position, f"{bare[0]} is not a number")
     return number, bare.end()
 
 

@@ -126,7 +126,7 @@ class DirectClient:
         if as_root and "root" not in tools:
             raise PolicyError(
                 "slot_user is 'root', and the sandbox's own user is not",
-                hint="leave the backend's setting for the sandbox's user out, or slot_user",
+                hint="leave out the backend's setting for the sandbox's user, or slot_user",
                 sandbox_id=sandbox.id,
             )
         client = cls(sandbox, settings, tools)
@@ -139,13 +139,13 @@ class DirectClient:
         if settings.has_secrets:
             raise PolicyError(
                 "without Python in the image commands would see all of the sandbox's secrets, and nothing masks them",
-                hint="use an image with python3 (3.7 or later), or leave secrets and slot_secrets out",
+                hint="use an image with python3 (3.7 or later), or leave out secrets and slot_secrets",
                 sandbox_id=sandbox.id,
             )
         if settings.process_memory is not None:
             raise PolicyError(
                 "without Python in the image nothing limits the memory of a process (process_memory)",
-                hint="use an image with python3 (3.7 or later), or leave process_memory out",
+                hint="use an image with python3 (3.7 or later), or leave out process_memory",
                 sandbox_id=sandbox.id,
             )
         client._shell.work.spawn(client._heartbeat(), f"heartbeat of {sandbox.id}")

@@ -113,7 +113,7 @@ class _Process:
 def _no_pty(pty: WindowSize | None) -> None:
     if pty is not None:
         message = "a sandbox without Python gives no terminal"
-        raise CommandError(message, code="no_pty", hint="do without pty, or take an image with python3")
+        raise CommandError(message, code="no_pty", hint="leave out pty, or use an image with python3")
 
 
 @dataclass(eq=False)

@@ -108,9 +108,7 @@ class GuestClient:
             raise ChannelLost(f"the guest did not answer within {limit_s:.0f} s", sandbox_id=self.sandbox.id) from error
         if self.granted < self.settings.isolation:
             message = f"the sandbox grants isolation {self.granted.label!r} only, not {self.settings.isolation.label!r}"
-            raise PolicyError(
-                message, hint="ask for a weaker level, or use another backend", sandbox_id=self.sandbox.id
-            )
+            raise PolicyError(message, hint="use a weaker level or another backend", sandbox_id=self.sandbox.id)
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
         """Let go of the channel; with `end_sandbox` the guest kills everything and ends the sandbox. Idempotent."""

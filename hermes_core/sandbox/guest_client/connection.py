@@ -166,7 +166,7 @@ async def _no_greeting(channel: Channel, sandbox_id: str) -> HermesError:
 
 
 _HINTS = {
-    "isolation": "ask for a weaker level, or use another backend",
+    "isolation": "use a weaker level or another backend",
     "driver": "take over the lease if that driver is dead",
     "lease": "create a sandbox of your own",
 }

@@ -84,7 +84,7 @@ async def _try(backend: Backend, level: Isolation) -> str:
         async with asyncio.timeout(_LIMIT_S):
             sandbox = await backend.create(spec)
     except TimeoutError:
-        raise HermesError("creating it takes for ever") from None
+        raise HermesError("it was not created in time") from None
     try:
         async with asyncio.timeout(_LIMIT_S):
             channel = await sandbox.open(["python3", "-I", "-S", "-c", "import sys; print(sys.version.split()[0])"])

@@ -217,10 +217,10 @@ def check(wanted: Mapping[str, Any], probe: Probe) -> None:
         reason = probe.reason or "that is for sandboxes with namespaces"
         raise PolicyError(
             f"network 'none' needs namespaces: {reason}",
-            hint="ask for isolation 'user' or 'namespace', or for network 'open'",
+            hint="use isolation 'user' or 'namespace', or network 'open'",
         )
     if wanted["tmpfs_bytes"] is not None and not isolated:
-        raise PolicyError("tmpfs_size needs namespaces", hint="ask for isolation 'user' or 'namespace'")
+        raise PolicyError("tmpfs_size needs namespaces", hint="use isolation 'user' or 'namespace'")
 
 
 def creation(

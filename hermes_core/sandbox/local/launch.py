@@ -78,7 +78,9 @@ async def create(request: Mapping[str, Any]) -> dict[str, Any]:
         hint = None if not isinstance(error, TimeoutError) else "is this host overloaded?"
         raise ProvisionError(f"the launcher can't be started: {error or 'it gives no report'}", hint=hint) from error
     except (EOFError, ValueError) as error:
-        raise ProvisionError("the launcher ended without a report", hint="is this host out of memory?") from error
+        raise ProvisionError(
+            "the launcher ended without a report", hint="check whether this host is out of memory"
+        ) from error
     if "record" not in report or report["record"]["supervisor"][0] != pid:
         await asyncio.to_thread(os.waitpid, pid, 0)  # it has nothing more to do
     return report

@@ -83,7 +83,7 @@ def view(
     for path in unseen:
         if path not in masks and Path(path).exists() and is_below(path, [*mounts.SYSTEM_DIRECTORIES, *shown]):
             raise ConfigError(
-                f"hidden_paths: {path} can't be hidden: it is no directory, or programs need it",
+                f"hidden_paths: {path} can't be hidden: it is not a directory, or programs need it",
                 hint="name a directory that nothing in the sandbox needs",
             )
     found = package_folders(interpreter_prefixes()) if packages is None else packages

@@ -82,7 +82,9 @@ class Checkpoint:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise UsageError(f"can't use {folder} for the checkpoint: {error.strerror}", hint="name another") from error
+            raise UsageError(
+                f"can't use {folder} for the checkpoint: {error.strerror}", hint="choose another name"
+            ) from error
         try:
             self._take_lock(folder)
             saved = _read(self.path)
@@ -174,7 +176,7 @@ class Checkpoint:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             message = f"another driver that lives uses {folder}"
-            raise UsageError(message, hint="wait for its end, or name another directory") from error
+            raise UsageError(message, hint="wait for it to end, or choose another directory") from error
 
 
 def saved_in(path: Path) -> list[SavedSandbox]:

@@ -44,7 +44,7 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
         asks = f"the network {config.network.value!r}" if config.network is Network.SETUP else "snapshot: true"
         raise ConfigError(
             f"profile {config.name!r} has {asks}, and nothing prepares its sandboxes",
-            hint="take an environment that has `prepare_sandbox`, or network: none or open and no snapshot",
+            hint="use an environment with `prepare_sandbox`, or network: none or open and no snapshot",
         )
     if not isinstance(config, backend.config_class):
         wanted = backend.config_class.__name__
@@ -78,7 +78,7 @@ def _check_slot_user(config: SandboxConfig, isolation: Isolation) -> None:
     if config.slot_user is SlotUser.OWN and isolation is Isolation.SHARED:
         raise PolicyError(
             f"profile {config.name!r} has slot_user 'own': at level 'shared' slots run as the sandbox's own user",
-            hint="ask for level user or more, or leave slot_user out",
+            hint="use level user or higher, or leave out slot_user",
         )
     if config.slot_user is not SlotUser.ROOT:
         return
@@ -86,10 +86,10 @@ def _check_slot_user(config: SandboxConfig, isolation: Isolation) -> None:
         raise PolicyError(
             f"profile {config.name!r} has slot_user 'root' at level {isolation.label!r}: root of a sandbox is above "
             "all of its slots",
-            hint="ask for level dedicated (one slot a sandbox), or leave slot_user out",
+            hint="use level dedicated (one slot per sandbox), or leave out slot_user",
         )
     if config.has_secrets:
         raise PolicyError(
             f"profile {config.name!r} has secrets and slot_user 'root', from whom nothing in a sandbox can be hidden",
-            hint="leave the secrets out, or slot_user",
+            hint="leave out the secrets or slot_user",
         )

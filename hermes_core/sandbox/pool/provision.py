@@ -290,7 +290,7 @@ class Provisioner:
         """
         if not self.backend.capabilities.attach:
             message = f"backend {self.backend.name!r} can't attach to a sandbox that runs already"
-            raise PolicyError(message, hint="`hermes-rl reap` ends what it has left")
+            raise PolicyError(message, hint="`hermes-rl reap` ends what it left behind")
         sandbox = await cast(CanAttach, self.backend).attach(saved.sandbox_id)
         life = GuestLife(saved.instance, saved.boot_id, saved.began)
         settings = replace(self._settings(sandbox, config, saved.creation_id, restored=False), take_over=life)

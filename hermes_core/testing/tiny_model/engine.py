@@ -137,7 +137,7 @@ class Engine:
         """
         if not prompt or not all(0 <= token < self.model.config.vocab_size for token in prompt):
             raise UsageError(
-                "the prompt is no sequence of tokens", hint=f"ids are below {self.model.config.vocab_size}"
+                "the prompt is not a sequence of tokens", hint=f"ids are below {self.model.config.vocab_size}"
             )
         if not 1 <= max_tokens <= self.context - len(prompt):
             raise UsageError(

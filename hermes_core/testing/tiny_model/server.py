@@ -191,7 +191,7 @@ class TinyModelServer:
         try:
             body = await request.json()
             if not isinstance(body, dict):
-                raise UsageError("the request is no JSON object")
+                raise UsageError("the request is not a JSON object")
             if body.get("model", self._model) != self._model:
                 said = {"message": f"The model `{body['model']}` does not exist.", "type": "NotFoundError", "code": 404}
                 return web.json_response({"error": said}, status=404)

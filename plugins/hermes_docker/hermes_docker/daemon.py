@@ -99,7 +99,9 @@ class Daemon:
         with self._connecting:
             if self._api is None:
                 if os.environ.get("DOCKER_HOST", "").startswith("ssh://"):
-                    raise DaemonError("DOCKER_HOST=ssh://… is not supported: its streams are no sockets", hint=_FORWARD)
+                    raise DaemonError(
+                        "DOCKER_HOST=ssh://… is not supported: its streams are not sockets", hint=_FORWARD
+                    )
                 self._api = docker.DockerClient.from_env(timeout=CALL_S, max_pool_size=_THREADS).api
             return self._api
 

@@ -76,7 +76,7 @@ _ADVICE = {
     "could not select device driver": "install the NVIDIA container toolkit on the daemon's host, or leave gpus out",
     "bind source path does not exist": "the source of a volume must exist on the daemon's host",
     "no space left on device": "`docker system prune` frees room on the daemon's disk",
-    "network": "see `docker network ls` for the networks that there are",
+    "network": "see `docker network ls` for the existing networks",
 }
 """What to do, by what the daemon says. None of these passes by itself."""
 

@@ -116,7 +116,7 @@ class Images:
             said = f"image {image!r} can't be pulled: {said_by(error)}"
             raise kind(said, hint=f"{hint}; {_ANOTHER}") from error
         if not _has(api, image):
-            raise ImageMissing(f"image {image!r} is not there after its pull", hint="check its name and platform")
+            raise ImageMissing(f"image {image!r} does not exist after its pull", hint="check its name and platform")
         log.info("image %s is there", image)
 
     def _build(self, api: APIClient, folder: Path, tag: str, platform: str | None) -> None:

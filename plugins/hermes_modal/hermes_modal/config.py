@@ -146,7 +146,7 @@ class ModalSandboxConfig(SandboxConfig):
         if len(sources) != 1:
             raise ValueError(f"exactly one of image, dockerfile and snapshot_id is to be set, not {sources or 'none'}")
         if self.dockerfile is not None and not Path(self.dockerfile).is_file():
-            raise ValueError(f"dockerfile {self.dockerfile!r} is not there")
+            raise ValueError(f"dockerfile {self.dockerfile!r} does not exist")
         if self.network is not Network.OPEN and (self.outbound_cidr_allowlist or self.outbound_domain_allowlist):
             raise ValueError(f"network is {self.network.value}, and an allow-list is set: leave one of them out")
         return self

@@ -67,7 +67,9 @@ class SshConfig(SandboxConfig):
     def _are_hosts(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         for host in (value,) if isinstance(value, str) else value or ():
             if not _HOST.fullmatch(host) or host.startswith("-"):
-                raise ValueError(f"{host!r} is no host: write a name of the configuration file, or [user@]name[:port]")
+                raise ValueError(
+                    f"{host!r} is not a host: write a name of the configuration file, or [user@]name[:port]"
+                )
         return value
 
     @model_validator(mode="after")
@@ -125,6 +127,6 @@ def split_host(text: str) -> tuple[str | None, str, int | None]:
     """`[user@]name[:port]` in its parts."""
     match = _HOST.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no host")
+        raise ValueError(f"{text!r} is not a host")
     port = match["port"]
     return match["user"], match["name"].strip("[]"), int(port) if port else None

@@ -292,7 +292,7 @@ def _log_in(transport: paramiko.Transport, hop: Hop, access: Access, secret: Sec
         if transport.is_authenticated():
             return
     raise LoginRefused(
-        f"host {hop.name!r} ({hop}) does not let us in; " + ("; ".join(tried) or "there is no key to try"),
+        f"host {hop.name!r} ({hop}) refused the login; " + ("; ".join(tried) or "there is no key to try"),
         hint="name a key by `identity`, load it into the agent, or name secrets by `passphrase_secret`, "
         "`password_secret`",
     )

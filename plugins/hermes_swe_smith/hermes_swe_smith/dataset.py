@@ -107,7 +107,7 @@ def _read_hub(name: str, split: str) -> Iterator[Placed]:
         import datasets
     except ImportError as error:
         raise DatasetError(
-            f"dataset {name!r} is no path, and names on the hub need the package datasets",
+            f"dataset {name!r} is not a path, and names on the hub need the package datasets",
             hint="pip install 'hermes-rl-swe-smith[hub]', or give a .jsonl or .parquet file",
         ) from error
     try:

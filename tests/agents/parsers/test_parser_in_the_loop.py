@@ -86,5 +86,5 @@ class Plugin:
 def test_a_plugin_adds_a_parser() -> None:
     runtime = Runtime(load_entry_points=False, plugins=[Plugin()])
     assert [call.name for call in runtime.parser("loud").parse("CALL ls", ()).calls] == ["ls"]
-    with pytest.raises(PluginError, match=r"parser 'wrong' of .* which is no Parser"):
+    with pytest.raises(PluginError, match=r"parser 'wrong' of .* which is not a Parser"):
         runtime.parser("wrong")

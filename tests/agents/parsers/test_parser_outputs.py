@@ -190,7 +190,7 @@ def test_the_channels_of_harmony(parse: Parse, name: str) -> None:
         ("call:terminal{command:}", "an argument has no value"),
         ('call:terminal{<|"|>command<|"|> 3}', "':' is missing"),
         ("call:terminal{timeout:3 background:true}", "',' is missing"),
-        ("call:terminal{timeout:1e999}", "is no number"),
+        ("call:terminal{timeout:1e999}", "is not a number"),
         ("call:terminal" + "{a:" * 60, "nested too deep"),
         ("terminal", "not of the form call:NAME"),
     ],

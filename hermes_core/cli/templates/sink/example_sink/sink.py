@@ -26,7 +26,7 @@ class ExampleSink:
             if not self._path.exists():
                 self._append(COLUMNS)
         except OSError as error:
-            raise ConfigError(f"example-sink can't write {target}: {error}", hint="name another file") from error
+            raise ConfigError(f"example-sink can't write {target}: {error}", hint="choose another file") from error
 
     async def write(self, record: Mapping[str, Any]) -> None:
         """Take one record; docs/records.md of hermes-rl has its fields. One call is made at a time."""
