@@ -82,7 +82,7 @@ class ExampleBackend(Backend):
         command = provider.starter(sandbox_id, labels, spec.command(".hermes"))
         try:
             async with contextlib.aclosing(
-                await AsyncioStreamChannel.spawn(command, env=provider.ENVIRONMENT)
+                await AsyncioStreamChannel.spawn(command, env=provider.environment(sandbox_id))
             ) as creation:
                 if await creation.read(100) not in (b"created\n", b"exists\n"):
                     raise ProvisionError(

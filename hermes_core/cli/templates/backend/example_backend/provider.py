@@ -22,7 +22,10 @@ ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/
 
 
 def starter(machine: str, labels: Mapping[str, str], command: Sequence[str]) -> list[str]:
-    """Return the program that creates a machine, with this main process, and prints `created` or `exists`."""
+    """Return the program that creates a machine, with this main process, and prints `created` or `exists`.
+
+    Its environment has to be `environment(machine)`, by which `destroy` finds a creation that is under way.
+    """
     return ["setsid", "--fork", sys.executable, "-I", __file__, machine, json.dumps(labels), *command]
 
 
@@ -64,13 +67,14 @@ def destroy(machine: str) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.01)
-    shutil.rmtree(MACHINES / machine, ignore_errors=True)
+    for directory in (MACHINES / machine, *MACHINES.glob(f".{machine}-*")):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _processes(machine: str) -> list[int]:
     wanted = f"{MARK}={machine}".encode()
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in set(Path("/proc").glob("[0-9]*")) - {Path(f"/proc/{os.getpid()}")}:
         try:
             alive = process.joinpath("stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
             if alive and wanted in process.joinpath("environ").read_bytes().split(b"\0"):
@@ -83,7 +87,7 @@ def _processes(machine: str) -> list[int]:
 def _create(machine: str, labels: str, command: Sequence[str]) -> None:
     """Create a machine, stay until its main process has ended, and remove it."""
     MACHINES.mkdir(mode=0o700, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=MACHINES, prefix="."))
+    made = Path(tempfile.mkdtemp(dir=MACHINES, prefix=f".{machine}-"))
     (made / "data").mkdir()
     (made / "labels.json").write_text(labels)
     try:
