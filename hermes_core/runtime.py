@@ -273,9 +273,15 @@ class Runtime:
         Raises:
             UnknownNameError: no plugin provides it.
             UsageError, ConfigError: it refuses this target.
-            PluginError: two plugins claim it, or it cannot be imported or made.
+            PluginError: two plugins claim it, or it cannot be imported or made, or is no sink.
         """
-        made: Sink = self._make(self.sinks.entry(name), target)
+        from hermes_core.sink import Sink
+
+        entry = self.sinks.entry(name)
+        made = self._make(entry, target)
+        if not isinstance(made, Sink):
+            hint = "give it `async write(record)` and `async aclose()`"
+            raise PluginError(f"sink {name!r} of {entry.plugin.label} made {made!r}, which is no Sink", hint=hint)
         return made
 
     def agent_settings(

@@ -163,8 +163,10 @@ class ToolRegistrar(Claims):
         """Claim the tool's name for it.
 
         Raises:
-            PluginError: its parameters can't be described to a model.
+            PluginError: it is no tool, or its parameters can't be described to a model.
         """
+        if not isinstance(tool, Tool):
+            raise PluginError(f"{tool!r} is no tool", hint="make one: function_tool(function), or Tool(…)")
         try:
             function_schema(tool)
         except (PydanticUserError, TypeError, ValueError) as error:

@@ -207,3 +207,36 @@ def test_a_backend_that_can_not_be_made_is_named(hermes, install, tasks):
         "backend 'cloud' of plugin 'cloud' (hermes-rl-cloud 1.0) cannot be loaded", "No module named 'no_such_sdk'"
     )
     assert not Path("out").exists()
+
+
+def test_a_function_that_was_not_made_a_tool_says_how(hermes, install):
+    install(
+        "mine",
+        """
+        def search(query: str) -> str: return query
+
+        @hookimpl
+        def hermes_register_tools(registry):
+            registry.add(search)
+        """,
+    )
+    told = hermes("plugins").err
+    assert "is no tool (make one: function_tool(function)" in told
+    assert "Traceback" not in told
+
+
+def test_a_sink_that_lacks_a_method_is_named(hermes, install, level):
+    install("mine", ENVIRONMENT.replace("CHANGE", ""))
+    install(
+        "half",
+        """
+        class Half:
+            def __init__(self, target): pass
+
+        @hookimpl
+        def hermes_register_sinks(registry):
+            registry.add("half", Half)
+        """,
+    )
+    done = hermes(*ORACLE, *level, "--sink", "half=x")
+    assert done.code != 0 and "which is no Sink" in done.err and "Traceback" not in done.err
