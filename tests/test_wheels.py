@@ -454,6 +454,7 @@ def test_the_core_and_a_plugin_from_elsewhere(core_wheel: Path, dependencies: Pa
     assert rollout(both, "elsewhere", "--agent", "nop") == 0.0
 
 
+@pytest.mark.full
 def test_authors_code_is_checked_against_the_installed_packages(
     core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
 ) -> None:

@@ -170,7 +170,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["plain", *(pytest.param(way, marks=pytest.mark.full) for way in WAYS if way != "plain")]
+)
 @pytest.mark.parametrize("shell", ["bash", pytest.param("sh", marks=pytest.mark.full)])
 def test_one_for_the_rest_of_a_shells_life(shell: str, way: str) -> None:
     script = f"""
