@@ -289,7 +289,7 @@ def test_settings_of_other_backends() -> None:
     assert found.profiles == {"default": {"image": "i", "volumes": ["/a:/b:ro"]}}
     with pytest.raises(ConfigError, match="write a JSON list"):
         load({**environ, "TERMINAL_DOCKER_VOLUMES": "/a:/b"})
-    with pytest.raises(ConfigError, match="there is `pool`"):
+    with pytest.raises(ConfigError, match="the only value is `pool`"):
         load({"HERMES_ENV_FILE": "", "TERMINAL_ENV": "modal", "TERMINAL_MODAL_MODE": "direct"})
 
 
