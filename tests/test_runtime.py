@@ -371,7 +371,7 @@ async def test_a_tool_that_two_plugins_claim_is_refused_by_name_when_used() -> N
     async with new_runtime(tools_of(register=register, __name__="rival")) as runtime:
         assert "read_file" in runtime.tools.names()
         assert "terminal" not in runtime.tools.names()
-        with pytest.raises(PluginError, match=r"tool 'terminal' is claimed by plugin 'tools' .* and plugin 'rival'"):
+        with pytest.raises(PluginError, match=r"tool 'terminal' is claimed by plugin 'core' .* and plugin 'rival'"):
             runtime.tools.get("terminal")
         with pytest.raises(PluginError, match="toolset 'file' is claimed by"):
             expand_toolset(runtime.tools, "file")
