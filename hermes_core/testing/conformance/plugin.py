@@ -9,8 +9,8 @@
         conformance_check()
 
 A check that is not applicable is a skipped test with the reason. The mark takes a backend's name and, by keyword,
-`config` (the profile's keys), `isolation`, `groups` and `names` (which checks), and `plugins` (plugin objects that are
-not installed).
+`config` (the profile's keys), `isolation`, `groups` and `names` (which checks), and `plugins` (plugin objects, which
+take the place of those that are installed).
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class _Rigs:
     def _rig(self, mark: pytest.Mark) -> Rig:
         key = repr((mark.args, mark.kwargs))
         if key not in self._rigs:
-            runtime = Runtime(plugins=mark.kwargs.get("plugins", ()))
+            plugins = mark.kwargs.get("plugins", ())
+            runtime = Runtime(plugins=plugins, load_entry_points=not plugins)
             rig = Rig(runtime, mark.args[0], mark.kwargs.get("config"), isolation=mark.kwargs.get("isolation"))
             self._runner.run(rig.__aenter__())
             self._rigs[key] = (runtime, rig)
