@@ -33,24 +33,24 @@ class Need(StrEnum):
 
 
 class EnvironmentConfig(BaseModel):
-    """The settings that every environment has. Environments subclass it to add their own; unknown keys are errors."""
+    """The settings of every environment. Environments subclass it to add their own. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     max_items: int = Field(default=0, ge=0)
-    """Items used at most, after shuffling; 0 is all of them."""
+    """Maximum number of items, applied after shuffling. 0 is all."""
     shuffle: bool = False
-    """Whether the items are taken in an order drawn from `seed` instead of the dataset's own."""
+    """Whether to take the items in a random order that depends on `seed`, instead of the order of the dataset."""
     seed: int = 0
-    """Seed of the order of items."""
+    """Random seed for the order of items."""
     system_prompt: str | None = None
     """The first message of every rollout, if any."""
     enabled_toolsets: tuple[str, ...] | None = None
-    """The toolsets that the model can use; None is the environment's own default. Excludes `distribution`."""
+    """The toolsets of the model. None is the environment's default. Cannot be combined with `distribution`."""
     disabled_toolsets: tuple[str, ...] = ()
-    """Toolsets taken away from those."""
+    """Toolsets that are removed from those."""
     distribution: str | None = None
-    """A distribution that the toolsets of each group are drawn from. Excludes `enabled_toolsets`."""
+    """The distribution from which each group draws its toolsets. Cannot be combined with `enabled_toolsets`."""
 
     @model_validator(mode="after")
     def _one_source_of_tools(self) -> EnvironmentConfig:
@@ -73,7 +73,7 @@ class Environment(ABC):
       the agent `oracle` and for `hermes-rl validate`.
 
     `exec_tool` and `rollout` (`hermes_core.envs.rollout.Rollout`) are bound to the agent's own slot. One instance
-    serves many rollouts at the same time: nothing of one rollout may be kept on it.
+    serves many rollouts at the same time: don't store per-rollout state on it.
 
     An environment whose rollouts record a patch may also have `async score_patch(item, patch, rollout)`, with a result
     like that of the verify hook: `hermes-rl rescore` calls it.

@@ -37,31 +37,31 @@ _SHORTEST_SECRET = 8
 
 
 class Settings(BaseModel):
-    """What a runtime is told from outside. Make one directly in code, or with `load` from the environment."""
+    """The settings of a runtime. Make them directly in code, or with `load` from the environment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     plugins: tuple[str, ...] | None = None
-    """Entry-point names of the plugins to load; None is every installed one. The built-ins are always on."""
+    """Entry-point names of the plugins to load. None loads every installed plugin. Built-ins are always loaded."""
     owner: str | None = None
-    """Whose the sandboxes are, as label or tag; None gives each runtime an id of its own. With a name, a runtime goes
-    on with the sandboxes that an earlier one of that name left."""
+    """The owner that sandboxes are labelled with. None gives each runtime an id of its own. A runtime with a name takes
+    over the sandboxes that an earlier runtime of that name left."""
     state_dir: Path = Field(default_factory=lambda: default_state_dir(os.environ))
-    """Where records that must outlive the process are kept."""
+    """The directory for records that outlive the process; `~/.local/state/hermes-rl` by default."""
     model: str | None = None
-    """The model that agents use when none is named."""
+    """The model of agents that name none."""
     base_url: str | None = None
-    """The OpenAI-compatible endpoint that agents use when none is named; None is OpenAI's own."""
+    """The OpenAI-compatible endpoint of agents that name none. None is OpenAI's own."""
     api_key: SecretStr | None = None
-    """The key for that endpoint."""
+    """The key of that endpoint."""
     profiles_file: Path | None = None
     """A YAML file with `default_profile` and `profiles`, read once by `load`."""
     default_profile: str = "default"
     """The profile used when none is named."""
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Profiles by name, in the terms of the backend that they are used with; that backend checks their keys."""
+    """Profiles by name. Their keys are settings of the backend that uses them; that backend checks them."""
     secrets: dict[str, SecretStr] = Field(default_factory=dict)
-    """Values that must not appear in logs, results and trajectories, by name."""
+    """Secret values by name. They are replaced in logs, results and trajectories."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:

@@ -177,26 +177,26 @@ class AgentSettings(BaseModel):
     model: str | None = None
     """The model's name as the endpoint knows it."""
     base_url: str | None = None
-    """The OpenAI-compatible endpoint, usually ending in `/v1`; None for OpenAI's own."""
+    """The OpenAI-compatible endpoint, which usually ends in `/v1`. None is OpenAI's own."""
     api_key: SecretStr | None = None
-    """The endpoint's key; None for an endpoint that asks for none."""
+    """The endpoint's key. None is for an endpoint that needs none."""
     max_turns: int = Field(default=30, ge=1)
-    """Answers that the model may give in one rollout."""
+    """Maximum number of model answers in one rollout."""
     temperature: float | None = Field(default=1.0, ge=0)
-    """Sampling temperature; None leaves it to the endpoint."""
+    """Sampling temperature. None is the endpoint's default."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """The most tokens in one answer; None leaves it to the endpoint."""
+    """Maximum number of tokens in one answer. None is the endpoint's default."""
     extra_body: dict[str, Any] | None = None
-    """More keys for each request's JSON body: provider preferences, template arguments, …"""
+    """More keys for the JSON body of each request, such as provider preferences and template arguments."""
     seed: int | None = None
-    """Sampling seed. Each rollout sends one of its own, derived from this and its task's `seed_key`."""
+    """Sampling seed. Each rollout sends a seed that is derived from this one and its task's `seed_key`."""
     request_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds for one request, from the first byte sent to the last byte received."""
+    """Time limit in seconds for one request, from the first byte sent to the last byte received."""
     endpoint_patience_s: float = Field(default=300.0, ge=0)
-    """Seconds for which a failing endpoint is asked again, counted from the first failure. Then the run ends."""
+    """Seconds for which requests to a failing endpoint are repeated, from the first failure on. Then the run ends."""
     max_retries: int | None = Field(default=None, ge=0)
-    """How often one request is repeated after a failure that may pass, at most; None as long as patience lasts."""
+    """Maximum number of retries of one request after a temporary failure. None retries for `endpoint_patience_s`."""
     max_retry_wait_s: float = Field(default=60.0, ge=0)
-    """The longest wait in seconds before a repetition, whatever `Retry-After` asks for."""
+    """Maximum wait in seconds before a retry, whatever `Retry-After` says."""
     max_response_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
-    """The most bytes that one response may have."""
+    """Maximum size of one response in bytes."""

@@ -34,40 +34,40 @@ MOST_SLOTS = 32
 
 
 class RunOptions(BaseModel):
-    """How to run rollouts. Frozen; unknown keys are errors."""
+    """Options of a run. Frozen. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     backend: str = "local"
     """The backend's name."""
     backend_config: dict[str, Any] = Field(default_factory=dict)
-    """Settings of its sandboxes, in the backend's own terms; they come before the profile's."""
+    """Settings of the backend's sandboxes. They override those of the profile."""
     profile: str | None = None
-    """The profile of rollouts whose item names none; None is the settings' `default_profile`."""
+    """The profile of rollouts whose item names none. None is the `default_profile` of the settings."""
     isolation: str | None = None
-    """The level between slots; None is `user`, or more where the environment asks for more."""
+    """The isolation level of slots. None is `user`, or the environment's minimum if that is higher."""
     allow_unisolated: bool = False
-    """Whether a level below what the environment or the agent asks for is accepted."""
+    """Whether to accept a level below the minimum of the environment or the agent."""
     concurrency: int = Field(default=4, ge=1, le=MOST_AT_A_TIME)
-    """Rollouts at the same time."""
+    """Number of rollouts at the same time."""
     group_size: int = Field(default=1, ge=1, le=MOST_AT_A_TIME)
-    """Rollouts of each item."""
+    """Number of rollouts per item."""
     seed: int | None = None
-    """Seed of the order of items, the tools drawn, and the model's sampling, where those have none of their own."""
+    """Random seed for the order of items, for drawn tools and for the model's sampling, unless they have their own."""
     rollout_timeout: float | None = Field(default=3600.0, gt=0)
-    """Seconds for the agent, without its waits for the model; over it the rollout is verified as it is. None is no
+    """Agent time limit in seconds, without its waits for the model. What was done by then is verified. None is no
     limit."""
     model_timeout: float | None = Field(default=3600.0, gt=0)
-    """Seconds that a rollout may wait for the model in all; over it it fails with kind `model`. None is no limit."""
+    """Total seconds that a rollout may wait for the model; then it fails as `model`. None is no limit."""
     setup_timeout: float = Field(default=1800.0, gt=0)
-    """Seconds for the set-up of a workspace."""
+    """Time limit in seconds for the setup of a workspace."""
     verify_timeout: float = Field(default=3600.0, gt=0)
-    """Seconds for the verification."""
+    """Time limit in seconds for the verification."""
     infra_retries: int = Field(default=2, ge=0)
-    """How often a rollout that met an infrastructure failure is begun anew."""
+    """How often a rollout is started again after an infrastructure failure."""
     stop_on_infra: float | None = Field(default=None, ge=0, le=1)
-    """Stop when more than this share of the last rollouts (at least 10, at most 20) were failures of the infrastructure
-    or of the model's endpoint."""
+    """Stop the run if more than this share (0 to 1) of the last 10 to 20 rollouts failed because of the infrastructure
+    or the model's endpoint."""
 
     @property
     def limits(self) -> Limits:

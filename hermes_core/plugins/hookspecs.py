@@ -1,4 +1,4 @@
-"""Every hook that a plugin can implement, and nothing else.
+"""The hooks that a plugin can implement.
 
 A plugin is a module (or any object) named by an entry point of the group `hermes_core`. It marks its functions with
 `hookimpl` and takes only the arguments that it wants, positional or keyword-only. It may set `HERMES_PLUGIN_API = 1`.
@@ -77,7 +77,7 @@ def hermes_register_environments(registry: Registrar) -> None:
 
 @hookspec
 def hermes_register_sinks(registry: Registrar) -> None:
-    """Add places where trajectories go: `factory(target) -> Sink`, the target being TARGET of `--sink NAME=TARGET`."""
+    """Add sinks for records: `factory(target) -> Sink`. The target is TARGET of `--sink NAME=TARGET`."""
 
 
 # Environment hooks: one implementation, the environment's own; plugins may wrap it.
@@ -87,14 +87,14 @@ def hermes_register_sinks(registry: Registrar) -> None:
 def setup_trajectory_workspace(
     item: Mapping[str, Any], trajectory_id: str, exec_tool: Any, rollout: Any
 ) -> Awaitable[Mapping[str, Any]] | None:
-    """Make the slot ready for this item; the metadata comes back as `workspace_meta`."""
+    """Prepare the slot for this item. The returned metadata is passed to the other hooks as `workspace_meta`."""
 
 
 @hookspec(firstresult=True)
 def verify_and_score_trajectory(  # noqa: PLR0917 - pluggy calls by position
     item: Mapping[str, Any], result: Any, trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
 ) -> Awaitable[tuple[float, dict[str, Any]]] | None:
-    """Score what the agent left, after its processes are dead: the reward (or a failure, raised) and the details."""
+    """Score what the agent left, after its processes are dead. Return the reward and details, or raise an error."""
 
 
 @hookspec(firstresult=True)
@@ -109,34 +109,34 @@ def solve_trajectory(
 
 @hookspec
 def hermes_trajectory_started(trajectory_id: str, environment: str, item_id: str) -> None:
-    """A rollout begins."""
+    """Called when a rollout begins."""
 
 
 @hookspec
 def hermes_trajectory_finished(trajectory_id: str, record: Mapping[str, Any]) -> None:
-    """A rollout ended; `record` is the trajectory as it is written."""
+    """Called when a rollout has ended. `record` is the trajectory as it is written."""
 
 
 @hookspec
 def hermes_tool_called(trajectory_id: str, tool_name: str, arguments: Mapping[str, Any], result: Any) -> None:
-    """The model called a tool; `result` is the `ExecutionResult`."""
+    """Called when the model has called a tool. `result` is the `ExecutionResult`."""
 
 
 @hookspec
 def hermes_sandbox_created(sandbox_id: str, backend: str, profile: str) -> None:
-    """A sandbox is ready."""
+    """Called when a sandbox is ready."""
 
 
 @hookspec
 def hermes_sandbox_lost(sandbox_id: str, backend: str, profile: str, reason: str) -> None:
-    """A sandbox died, could not be reached again, or was quarantined."""
+    """Called when a sandbox died, could not be reached again, or was quarantined."""
 
 
 @hookspec
 def hermes_sandbox_terminated(sandbox_id: str, backend: str, profile: str) -> None:
-    """A sandbox was ended by us."""
+    """Called when this driver has ended a sandbox."""
 
 
 @hookspec
 def hermes_process_updated(trajectory_id: str, update: Any) -> None:
-    """There is something new about a background process that is watched; `update` is the `ProcessUpdate`."""
+    """Called when a watched background process has new output or has ended. `update` is the `ProcessUpdate`."""

@@ -124,7 +124,7 @@ class TerminalVariables:
 
 
 class SandboxConfig(BaseModel):
-    """The settings of one profile. Backends subclass it to add their own; unknown keys are errors."""
+    """The settings of one profile. Backends subclass it to add their own settings. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -135,56 +135,55 @@ class SandboxConfig(BaseModel):
     name: str = "default"
     """The profile's name."""
     image: str | None = None
-    """What the sandbox is made from, in the provider's terms; `local` has none."""
+    """The image that the sandbox is made from, as the provider names it. `local` has no images."""
     cpu: float | None = Field(default=None, gt=0)
-    """CPU cores of one sandbox; None is the provider's default."""
+    """CPU cores of one sandbox. None is the provider's default."""
     memory: int | None = Field(default=None, gt=0)
-    """Memory of one sandbox in MiB; None is the provider's default."""
+    """Memory of one sandbox in MiB. None is the provider's default."""
     slots_per_sandbox: int = Field(default=10, ge=1, le=256)
-    """Slots in one sandbox."""
+    """Number of slots in one sandbox."""
     min_sandboxes: int = Field(default=1, ge=0)
-    """Sandboxes kept warm."""
+    """Number of sandboxes kept warm."""
     max_sandboxes: int = Field(default=5, ge=1)
-    """Sandboxes at most."""
+    """Maximum number of sandboxes."""
     reserve_slots: int = Field(default=1, ge=0)
-    """Slots that only verification may take, so that rollouts never wait for each other."""
+    """Number of slots reserved for verification, so that rollouts never wait for each other."""
     idle_timeout: float = Field(default=120, gt=0)
-    """Seconds after which an idle sandbox above the minimum is ended."""
+    """Seconds after which an idle sandbox is ended, if there are more than `min_sandboxes`."""
     acquire_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds that `acquire` waits for a slot before it fails."""
     execution_timeout_s: float = Field(default=30.0, gt=0)
-    """The time limit of a tool call that names none, in seconds."""
+    """Time limit in seconds of a tool call that names none."""
     orphan_ttl_s: float = Field(default=30.0, gt=0)
-    """Seconds without a word from the driver after which a sandbox ends itself."""
+    """Seconds without a heartbeat of the driver after which a sandbox ends itself."""
     network: Network = Network.OPEN
     """The sandbox's network policy."""
     snapshot: bool = False
-    """Let the environment prepare one sandbox, and make the others from a snapshot of that one. Implied by the network
-    `setup` where the backend can make snapshots."""
+    """Whether the environment prepares one sandbox and the others are made from its snapshot. Network `setup` implies
+    this on backends that can make snapshots."""
     env_vars: dict[str, str] = Field(default_factory=dict)
-    """Plain environment variables of every command."""
+    """Environment variables of every command. They are not secret."""
     slot_variables: tuple[str, ...] = ()
-    """Variables of the sandbox itself, of its image for instance, that commands are to see; of others they see PATH
-    alone."""
+    """Variables of the sandbox, for example of its image, that commands see. Of all others they see only PATH."""
     slot_secrets: tuple[str, ...] = ()
-    """The same, where the value is secret: `*` takes its place in what commands write (not in files that are read).
-    Whoever can run commands in a slot can use the value all the same."""
+    """Secret variables of the sandbox that commands see. Their values are replaced by `*` in the output of commands,
+    but not in files that are read. Code in a slot can still use the values."""
     slot_user: SlotUser | None = None
-    """Who commands run as. None is a user of the slot's own at the levels `user` and `namespace`, and at `dedicated`
-    where the sandbox can give it one (it has Python, and is root's or may make namespaces). Else, and at `shared`, it
-    is the sandbox's own user, which is root in most images."""
+    """The user that commands run as. None means: a user of the slot's own at the levels `user` and `namespace`, and
+    also at `dedicated` if the sandbox can provide one (it has Python, and is root's or may make namespaces). Otherwise,
+    and at `shared`, it is the sandbox's own user, which is root in most images."""
     max_processes: int = Field(default=512, ge=16)
-    """Processes of one slot at most."""
+    """Maximum number of processes of one slot."""
     process_memory: int | None = Field(default=None, ge=64)
     """Memory that each process of a slot may allocate, in MiB (`RLIMIT_DATA`); None is no limit. Neither the sum over
     processes nor the memory that they share is limited. Needs Python in the sandbox."""
     visible_paths: tuple[str, ...] = ()
-    """Further paths of the sandbox (or, on `local`, the host) that slots of level `namespace` may read."""
+    """More paths of the sandbox (on `local`: of the host) that slots of level `namespace` can read."""
     prices: Prices | None = None
-    """What a sandbox costs by the hour; a run's summary then says what it cost."""
+    """What a sandbox costs by the hour. The summary of a run then states its cost."""
     max_cost: float | None = Field(default=None, gt=0)
-    """The most that the profile's sandboxes may cost while a tool backend lives: from nine tenths of it on no sandbox
-    is made, from all of it on no rollout gets a slot. Those that run are finished and verified."""
+    """Maximum cost of the profile's sandboxes while a tool backend lives. At nine tenths of it, no more sandboxes are
+    made. At all of it, no more rollouts get a slot. Running rollouts are finished and verified."""
 
     @property
     def gpu_count(self) -> int | None:

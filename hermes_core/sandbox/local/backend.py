@@ -37,16 +37,17 @@ log = logging.getLogger(__name__)
 
 
 class LocalConfig(SandboxConfig):
-    """A profile of the `local` backend. The processor, the memory and the system are the host's own."""
+    """A profile of the `local` backend. It uses the processors, the memory and the system of the host."""
 
     unsupported = ("image", "cpu", "memory")
 
     tmpfs_size: int | None = Field(default=None, gt=0)
-    """Keep the sandbox's files in memory, at most so many MiB; None keeps them on disk, in the state directory."""
+    """Keep the sandbox's files in memory, up to this many MiB. None keeps them on disk, in the state directory."""
     state_dir: str | None = None
-    """Where sandboxes are kept; None is `hermes-rl-<uid>` in the directory for temporary files."""
+    """The directory of the sandboxes. None is `hermes-rl-<uid>` in the directory for temporary files."""
     hidden_paths: tuple[str, ...] = ()
-    """Directories of the host that no sandbox may see, besides our home, working directory and checkout."""
+    """More directories of the host that no sandbox can see. The driver's home, working directory and checkout are
+    always hidden."""
 
 
 class LocalBackend(Backend):
