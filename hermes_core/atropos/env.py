@@ -21,6 +21,7 @@ from hermes_core.atropos.commands import run_class
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.contract import check_overrides
 from hermes_core.atropos.display import trajectory_text, write_page
+from hermes_core.atropos.group_workers import GroupWorkers
 from hermes_core.atropos.groups import longest, scored_groups, scored_item
 from hermes_core.atropos.items import ItemSource
 from hermes_core.atropos.json_lines import JsonLines, group_json
@@ -38,7 +39,6 @@ from hermes_core.atropos.servers import (
 )
 from hermes_core.atropos.trainer import TrainerApi
 from hermes_core.atropos.wandb_run import WandbRun, check_login
-from hermes_core.atropos.workers import Workers
 from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.plain import plain
@@ -111,7 +111,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.metrics, self.evaluation = self.reporter.training, self.reporter.evaluation
         self.endless = False
         """Whether `get_next_item` is to begin anew after the last item."""
-        self.crew = Workers(self, self.metrics)
+        self.crew = GroupWorkers(self, self.metrics)
         """The workers of serve mode."""
         self.source = ItemSource(str(self.name), self.get_next_item)
         """`get_next_item`, watched, in whose place it is while the environment runs: Atropos calls it as well."""

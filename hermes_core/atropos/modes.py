@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from atroposlib.envs.base import BaseEnv
 
 from hermes_core.atropos.config import HermesAgentEnvConfig
+from hermes_core.atropos.group_workers import GroupWorkers
 from hermes_core.atropos.items import ItemSource
 from hermes_core.atropos.reporting import Reporter
 from hermes_core.atropos.trainer import TrainerApi
-from hermes_core.atropos.workers import Workers
 from hermes_core.environment import Item
 from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.runner import STOPPING
@@ -121,7 +121,7 @@ class Serving:
     roller: GroupRoller
     source: ItemSource
     reporter: Reporter
-    workers: Workers
+    workers: GroupWorkers
 
     async def run(self) -> None:
         """Register, and send groups until the trainer has had its steps.

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Workers:
+class GroupWorkers:
     """What atroposlib's base environment knows of its workers: who runs, on which item, and what was put back.
 
     Args:
