@@ -12,11 +12,11 @@ from hermes_core.sandbox.uids import reserve
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ROOT = """
-mount -t tmpfs -o mode=755 sandbox /mnt; cd /mnt; mkdir data proc dev var; mkdir -m 1777 tmp var/tmp dev/shm
-mount -t proc proc proc; for each in $(cd /; ls -d bin etc lib lib32 lib64 sbin usr); do
-  if [ -L /$each ]; then cp -P /$each .; else mkdir $each; mount --bind /$each $each; mount -o remount,bind,ro $each; fi
-done; for each in null zero random urandom; do : >dev/$each; mount --bind /dev/$each dev/$each; done
-for each in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$each; done; echo ready; exec chroot . "$@">/dev/null"""
+mount -t tmpfs -o mode=755 sandbox /mnt; cd /mnt; mkdir -p data proc dev/pts var; mkdir -m 1777 tmp var/tmp dev/shm
+mount -t proc proc proc; mount -t devpts -o ptmxmode=666 pts dev/pts; for n in $(cd /; ls -d bin etc lib* sbin usr); do
+  if [ -L /$n ]; then cp -P /$n .; else mkdir $n; mount --bind /$n $n; mount -o remount,bind,ro $n; fi
+done; for n in null zero random urandom; do : >dev/$n; mount --bind /dev/$n dev/$n; done; ln -s pts/ptmx dev/ptmx
+for n in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$n; done; echo ready; exec chroot . "$@">/dev/null"""
 START = ["setsid", "--fork", "unshare", "--fork", "--kill-child", "--pid", "--ipc", "--mount", "sh", "-ec", ROOT, "sh"]
 
 
