@@ -87,6 +87,9 @@ class Environment(ABC):
     needs: frozenset[Need] = frozenset()
     """What each slot must have to itself; tasks that name a port need `Need.NETWORK`. With any of them, levels below
     `namespace` are refused, and so are backends that can't give it."""
+    hides_files: bool = False
+    """Whether it hides files from slots (`prepare(key, build, private=True)`): then a profile with `slot_user: root`,
+    from which nothing can be hidden, is refused at the start of a run."""
     default_toolsets: tuple[str, ...] = ("terminal", "file")
     """The toolsets of the model when the configuration names none."""
 

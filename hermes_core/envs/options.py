@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.environment import Environment
 from hermes_core.envs.rollout import Limits
-from hermes_core.errors import UsageError
+from hermes_core.errors import PolicyError, UsageError
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
 from hermes_core.validation import validated
 
 BASELINES = frozenset({"oracle", "nop"})
@@ -108,6 +108,20 @@ def granted_isolation(options: RunOptions, environment: Environment, backend: Ba
             hint="use --isolation user or namespace, another backend, or --allow-unisolated if you trust the model",
         )
     return level
+
+
+def check_hides(environment: Environment, profile: SandboxConfig) -> None:
+    """Refuse slots that are root to an environment that hides files from them.
+
+    Raises:
+        PolicyError: the profile makes them root.
+    """
+    if environment.hides_files and profile.slot_user is SlotUser.ROOT:
+        raise PolicyError(
+            f"environment {environment.name!r} hides files from its slots, and profile {profile.name!r} has slot_user "
+            "'root', from whom nothing can be hidden",
+            hint="leave out slot_user",
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import OracleAgent
 from hermes_core.environment import Environment
-from hermes_core.envs.options import BASELINES, COST, PATIENCE, RunOptions, granted_isolation, pool_size
+from hermes_core.envs.options import BASELINES, COST, PATIENCE, RunOptions, check_hides, granted_isolation, pool_size
 from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.errors import HermesError, PluginError, describe
@@ -216,14 +216,16 @@ def _new_backend(
     if sizes[used].concurrency < options.concurrency:
         room = sizes[used].concurrency
         log.warning("profile %s has room for %d rollouts at a time, not for %d", used, room, options.concurrency)
+    profiles = {
+        # Only what every rollout takes is made before one asks for it.
+        name: sizes[name].applied(profile, warm=name == used and not environment.item_images)
+        for name, profile in profiles.items()
+    }
+    check_hides(environment, profiles[used])
     backend = runtime.tool_backend(
         options.backend,
         isolation=isolation,
-        profiles={
-            # Only what every rollout takes is made before one asks for it.
-            name: sizes[name].applied(profile, warm=name == used and not environment.item_images)
-            for name, profile in profiles.items()
-        },
+        profiles=profiles,
         prepare_sandbox=environment.prepare_sandbox,
         default_profile=used,
     )

@@ -14,7 +14,7 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.environment import Environment
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.session import open_session, redactor
-from hermes_core.errors import ModelError, PluginError, UsageError
+from hermes_core.errors import ModelError, PluginError, PolicyError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 
@@ -87,6 +87,15 @@ async def test_what_is_wrong_is_found_before_the_dataset_is_read(runtime, agent,
         async with open_session(runtime, environment, agent, options(**given)):
             pass
     assert environment.calls == []
+
+
+async def test_slots_that_are_root_are_refused_where_files_are_hidden_from_them(runtime):
+    environment = Noted()
+    environment.hides_files = True
+    with pytest.raises(PolicyError, match="'noted' hides files from its slots"):
+        async with open_session(runtime, environment, "nop", options(backend_config={"slot_user": "root"})):
+            pass
+    assert environment.calls == [], "the dataset was not read"
 
 
 async def test_an_endpoint_in_trouble_is_found_before_a_sandbox_is_made(runtime):

@@ -13,6 +13,7 @@ from hermes_core.agents.base import AgentResult, StopReason
 from hermes_core.envs.rescore import rescore
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.validate import validate
+from hermes_core.errors import PolicyError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 
@@ -74,6 +75,11 @@ async def test_the_tasks_that_ship_are_sound(runtime):
     outcome = await validate(runtime, "swe-smith", env={"dataset_name": "demo"}, isolation="user", concurrency=2)
     assert outcome.sound, outcome.unsound
     assert outcome.items == 4
+
+
+async def test_slots_that_are_root_could_read_the_fix(runtime):
+    with pytest.raises(PolicyError, match="'swe-smith' hides files from its slots"):
+        await roll_out(runtime, env={"dataset_name": "demo"}, backend_config={"slot_user": "root"})
 
 
 async def test_a_recorded_patch_scores_the_same_again(runtime, tmp_path):

@@ -68,6 +68,7 @@ class SweSmithEnvironment(Environment):
 
     name = "swe-smith"
     config_class = SweSmithConfig
+    hides_files = True
     config: SweSmithConfig
 
     def __init__(self, config: SweSmithConfig | None = None) -> None:
