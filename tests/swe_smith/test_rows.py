@@ -58,6 +58,16 @@ def test_whether_an_oracle_patch_is_the_fix_must_be_said():
     assert bug.directory == "name"
 
 
+def test_a_row_can_say_itself_whether_its_patch_is_the_fix():
+    fix, bug = (parse(oracle_row(patch_is=said)) for said in ("fix", "bug"))
+    assert (fix.base_is, fix.patch_is) == ("buggy", "fix")
+    assert (bug.base_is, bug.patch_is) == ("clean", "bug")
+    assert parse(oracle_row(patch_is="fix"), patch_is="fix").patch_is == "fix"
+    with pytest.raises(DatasetError, match="'patch_is' is 'fix', and the setting patch_is is 'bug'") as refused:
+        parse(oracle_row(patch_is="fix"), patch_is="bug")
+    assert "leave out the setting" in str(refused.value)
+
+
 def test_an_oracle_row_without_patch_is_the_buggy_tree():
     task = parse(oracle_row(patch=None))
     assert (task.base_is, task.patch) == ("buggy", "")
@@ -112,6 +122,7 @@ def test_lists_may_be_json_text_tuples_or_arrays():
         ("problem_statement", 5),
         ("problem_statement", ""),
         ("patch", ["x"]),
+        ("patch_is", "mend"),
         ("base_commit", "main"),
         ("base_commit", "0123456"),
     ],

@@ -24,7 +24,7 @@ class SweSmithConfig(EnvironmentConfig):
     """The kind of rows: `auto` decides by the fields present and refuses what could be two things. See `rows.py`."""
     patch_is: Literal["auto", "bug", "fix"] = "auto"
     """Whether a row's `patch` makes the bug or mends it: `auto` is `bug` for the SWE-smith variants, and refused for
-    `oracle`, where both occur."""
+    `oracle`, where both occur. A row's own field `patch_is` decides for that row."""
     shuffle: bool = True
     """Whether the items are taken in an order drawn from `seed`."""
     python_only: bool = True

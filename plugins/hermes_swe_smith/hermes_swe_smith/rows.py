@@ -59,6 +59,8 @@ class Row(BaseModel):
     base_commit: str | None = Field(default=None, pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")
     text: str | None = None
     image_name: str | None = None
+    patch_is: Literal["bug", "fix"] | None = None
+    """What the setting of that name says, for this row."""
 
     @field_validator("fail_to_pass", "pass_to_pass")
     @classmethod
@@ -199,14 +201,19 @@ def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> V
 def _patch_is(row: Row, variant: Variant, where: str, config: SweSmithConfig) -> Literal["bug", "fix"]:
     if not row.patch and variant != "oracle":
         raise DatasetError(f"{where}, field 'patch' is missing or empty", hint="it is the diff that makes the bug")
-    if config.patch_is != "auto":
-        return config.patch_is
-    if variant == "oracle" and row.patch:
+    setting = None if config.patch_is == "auto" else config.patch_is
+    if row.patch_is and setting and row.patch_is != setting:
+        raise DatasetError(
+            f"{where}, field 'patch_is' is {row.patch_is!r}, and the setting patch_is is {setting!r}",
+            hint="leave out the setting, or set it to auto: then the row decides",
+        )
+    said = row.patch_is or setting
+    if said is None and variant == "oracle" and row.patch:
         raise DatasetError(
             f"{where}, field 'patch' may make the bug or mend it in this variant",
-            hint="set patch_is to bug or fix; `hermes-rl validate` shows which of them is right",
+            hint="set patch_is to bug or fix, or give each row a field patch_is; `hermes-rl validate` tells which",
         )
-    return "bug"
+    return said or "bug"
 
 
 def _ended(patch: str) -> str:
@@ -220,5 +227,6 @@ def _field_hint(place: str) -> str:
     return {
         "instance_id": "each row needs a text in instance_id, id or problem_id",
         "repo": "owner/name, or swesmith/<owner>__<name>.<commit8>",
+        "patch_is": "bug or fix: what `patch` makes of the tree",
         "base_commit": "a full commit id: 40 hexadecimal digits",
     }.get(place, "see the fields of SWE-smith in the plugin's README")
