@@ -7,15 +7,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hermes_core.errors import DatasetError, SetupFailed
 from hermes_core.sandbox.contract import Isolation
-
-if TYPE_CHECKING:
-    from hermes_core.sandbox.pool.provision import PrepareSandbox
+from hermes_core.sandbox.pool.provision import PrepareSandbox
 
 Item = Mapping[str, Any]
 """One task of an environment: a row of its dataset."""

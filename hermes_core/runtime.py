@@ -11,26 +11,24 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import BaseModel
 
+from hermes_core.agents.base import Agent, AgentSettings
+from hermes_core.agents.parsers.base import Parser
+from hermes_core.environment import Environment
 from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError, describe
 from hermes_core.plugins.manager import PluginManager
 from hermes_core.plugins.registry import Entry, import_hint
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
+from hermes_core.sandbox.pool.checkpoint import Checkpoint
+from hermes_core.sandbox.pool.provision import PrepareSandbox
 from hermes_core.settings import Settings
+from hermes_core.sink import Sink
+from hermes_core.tool_backend import ToolBackend
+from hermes_core.tools.registry import ToolRegistry
 from hermes_core.validation import validated
-
-if TYPE_CHECKING:
-    from hermes_core.agents.base import Agent, AgentSettings
-    from hermes_core.agents.parsers.base import Parser
-    from hermes_core.environment import Environment
-    from hermes_core.sandbox.pool.checkpoint import Checkpoint
-    from hermes_core.sandbox.pool.provision import PrepareSandbox
-    from hermes_core.sink import Sink
-    from hermes_core.tool_backend import ToolBackend
-    from hermes_core.tools.registry import ToolRegistry
 
 log = logging.getLogger(__name__)
 

@@ -7,19 +7,17 @@ import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message, text_checksum
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded
 from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.model import ModelAgent
+from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.retries import Choice
 from hermes_core.agents.wires import Sampled
-
-if TYPE_CHECKING:
-    from hermes_core.agents.parsers.base import Parser
 
 PROMPT_LOGPROB = 1.0
 """The logprob of a token that the model did not write: no logprob can be that."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from hermes_core.agents.chat import PROBE_TOOL, Chat, WrittenCall
+from hermes_core.agents.parsers.base import Parser
 from hermes_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hermes_core.agents.parsers.base import Parser
 
 AUTO = "auto"
 """The setting that asks for the parser to be chosen."""

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -29,9 +29,7 @@ from hermes_core.sandbox.contract import (
 from hermes_core.sandbox.local import diagnosis, host, launch
 from hermes_core.sandbox.local.host import Probe, SandboxRecord
 from hermes_core.sandbox.local.sandbox import LocalSandbox
-
-if TYPE_CHECKING:
-    from hermes_core.settings import Settings
+from hermes_core.settings import Settings
 
 log = logging.getLogger(__name__)
 

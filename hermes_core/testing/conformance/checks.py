@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from hermes_core.errors import UnknownNameError
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.testing.conformance.kit import Kit
 
 if TYPE_CHECKING:
-    from hermes_core.testing.conformance.kit import Kit
-
     Function = Callable[[Kit], Awaitable[None]]
 
 GROUPS = {

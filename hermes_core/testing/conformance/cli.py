@@ -9,14 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hermes_core.cli.support import new_runtime, tell_problems, terminal_width
-
-if TYPE_CHECKING:
-    from hermes_core.testing.conformance.runner import Report, Result
+from hermes_core.testing.conformance.runner import Report, Result
 
 EXIT_FAILED = 1
 
