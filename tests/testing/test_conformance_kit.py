@@ -27,7 +27,7 @@ from hermes_core.sandbox.contract import (
     SandboxSpec,
     SandboxStatus,
 )
-from hermes_core.sandbox.local.backend import LocalBackend
+from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.settings import Settings
 from hermes_core.testing import conformance
 from hermes_core.testing.conformance import Outcome, Report, Result, Rig, all_checks, check, chosen, leaks, run, run_one
@@ -199,8 +199,16 @@ class Blocks(Broken):
         return await super().create(spec)
 
 
+class TakesEverything(LocalConfig):
+    """Refuses no setting."""
+
+    unsupported = ()
+
+
 class IgnoresSettings(Broken):
     """Makes the same sandbox of every profile."""
+
+    config_class = TakesEverything
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         config = spec.config.model_copy(update={"image": None, "memory": None})
