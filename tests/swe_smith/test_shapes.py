@@ -97,7 +97,7 @@ UNSOUND = {
     "the tests are not there": (plain(fail=("tests/test_core.py::test_gone",)), None),
     "the doctest is not there": (
         Shape(package({"pytest.ini": DOCTEST_MODULES}), fail=("pkg/core.py::pkg.core.triple",)),
-        "both the bug and tests",
+        "pkg/core.py, which has the bug, has no docstring with examples for the doctest pkg.core.triple",
     ),
 }
 
@@ -114,7 +114,11 @@ async def test_the_unsound_is_refused_with_its_reason(runtime, where, tmp_path):
             assert all(reason in failure for each in found[name] for failure in each.failures), (name, found[name])
     assert [each.agent for each in found["the tests pass with the bug"]] == ["nop"]
     assert [each.agent for each in found["the tests fail without the bug"]] == ["oracle"]
-    assert [each.agent for each in found["the tests are not there"]] == ["oracle"]
+    (gone,) = found["the tests are not there"]
+    assert (gone.agent, gone.details[0]["reason"]) == (
+        "oracle",
+        "pytest found no test named tests/test_core.py::test_gone",
+    )
 
 
 DOCTESTS = Shape(

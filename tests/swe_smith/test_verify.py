@@ -58,6 +58,13 @@ def test_only_passed_is_passed(task, outcome):
     assert details["outcomes"] == {"t.py::c": outcome}
 
 
+@pytest.mark.parametrize(("pytest_status", "known"), [(0, True), (1, True), (5, True), (2, False), (4, False)])
+def test_tests_that_do_not_exist_are_named_where_pytest_could_look_for_them(task, pytest_status, known):
+    seen = replace(report("t.py::b", "t.py::c", outcome="missing"), pytest_status=pytest_status)
+    _, details = score(task, seen, SweSmithConfig())
+    assert details.get("reason") == ("pytest found no test named t.py::b, t.py::c" if known else None)
+
+
 @pytest.mark.parametrize("status", [ReportStatus.CUT, ReportStatus.TIMED_OUT, ReportStatus.NO_REPORT])
 @pytest.mark.parametrize("way", ["all", "fraction"])
 def test_nothing_counts_without_an_end(task, status, way):

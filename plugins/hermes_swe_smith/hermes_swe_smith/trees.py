@@ -367,11 +367,11 @@ def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     missing = sorted(path for path in listed if path not in clean_files)
     if missing:
         raise Refused("tests", f"the repository has no {', '.join(missing[:5])}")
-    examples, others = _examples(repo, clean_files, arguments["doctests"])
-    tests = {*arguments["test_files"], *others}
+    examples, unseen = _examples(repo, clean_files, arguments["doctests"])
+    tests = {*arguments["test_files"], *unseen}
     guard = Guard(tests, bug)
     if patches["patch"]:
-        _check_that_the_bug_stays(guard, bug, tests)
+        _check_that_the_bug_stays(guard, bug, tests, unseen)
     hidden = {path for path in arguments["hidden"] if guard.belongs(path) or (path in tests and path.endswith(".py"))}
     agent_files = {path: entry for path, entry in buggy_files.items() if path not in hidden}
     agent = repo.write(agent_files)
@@ -390,9 +390,12 @@ def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     return {}
 
 
-def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str]) -> None:
+def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str], unseen: dict[str, list[str]]) -> None:
     """Refuse a task whose tests would be run without the bug whatever the agent does, or be the agent's."""
     mixed = sorted(path for path in bug & tests if path.endswith(".py") and not guard.belongs(path))
+    if mixed and mixed[0] in unseen:
+        names = ", ".join(unseen[mixed[0]][:5])
+        raise Refused("tests", f"{mixed[0]}, which has the bug, has no docstring with examples for the doctest {names}")
     if mixed:
         raise Refused("tests", f"{mixed[0]} has both the bug and tests of the task, which can't be kept from the agent")
     if not bug:
@@ -407,22 +410,23 @@ def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str]) -> N
 
 def _examples(
     repo: Repository, clean: Tree, doctests: dict[str, list[str]]
-) -> tuple[dict[str, tuple[str, int]], set[str]]:
-    """The clean tree's docstring of each doctest by node id; and the files of which it does not show all of them."""
-    found, others = {}, set()
+) -> tuple[dict[str, tuple[str, int]], dict[str, list[str]]]:
+    """The clean tree's docstring of each doctest by node id; and the names that it shows none for, by file."""
+    found: dict[str, tuple[str, int]] = {}
+    unseen: dict[str, list[str]] = {}
     for path, names in doctests.items():
         try:
             module = ast.parse(repo.git("cat-file", "blob", clean[path][1]))
         except (SyntaxError, ValueError):
-            others.add(path)
+            unseen[path] = names
             continue
         for name in names:
             text = docstring(module, path, name)
             if text:
                 found[f"{path}::{name}"] = text
             else:
-                others.add(path)
-    return found, others
+                unseen.setdefault(path, []).append(name)
+    return found, unseen
 
 
 def _with_removed_tests(repo: Repository, listed: set[str]) -> str:

@@ -17,6 +17,9 @@ Score = tuple[float, dict[str, Any]]
 FAILING_KEPT = 50
 """Failing node ids that the details name."""
 
+_COLLECTED = (0, 1, 5)
+"""Exit statuses of a pytest that could collect everything: all passed, some failed, none was left."""
+
 _REASONS = {
     ReportStatus.CUT: "the tests ended before pytest could say so",
     ReportStatus.NO_REPORT: "no report arrived from the tests",
@@ -82,6 +85,8 @@ def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
         details["reason"] = (
             f"{_REASONS[report.status]}: {report.disturbance}" if report.disturbance else _REASONS[report.status]
         )
+    elif gone := _not_found(failing, report):
+        details["reason"] = f"pytest found no test named {', '.join(gone[:5])}"
     if failing:
         details["failing"] = failing[:FAILING_KEPT]
         details["outcomes"] = {node_id: report.outcomes[node_id] for node_id in failing[:FAILING_KEPT]}
@@ -97,6 +102,13 @@ def _fraction(task: Task, report: PytestReport, config: SweSmithConfig) -> float
     if kept < len(task.pass_to_pass):
         return 0.0
     return sum(map(report.passed, task.fail_to_pass)) / len(task.fail_to_pass)
+
+
+def _not_found(failing: Sequence[str], report: PytestReport) -> list[str]:
+    """The tests that do not exist. Where pytest could not collect everything, that is not known."""
+    if report.pytest_status not in _COLLECTED:
+        return []
+    return [node_id for node_id in failing if report.outcomes.get(node_id) == "missing"]
 
 
 def _count(node_ids: Sequence[str], report: PytestReport) -> dict[str, int]:
