@@ -1,4 +1,4 @@
-"""What an environment is: items, a prompt for each, and the hooks that prepare, verify and solve one."""
+"""The base class of environments: items, a prompt for each, and hooks that prepare, verify and solve a task."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _ID_FIELDS = ("id", "instance_id", "problem_id", "task_id")
 
 
 class Need(StrEnum):
-    """What each slot must have to itself, whatever else its isolation level promises."""
+    """Things that each slot must have to itself, in addition to what its isolation level promises."""
 
     NETWORK = "network"
-    """A localhost of its own: no other slot's server answers there, and none takes its ports."""
+    """A private localhost: servers of other slots can't be reached there, and their ports don't clash with this
+    slot's."""
     TMP = "tmp"
-    """A /tmp of its own."""
+    """A private /tmp."""
 
 
 class EnvironmentConfig(BaseModel):
-    """The settings of every environment. Environments subclass it to add their own. Unknown keys are errors."""
+    """Settings that every environment has. Environments subclass it to add their own. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -58,47 +59,47 @@ class EnvironmentConfig(BaseModel):
 
 
 class Environment(ABC):
-    """Items, a prompt for each of them, and three hooks that core calls for every rollout.
+    """Base class of environments: items, a prompt for each, and three hooks that core calls in every rollout.
 
-    The hooks are ordinary methods, plain or `async`, marked with `hermes_core.plugins.hookspecs.hookimpl`. Each takes
-    those of its arguments that it wants, positional or keyword-only:
+    The hooks are ordinary methods, plain or `async`, marked with `hermes_core.plugins.hookspecs.hookimpl`. A hook may
+    leave out arguments that it does not need; arguments may be positional or keyword-only:
 
-    - `setup_trajectory_workspace(item, trajectory_id, exec_tool, rollout) -> dict` prepares the agent's slot; what it
-      returns reaches the other hooks as `workspace_meta`.
+    - `setup_trajectory_workspace(item, trajectory_id, exec_tool, rollout) -> dict` prepares the agent's slot; the other
+      hooks get its return value as `workspace_meta`.
     - `verify_and_score_trajectory(item, result, trajectory_id, exec_tool, workspace_meta, rollout)` returns a finite
       reward, or a reward and a dict of details. The agent's processes are dead when it is called.
-    - `solve_trajectory(item, exec_tool, workspace_meta, rollout)` does the reference solution in the agent's slot, for
-      the agent `oracle` and for `hermes-rl validate`.
+    - `solve_trajectory(item, exec_tool, workspace_meta, rollout)` applies the reference solution in the agent's slot,
+      for the agent `oracle` and for `hermes-rl validate`.
 
     `exec_tool` and `rollout` (`hermes_core.envs.rollout.Rollout`) are bound to the agent's own slot. One instance
     serves many rollouts at the same time: don't store per-rollout state on it.
 
-    An environment whose rollouts record a patch may also have `async score_patch(item, patch, rollout)`, with a result
-    like that of the verify hook: `hermes-rl rescore` calls it.
+    An environment whose rollouts record a patch may also define `async score_patch(item, patch, rollout)`, which
+    returns the same kind of result as the verify hook. `hermes-rl rescore` calls it.
     """
 
     name: ClassVar[str]
-    """What `hermes-rl rollout` calls it, and what the record says."""
+    """The environment's name on the command line and in records."""
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
     isolation: Isolation = Isolation.USER
     """The weakest isolation between slots that the tasks accept."""
     needs: frozenset[Need] = frozenset()
-    """What each slot must have to itself; tasks that name a port need `Need.NETWORK`. With any of them, levels below
-    `namespace` are refused, and so are backends that can't give it."""
+    """What each slot must have to itself. Tasks that name a port need `Need.NETWORK`. If this is not empty, isolation
+    levels below `namespace` are refused, and so are backends that can't provide it."""
     hides_files: bool = False
-    """Whether it hides files from slots (`prepare(key, build, private=True)`): then a profile with `slot_user: root`,
-    from which nothing can be hidden, is refused at the start of a run."""
+    """Whether the environment hides files from slots (`prepare(key, build, private=True)`). Nothing can be hidden from
+    root, so a profile with `slot_user: root` is then refused at the start of a run."""
     default_toolsets: tuple[str, ...] = ("terminal", "file")
-    """The toolsets of the model when the configuration names none."""
+    """Toolsets of the model if the configuration names none."""
 
     item_images: bool = False
-    """Whether `image` names an image for each item: then no sandbox is made before one is asked for."""
+    """Whether `image` names an image for each item. Sandboxes are then made only when a rollout asks for one."""
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         self.config = config if config is not None else self.config_class()
 
     async def setup(self) -> None:
-        """Load the dataset and check it, once, before the first rollout.
+        """Load and check the dataset. Called once, before the first rollout.
 
         Raises:
             DatasetError: the dataset, or a row of it, cannot be used; names the row and the field.
@@ -106,19 +107,20 @@ class Environment(ABC):
         return
 
     async def aclose(self) -> None:
-        """Release what `setup` took. Called once, after the last rollout."""
+        """Release what `setup` acquired. Called once, after the last rollout."""
         return
 
     @abstractmethod
     def items(self) -> Sequence[Item]:
-        """Every item of the dataset in its own order; `shuffle` and `max_items` are applied by `selected_items`."""
+        """Return every item of the dataset, in the dataset's order. `selected_items` applies `shuffle` and
+        `max_items`."""
 
     @abstractmethod
     def format_prompt(self, item: Item) -> str:
-        """What the agent is asked to do: the user's message."""
+        """Return the user message that tells the agent what to do."""
 
     def item_id(self, item: Item) -> str:
-        """The item's id, unique in the dataset.
+        """Return the item's id, which is unique in the dataset.
 
         Raises:
             DatasetError: the item has none of the usual fields.
@@ -133,23 +135,24 @@ class Environment(ABC):
 
     @property
     def least_isolation(self) -> Isolation:
-        """The weakest isolation between slots that gives the environment what it asks for."""
+        """Return the weakest isolation level that satisfies `isolation` and `needs`."""
         return max(self.isolation, Isolation.NAMESPACE) if self.needs else self.isolation
 
     def image(self, item: Item) -> str | None:
-        """The image that this item's sandboxes are made from; None is that of the profile."""
+        """Return the image for this item's sandboxes, or None for the profile's image."""
         return None
 
     def profile(self, item: Item) -> str | None:
-        """The profile (image, resources, limits) of this item's sandboxes; None is the run's."""
+        """Return the profile (image, resources, limits) for this item's sandboxes, or None for the run's profile."""
         return None
 
     prepare_sandbox: PrepareSandbox | None = None
-    """`async prepare_sandbox(self, sandbox)` puts into a new sandbox what setup and verification would fetch: for
-    profiles whose network is `setup`, which is cut when it returns. None is an environment that can't be run so."""
+    """`async prepare_sandbox(self, sandbox)` puts everything into a new sandbox that setup and verification would
+    otherwise fetch. It is for profiles with the network `setup`, which is cut when it returns. An environment where it
+    is None can't run with such profiles."""
 
     def selected_items(self) -> Iterator[Item]:
-        """The items of a run: those of `items()` in the order, and as many, as the configuration says."""
+        """Yield the items of a run: those of `items()`, in the configured order and number."""
         rows = self.items()
         order: Sequence[int] = range(len(rows))
         if self.config.shuffle:
@@ -159,7 +162,8 @@ class Environment(ABC):
         return (rows[index] for index in order)
 
     def initial_messages(self, item: Item) -> list[dict[str, Any]]:
-        """The conversation that a rollout of this item starts with: the system prompt, if any, and the prompt."""
+        """Return the conversation that a rollout of this item starts with: the system prompt, if any, and the
+        prompt."""
         messages: list[dict[str, Any]] = []
         if self.config.system_prompt:
             messages.append({"role": "system", "content": self.config.system_prompt})

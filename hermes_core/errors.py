@@ -1,6 +1,6 @@
-"""The error tree: every error says what went wrong, where (sandbox, slot, trajectory) and what to do next.
+"""The error tree. Every error says what went wrong, where (sandbox, slot, trajectory) and what to do next.
 
-Hosts with Python 3.7 load this too.
+This module is also loaded on hosts with Python 3.7.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 E = TypeVar("E", bound="HermesError")
 
 LISTED, LISTED_BESIDE = 30, 8
-"""Names that a hint lists at most: by themselves, and beside the nearest one."""
+"""Maximum number of names that a hint lists: without a nearest name, and with one."""
 
 
 class _Word(str, Enum):
-    """One of some words, written as itself: what `StrEnum` is since Python 3.11."""
+    """A string enum that prints as its value, like `StrEnum` since Python 3.11."""
 
     __str__ = str.__str__
 
@@ -25,8 +25,9 @@ class _Word(str, Enum):
 class ErrorKind(_Word):
     """Why a tool call did not succeed, as carried by `ExecutionResult.error_kind`.
 
-    `command` is data (the command itself failed), `timeout` its time limit, `policy` a refusal by the rules of the
-    slot, and `infra` ours: provisioning, transport, a lost sandbox. Only `infra` is retried on a fresh slot.
+    `command` is data (the command itself failed), `timeout` means that its time limit passed, `policy` that the rules
+    of the slot refused it, and `infra` that we failed: provisioning, transport, a lost sandbox. Only `infra` is retried
+    on a fresh slot.
     """
 
     COMMAND = "command"
@@ -79,9 +80,9 @@ class HermesError(Exception):
         return f"{text} ({self.hint})" if self.hint else text
 
     def twin(self: E) -> E:
-        """The same error as another object, to be changed by one of several who were given it.
+        """Return the same error as another object, which can be changed without affecting others who hold the error.
 
-        A subclass's `__init__` is not called, whose arguments nobody but the subclass knows: `copy.copy` would.
+        It does not call a subclass's `__init__`, as `copy.copy` would, because only the subclass knows its arguments.
         """
         builtin = next(kind for kind in type(self).__mro__ if kind.__module__ == "builtins")
         twin = builtin.__new__(type(self), *self.args)
@@ -90,7 +91,7 @@ class HermesError(Exception):
 
 
 class UsageError(HermesError):
-    """The caller asked for something that cannot be: a wrong name, value or combination. Exit code 2."""
+    """The caller asked for something impossible: a wrong name, value or combination. Exit code 2."""
 
 
 class ConfigError(UsageError):
@@ -124,16 +125,16 @@ class NoPythonError(PolicyError):
 
 
 class InfraError(HermesError):
-    """Provisioning, transport or a lost sandbox. Never the model's doing, never turned into a reward."""
+    """Provisioning or transport failed, or a sandbox was lost. Never the model's fault, never turned into a reward."""
 
 
 class ProvisionError(InfraError):
     """A sandbox could not be created or prepared.
 
     Args:
-        retryable: whether trying again may help; not with an image that does not exist, or a wrong key. None is what
-            the class says.
-        where: as for `HermesError`.
+        retryable: whether another attempt may help. It does not if an image does not exist or a key is wrong. None is
+            the class's default.
+        where: see `HermesError`.
     """
 
     retryable: bool = True
@@ -145,7 +146,7 @@ class ProvisionError(InfraError):
 
 
 class ChannelLost(InfraError):
-    """The byte stream to the sandbox broke; the sandbox itself may well be alive."""
+    """The byte stream to the sandbox broke. The sandbox itself may still be alive."""
 
 
 class SandboxLost(InfraError):
@@ -157,20 +158,20 @@ class SlotLost(InfraError):
 
 
 class SlotUnclean(SlotLost):
-    """The slot was quarantined, as it could not be proved that everything that its commands had started is dead.
+    """The slot was quarantined, because it could not be proved that everything its commands had started is dead.
 
-    What dies slowly is the doing of whoever started it: of an agent's own slot this is its result, and no
-    infrastructure failure.
+    If processes die slowly, the fault is with whoever started them. In an agent's own slot this is therefore the
+    agent's result, and not an infrastructure failure.
     """
 
 
 class Disturbed(InfraError):
-    """Work of ours in a slot was killed, or found no room, where nothing of an agent's ran yet: neighbours or the host
+    """Work of ours in a slot was killed or had no room, before anything of an agent's ran there: neighbours or the host
     are short of memory, processes or disk."""
 
 
 DISTURBANCES = frozenset({"killed", "no_space", "spawn"})
-"""Codes of a `CommandError` that is `Disturbed`, where nothing of an agent's ran yet."""
+"""Codes of a `CommandError` that mean `Disturbed` if nothing of an agent's has run yet."""
 
 
 class AcquireTimeout(InfraError):
@@ -186,8 +187,8 @@ class CommandError(HermesError):
 
     `code` is a stable word for the reason: `not_found`, `is_a_directory`, `not_a_directory`, `permission`,
     `not_a_file`, `exists`, `no_space`, `too_large`, `invalid`, `no_pty`, `unknown_process`, `spawn`, `killed`,
-    `failed`. Of a command, `not_found`, `permission` and `not_a_directory` mean the program; where its working
-    directory can't be used they are `cwd_not_found`, `cwd_permission` and `cwd_not_a_directory`.
+    `failed`. For a command, `not_found`, `permission` and `not_a_directory` are about the program; if its working
+    directory can't be used, the codes are `cwd_not_found`, `cwd_permission` and `cwd_not_a_directory`.
     """
 
     def __init__(
@@ -198,11 +199,11 @@ class CommandError(HermesError):
 
 
 class ToolArgumentError(HermesError):
-    """A tool was called with arguments that its schema refuses: an answer to the model, not a crash."""
+    """A tool was called with arguments that its schema refuses. This is an answer to the model, not a crash."""
 
 
 class SetupFailed(HermesError):
-    """An environment's workspace set-up failed for a reason that lies in the task or the environment."""
+    """An environment's workspace setup failed because of the task or the environment."""
 
 
 class VerifierError(HermesError):
@@ -210,18 +211,19 @@ class VerifierError(HermesError):
 
 
 class OutputError(HermesError):
-    """What a run writes can't be written."""
+    """The output of a run can't be written."""
 
 
 class ModelError(HermesError):
-    """The model's endpoint failed: unreachable, refused, rate-limited beyond patience, or answering garbage."""
+    """The model's endpoint failed: unreachable, refused, rate-limited for too long, or answering nonsense."""
 
     result: Any = None
     """The `AgentResult` up to the failure, set by the agent that met it."""
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """One line that names the nearest known word to `name`, and lists what there is if it is little or nothing near."""
+    """Return one line that names the known word nearest to `name`, and lists the known words if there are few or none
+    is near."""
     names = sorted(known)
     listed = ", ".join(names[:LISTED]) + (f", … ({len(names)} in all)" if len(names) > LISTED else "")
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -231,7 +233,8 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line: `ImportError: No module named 'docker'`; the first one of a group."""
+    """Return an exception in one line: `ImportError: No module named 'docker'`. Of a group, the first exception is
+    described."""
     grouped = getattr(error, "exceptions", ())  # only a group has them
     if grouped:
         return describe(grouped[0])

@@ -1,4 +1,4 @@
-"""The runtime: owns the settings, the plugins and whatever is made from them. Any number can live side by side."""
+"""The runtime owns the settings, the plugins and everything made from them. Several can exist side by side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Closable(Protocol):
-    """Something that is closed with the runtime; closing twice does no harm."""
+    """Something that is closed with the runtime. Closing it twice does no harm."""
 
     async def aclose(self) -> None:
         """Release what it holds."""
@@ -44,7 +44,7 @@ Thing = TypeVar("Thing", bound=Closable)
 
 
 class Runtime:
-    """Makes backends, tool backends, environments and agents by name, and closes them with itself.
+    """Makes backends, tool backends, environments and agents by name, and closes them when it is closed.
 
         async with Runtime() as runtime:
             async with runtime.tool_backend("local", isolation="user") as backend:
@@ -52,11 +52,11 @@ class Runtime:
 
     Args:
         settings: None reads them from the environment, once, now.
-        plugins: further plugin objects beside the installed ones.
+        plugins: plugin objects in addition to the installed plugins.
         load_entry_points: whether installed plugins are loaded.
 
     Raises:
-        ConfigError: the environment or a file that it names is wrong.
+        ConfigError: the environment is wrong, or a file that it names.
         PluginError: one of `plugins` is broken. An installed plugin that is broken is only reported.
     """
 
@@ -65,9 +65,9 @@ class Runtime:
     ) -> None:
         self.settings = Settings.load() if settings is None else settings
         self.owner = self.settings.owner or _new_owner()
-        """Whose the sandboxes of this runtime are, as their label says."""
+        """The owner in the labels of this runtime's sandboxes."""
         self.redact = self.settings.redactor()
-        """Takes the secrets that the driver knows out of a text."""
+        """Removes the secrets that the driver knows from a text."""
         self.plugin_manager = PluginManager(
             allow=self.settings.plugins, extra=plugins, load_entry_points=load_entry_points
         )
@@ -83,13 +83,13 @@ class Runtime:
 
     @property
     def tools(self) -> ToolRegistry:
-        """Every tool, toolset and distribution that the plugins registered."""
+        """Return every tool, toolset and distribution that the plugins registered."""
         if self._tools is None:
             self._tools = self._new_tools()
         return self._tools
 
     def backend(self, name: str) -> Backend:
-        """The backend of that name, made on first use and closed with the runtime.
+        """Return the backend with this name. It is made on first use and closed with the runtime.
 
         Raises:
             UnknownNameError: no plugin provides it.
@@ -104,7 +104,8 @@ class Runtime:
         return self._backends[entry.name]
 
     def config_classes(self) -> dict[str, Callable[[], type[SandboxConfig]]]:
-        """Return by backend what gives its `config_class`: it makes the backend, and raises as `backend` does."""
+        """Return, for each backend, a function that returns its `config_class`. The function makes the backend, and
+        raises as `backend` does."""
         return {name: partial(self._config_class, name) for name in self.backends.names()}
 
     def _config_class(self, name: str) -> type[SandboxConfig]:
@@ -118,13 +119,13 @@ class Runtime:
         *,
         default_profile: str | None = None,
     ) -> dict[str, SandboxConfig]:
-        """Return the profiles by name, in the terms of the backend of this name.
+        """Return the profiles by name, as instances of the backend's `config_class`.
 
         Args:
             given: None is the settings' profiles.
             config: keys set in every profile.
-            default_profile: the one that is used when none is named; None is the settings'. If it is called `default`,
-                nobody has to write it.
+            default_profile: the profile that is used when none is named; None is the settings' default. A default
+                profile called `default` need not be defined.
 
         Raises:
             UnknownNameError: the backend, the default profile or a key does not exist.
@@ -150,15 +151,16 @@ class Runtime:
         checkpoint: Checkpoint | None = None,
         default_profile: str | None = None,
     ) -> ToolBackend:
-        """A new tool backend on the backend of that name: an async context manager, closed with the runtime at last.
+        """Return a new tool backend on the backend with this name. It is an async context manager, and is closed with
+        the runtime at the latest.
 
         Args:
             profiles: profiles by name; None is the settings' profiles.
-            isolation: the least isolation between slots.
+            isolation: the minimum isolation between slots.
             config: keys set in every profile.
             prepare_sandbox: prepares each new sandbox of a profile whose network is `setup`.
-            checkpoint: where it is written what a driver after us needs to take the sandboxes over.
-            default_profile: the profile that is used when none is named, as `profiles` takes it.
+            checkpoint: file with the state that a later driver needs to take over the sandboxes.
+            default_profile: the profile that is used when none is named, as for `profiles`.
 
         Raises:
             UnknownNameError: the backend, the isolation level, the default profile or a key does not exist.
@@ -186,7 +188,7 @@ class Runtime:
         )
 
     def environment(self, name: str, config: Mapping[str, Any] | BaseModel | None = None) -> Environment:
-        """A new environment of that name. Its `setup` and `aclose` are called by whoever runs it.
+        """Return a new environment with this name. The caller must call its `setup` and `aclose`.
 
         Args:
             config: the environment's settings, checked by its `config_class`; or that class's instance.
@@ -204,7 +206,7 @@ class Runtime:
         return environment
 
     def environment_class(self, name: str) -> type[Environment]:
-        """The class of the environment of that name, for its `config_class`. Raises as `environment` does."""
+        """Return the class of the environment with this name, for its `config_class`. Raise as `environment` does."""
         from hermes_core.environment import Environment, EnvironmentConfig
 
         entry = self.environments.entry(name)
@@ -221,10 +223,10 @@ class Runtime:
         return kind
 
     def agent(self, name: str, settings: Mapping[str, Any] | AgentSettings | None = None) -> Agent:
-        """A new agent of that name, closed by `close`, or with the runtime.
+        """Return a new agent with this name. It is closed by `close`, or with the runtime.
 
         Args:
-            settings: how it is to work; the model, endpoint and key that they do not set come from the runtime's.
+            settings: the agent's settings; the model, endpoint and key that they do not set come from the runtime.
 
         Raises:
             UnknownNameError: no plugin provides it, or it has no such setting.
@@ -235,7 +237,7 @@ class Runtime:
         return self._keep(agent)
 
     def agent_config_class(self, name: str) -> type[AgentSettings]:
-        """The class of the settings of the agent of that name. Raises as `agent` does."""
+        """Return the settings class of the agent with this name. Raise as `agent` does."""
         from hermes_core.agents.base import AgentSettings
 
         entry = self.agents.entry(name)
@@ -248,7 +250,7 @@ class Runtime:
         return kind
 
     def parser(self, name: str) -> Parser:
-        """The parser of tool calls of that name. It keeps nothing, and serves any number of rollouts.
+        """Return the tool-call parser with this name. It keeps no state, and serves any number of rollouts.
 
         Raises:
             UnknownNameError: no plugin provides it.
@@ -263,10 +265,10 @@ class Runtime:
         return parser
 
     def sink(self, name: str, target: str = "") -> Sink:
-        """A new sink of that name, closed by whoever asked for it.
+        """Return a new sink with this name. The caller closes it.
 
         Args:
-            target: where the records are to go, in the sink's own terms: a path, a URL.
+            target: where the records go, in a form that the sink defines: a path, a URL.
 
         Raises:
             UnknownNameError: no plugin provides it.
@@ -285,14 +287,14 @@ class Runtime:
     def agent_settings(
         self, given: Mapping[str, Any] | AgentSettings | None = None, agent: str | None = None
     ) -> AgentSettings:
-        """The settings of an agent, with this runtime's model, endpoint and key for those of them that were not given.
+        """Return the settings of an agent. The model, endpoint and key that were not given come from this runtime.
 
         Args:
             given: checked by the agent's `config_class`; or that class's instance.
             agent: its name; None is an agent without settings of its own.
 
         Raises:
-            UnknownNameError, ConfigError: a key or a value is wrong, or there is no agent of that name.
+            UnknownNameError, ConfigError: a key or a value is wrong, or there is no agent with that name.
         """
         from hermes_core.agents.base import AgentSettings
 
@@ -304,15 +306,15 @@ class Runtime:
         return given.model_copy(update={key: getattr(self.settings, key) for key in unset})
 
     async def close(self, thing: Closable) -> None:
-        """Close something that was made here now, not only with the runtime, which lives longer than many of them."""
+        """Close something that was made here before the runtime is closed, which may be much later."""
         await thing.aclose()
         self._forget(thing)
 
     async def aclose(self) -> None:
-        """Close everything that was made, last made first, each even if another fails. Idempotent.
+        """Close everything that was made, in reverse order. Continue if one of them fails. Idempotent.
 
         Raises:
-            ExceptionGroup: what failed.
+            ExceptionGroup: the failures.
         """
         self._closed = True
         errors: list[Exception] = []
@@ -341,7 +343,7 @@ class Runtime:
         await self.aclose()
 
     def _make(self, entry: Entry, *arguments: Any) -> Any:
-        """What the entry's factory gives for these arguments."""
+        """Return the result of the entry's factory for these arguments."""
         self._check_open()
         factory: Callable[..., Any] = entry.load()
         try:
@@ -381,7 +383,8 @@ class Runtime:
                 try:
                     add(entry.name, **entry.value, summary=entry.summary)
                 except HermesError as error:
-                    # One plugin's mistake is no reason to have no tools at all: it is told to whoever asks for this.
+                    # One plugin's mistake must not make all tools unusable. It is reported to those who ask for this
+                    # tool.
                     log.warning("%s %r of %s: %s", kind, entry.name, entry.plugin.label, error)
                     refused[kind, entry.name] = error
         return tools
@@ -390,7 +393,7 @@ class Runtime:
 def _profile(
     backend: Backend, name: str, given: Mapping[str, Any] | SandboxConfig, config: Mapping[str, Any]
 ) -> SandboxConfig:
-    """One profile, with the keys of `config` set in it."""
+    """Return one profile, with the keys of `config` set in it."""
     what = f"profile {name!r} of backend {backend.name!r}"
     if not isinstance(given, SandboxConfig):
         given = backend.config_class.from_dict(name, given)
@@ -400,6 +403,6 @@ def _profile(
 
 
 def _new_owner() -> str:
-    """An id that no other runtime has, in letters that every provider takes as a label."""
+    """Return an id that no other runtime has, in letters that every provider accepts in a label."""
     host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")[:24]
     return f"{host or 'host'}-{os.getpid()}-{secrets.token_hex(4)}"

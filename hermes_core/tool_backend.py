@@ -1,4 +1,4 @@
-"""The tool backend: what callers see of sandboxes. Acquire a slot, call tools in it, release it."""
+"""The tool backend, which is how callers use sandboxes: acquire a slot, call tools in it, release it."""
 
 from __future__ import annotations
 
@@ -44,25 +44,28 @@ from hermes_core.validation import validated
 log = logging.getLogger(__name__)
 
 OVERTIME_S = 15.0
-"""How long after its time limit, and the time in which a lost channel may come back, a tool is cut off, in seconds."""
+"""Seconds after its time limit, and after the time in which a lost channel may come back, at which a tool is
+cancelled."""
 
 
 class ToolBackend:
-    """Slots of one backend, by profile; an async context manager.
+    """Slots of one backend, by profile. It is an async context manager.
 
     Args:
         profiles: by name; each has a pool of its own, warmed when it is started or first asked for.
-        tools: the tools that `execute` knows besides the slot tools `bash`, `read_file` and `write_file`.
-        isolation: the least that every slot gets; the backend's next stronger level where it does not declare this one.
-        owner: who the sandboxes belong to, for their labels.
-        events: told of its sandboxes and of watched processes; not of tool calls, which the rollout announces.
-        max_creating: sandboxes being made at the same time, over all profiles.
-        start_client: gives the client of a new sandbox.
-        prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before it is cut; or with
-            the one that the others are made from, where the backend can make snapshots and the profile asks for them.
-        take_over: go on with the sandboxes that an earlier driver of this owner left, once nothing is heard of it.
-            They are emptied. Not with a checkpoint, by which everything in them goes on.
-        checkpoint: where it is written what a driver after us needs to take the sandboxes over; whose they are, too.
+        tools: the tools that `execute` knows in addition to the slot tools `bash`, `read_file` and `write_file`.
+        isolation: the minimum isolation of every slot; if the backend does not declare this level, its next stronger
+            one.
+        owner: the owner of the sandboxes, for their labels.
+        events: gets the events of sandboxes and of watched processes. The rollout itself announces tool calls.
+        max_creating: maximum number of sandboxes that are being made at the same time, over all profiles.
+        start_client: returns the client of a new sandbox.
+        prepare_sandbox: called with each new sandbox whose profile has the network `setup`, before the network is cut.
+            If the backend can make snapshots and the profile asks for them, it is called only with the sandbox that the
+            others are made from.
+        take_over: continue with the sandboxes that an earlier driver of this owner left, once that driver gives no sign
+            of life. They are emptied. Not possible with a checkpoint, which keeps everything in them running.
+        checkpoint: file with the owner, and with the state that a later driver needs to take over the sandboxes.
         on_closed: called with this tool backend once it is closed.
 
     Raises:
@@ -95,7 +98,8 @@ class ToolBackend:
         self._tasks = TaskSet()
         self._leases: dict[tuple[str, int], Lease] = {}
         self._closing: asyncio.Task[None] | None = None
-        # What the driver before us held and we do not yet. The checkpoint names what we make, too.
+        # Sandboxes that the previous driver had and that were not taken over yet. The checkpoint still has to name
+        # them.
         self._inherited = {} if checkpoint is None else dict(checkpoint.sandboxes)
         self._taken: list[Slot] = []
         self._provisioner = Provisioner(
@@ -124,7 +128,7 @@ class ToolBackend:
                 )
             try:
                 self._pools[name] = Pool(config, self._provisioner, self._events)
-            except PolicyError as error:  # of no matter to those who use another one
+            except PolicyError as error:  # matters only to users of this profile
                 self._refused[name] = error
 
     # ------------------------------------------------------------------ life
@@ -139,10 +143,11 @@ class ToolBackend:
         await self.aclose()
 
     async def start(self, profiles: Sequence[str] | None = None) -> None:
-        """Make the warm sandboxes of these profiles (the default one), in parallel; others when first asked for.
+        """Make the warm sandboxes of these profiles (by default the default profile), in parallel. Those of others are
+        made when first asked for.
 
         Raises:
-            ProvisionError, PolicyError: they can't be made; nothing of them is left.
+            ProvisionError, PolicyError: they can't be made; no sandbox is left behind.
             UnknownNameError: there is no such profile.
         """
         pools = [self._pool(name) for name in (profiles if profiles is not None else [self.default_profile])]
@@ -157,15 +162,17 @@ class ToolBackend:
             raise
 
     async def take_over(self) -> list[Slot]:
-        """Return the slots that the driver before us held, by its checkpoint, with all that runs there. Call it first.
+        """Return the slots that the previous driver held according to its checkpoint, with everything that runs there.
+        Call it first.
 
-        What the checkpoint says was being made or ended when it died is ended. What has ended by itself is forgotten.
-        Each slot is given once: another call gives what those before it could not, and none after one that succeeded.
+        Sandboxes that were being made or ended when that driver died are ended. Sandboxes that have ended by themselves
+        are forgotten. Each slot is returned once: after a failure, the next call returns the slots that the earlier
+        calls could not; after a success, further calls return none.
 
         Raises:
             UsageError: there is no checkpoint.
-            InfraError, PolicyError: a sandbox can't be had now. It stays in the checkpoint; the others are ours, and
-                the next call that succeeds gives their slots too.
+            InfraError, PolicyError: a sandbox can't be taken over now. It stays in the checkpoint. The other sandboxes
+                are ours, and the next successful call returns their slots too.
         """
         checkpoint = self._provisioner.checkpoint
         if checkpoint is None:
@@ -199,7 +206,7 @@ class ToolBackend:
         return [lease.slot for lease in leases]
 
     async def _end_orphans(self, checkpoint: Checkpoint) -> None:
-        """End the sandboxes that no driver will use any more; others of this owner belong to other drivers."""
+        """End the sandboxes that no driver will use any more. Other sandboxes of this owner belong to other drivers."""
         left = {creation_id for creation_id, backend in checkpoint.orphans.items() if backend == self.backend.name}
         if not left:
             return
@@ -212,10 +219,10 @@ class ToolBackend:
         checkpoint.save()
 
     async def aclose(self, *, keep: bool = False) -> None:
-        """End all sandboxes, in parallel; nothing is left when it returns. Idempotent, and completes if cancelled.
+        """End all sandboxes, in parallel. All are gone when it returns. Idempotent; it completes even if cancelled.
 
         Args:
-            keep: let those that can be taken over live, for a driver after us or until their `orphan_ttl_s` is over.
+            keep: let sandboxes that can be taken over live, for a later driver or until their `orphan_ttl_s` is over.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(keep), name="close the tool backend")
@@ -245,23 +252,23 @@ class ToolBackend:
         apart_from: str | None = None,
         timeout_s: float | None = None,
     ) -> Slot:
-        """Return a slot of the profile, in order of arrival; the caller releases it.
+        """Return a slot of the profile. Callers are served in order of arrival, and must release the slot.
 
         Args:
-            trajectory_id: who the slot is for; a new id if None.
-            image: what the sandbox is made from in place of the profile's own image. Each image has a pool of its own,
-                with the profile's other settings and nothing kept warm, under the profile's name and the image's.
-            group: slots of one group are placed on one sandbox where they fit.
-            verification: may take the slots that are reserved for verification; gets a pristine one.
-            apart_from: the id of a sandbox that it is not placed on while another one has a vacant slot.
-            timeout_s: how long to wait; the profile's `acquire_timeout_s` if None.
+            trajectory_id: the trajectory that the slot is for; a new id if None.
+            image: an image to use instead of the profile's own. Each image has a pool of its own, with the profile's
+                other settings and no warm sandboxes, named after the profile and the image.
+            group: slots of one group are placed on one sandbox where possible.
+            verification: whether the slot may be one reserved for verification; it is then a pristine one.
+            apart_from: the id of a sandbox to avoid while another one has a vacant slot.
+            timeout_s: maximum wait in seconds; the profile's `acquire_timeout_s` if None.
 
         Raises:
             AcquireTimeout: no slot became free in time.
             ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
             CostLimitReached: the profile's `max_cost` is spent.
             UnknownNameError: there is no such profile.
-            ConfigError: the profile can't be had with another image.
+            ConfigError: the profile can't be used with another image.
         """
         name = profile or self.default_profile
         pool = self._pool(name) if image is None else self._pool_of_image(name, image)
@@ -277,9 +284,9 @@ class ToolBackend:
         return lease.slot
 
     async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
-        """End the lease: its processes are killed and, if asked, its files removed, with proof.
+        """End the lease. Kill its processes and, if asked, remove its files, and verify both.
 
-        Completes in the background when the caller is cancelled. Idempotent; releasing a slot that was lost with its
+        It completes in the background if the caller is cancelled. Idempotent; releasing a slot that was lost with its
         sandbox is fine. A slot that can't be proved clean is never leased again: its sandbox is replaced.
         """
         lease = self._leases.pop((slot.slot_id, slot.generation), None)
@@ -299,7 +306,7 @@ class ToolBackend:
         apart_from: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Slot]:
-        """`acquire`, and always `release(reset_workspace=True)` at the end of the block."""
+        """Acquire a slot, and release it with `reset_workspace=True` at the end of the block."""
         slot = await self.acquire(
             trajectory_id,
             profile=profile,
@@ -315,10 +322,10 @@ class ToolBackend:
             await self.release(slot, reset_workspace=True)
 
     def commands(self, slot: Slot, *, around: Around | None = None) -> SlotCommands:
-        """Return what can be done in the slot until it is released.
+        """Return the commands of the slot, which work until it is released.
 
         Args:
-            around: makes of the `call` that carries each command out another one, to hear of what goes wrong there.
+            around: wraps the `call` that carries out each command, for example to observe errors.
 
         Raises:
             StaleSlotError: it was released.
@@ -326,14 +333,14 @@ class ToolBackend:
         return self._lease(slot).commands(around=around)
 
     def preparation(self, slot: Slot, *, around: Around | None = None) -> SlotCommands:
-        """Return the commands of the preparation user on the slot's sandbox, until the slot is released.
+        """Return the commands of the preparation user on the slot's sandbox, which work until the slot is released.
 
         Args:
-            around: as of `commands`.
+            around: see `commands`.
 
         Raises:
             StaleSlotError: it was released.
-            PolicyError: the slot is root, who is above that user.
+            PolicyError: the slot is root, and the preparation user can't be protected from root.
         """
         lease = self._lease(slot)
         if lease.config.slot_user is SlotUser.ROOT:
@@ -346,7 +353,7 @@ class ToolBackend:
         return lease.commands(PREPARE, around)
 
     def missing(self, slot: Slot) -> tuple[str, ...]:
-        """Say what can't be done in the slot because its sandbox has no guest; empty where it has one.
+        """Return what can't be done in the slot because its sandbox has no guest; empty if it has one.
 
         Raises:
             StaleSlotError: it was released.
@@ -354,12 +361,12 @@ class ToolBackend:
         return self._lease(slot).pooled.client.missing
 
     async def kill_everything(self, slot: Slot) -> None:
-        """Kill every process of the slot; all are dead when it returns.
+        """Kill every process of the slot. All are dead when it returns.
 
         Raises:
             StaleSlotError: it was released.
             InfraError: the sandbox can't be reached.
-            SlotUnclean: that they are dead can't be proved, within two minutes; the slot can't be used any more.
+            SlotUnclean: it can't be proved within two minutes that they are dead; the slot can't be used any more.
         """
         lease = self._lease(slot)
         await lease.call(lease.pooled.client.kill_slot, lease.seat.index)
@@ -374,13 +381,14 @@ class ToolBackend:
         await lease.call(lease.pooled.client.reset_slot, lease.seat.index)
 
     async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
-        """Return the directory that `build` fills as the preparation user, once per sandbox and key.
+        """Return a directory that `build` fills as the preparation user, once per sandbox and key.
 
-        Slots read it and can't write it; with `private` they can't read it either. While it is being built, everyone
-        who asks for it waits; its failure is everyone's, removes the directory, and the next call tries again.
+        Slots can read it but not write it; with `private` they can't read it either. All callers that ask for it while
+        it is being built wait. If building fails, all of them get the error, the directory is removed, and the next
+        call tries again.
 
         Raises:
-            UsageError: the key can't be a file's name.
+            UsageError: the key can't be a file name.
             StaleSlotError: the slot was released.
             Exception: as `build` raised it.
         """
@@ -390,13 +398,14 @@ class ToolBackend:
 
     @asynccontextmanager
     async def processor(self, slot: Slot, *, alone: bool = False) -> AsyncIterator[None]:
-        """Hold one of the processors of the slot's sandbox while the block runs, or all of them; waits for its turn.
+        """Hold one of the processors of the slot's sandbox while the block runs, or all of them. Wait until they are
+        free.
 
-        For work that keeps a processor busy. Where more of that runs at a time than there are processors, all of it
-        takes longer together than one after another, and what has a time limit misses it.
+        Use it for work that keeps a processor busy. If more such work runs than there are processors, all of it
+        together takes longer than one after another, and misses time limits.
 
         Raises:
-            StaleSlotError: the slot was released, before or meanwhile.
+            StaleSlotError: the slot was released, before or during the wait.
             SandboxLost: its sandbox is gone.
         """
         lease = self._lease(slot)
@@ -407,16 +416,18 @@ class ToolBackend:
     # ------------------------------------------------------------------ background processes
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Have `subscriber(update)` awaited for every update of a watched process; the returned function ends that.
+        """Await `subscriber(update)` for every update of a watched process. Return a function that ends the
+        subscription.
 
-        Updates of one process are at least 30 seconds apart, its end included, and none is delivered twice, nor again
-        by a driver that takes over.
+        Updates of one process are at least 30 seconds apart, including the one at its end. None is delivered twice,
+        even if another driver takes over.
         """
         self._watchers.subscribers.append(subscriber)
         return lambda: self._watchers.subscribers.remove(subscriber)
 
     def watch(self, slot: Slot, process_id: str, interval_s: float) -> float:
-        """Deliver what is new about a background process every so many seconds, and its end; return the interval used.
+        """Deliver updates about a background process at this interval, and its end. Return the interval in seconds that
+        is used.
 
         Raises:
             StaleSlotError: the slot was released.
@@ -426,7 +437,7 @@ class ToolBackend:
     # ------------------------------------------------------------------ tools
 
     def tool(self, name: str) -> Tool:
-        """Return the slot tool of that name, or the registered one that runs in a sandbox.
+        """Return the slot tool with this name, or the registered tool with this name that runs in a sandbox.
 
         Raises:
             UnknownNameError: there is none.
@@ -443,14 +454,15 @@ class ToolBackend:
     async def execute(
         self, slot: Slot, tool: str | Tool, args: Mapping[str, Any], *, timeout_s: float | None = None
     ) -> ExecutionResult:
-        """Call a tool in the slot: a slot tool, or one of the registry that runs in a sandbox.
+        """Call a tool in the slot: a slot tool, or a registered one that runs in a sandbox.
 
         Args:
-            tool: its name; or the tool itself, since a slot tool and a model's tool may have one name (`read_file`).
+            tool: its name; or the tool itself, because a slot tool and a model's tool can have the same name
+                (`read_file`).
             timeout_s: the call's time limit; the profile's `execution_timeout_s` if None.
 
         Raises:
-            InfraError: the sandbox or the way to it failed; carries the ids of sandbox, slot and trajectory.
+            InfraError: the sandbox failed, or the connection to it; carries the ids of sandbox, slot and trajectory.
             StaleSlotError: the slot was released.
             UsageError: the time limit is not a positive number.
         """
@@ -496,10 +508,10 @@ class ToolBackend:
     async def execute_batch(
         self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
     ) -> list[ExecutionResult]:
-        """Call many tools at the same time, in many slots; the results are in the order of the requests.
+        """Call many tools at the same time, in many slots. Return the results in the order of the requests.
 
-        Each request fails by itself: whatever `execute` would raise becomes its failed result, with `error_kind`
-        `infra` for what is ours and `policy` for a released slot.
+        Each request fails by itself: an exception of `execute` becomes a failed result, with `error_kind` `infra` for
+        our failures and `policy` for a released slot.
 
         Raises:
             UsageError: the time limit is not a positive number.
@@ -526,7 +538,7 @@ class ToolBackend:
     # ------------------------------------------------------------------ what there is
 
     def get_status(self) -> dict[str, Any]:
-        """Count sandboxes, slots and waiters: over all profiles, and per profile under `pools`."""
+        """Return the counts of sandboxes, slots and waiters: over all profiles, and per profile under `pools`."""
         pools = {name: pool.status() for name, pool in self._pools.items()}
         summed = ("sandboxes", "healthy_sandboxes", "max_sandboxes", "total_slots", "available_slots", "waiting")
         return {
@@ -539,7 +551,7 @@ class ToolBackend:
         }
 
     def usage(self) -> dict[str, SandboxUsage]:
-        """Return what the sandboxes of each used profile have cost so far, including those of tasks' own images."""
+        """Return the cost so far of the sandboxes of each used profile, including those with images of their own."""
         return {pool.meter.profile: pool.meter.usage() for pool in self._pools.values() if pool.begun}
 
     def list_profiles(self) -> dict[str, dict[str, Any]]:
@@ -572,11 +584,11 @@ class ToolBackend:
         return self._pools[profile]
 
     def _pool_of_image(self, profile: str, image: str) -> Pool:
-        """Return the pool of a profile with another image, which is made when it is first asked for.
+        """Return the pool of a profile with another image. It is made on first use.
 
         Raises:
             UnknownNameError, PolicyError: as `_pool` does.
-            ConfigError: the profile can't be had with another image.
+            ConfigError: the profile can't be used with another image.
         """
         pool, name = self._pool(profile), f"{profile}@{image}"
         if name not in self._pools:

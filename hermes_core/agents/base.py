@@ -1,4 +1,4 @@
-"""What an agent is: the task it is given, the settings it is made with, and the result that it leaves."""
+"""The base classes of agents: the task an agent is given, its settings, and its result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 Message = dict[str, Any]
-"""One message of a chat in the OpenAI form; always has the keys `role` and `content`."""
+"""One message of a chat in the OpenAI form. It always has the keys `role` and `content`."""
 
 ToolHandler = Callable[[str, Mapping[str, Any], str], Awaitable[str]]
-"""`await handler(tool_name, arguments, task_id)` runs one tool call and gives what the model is told, as JSON text.
+"""`await handler(tool_name, arguments, task_id)` runs one tool call and returns the answer to the model, as JSON text.
 
-`InfraError`, `StaleSlotError` and cancellation end the rollout; whatever else it raises becomes a tool result.
+`InfraError`, `StaleSlotError` and cancellation end the rollout; any other exception becomes a tool result.
 """
 
 
@@ -26,9 +26,9 @@ MASKED = -100
 
 
 def text_checksum(text: str, before: int = 0) -> int:
-    """CRC-32 of a text that follows one with the checksum `before`.
+    """Return the CRC-32 of a text that follows a text with the checksum `before`.
 
-    Spaces are left out: some tokenizers drop the one that a part of a text begins with.
+    Spaces are left out, because some tokenizers drop the space that a part of a text begins with.
     """
     return zlib.crc32(text.replace(" ", "").encode("utf-8", "surrogatepass"), before)
 
@@ -37,44 +37,44 @@ class StopReason(StrEnum):
     """Why an agent stopped."""
 
     FINISHED = "finished"
-    """The model answered without calling a tool: it says that it is done."""
+    """The model answered without calling a tool, which says that it is done."""
     MAX_TURNS = "max_turns"
-    """The turns that it was allowed are used up."""
+    """The maximum number of turns was reached."""
     LENGTH = "length"
     """The last answer was cut off at `max_tokens` and called no tool."""
     CONTEXT_LENGTH = "context_length"
     """The conversation no longer fits the model's context."""
     REFUSED = "refused"
-    """The endpoint or the chat template took the prompt, and takes it no more with what was said since."""
+    """The endpoint or the chat template accepted the prompt, but not the conversation that followed."""
     CONTENT_FILTER = "content_filter"
     """The endpoint withheld the answer."""
     EMPTY_RESPONSE = "empty_response"
-    """The model said nothing and called nothing."""
+    """The model's answer had no text and no calls."""
     TIME_LIMIT = "time_limit"
-    """The rollout's time was up. Set by whoever keeps that time, never by an agent."""
+    """The rollout's time was up. Set by the code that measures the time, never by an agent."""
     MODEL_ERROR = "model_error"
     """The endpoint failed; `ModelError` was raised."""
     INTERRUPTED = "interrupted"
-    """Not ended yet, or ended from outside: cancelled, or by an infrastructure failure."""
+    """The run has not ended yet, or was ended from outside: by cancellation or an infrastructure failure."""
 
 
 @dataclass(frozen=True)
 class ToolError:
-    """One tool call that could not be made, or whose tool said that it failed."""
+    """A tool call that could not be made, or whose tool reported an error."""
 
     turn: int
     """The turn that made the call; the first is 1."""
     tool_name: str
     arguments: str
-    """As the model wrote them."""
+    """The arguments as the model wrote them."""
     error: str
     tool_result: str
-    """What the model was told."""
+    """The answer that the model got."""
 
 
 @dataclass
 class Usage:
-    """Tokens as the endpoint counted them, summed over all requests; 0 where it does not count."""
+    """Token counts from the endpoint, summed over all requests; 0 if it does not report them."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -83,37 +83,38 @@ class Usage:
 
 @dataclass
 class AgentResult:
-    """What an agent did. It grows while the agent runs and can be read at any moment.
+    """What an agent did. It is filled while the agent runs and can be read at any moment.
 
-    `messages` is always a conversation that an endpoint would take: a tool call that has not ended yet is already
-    followed by a tool message, which says that it was interrupted until its real answer replaces that.
+    `messages` is always a conversation that an endpoint accepts. A tool call that has not ended yet is already followed
+    by a tool message that says it was interrupted; the real answer replaces it.
     """
 
     messages: list[Message] = field(default_factory=list)
-    """The whole conversation, the prompt included."""
+    """The whole conversation, including the prompt."""
     managed_state: Mapping[str, Any] | None = None
-    """The token-exact record that the server keeps of this conversation (`server.get_state()`), untouched; None when
-    it keeps none. Nothing here is ever made up from text."""
+    """The token-exact record that the server keeps of this conversation (`server.get_state()`), unchanged; None if it
+    keeps none. Tokens are never reconstructed from text."""
     turns_used: int = 0
-    """Answers that the model gave."""
+    """Number of answers that the model gave."""
     finished_naturally: bool = False
     """Whether the model itself ended the conversation (`StopReason.FINISHED`)."""
     reasoning_per_turn: list[str | None] = field(default_factory=list)
-    """The model's reasoning in each of its answers, None where it gave none."""
+    """The model's reasoning in each of its answers; None for an answer without reasoning."""
     tool_errors: list[ToolError] = field(default_factory=list)
     stop_reason: StopReason = StopReason.INTERRUPTED
     tool_calls_attempted: int = 0
     """Calls that the model made, well-formed or not."""
     tool_calls_schema_valid: int = 0
-    """Calls of a tool that exists, whose arguments needed no repair and were not refused by its schema."""
+    """Calls of an existing tool whose arguments needed no repair and passed its schema."""
     tool_calls_executed_ok: int = 0
-    """Calls that the tool answered without an error. A command that exits non-zero counts: that is data."""
+    """Calls that the tool answered without an error. A command with a non-zero exit status counts, because that is
+    data."""
     tool_calls_exec_error: int = 0
     """Calls that the tool answered with an error, bad arguments included."""
     usage: Usage = field(default_factory=Usage)
 
     def stop(self, reason: StopReason) -> None:
-        """Set the reason, and `finished_naturally` in accordance with it."""
+        """Set the stop reason, and `finished_naturally` to match."""
         self.stop_reason = reason
         self.finished_naturally = reason is StopReason.FINISHED
 
@@ -126,26 +127,27 @@ class AgentTask:
     messages: list[Message]
     """The prompt. Agents never change this list or its messages."""
     tool_schemas: list[dict[str, Any]]
-    """The tools in the OpenAI function form; their names are all that may be called."""
+    """The tools in the OpenAI function form. Only these may be called."""
     tool_handler: ToolHandler
     solve: Callable[[], Awaitable[None]]
-    """Apply the environment's reference solution in the agent's slot; raises where there is none."""
+    """Apply the environment's reference solution in the agent's slot; raises if there is none."""
     parallel_safe: frozenset[str] = frozenset()
     """Tools whose calls within one turn may run at the same time."""
     seed_key: str | None = None
-    """What tells this rollout from the others in every run alike (item and rollout index), for sampling seeds; the
-    trajectory id if None."""
+    """A key for sampling seeds that identifies this rollout (item and rollout index) and is the same in every run. None
+    means the trajectory id."""
     waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    """`async with task.waiting():` around each request to a model: that time is not the agent's. It has a limit of its
-    own, over which it raises `ModelError`."""
+    """Use `async with task.waiting():` around each request to a model. That time does not count as the agent's. It has
+    a limit of its own, and `ModelError` is raised when it is exceeded."""
     result: AgentResult = field(default_factory=AgentResult)
-    """The result in the making: `run` fills and returns this very object. So whoever cancels `run`, or gets an
-    exception from it, still holds what was said and done so far."""
+    """The result in the making: `run` fills and returns this very object. If `run` is cancelled or raises, the caller
+    still has what was said and done so far."""
 
 
 @runtime_checkable
 class Agent(Protocol):
-    """Turns a prompt into tool calls until done. One agent runs many tasks, at the same time as well.
+    """Base class of agents. An agent works on a task with tool calls until it is done. One agent can run many tasks at
+    the same time.
 
     It is made with an `AgentSettings`. A class with settings of its own names a subclass of that as `config_class`.
     """
@@ -167,7 +169,7 @@ class Agent(Protocol):
 
 
 class AgentSettings(BaseModel):
-    """How an agent is to work. Frozen; unknown keys are errors. `oracle` and `nop` need none of it.
+    """Settings of an agent. Frozen; unknown keys are errors. `oracle` and `nop` use none of them.
 
     Agents subclass it to add settings of their own.
     """

@@ -17,25 +17,25 @@ from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, HermesError
 
 PASSING = frozenset({FailureKind.INFRA, FailureKind.MODEL, FailureKind.CANCELLED})
-"""Failures that say nothing of the item."""
+"""Failures that are not about the item."""
 
 
 @dataclass(frozen=True)
 class Rolled:
-    """One rollout that ended."""
+    """A rollout that ended."""
 
     record: Record
     refused: str | None = None
-    """Why it has no place in a group: its failure, or what is wrong with its tokens."""
+    """Why it can't be part of a group: its failure, or what is wrong with its tokens."""
 
     @property
     def reward(self) -> float | None:
-        """The score; None if there is none."""
+        """Return the score; None if there is none."""
         return self.record.reward
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """What can be trained on."""
+        """Return the token sequences, which can be trained on."""
         return () if self.refused is not None else self.record.sequences
 
 
@@ -51,18 +51,19 @@ class Group:
 
     @property
     def whole(self) -> bool:
-        """Whether it has as many rollouts as it should."""
+        """Return whether it has all of its rollouts."""
         return len(self.kept) == self.size
 
     @property
     def unlucky(self) -> bool:
-        """Whether nothing but our infrastructure, or the model's, kept rollouts out of it."""
+        """Return whether failures of the infrastructure, ours or the model's, are the only reason for missing
+        rollouts."""
         failures = [rolled.record.failure for rolled in self.failed]
         return all(failure is not None and failure.kind in PASSING for failure in failures)
 
 
 def judged(record: Record, *, exact: bool) -> Rolled:
-    """Return the rollout of a record, and whether it can be part of a group.
+    """Return the rollout of a record, with the reason if it can't be part of a group.
 
     Args:
         exact: whether its tokens are needed.
@@ -78,25 +79,25 @@ def judged(record: Record, *, exact: bool) -> Rolled:
 
 
 class GroupRecords(Protocol):
-    """Takes down what a `GroupRoller` does, in the context of the task that asked for the group."""
+    """Records what a `GroupRoller` does, in the context of the task that asked for the group."""
 
     def add(self, rolled: Rolled, result: AgentResult) -> None:
-        """Take down a rollout that ended, its record included."""
+        """Record a rollout that ended, with its trajectory record."""
 
     def add_group(self, group: Group) -> None:
-        """Take down a group that ended, whole or short."""
+        """Record a group that ended, complete or not."""
 
 
 class GroupRoller:
-    """Rolls out groups; those that run at the same time share the backend's slots.
+    """Rolls out groups. Groups that run at the same time share the backend's slots.
 
     Args:
         context: what all rollouts have in common.
-        tools: which of them a group has.
-        records: where every rollout and group is taken down.
-        room: rollouts at the same time, at most.
-        refills: rollouts of a group that may be replaced because they failed.
-        exact: whether a rollout is of no use without its tokens.
+        tools: the tools of each group.
+        records: where every rollout and group is recorded.
+        room: maximum number of rollouts at the same time.
+        refills: number of failed rollouts of a group that may be replaced.
+        exact: whether a rollout without its tokens is useless.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class GroupRoller:
     ) -> None:
         self.context = context
         self.fatal: BaseException | None = None
-        """What no other rollout can do better: no more groups should be asked for."""
+        """An error that every other rollout would meet too: don't ask for more groups."""
         self._tools = tools
         self._records = records
         self._room = asyncio.Semaphore(max(1, room))
@@ -113,11 +114,12 @@ class GroupRoller:
         self._numbers = itertools.count()
 
     async def roll(self, item: Item, size: int) -> Group:
-        """Roll out an item `size` times; rollouts that fail are replaced, up to the limit, so the group may stay short.
+        """Roll out an item `size` times. Failed rollouts are replaced up to a limit, so the group may have fewer.
 
         Raises:
-            UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
-            CostLimitReached, EndpointDown: as no other group can be had either; when those that were begun have ended.
+            UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
+            CostLimitReached, EndpointDown: no other group can be rolled out either; raised when the rollouts that were
+                begun have ended.
         """
         stopped: list[HermesError] = []
         group = self._new_group(item, size)
@@ -160,11 +162,11 @@ class GroupRoller:
         return Group(f"{item_id}#{next(self._numbers)}", item_id, size)
 
     async def _roll(self, item: Item, group: Group, index: int) -> Rolled:
-        """One rollout of the group, with its record written whatever becomes of it."""
+        """Roll out one rollout of the group. Its record is written in every case."""
         context = self._tools.offered(self.context, group.group_id)
         async with self._room:
             if isinstance(self.fatal, STOPPING):
-                raise self.fatal.twin()  # nothing is begun that can't be had
+                raise self.fatal.twin()  # don't begin what can't succeed
             trajectory = begin(context, group.item_id, group.group_id, index)
             try:
                 await run_rollout(context, item, trajectory)

@@ -1,4 +1,4 @@
-"""A leased slot as environment hooks see it: commands, tools, prepared directories, and what the agent left."""
+"""A leased slot for environment hooks: commands, tools, prepared directories, and the agent's work."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MAX_FILES_BYTES = 64 << 20
 MAX_DIFF_BYTES = 8 << 20
 DIFF_TIMEOUT_S = 120.0
 
-# A temporary index, so that the repository's own stays as the agent left it. Hooks, external diffs and text
-# conversions that the agent may have configured are not asked.
+# Use a temporary index, so that the repository's own stays as the agent left it. Don't use hooks, external diffs and
+# text conversions, because the agent may have configured them.
 _DIFF_SCRIPT = r"""set -e
 index=$(mktemp -d)
 trap 'rm -rf "$index"' EXIT
@@ -40,30 +40,30 @@ git diff --cached --binary --full-index --no-renames --no-color --no-ext-diff --
 
 
 class Origin(Enum):
-    """Where an error was met."""
+    """Where an error happened."""
 
     AGENT = "agent"
     """In the agent's own slot."""
     FRESH = "fresh"
-    """In a slot that no agent has written in."""
+    """In a slot where no agent has written."""
     PREPARATION = "preparation"
-    """In what no slot can write."""
+    """In a place where no slot can write."""
 
 
 Note = Callable[[BaseException, Origin], None]
-"""Is told of every error of a slot, and every cancellation of what runs in it, on its way to the hook."""
+"""Called with every error of a slot and every cancellation of its commands, before the hook gets it."""
 
 
 class LeasedSlot:
-    """One leased slot. Every `InfraError` met in it is noted, so that a hook cannot swallow one by mistake.
+    """One leased slot. Every `InfraError` in it is noted, so that a hook cannot hide one by catching it.
 
     Attributes:
         slot: the handle.
-        commands: what can be done in the slot, as the slot's user.
-        preparation: the same as the preparation user of the slot's sandbox, in the directory of prepared things.
+        commands: the commands of the slot, run as the slot's user.
+        preparation: the commands of the preparation user of the slot's sandbox, in the directory of prepared things.
         limit: the time limit of the hook that uses it, if there is one.
         alone: whether `processor` holds all of the sandbox's processors.
-        calls: those that nobody has awaited; the fresh slots of a rollout share its own.
+        calls: calls that were not awaited; the fresh slots of a rollout share its own.
     """
 
     alone = False
@@ -104,9 +104,9 @@ class LeasedSlot:
             timeout: seconds; None is the profile's `execution_timeout`.
 
         Raises:
-            UnknownNameError, ToolArgumentError: there is no such tool, or it takes no such arguments. A model is
-                told so; a hook that went on would score its own mistake.
-            InfraError: the sandbox failed. Everything else that goes wrong is in the result.
+            UnknownNameError, ToolArgumentError: there is no such tool, or it does not take these arguments. A model
+                would get this as an answer; a hook that continued would score its own mistake.
+            InfraError: the sandbox failed. All other failures are in the result.
             StaleSlotError: the slot was released.
         """
         tool = self._backend.tool(tool_name)
@@ -136,13 +136,13 @@ class LeasedSlot:
 
     @awaited()
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
-        """Make a directory once per sandbox and key, as a user that no slot has; slots can read it, not write it.
+        """Make a directory once per sandbox and key, as a user that no slot has. Slots can read it but not write it.
 
         Args:
-            key: names the content. Whoever asks for the same key while it is being made waits for it.
-            build: an async function of the preparation user's commands and the directory, or one or more shell
-                commands that run in the directory.
-            private: slots can't even read it.
+            key: names the content. Callers that ask for the same key while it is being made wait for it.
+            build: an async function of the preparation user's commands and the directory, or one or more shell commands
+                that run in the directory.
+            private: whether slots can't read it either.
 
         Returns:
             The directory's absolute path in the sandbox.
@@ -156,9 +156,9 @@ class LeasedSlot:
     async def processor(self) -> AsyncIterator[None]:
         """Hold one of the sandbox's processors while the block runs, for work that keeps one busy, such as tests.
 
-        It waits until one is free, which the hook's time limit does not count. Whatever runs at a time beyond them
-        slows down all the others, and runs into time limits that it would keep alone. A check that is repeated on the
-        sandbox that it was disturbed on holds all of them.
+        It waits until a processor is free; this wait does not count against the hook's time limit. If more such work
+        runs than there are processors, each job slows down the others, and they miss time limits they would otherwise
+        meet. A check that is repeated on the sandbox where it was disturbed holds all processors.
 
         Raises:
             InfraError: the sandbox is gone.
@@ -171,7 +171,7 @@ class LeasedSlot:
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
-        """Have what happens in the block not count against `limit`."""
+        """Stop the clock of `limit` while the block runs."""
         limit = self.limit
         due = None if limit is None or limit.expired() else limit.when()
         if limit is None or due is None:
@@ -187,7 +187,7 @@ class LeasedSlot:
 
     @awaited()
     async def files(self, path: str = ".", *, max_bytes: int = MAX_FILES_BYTES) -> bytes:
-        """Return a plain tar of a directory's contents as the slot's user may read them.
+        """Return a plain tar of a directory's contents, as far as the slot's user may read them.
 
         Raises:
             CommandError: it is larger than `max_bytes` (code `too_large`), or is no directory.
@@ -196,10 +196,11 @@ class LeasedSlot:
 
     @awaited()
     async def diff(self, path: str = ".", *, base: str = "HEAD", max_bytes: int = MAX_DIFF_BYTES) -> str:
-        """Return what changed in the git repository at `path` since `base`, with new files, as `git apply` takes it.
+        """Return the changes in the git repository at `path` since `base`, including new files, in the form of `git
+        apply`.
 
-        It runs git in the slot, on a repository that the agent could have changed in any way: what it says is the
-        agent's work, no more. Whatever that git started is dead when it returns.
+        It runs git in the slot, on a repository that the agent could have changed in any way. So treat the diff as the
+        agent's work. Everything that this git started is dead when it returns.
 
         Raises:
             CommandError: there is no such repository or commit, or the diff is larger than `max_bytes`.
@@ -207,7 +208,7 @@ class LeasedSlot:
         try:
             try:
                 return (await self._diff(path, base, max_bytes, binary=False)).decode("utf-8")
-            except UnicodeDecodeError:  # text in another encoding: only git's binary form carries it through JSON
+            except UnicodeDecodeError:  # text in another encoding; JSON can carry only git's binary form of it
                 return (await self._diff(path, base, max_bytes, binary=True)).decode("utf-8", "replace")
         finally:
             await self.kill_everything()
@@ -229,7 +230,7 @@ class LeasedSlot:
         return done.stdout
 
     def _awaited(self, name: str, origin: Origin) -> Around:
-        """Have commands called `name` remembered until they are awaited, and their errors noted."""
+        """Make the commands called `name` remembered until they are awaited, and their errors noted."""
 
         def around(call: Call) -> Call:
             async def noted(operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -255,10 +256,11 @@ class LeasedSlot:
 
 
 class ModelTime:
-    """What the agent in a slot waits for its model: none of the agent's own time, and limited by itself.
+    """The time that the agent in a slot waits for its model. It does not count as the agent's time, and has its own
+    limit.
 
     Args:
-        limit_s: for all of it; None is no limit.
+        limit_s: seconds in total; None is no limit.
     """
 
     def __init__(self, slot: LeasedSlot, limit_s: float | None) -> None:
@@ -267,7 +269,7 @@ class ModelTime:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Wait once, as `AgentTask.waiting` says."""
+        """Measure one wait, as described for `AgentTask.waiting`."""
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -287,6 +289,6 @@ class ModelTime:
 
 
 class Fresh(LeasedSlot):
-    """A fresh slot for verification: another lease than the agent's, which no agent has written in."""
+    """A fresh slot for verification: a lease of its own, in which no agent has written."""
 
     origin = Origin.FRESH

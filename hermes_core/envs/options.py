@@ -1,4 +1,4 @@
-"""What a run can be told, and what follows from it: the isolation level, the size of the pool, the configuration."""
+"""The options of a run and what follows from them: the isolation level, the size of the pool, the configuration."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, Slot
 from hermes_core.validation import validated
 
 BASELINES = frozenset({"oracle", "nop"})
-"""Agents that run nothing but what the environment itself provides."""
+"""Agents that run only what the environment itself provides."""
 
 MOST_AT_A_TIME = 1 << 16
-"""Rollouts of a group, and at the same time, at most: more is a slip of the keyboard."""
+"""Maximum number of rollouts of a group, and of rollouts at the same time. A larger number is a typing error."""
 
 PATIENCE = frozenset({"endpoint_patience_s", "max_retries", "max_retry_wait_s", "request_timeout_s"})
-"""Settings of an agent that change nothing in a reward: a run that ended for want of them is resumed with more."""
+"""Agent settings that do not affect rewards. A run that ended because of them can be resumed with higher values."""
 
 COST = frozenset({"prices", "max_cost"})
-"""Settings of a profile that change nothing in a record."""
+"""Settings of a profile that do not affect records."""
 
 MOST_SLOTS = 32
-"""Slots of one sandbox at most, unless the profile says otherwise."""
+"""Maximum number of slots of one sandbox, unless the profile sets it."""
 
 
 class RunOptions(BaseModel):
@@ -71,7 +71,7 @@ class RunOptions(BaseModel):
 
     @property
     def limits(self) -> Limits:
-        """The limits of one rollout."""
+        """Return the limits of one rollout."""
         return Limits(
             rollout_timeout_s=self.rollout_timeout,
             model_timeout_s=self.model_timeout,
@@ -82,10 +82,10 @@ class RunOptions(BaseModel):
 
 
 def granted_isolation(options: RunOptions, environment: Environment, backend: Backend, agent: str) -> Isolation:
-    """Return the level to run at.
+    """Return the isolation level of the run.
 
     Raises:
-        UnknownNameError: there is no level of that name.
+        UnknownNameError: there is no level with that name.
         UsageError: it is weaker than the environment accepts, or a model would work unisolated on the driver's host.
     """
     least = environment.least_isolation
@@ -111,10 +111,10 @@ def granted_isolation(options: RunOptions, environment: Environment, backend: Ba
 
 
 def check_hides(environment: Environment, profile: SandboxConfig) -> None:
-    """Refuse slots that are root to an environment that hides files from them.
+    """Refuse slots that are root if the environment hides files from slots.
 
     Raises:
-        PolicyError: the profile makes them root.
+        PolicyError: the profile makes slots root.
     """
     if environment.hides_files and profile.slot_user is SlotUser.ROOT:
         raise PolicyError(
@@ -126,20 +126,20 @@ def check_hides(environment: Environment, profile: SandboxConfig) -> None:
 
 @dataclass(frozen=True)
 class PoolSize:
-    """How large the pool of a profile is in a run."""
+    """The size of a profile's pool in a run."""
 
     defaults: Mapping[str, Any]
-    """Settings for what neither the profile nor the caller says."""
+    """Values for settings that neither the profile nor the caller sets."""
     given: Mapping[str, Any]
-    """The caller's settings, which come before the profile's."""
+    """The caller's settings, which override the profile's."""
     concurrency: int
-    """Rollouts that it has room for at the same time, as many as asked for at most."""
+    """Number of rollouts that fit at the same time; at most the requested number."""
 
     def applied(self, profile: SandboxConfig, *, warm: bool) -> SandboxConfig:
-        """Return the profile in this size.
+        """Return the profile with this size.
 
         Args:
-            warm: make sandboxes before the first rollout asks for one, unless the profile says how many.
+            warm: whether to make sandboxes before the first rollout asks for one, unless the profile sets their number.
 
         Raises:
             UnknownNameError, ConfigError: the caller's settings are wrong.
@@ -150,10 +150,10 @@ class PoolSize:
 
 
 def pool_size(options: RunOptions, isolation: Isolation, profile: SandboxConfig) -> PoolSize:
-    """Slots for the agents of all concurrent rollouts, and a reserve of as many for their verification.
+    """Return a size with slots for the agents of all concurrent rollouts, and as many reserved for verification.
 
     Raises:
-        UsageError: the profile has no slot beside its reserve.
+        UsageError: the profile has no slots besides its reserve.
     """
     given = {**profile.model_dump(exclude_unset=True), **options.backend_config}
     reserve = _number(given, "reserve_slots", options.concurrency)
@@ -181,7 +181,7 @@ def pool_size(options: RunOptions, isolation: Isolation, profile: SandboxConfig)
 
 
 def _number(given: Mapping[str, Any], key: str, default: int) -> int:
-    """Return a whole number of the profile; one of the wrong form is left for the backend's own check to refuse."""
+    """Return a whole number from the profile. A value of another type is left for the backend's own check to refuse."""
     try:
         return int(given[key]) if int(given.get(key, 0)) > 0 or given.get(key) == 0 else default
     except (TypeError, ValueError):
@@ -191,10 +191,11 @@ def _number(given: Mapping[str, Any], key: str, default: int) -> int:
 def agent_settings(
     runtime: Runtime, agent: str | Agent, given: Mapping[str, Any] | AgentSettings | None, seed: int | None
 ) -> AgentSettings:
-    """The settings of the agent, with the run's seed and the runtime's model, endpoint and key where it has none.
+    """Return the agent's settings. A missing seed comes from the run; a missing model, endpoint or key from the
+    runtime.
 
     Raises:
-        UnknownNameError, ConfigError: a key or a value of them is wrong.
+        UnknownNameError, ConfigError: a key or a value is wrong.
     """
     filled = runtime.agent_settings(given, agent if isinstance(agent, str) else None)
     return filled if filled.seed is not None else filled.model_copy(update={"seed": seed})

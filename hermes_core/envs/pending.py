@@ -1,4 +1,5 @@
-"""What a hook has called and not awaited, or not entered: it has not run, and is told instead of scored."""
+"""Detects calls that a hook made but did not await, or did not enter. They have not run, so they are reported, not
+scored."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 class Pending(Coroutine[Any, Any, T]):
-    """What a call gives until it is awaited: a coroutine that says so to whoever takes it for the result."""
+    """The value of a call until it is awaited: a coroutine that explains the mistake when it is used as the result."""
 
     def __init__(self, call: str, work: Coroutine[Any, Any, T], calls: Calls) -> None:
         self._call = call
@@ -30,20 +31,20 @@ class Pending(Coroutine[Any, Any, T]):
         return self._work.__await__()
 
     def send(self, value: Any) -> Any:
-        """As a coroutine's: tasks call it."""
+        """Implement a coroutine's `send`, which tasks call."""
         self._begin()
         return self._work.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As a coroutine's."""
+        """Implement a coroutine's `throw`."""
         return self._work.throw(*error)
 
     def close(self) -> None:
-        """As a coroutine's."""
+        """Implement a coroutine's `close`."""
         self._work.close()
 
     def refuse(self, *_: Any) -> NoReturn:
-        """Refuse whatever a result could be asked.
+        """Refuse every use that a result would allow.
 
         Raises:
             VerifierError: always.
@@ -57,13 +58,13 @@ class Pending(Coroutine[Any, Any, T]):
     __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # what Python itself looks for
+        if name.startswith("__"):  # Python itself looks for these
             raise AttributeError(name)
         self.refuse()
 
 
 class Opening(AbstractAsyncContextManager[T]):
-    """A context manager that says how it is used to whoever takes it for what it gives."""
+    """A context manager that explains how to use it when it is used as the value that it yields."""
 
     def __init__(self, call: str, manager: AbstractAsyncContextManager[T]) -> None:
         self._call = call
@@ -86,23 +87,23 @@ class Opening(AbstractAsyncContextManager[T]):
     __await__ = __enter__ = __exit__ = refuse
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # what Python itself looks for
+        if name.startswith("__"):  # Python itself looks for these
             raise AttributeError(name)
         self.refuse()
 
 
 class Calls:
-    """Those of one hook, or of one slot's hooks."""
+    """The calls of one hook, or of the hooks of one slot."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, Pending[Any]] = {}
-        """Those that nobody has awaited."""
+        """The calls that were not awaited yet."""
 
     async def all_awaited(self, hook: Awaitable[T]) -> T:
-        """What a hook gives, if it has awaited every call that it made.
+        """Return a hook's result, after a check that it awaited every call that it made.
 
         Raises:
-            VerifierError: it has not, so what it gives is worth nothing. What it raises itself is passed on.
+            VerifierError: it did not, so its result is worthless. Exceptions of the hook itself are passed on.
         """
         try:
             outcome = await hook
@@ -111,7 +112,7 @@ class Calls:
             return outcome
         finally:
             for pending in self.waiting.values():
-                pending.close()  # without Python's warning about each
+                pending.close()  # avoids Python's warning about each
             self.waiting.clear()
 
 
@@ -123,14 +124,14 @@ S = TypeVar("S", bound=_HasCalls)
 
 
 Method = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
-"""One whose calls are to be awaited."""
+"""A method whose calls must be awaited."""
 
 
 def awaited(prefix: str = "") -> Callable[[Method[S, P, T]], Callable[Concatenate[S, P], Pending[T]]]:
-    """A method whose call is remembered, in the object's `calls`, until it is awaited.
+    """Decorate a method so that each call is remembered in the object's `calls` until it is awaited.
 
     Args:
-        prefix: what users write before its name.
+        prefix: what users write before the method's name.
     """
 
     def decorate(method: Method[S, P, T]) -> Callable[Concatenate[S, P], Pending[T]]:

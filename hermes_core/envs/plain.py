@@ -1,4 +1,4 @@
-"""Plain JSON: any value made into it, with secrets taken out and overlong texts cut; and lines of it."""
+"""Turn any value into plain JSON, without secrets and with long texts cut; and write lines of JSON."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from numbers import Real
 from typing import Any
 
 MAX_TEXT = 1 << 20
-"""Characters of one string that a record keeps; what was longer is named in `details["cut"]`."""
+"""Maximum number of characters of one string in a record. Longer strings are cut and named in `details["cut"]`."""
 
 MAX_PATCH = 64 << 20
-"""Characters of a patch that a record keeps: a longer one is left out, as half a patch is worth nothing."""
+"""Maximum number of characters of a patch in a record. A longer patch is left out, because half a patch is useless."""
 
 MAX_DEPTH = 64
-"""Levels of a nested value that a record keeps."""
+"""Maximum depth of a nested value in a record."""
 
 Redact = Callable[[str], str]
-"""Takes the secrets out of a text."""
+"""Removes the secrets from a text."""
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """Return one line of a JSONL file. Pure ASCII: no reader can take a character of it for the end of the line."""
+    """Return one line of a JSONL file. It is pure ASCII, so that no reader takes one of its characters for a line
+    end."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
 
 
@@ -32,7 +33,7 @@ def plain(value: Any, redact: Redact | None = None) -> Any:
 
 
 class Cleaner:
-    """Copies values into plain JSON; `cut` names the texts that it has cut."""
+    """Copies values into plain JSON. `cut` names the texts that were cut."""
 
     def __init__(self, redact: Redact | None) -> None:
         self.redact: Redact = redact or (lambda text: text)
@@ -50,7 +51,7 @@ class Cleaner:
             return {name: self(part, f"{path}.{name}", depth + 1) for name, part in named}
         if depth < MAX_DEPTH and isinstance(value, (list, tuple, set, frozenset)):
             return [self(part, f"{path}.{index}", depth + 1) for index, part in enumerate(value)]
-        if isinstance(value, (Mapping, list, tuple, set, frozenset)):  # its text would nest as deep, without end
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):  # its text would be nested just as deeply
             return f"[nested more than {MAX_DEPTH} levels deep]"
         if isinstance(value, Real):
             return self(float(value), path)
@@ -64,7 +65,7 @@ class Cleaner:
         return None if patch is None else self.redact(patch)
 
     def _text(self, text: str, path: str) -> str:
-        text = self.redact(text).encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is no JSON text
+        text = self.redact(text).encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is not valid JSON text
         if len(text) <= MAX_TEXT:
             return text
         self.cut.append(f"{path}: {len(text)} characters, {MAX_TEXT} kept")

@@ -1,4 +1,4 @@
-"""Runs chosen tests in a slot with core's own reporter, and tells what became of each."""
+"""Runs chosen tests in a slot with core's own reporter, and reports the outcome of each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hermes_core.errors import DISTURBANCES, CommandError, Disturbed, VerifierEr
 from hermes_core.sandbox.commands import CommandResult, SlotCommands
 
 GRACE_S = 15.0
-"""Seconds that the supervisor has beyond the tests' own, to end them and to report."""
+"""Additional seconds for the supervisor, after the tests' own time, to end the tests and to report."""
 
 OUTPUT_KEPT = 8000
-"""Bytes of pytest's own output that are kept, from its end."""
+"""Number of bytes kept from the end of pytest's own output."""
 
 T = TypeVar("T")
 
@@ -38,39 +38,39 @@ class ReportStatus(StrEnum):
     """How a test run ended."""
 
     FINISHED = "finished"
-    """pytest came to its end."""
+    """pytest finished its run."""
     CUT = "cut"
-    """The test process ended without a last word: killed, crashed, or `os._exit`."""
+    """The test process ended without its final message: killed, crashed, or by `os._exit`."""
     TIMED_OUT = "timed_out"
     NO_REPORT = "no_report"
-    """The supervisor began, but its report did not arrive."""
+    """The supervisor started, but its report did not arrive."""
 
 
 @dataclass(frozen=True)
 class PytestReport:
-    """What became of each wanted test."""
+    """The outcome of each wanted test."""
 
     status: ReportStatus
     outcomes: Mapping[str, str]
-    """Per node id `passed`, `failed`, `error`, `skipped`, `xfailed`, `xpassed` or `missing`."""
+    """Maps node ids to `passed`, `failed`, `error`, `skipped`, `xfailed`, `xpassed` or `missing`."""
     texts: Sequence[tuple[str, str]] = ()
-    """Node id (or file) and the end of the traceback, of the first failures."""
+    """Node id (or file) and the end of the traceback, for the first failures."""
     output: str = ""
-    """The end of what pytest and the tests printed."""
+    """The end of the output of pytest and the tests."""
     pytest_version: str | None = None
     pytest_status: int | None = None
     duration_s: float = 0.0
     disturbance: str | None = None
-    """What was killed with SIGKILL while the tests ran, or which room was gone, in words, if that is known. The tests
-    themselves can bring it about, and so can a neighbour, or a host without any left."""
+    """What was killed with SIGKILL while the tests ran, or which resource ran out, in words, if known. The tests
+    themselves can cause this, and so can a neighbour or an overloaded host."""
 
     @property
     def complete(self) -> bool:
-        """Whether pytest came to its end; otherwise no outcome is to be believed."""
+        """Return whether pytest finished. If not, don't trust any outcome."""
         return self.status is ReportStatus.FINISHED
 
     def passed(self, node_id: str) -> bool:
-        """Whether this test passed in a run that came to its end."""
+        """Return whether this test passed in a run that finished."""
         return self.complete and self.outcomes.get(node_id) == "passed"
 
 
@@ -86,25 +86,25 @@ async def run_pytest(
     env: Mapping[str, str] | None = None,
     doctests: Mapping[str, tuple[str, int]] | None = None,
 ) -> PytestReport:
-    """Run exactly these tests in the slot, each in one pytest session, and report each of them.
+    """Run exactly these tests in the slot, all in one pytest session, and report each of them.
 
-    Node ids travel as data, so they may hold anything. The tests are never run if the interpreter or pytest is not
-    as it should be; from then on whatever goes wrong is theirs and is in the report.
+    Node ids travel as data, so they may contain anything. The tests are not run if the interpreter or pytest is not as
+    expected. After that check, everything that goes wrong is caused by the tests and is in the report.
 
     Args:
-        node_ids: as pytest gives them, relative to `root`.
-        python: the interpreter of a virtual environment that has pytest, which the slot can't write.
+        node_ids: as pytest prints them, relative to `root`.
+        python: the interpreter of a virtual environment with pytest, which the slot can't write.
         root: absolute path of the project in the slot.
-        timeout_s: seconds for all of the tests together.
+        timeout_s: seconds for all tests together.
         import_path: absolute directories that come first in `sys.path`, once pytest and its plugins are loaded.
-        args: further arguments for pytest; none may name a file to collect.
-        env: further environment variables of the tests.
-        doctests: for node ids that are doctests of modules, the docstring to take the examples from and its line from
-            0; what the module itself says is not asked.
+        args: additional arguments for pytest; none may name a file to collect.
+        env: additional environment variables of the tests.
+        doctests: for node ids that are doctests of modules, the docstring with the examples and its line number, from
+            0; the docstring of the module itself is ignored.
 
     Raises:
         VerifierError: the interpreter or pytest could not be started, before any code of the project ran.
-        Disturbed: the same, as the supervisor was killed or no process could be had.
+        Disturbed: the same, because the supervisor was killed or no process could be started.
     """
     node_ids = list(node_ids)
     config = {
@@ -170,13 +170,13 @@ _SAID = (ReportStatus.FINISHED, ReportStatus.CUT, ReportStatus.TIMED_OUT)
 
 
 def _ended(answer: Mapping[str, Any]) -> ReportStatus | None:
-    """How the report says that the run ended; None if it says nothing that it could say."""
+    """Return how the run ended according to the report; None if the report is not valid."""
     word = answer.get("report")
     return ReportStatus(word) if word in _SAID else None
 
 
 def _disturbance(status: ReportStatus, answer: Mapping[str, Any]) -> str | None:
-    """What anybody can have done to a run whose supervisor lived."""
+    """Return what anybody could have done to a run whose supervisor lived."""
     if status is ReportStatus.CUT and answer.get("exit_code") == -signal.SIGKILL:
         return "the test process was killed"
     if answer.get("oom_kills"):

@@ -1,4 +1,4 @@
-"""The record of a rollout: a type inside, one line of JSON outside. Only this module knows what a line looks like."""
+"""The record of a rollout: a type inside, one line of JSON outside. Only this module knows the format of a line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UsageError
 
 VERSION = 1
-"""The version of the lines that are written; older ones are read too. A line without `version` is of version 1."""
+"""The version of the lines that are written. Older versions can be read. A line without `version` has version 1."""
 
 STAGES = ("acquire", "setup", "agent", "verify", "release")
-"""The stages of a rollout, in order; each has its seconds in `timings`."""
+"""The stages of a rollout, in order. `timings` has the seconds of each."""
 
 _OF_SEQUENCE = ("tokens", "masks", "logprobs")
 
@@ -30,13 +30,13 @@ class Failure:
     message: str
 
     def to_json(self) -> dict[str, str]:
-        """Return it as JSON values."""
+        """Return the failure as JSON values."""
         return {"kind": str(self.kind), "stage": self.stage, "message": self.message}
 
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """How the model's tool calls ended; `AgentResult` says what each count is."""
+    """How the model's tool calls ended; see `AgentResult` for each count."""
 
     attempted: int = 0
     schema_valid: int = 0
@@ -46,7 +46,7 @@ class ToolCalls:
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of one rollout: plain values, without secrets, overlong texts cut; see `docs/records.md`."""
+    """The record of one rollout: plain values, without secrets, long texts cut. See `docs/records.md`."""
 
     trajectory_id: str
     environment: str
@@ -57,27 +57,27 @@ class Record:
     backend: str
     reward: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What the verification gave beside the reward."""
+    """What the verification returned in addition to the reward."""
     failure: Failure | None = None
     patch: str | None = None
     messages: Sequence[Message] = ()
     sequences: tuple[TokenSequence, ...] = ()
-    """The tokens, as arrays; none without a token-exact server."""
+    """The tokens, as arrays; empty without a token-exact server."""
     tokens_refused: str | None = None
-    """Why the server's tokens can't be trained on, if they can't."""
+    """Why the server's tokens can't be trained on, or None."""
     stop_reason: str | None = None
     timings: Mapping[str, float | None] = field(default_factory=dict)
-    """Seconds by stage: `acquire_s`, …."""
+    """Seconds per stage: `acquire_s`, and so on."""
     tool_calls: ToolCalls = field(default_factory=ToolCalls)
     infra_retries: int = 0
-    """How often the rollout was restarted after an infrastructure failure."""
+    """Number of restarts of the rollout after infrastructure failures."""
     check_repeated: str | None = None
-    """Why its check was run a second time, if it was."""
+    """Why its check was run a second time, or None."""
     cut: tuple[str, ...] = ()
-    """Which texts were cut."""
+    """The names of the texts that were cut."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values: a line of version `VERSION`."""
+        """Return the record as JSON values: a line of version `VERSION`."""
         only = self.sequences[0].lists() if len(self.sequences) == 1 else {}
         several = {"sequences": [sequence.lists() for sequence in self.sequences]} if len(self.sequences) > 1 else {}
         notes = {
@@ -107,15 +107,15 @@ class Record:
         }
 
     def line(self) -> bytes:
-        """Return it as one line of a JSONL file."""
+        """Return the record as one line of a JSONL file."""
         return json_line(self.to_json())
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Record:
-        """Return the record of what `parse_line` gave.
+        """Return the record for a value from `parse_line`.
 
         Raises:
-            ValueError: it is no record.
+            ValueError: it is not a record.
         """
         try:
             return cls(**_fields(value))
@@ -124,7 +124,7 @@ class Record:
 
 
 def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record from a line of version 1; what is no field is left out."""
+    """Return the fields of a record from a line of version 1; other keys are left out."""
     details, failure = dict(value["details"]), value["failure"]
     notes = {name: details.pop(name) for name, kind in _NOTES.items() if isinstance(details.get(name), kind)}
     sequences = value.get("sequences", ())
@@ -148,17 +148,17 @@ _AS_THEY_ARE = (
     *("patch", "messages", "stop_reason", "timings"),
 )
 _NOTES = {"infra_retries": int, "check_repeated": str, "tokens_refused": str, "cut": list}
-"""What a line has among its `details` that is not the verification's."""
+"""Keys of a line's `details` that do not come from the verification, with their types."""
 
 
 def parse_line(line: bytes, place: str) -> dict[str, Any]:
     """Return the JSON object of a line that was written by this version or an earlier one.
 
     Args:
-        place: the file and the number of the line, for messages.
+        place: the file and line number, for messages.
 
     Raises:
-        ValueError: it is no JSON object, or torn.
+        ValueError: it is not a JSON object, or incomplete.
         UsageError: it was written by a newer version.
     """
     value = json.loads(line)

@@ -1,4 +1,4 @@
-"""Verifies the recorded patches of a run again: does the environment still give each of them the same reward?"""
+"""Verifies the recorded patches of a run again, to see whether the environment still gives each the same reward."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class Rescoring:
     """The outcome of `rescore`."""
 
     patches: int
-    """Recorded patches that were verified again."""
+    """Number of recorded patches that were verified again."""
     agreed: int
-    """Those with the same reward as before; one that had none before can't agree."""
+    """Number of patches with the same reward as before. A patch that had no reward before can't agree."""
     differing: tuple[Mapping[str, Any], ...]
-    """The others, as their lines in `rescored.jsonl`, without details and timings."""
+    """The other patches, as their lines in `rescored.jsonl`, without details and timings."""
     without_patch: int
-    """Rollouts that recorded none."""
+    """Number of rollouts that recorded no patch."""
     stopped: str | None = None
-    """Why it ended before every patch had been tried."""
+    """Why it ended before every patch had been tried, or None."""
 
     @property
     def agrees(self) -> bool:
-        """Whether every patch got the same reward again."""
+        """Return whether every patch got the same reward again."""
         return not self.differing and self.stopped is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the outcome as JSON values."""
         return asdict(self)
 
 
@@ -160,7 +160,7 @@ def run_configuration_of(path: Path) -> dict[str, Any]:
     """Return the configuration of the run in this folder.
 
     Raises:
-        UsageError: there is none, or a key is missing in it.
+        UsageError: there is none, or it lacks a key.
     """
     ran = read_run(path)["configuration"]
     needed = {"environment", "env", "agent", "backend", "backend_config", "isolation", "verify_timeout"}
@@ -170,10 +170,10 @@ def run_configuration_of(path: Path) -> dict[str, Any]:
 
 
 def check_items(items: Mapping[str, Item], patches: Iterator[Record]) -> None:
-    """Every patch is of one of the items.
+    """Check that every patch belongs to one of the items.
 
     Raises:
-        UsageError: one is not.
+        UsageError: one does not.
     """
     for recorded in patches:
         if recorded.item_id not in items:
@@ -183,7 +183,8 @@ def check_items(items: Mapping[str, Item], patches: Iterator[Record]) -> None:
 
 
 def _places_of_patches(path: Path) -> tuple[set[int], int]:
-    """Return where the records are that count (the last of each rollout) and have a patch; and how many have none."""
+    """Return where the records with a patch are (the last record of each rollout counts), and the number without
+    one."""
     last: dict[Key, tuple[int, bool]] = {}
     for place, record in enumerate(records(path)):
         last[record.item_id, record.rollout_index] = (place, record.patch is not None)

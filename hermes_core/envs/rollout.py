@@ -1,4 +1,4 @@
-"""One rollout, from lease to release, and the object that its hooks work with."""
+"""Runs one rollout, from lease to release, and defines the object that its hooks work with."""
 
 from __future__ import annotations
 
@@ -50,19 +50,20 @@ ScorePatch = Callable[[Item, str, "Rollout"], Awaitable[Score]]
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a rollout may take, in seconds, and how often it is begun anew."""
+    """Time limits of a rollout in seconds, and how often it is restarted."""
 
     rollout_timeout_s: float | None = 3600.0
-    """The agent's time, without its waits for the model; over it the rollout stops with `time_limit` and is verified
-    all the same. None is no limit."""
+    """Agent time limit, without its waits for the model. When it passes, the rollout stops with `time_limit` and is
+    still verified. None is no limit."""
     model_timeout_s: float | None = 3600.0
-    """What the agent may wait for the model in all; over it the rollout fails with kind `model`. None is no limit."""
+    """Limit on the total time that the agent waits for the model. When it passes, the rollout fails with kind `model`.
+    None is no limit."""
     setup_timeout_s: float = 1800.0
-    """The set-up hook's time; over it the rollout fails with kind `setup`."""
+    """Time limit of the setup hook. When it passes, the rollout fails with kind `setup`."""
     verify_timeout_s: float = 3600.0
-    """The verify hook's time; over it the rollout fails with kind `verifier`."""
+    """Time limit of the verify hook. When it passes, the rollout fails with kind `verifier`."""
     infra_retries: int = 2
-    """How often a rollout that met an infrastructure failure is begun anew on a fresh slot."""
+    """How often a rollout is restarted on a fresh slot after an infrastructure failure."""
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,24 @@ class RolloutContext:
     backend: ToolBackend
     tools: ToolRegistry
     tool_names: tuple[str, ...] = ()
-    """The tools that the model can call."""
+    """The tools that the model may call."""
     tool_schemas: Sequence[dict[str, Any]] = ()
     """Their schemas, made once for many rollouts."""
     backend_name: str = ""
     profile: str | None = None
-    """The profile of the slots of items that name none; None is the backend's default."""
+    """The profile for items that name none; None is the backend's default."""
     limits: Limits = field(default_factory=Limits)
     redact: Redact | None = None
-    """Takes out of a text the secrets that the driver knows."""
+    """Removes the secrets that the driver knows from a text."""
 
 
 class Rollout(LeasedSlot):
-    """The rollout as its hooks see it: the agent's own slot, fresh slots beside it, and the patch for the record.
+    """The rollout as its hooks see it: the agent's own slot, fresh slots, and the patch for the record.
 
     Attributes:
-        trajectory_id: unique; the same when the rollout is restarted after an infrastructure failure.
-        unclean: why the agent's slot can't be used any more, if what the agent has started does not die.
-        overran: whether the hook's time was over while it waited for a command in a slot.
+        trajectory_id: unique; unchanged when the rollout is restarted after an infrastructure failure.
+        unclean: why the agent's slot can't be used any more, if processes that the agent started can't be killed.
+        overran: whether the hook's time ended while it waited for a command in a slot.
     """
 
     def __init__(self, context: RolloutContext, trajectory: Trajectory, slot: Slot) -> None:
@@ -106,10 +107,10 @@ class Rollout(LeasedSlot):
         self._trajectory = trajectory
         self._driver_state: dict[str, Any] = {}
         self.used = False
-        """Whether the agent ever did anything in it."""
+        """Whether the agent ever did anything in its slot."""
 
     def _met(self, error: BaseException, origin: Origin) -> None:
-        """Take down whose doing an error is."""
+        """Record who caused an error."""
         if isinstance(error, SlotUnclean) and origin is Origin.AGENT:
             self.unclean = self.unclean or error
         elif isinstance(error, InfraError):
@@ -120,17 +121,17 @@ class Rollout(LeasedSlot):
             self.overran = self.limit is not None and self.limit.expired()
 
     def is_of_the_work(self, error: CommandError) -> bool:
-        """Return whether a command failed because of what the agent left: not where no slot can write."""
+        """Return whether a command failed because of the agent's work. Places where no slot can write are excluded."""
         return error not in self._ours
 
     async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> str:
-        """Run one tool call of the model and give what it is told, as JSON text.
+        """Run one tool call of the model and return the answer to the model, as JSON text.
 
-        Only the tools of this rollout can be called. Those that the sandbox does not run, run here, without the
-        slot's commands.
+        Only the tools of this rollout can be called. Tools that do not run in the sandbox run here, without the slot's
+        commands.
 
         Raises:
-            InfraError, StaleSlotError: they end the rollout. Everything else that goes wrong is told to the model.
+            InfraError, StaleSlotError: they end the rollout. All other failures are reported to the model.
         """
         self.used = True
         context = self._context
@@ -138,7 +139,7 @@ class Rollout(LeasedSlot):
             error = UnknownNameError("tool", tool_name, context.tool_names)
             return json.dumps({"error": str(error)})
         tool = context.tools.get(tool_name)
-        if tool.where == "sandbox":  # the tool itself: a slot tool of the same name is for hooks only
+        if tool.where == "sandbox":  # pass the tool itself: a slot tool of the same name is only for hooks
             result = await self._watch(context.backend.execute(self.slot, tool, args))
         else:
             result = await self._watch(context.tools.call(tool, self._driver_context(), args))
@@ -146,26 +147,27 @@ class Rollout(LeasedSlot):
             "tool_called", trajectory_id=self.trajectory_id, tool_name=tool_name, arguments=args, result=result
         )
         told = result.to_tool_result()
-        if result.metadata.get("invalid_arguments"):  # said here, for agents that count them
+        if result.metadata.get("invalid_arguments"):  # reported here, for agents that count them
             told = {"error": result.error, "invalid_arguments": True}
         return json.dumps(plain(told, context.redact), ensure_ascii=False)
 
     def _driver_context(self) -> CallContext:
-        """Return what a tool that runs here is given: nothing of the slot."""
+        """Return the context for a tool that runs here, without anything of the slot."""
         return CallContext(
             trajectory_id=self.trajectory_id, timeout_s=None, commands=None, slot=None, state=self._driver_state
         )
 
     def fresh_slot(self, *, apart_from: str | None = None) -> AbstractAsyncContextManager[Fresh]:
-        """Return a fresh slot, for `async with`: of the reserve that agents never take; reset afterwards.
+        """Return a fresh slot, for `async with`. It comes from the reserve that agents never use, and is reset
+        afterwards.
 
         It is on the agent's sandbox where possible.
 
         Args:
-            apart_from: the id of a sandbox that it is on only if no other one has a vacant slot.
+            apart_from: the id of a sandbox to avoid while another one has a vacant slot.
 
         Raises:
-            InfraError: there is none to be had; when it is entered.
+            InfraError: no slot is available; raised on entering.
         """
         return Opening("rollout.fresh_slot(…)", self._fresh_slot(apart_from))
 
@@ -194,21 +196,22 @@ class Rollout(LeasedSlot):
         *,
         disturbed: Callable[[T], str | None],
     ) -> T:
-        """What a check in a fresh slot finds; found anew, once, where something spoiled it that anybody can have done.
+        """Run a check in a fresh slot and return its result. Repeat it once if something that anybody can cause
+        disturbed it.
 
-        A process that was killed, or found no room, tells nothing of who took the memory: a neighbour can, and a host
-        under pressure does it by itself. So the check is run once more: in another sandbox if one has room, else with
-        all processors of this one to itself, and with the agent's slot emptied. The record says so. What the second
-        time brings counts, as code under test can kill itself at will.
+        If a process was killed or ran out of room, nobody can tell who took the memory: a neighbour can, and so can a
+        host under pressure. So the check is run once more: in another sandbox if one has room, or else with all
+        processors of this one to itself, and with the agent's slot emptied. The record says so. The second result
+        counts in any case, because code under test can kill itself as often as it likes.
 
         Args:
             lay_out: puts into the slot what `check` needs, and runs nothing of the agent's. It takes nothing from the
                 agent's slot, which may be empty.
             check: may run the agent's code.
-            disturbed: why an outcome of `check` need not be the agent's doing; None if it is.
+            disturbed: returns why an outcome of `check` may not be the agent's doing; None if it is.
 
         Raises:
-            Disturbed: nothing of the agent's could be run, twice.
+            Disturbed: twice, nothing of the agent's could be run.
             Exception: as `lay_out` or `check` raised it.
         """
         async with self.fresh_slot() as fresh:
@@ -223,17 +226,17 @@ class Rollout(LeasedSlot):
                     return outcome
         self._trajectory.repeated = reason
         log.warning("trajectory %s: its check is repeated: %s", self.trajectory_id, reason)
-        with suppress(SlotLost):  # then it is quarantined, or has a sandbox of its own; nothing here needs it
+        with suppress(SlotLost):  # it is then quarantined, or has a sandbox of its own; nothing here needs it
             await self._backend.empty(self.slot)
         async with self.fresh_slot(apart_from=place) as fresh:
             return await self._watch(_checked(lay_out, check, fresh))
 
     def hook_arguments(self, item: Item) -> dict[str, Any]:
-        """Return the arguments that every environment hook can take."""
+        """Return all arguments that environment hooks can take."""
         return {"item": item, "trajectory_id": self.trajectory_id, "exec_tool": self.exec_tool, "rollout": self}
 
     def record_patch(self, patch: str) -> None:
-        """Keep the agent's work as a patch in the record, for `hermes-rl rescore` and for reading."""
+        """Store the agent's work as a patch in the record, for `hermes-rl rescore` and for readers."""
         self._trajectory.patch = patch
 
 
@@ -250,7 +253,7 @@ async def _checked(
 
 
 def begin(context: RolloutContext, item_id: str, group: str, rollout_index: int) -> Trajectory:
-    """Return the record of a rollout that begins now; the observers are told."""
+    """Return the record of a rollout that begins now, and notify the observers."""
     environment = context.environment.name
     trajectory = Trajectory(environment, item_id, group, rollout_index, context.agent.name, context.backend_name)
     context.hooks.events.emit(
@@ -260,24 +263,24 @@ def begin(context: RolloutContext, item_id: str, group: str, rollout_index: int)
 
 
 async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajectory) -> Trajectory:
-    """One rollout, from lease to release. What a rollout can meet ends in the record, not in an exception.
+    """Run one rollout, from lease to release. Ordinary failures are put into the record, not raised.
 
-    An infrastructure failure is never a reward: the rollout is begun anew on a fresh slot, up to the limit.
+    An infrastructure failure never becomes a reward: the rollout is restarted on a fresh slot, up to the limit.
 
     Args:
-        trajectory: the record to fill; when this is cancelled it says so.
+        trajectory: the record to fill; it also records a cancellation.
 
     Returns:
         The same trajectory, scored or with a failure.
 
     Raises:
-        UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
+        UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
     """
     return await _until_no_infra(context, trajectory, lambda: _attempt(context, item, trajectory))
 
 
 async def run_rescoring(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> Trajectory:
-    """Score a patch by itself, with the environment's `score_patch`; otherwise as `run_rollout`."""
+    """Score a patch without an agent, with the environment's `score_patch`. Otherwise like `run_rollout`."""
     return await _until_no_infra(context, trajectory, lambda: _score_patch(context, item, patch, trajectory))
 
 
@@ -294,7 +297,7 @@ async def _until_no_infra(
 
 
 async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) -> None:
-    """One lease of a slot, and all that happens in it."""
+    """Lease a slot and run the rollout in it once."""
     hooks, limits = context.hooks, context.limits
     with trajectory.records_failure():
         async with _leased(context, item, trajectory) as rollout:
@@ -318,7 +321,7 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
 
 
 async def _score_patch(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> None:
-    """One lease of a slot, and the verification of a patch beside it."""
+    """Lease a slot and verify a patch in it."""
     score_patch: ScorePatch = getattr(context.environment, "score_patch")  # noqa: B009 - not every environment has it
     with trajectory.records_failure():
         async with _leased(context, item, trajectory) as rollout:
@@ -328,12 +331,12 @@ async def _score_patch(context: RolloutContext, item: Item, patch: str, trajecto
 
 
 async def _judged(rollout: Rollout, verified: Awaitable[Score], limit_s: float) -> Score:
-    """Return what the hook finds; or 0, where it did not come to its end because of what the agent left.
+    """Return the hook's score, or 0 if it could not finish because of the agent's work.
 
-    An agent that could make its verification fail would have its bad rollouts taken out of their group.
+    Otherwise an agent could make its verification fail, and its bad rollouts would be removed from their group.
 
     Raises:
-        VerifierError: the hook was not done in time, and it was not a command in a slot that took it.
+        VerifierError: the hook was too slow, and a command in a slot was not the cause.
     """
     try:
         async with _within(rollout, limit_s, VerifierError):
@@ -351,7 +354,7 @@ async def _judged(rollout: Rollout, verified: Awaitable[Score], limit_s: float) 
 async def _work(
     context: RolloutContext, trajectory: Trajectory, prompt: list[Message], on_slot: Mapping[str, Any]
 ) -> AgentResult:
-    """Let the agent work until it is done or its time is up; what it did until then stands.
+    """Let the agent work until it is done or its time is up. What it did until then counts.
 
     Raises:
         ModelError: the model failed, took too long, or never answered.
@@ -387,7 +390,8 @@ async def _work(
 
 @asynccontextmanager
 async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -> AsyncIterator[Rollout]:
-    """The rollout's slot, both ways timed. A slot that can't be reset is the pool's to deal with: the score stands."""
+    """Lease the rollout's slot and release it, and time both. If the slot can't be reset, the pool handles it; the
+    score stays valid."""
     profile, image = context.environment.profile(item), context.environment.image(item)
     lease = context.backend.lease(
         trajectory.trajectory_id, profile=profile or context.profile, image=image, group=trajectory.group
@@ -398,7 +402,7 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
         except (UsageError, PolicyError) as error:
             if isinstance(error, CostLimitReached) or (profile is None and image is None):
                 raise
-            # No other rollout need meet it: it is this item that asks for what can't be had.
+            # Other rollouts need not have this error: this item asks for something impossible.
             raise SetupFailed(error.message, hint=error.hint) from error
     try:
         yield Rollout(context, trajectory, slot)
@@ -412,7 +416,7 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
 
 @asynccontextmanager
 async def _within(rollout: Rollout, seconds: float, error: type[HermesError]) -> AsyncIterator[None]:
-    """Cancel what takes longer, and raise `error`."""
+    """Cancel the block if it takes longer than this, and raise `error`."""
     try:
         async with asyncio.timeout(seconds) as rollout.limit:
             yield

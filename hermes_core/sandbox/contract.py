@@ -1,4 +1,4 @@
-"""The backend contract: what a sandbox provider implements (creation and one primitive, the channel)."""
+"""The backend contract: what a sandbox provider implements. That is creation and one primitive, the channel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hermes_core.sandbox.watchdog import watchdog_command
 
 
 class Isolation(IntEnum):
-    """What separates the slots of one sandbox, weakest to strongest. `docs/threat-model.md` says what each promises."""
+    """How the slots of one sandbox are separated, from weakest to strongest. `docs/threat-model.md` says what each
+    level promises."""
 
     SHARED = 0
     USER = 1
@@ -24,7 +25,7 @@ class Isolation(IntEnum):
 
     @classmethod
     def parse(cls, value: str | Isolation) -> Isolation:
-        """The level of that name.
+        """Return the level with this name.
 
         Raises:
             UnknownNameError: no level has this name.
@@ -38,31 +39,33 @@ class Isolation(IntEnum):
 
     @property
     def label(self) -> str:
-        """The level's name as people write it: `user`."""
+        """Return the level's name as users write it: `user`."""
         return self.name.lower()
 
 
 class Network(StrEnum):
-    """A sandbox's network policy: none at all, the provider's ordinary network, or that one until it is prepared."""
+    """A sandbox's network policy: no network, the provider's ordinary network, or that network until the sandbox is
+    prepared."""
 
     NONE = "none"
     OPEN = "open"
     SETUP = "setup"
-    """Open while the environment prepares the sandbox, before its first lease; then none, for all slots."""
+    """Open while the environment prepares the sandbox, before its first lease. After that, no slot has a network."""
 
 
 class SlotUser(StrEnum):
-    """Who the commands of a slot are run by."""
+    """The user that runs a slot's commands."""
 
     OWN = "own"
-    """A user of the slot's own, which is not the sandbox's: or the profile is refused."""
+    """A user of the slot's own, different from the sandbox's user. The profile is refused if that is not possible."""
     ROOT = "root"
-    """Root of the sandbox, at level `dedicated` only. There is no guest in the sandbox, and it serves one lease."""
+    """Root of the sandbox, only at level `dedicated`. There is no guest in the sandbox, and it serves one lease."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend's sandboxes can do. What is not declared is refused, never silently ignored."""
+    """What a backend's sandboxes can do. A request for something that is not declared is refused, never silently
+    ignored."""
 
     isolation: frozenset[Isolation]
     network: frozenset[Network] = frozenset({Network.OPEN})
@@ -70,34 +73,35 @@ class Capabilities:
     snapshot: bool = False
     gpu: bool = False
     memory_limit: bool = True
-    """Whether `memory` is a limit. With some providers it is what is reserved, and more may be had."""
+    """Whether `memory` is a limit. Some providers only reserve that much, and the sandbox may use more."""
     on_driver_host: bool = False
-    """Whether its sandboxes are on the driver's host: below level `user`, commands have the driver's rights there."""
+    """Whether its sandboxes run on the driver's host. Below level `user`, commands then have the driver's rights
+    there."""
 
     def least(self, isolation: Isolation) -> Isolation:
-        """Return the weakest declared level that is no weaker than this one; this one itself if there is none."""
+        """Return the weakest declared level that is at least this strong; this level itself if there is none."""
         return min((level for level in self.isolation if level >= isolation), default=isolation)
 
 
 class Prices(BaseModel):
-    """What a sandbox costs by the hour, in any currency."""
+    """Prices of a sandbox per hour, in any currency."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     sandbox: float = Field(default=0.0, ge=0)
-    """Each sandbox, whatever its size."""
+    """Price of each sandbox, independent of its size."""
     cpu: float = Field(default=0.0, ge=0)
-    """Each core of `cpu`."""
+    """Price of each core of `cpu`."""
     memory: float = Field(default=0.0, ge=0)
-    """Each GiB of `memory`."""
+    """Price of each GiB of `memory`."""
     gpu: float = Field(default=0.0, ge=0)
-    """Each GPU."""
+    """Price of each GPU."""
 
     def per_hour(self, cpu: float | None, memory: int | None, gpus: int | None) -> float:
-        """The price of one sandbox.
+        """Return the price of one sandbox per hour.
 
         Raises:
-            ValueError: something has a price, and how much of it a sandbox has is not said.
+            ValueError: something has a price, but the sandbox's amount of it is unknown.
         """
         for key, price, amount in (("cpu", self.cpu, cpu), ("memory", self.memory, memory), ("gpu", self.gpu, gpus)):
             if price and amount is None:
@@ -107,20 +111,21 @@ class Prices(BaseModel):
 
 @dataclass(frozen=True)
 class TerminalVariables:
-    """The environment variables from which the terminal tool takes a backend's settings."""
+    """The environment variables that the terminal tool reads a backend's settings from."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
-    """By variable, the setting of every profile that does not say it itself: `TERMINAL_DOCKER_IMAGE`: `image`."""
+    """Maps each variable to a setting, such as `TERMINAL_DOCKER_IMAGE` to `image`. It applies to every profile that
+    does not have that setting."""
     lists: tuple[str, ...] = ()
-    """Those of them that hold a JSON list."""
+    """The variables among them that hold a JSON list."""
     of_profile: tuple[str, ...] = ()
-    """The last words of variables that set one profile's: `IMAGE` of `TERMINAL_MODAL_PROFILE_<NAME>_IMAGE`."""
+    """Last words of variables that set one profile's setting: `IMAGE` of `TERMINAL_MODAL_PROFILE_<NAME>_IMAGE`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of profiles where nobody says anything else."""
+    """Settings of profiles that nothing else sets."""
     fixed: Mapping[str, str] = field(default_factory=dict)
-    """Variables that can say one thing alone."""
+    """Variables that accept only one value."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Variables that others read, and why they say nothing here."""
+    """Variables that other programs read, and why they have no effect here."""
 
 
 class SandboxConfig(BaseModel):
@@ -187,22 +192,23 @@ class SandboxConfig(BaseModel):
 
     @property
     def gpu_count(self) -> int | None:
-        """How many GPUs a sandbox has; None if that is not known."""
+        """Return the number of GPUs of a sandbox; None if it is not known."""
         return 0
 
     @property
     def has_secrets(self) -> bool:
-        """Whether the sandbox itself has secrets in its environment, of which commands see `slot_secrets` alone."""
+        """Return whether the sandbox has secrets in its environment. Commands see only those in `slot_secrets`."""
         return bool(self.slot_secrets)
 
     @property
     def price_per_hour(self) -> float | None:
-        """What a sandbox costs by the hour; None if that is not known."""
+        """Return the price of a sandbox per hour; None if it is not known."""
         return None if self.prices is None else self.prices.per_hour(self.cpu, self.memory, self.gpu_count)
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
-        """The profile of a mapping of its keys; backends take other names for them here, and texts.
+        """Return the profile described by a mapping of its keys. Backends override this to accept other names for keys,
+        and texts as values.
 
         Raises:
             ConfigError, UnknownNameError: names the profile and the key.
@@ -218,7 +224,7 @@ class SandboxConfig(BaseModel):
     def _can_be_set(cls, variables: dict[str, str]) -> dict[str, str]:
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
-                shown = name.partition("=")[0]  # what comes after it may be a value
+                shown = name.partition("=")[0]  # the part after it may be a value
                 raise ValueError(f"holds {shown!r}, which no process can have: no name, or one with `=` or a NUL byte")
         return variables
 
@@ -234,9 +240,9 @@ class SandboxSpec:
     """Everything that a backend needs to create one sandbox."""
 
     creation_id: str
-    """Set at creation as label, tag or record: creating twice with one id gives one sandbox."""
+    """Set at creation as a label, tag or record. Creating twice with the same id gives the same sandbox."""
     owner: str
-    """Who the sandbox belongs to: one id per runtime."""
+    """The id of the sandbox's owner: one id per runtime."""
     config: SandboxConfig
     isolation: Isolation
     """The weakest level that the sandbox must be able to give its slots."""
@@ -253,10 +259,10 @@ class SandboxSpec:
         return watchdog_command(f"{state_dir}/heartbeat", self.config.orphan_ttl_s)
 
     def check_existing(self, isolation: str, sandbox_id: str) -> None:
-        """Refuse a sandbox that has this creation id already, if it was made with a weaker level.
+        """Refuse an existing sandbox with this creation id if it was made with a weaker level.
 
         Raises:
-            PolicyError: it was.
+            PolicyError: it was made with a weaker level.
         """
         if Isolation.parse(isolation) < self.isolation:
             raise PolicyError(
@@ -267,7 +273,7 @@ class SandboxSpec:
 
 
 class SandboxStatus(StrEnum):
-    """Whether a sandbox runs, has ended, or is not known to its provider any more."""
+    """Whether a sandbox runs, has ended, or is no longer known to its provider."""
 
     RUNNING = "running"
     ENDED = "ended"
@@ -276,7 +282,7 @@ class SandboxStatus(StrEnum):
 
 @dataclass(frozen=True)
 class SandboxInfo:
-    """One line of `Backend.list()`: what the provider says about a sandbox that carries our label."""
+    """An entry of `Backend.list()`: what the provider says about a sandbox with our label."""
 
     sandbox_id: str
     owner: str
@@ -288,7 +294,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether a backend can be used here, and what to do if not: a line of `hermes-rl doctor`."""
+    """Whether a backend can be used here, and what to do if not. `hermes-rl doctor` prints it as one line."""
 
     usable: bool
     summary: str
@@ -297,23 +303,23 @@ class Diagnosis:
 
 
 class Channel(ABC):
-    """A duplex byte stream to one process in a sandbox, with backpressure both ways.
+    """A byte stream in both directions to one process in a sandbox, with backpressure both ways.
 
-    Every await may be cancelled. A transport that dies raises `ChannelLost` from `read` and `write`; a process that
-    ends gives `b""` from `read` and its status from `wait`.
+    Every await may be cancelled. If the transport dies, `read` and `write` raise `ChannelLost`. If the process ends,
+    `read` returns `b""` and `wait` returns its status.
     """
 
     @abstractmethod
     async def read(self, n: int) -> bytes:
-        """Up to `n` bytes of standard output, at least one; `b""` at the end of the stream."""
+        """Return 1 to `n` bytes of standard output, or `b""` at the end of the stream."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Write all of `data` to standard input; returns once the transport has taken it."""
+        """Write all of `data` to standard input. Return once the transport has taken it."""
 
     @abstractmethod
     async def wait(self) -> int:
-        """The exit status of the process, once it has ended."""
+        """Wait for the process to end, and return its exit status."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -321,74 +327,76 @@ class Channel(ABC):
 
     @property
     def stderr_tail(self) -> str:
-        """The last few KB of standard error, for error messages."""
+        """Return the last few KB of standard error, for error messages."""
         return ""
 
 
 class Sandbox(ABC):
-    """One isolated machine. Only the pool that created it terminates it."""
+    """One isolated machine. Only the pool that created it may terminate it."""
 
     id: str
     workspace_base: str = "/data"
-    """Where slots' workspaces are, as seen from inside the sandbox."""
+    """The directory with the slots' workspaces, as a path inside the sandbox."""
     state_dir: str = "/data/.hermes"
-    """The guest's own directory, as seen from inside the sandbox; no slot can read it."""
+    """The guest's own directory, as a path inside the sandbox. Slots can't read it."""
     uid_base: int | None = None
-    """The first of 512 user ids that are this sandbox's alone (`hermes_core.sandbox.uids` reserves them on this host),
-    for a guest that is root to give to its slots. Without them, such a guest can keep no slots apart."""
+    """The first of 512 user ids that belong to this sandbox alone (`hermes_core.sandbox.uids` reserves them on this
+    host). A guest that is root gives them to its slots; without them it can't separate its slots."""
     lifetime_s: float | None = None
-    """Seconds after which the provider ends it, whatever it does; None is never. It is replaced before that."""
+    """Seconds after which the provider ends the sandbox in any case; None is never. The pool replaces it before
+    that."""
 
     @abstractmethod
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` in the sandbox and give the stream to it.
+        """Start `argv` in the sandbox and return the stream to it.
 
         Raises:
             ChannelLost: the provider could not be reached.
-            SandboxLost: the sandbox is not there any more.
+            SandboxLost: the sandbox does not exist any more.
         """
 
     @abstractmethod
     async def status(self) -> SandboxStatus:
-        """What the provider says about this sandbox now."""
+        """Return what the provider says about this sandbox now."""
 
     async def cut_network(self) -> None:
-        """Leave the sandbox without a network. For backends that declare `Network.SETUP`.
+        """Cut the sandbox off from every network. For backends that declare `Network.SETUP`.
 
         Raises:
-            InfraError: it can't be proved that none is left.
-            PluginError: the backend declares what it does not have.
+            InfraError: it can't be proved that no network is left.
+            PluginError: the backend declares `Network.SETUP` but can't cut the network.
         """
         raise PluginError(f"{type(self).__name__} has no cut_network, and its backend declares network 'setup'")
 
     @abstractmethod
     async def terminate(self) -> None:
-        """End the sandbox with all of its processes and files. Idempotent; returns when it is gone."""
+        """End the sandbox with all of its processes and files. Idempotent; return when it is gone."""
 
 
 class CanAttach(Protocol):
-    """What a backend has that declares `attach`."""
+    """What a backend with the capability `attach` implements."""
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """A handle on a sandbox that runs already. `SandboxLost` if it does not."""
+        """Return a handle on a sandbox that runs already. Raise `SandboxLost` if it does not run."""
 
 
 class CanSnapshot(Protocol):
-    """What a backend has that declares `snapshot`."""
+    """What a backend with the capability `snapshot` implements."""
 
     async def snapshot(self, sandbox: Sandbox) -> str:
-        """Keep the files of a running sandbox as they are now; the id of that. The sandbox goes on.
+        """Save the files of a running sandbox as they are now, and return the snapshot's id. The sandbox keeps running.
 
         Raises:
             InfraError: the provider failed.
         """
 
     async def restore(self, spec: SandboxSpec, snapshot_id: str) -> Sandbox:
-        """As `Backend.create`, with the files of a snapshot. Raises as that does."""
+        """Create a sandbox with the files of a snapshot. Otherwise like `Backend.create`, including the errors."""
 
 
 class Backend(ABC):
-    """Makes sandboxes of one kind. Slots, pools, commands and files are core's, built on `Sandbox.open`."""
+    """Base class of backends. A backend makes sandboxes of one kind. Core builds slots, pools, commands and files on
+    `Sandbox.open`."""
 
     name: ClassVar[str]
     config_class: ClassVar[type[SandboxConfig]] = SandboxConfig
@@ -396,27 +404,28 @@ class Backend(ABC):
 
     @abstractmethod
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Create the sandbox of this spec, or give the one that exists for its `creation_id`.
+        """Create the sandbox of this spec, or return the existing one with its `creation_id`.
 
         Raises:
             ProvisionError: the provider failed; says which step and what to do.
-            PolicyError: the spec asks for what this backend cannot grant.
+            PolicyError: the spec asks for something that this backend cannot grant.
         """
 
     @abstractmethod
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """The sandboxes that carry our label, of one owner or of all."""
+        """Return the sandboxes with our label, of one owner or of all."""
 
     @abstractmethod
     async def terminate_id(self, sandbox_id: str) -> None:
-        """End a sandbox that we hold no handle of. Idempotent."""
+        """End a sandbox that we have no handle on. Idempotent."""
 
     @abstractmethod
     async def check(self) -> Diagnosis:
-        """Whether this backend can be used here. Never raises for an unusable host."""
+        """Return whether this backend can be used here. Never raises because the host is unsuitable."""
 
     def note_profile(self, config: SandboxConfig) -> None:
-        """Told of every profile that is going to be used, for a provider where `list` has to know where to look."""
+        """Take note of a profile that will be used. Called for each; for providers where `list` must know where to
+        look."""
         return
 
     async def aclose(self) -> None:

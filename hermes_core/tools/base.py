@@ -1,4 +1,4 @@
-"""What a tool is: its name, its parameters, its handler, and the context that each call gets."""
+"""The type of a tool: its name, parameters and handler, and the context that each call gets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from hermes_core.tools.json_schema import check_schema
 from hermes_core.validation import words
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What model endpoints accept as a function's name."""
+"""Function names that model endpoints accept."""
 
 
 class ToolParams(BaseModel):
-    """Base of our tools' parameters: unknown arguments are errors; the model reads each `Field(description=…)`."""
+    """Base class for the parameters of core's tools. Unknown arguments are errors; the model reads each
+    `Field(description=…)`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,33 +41,34 @@ def _without_nul(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
-"""Text that can be written as UTF-8 (JSON can carry halves of surrogate pairs, which can't)."""
+"""Text that can be written as UTF-8. JSON can carry single halves of surrogate pairs, which can't."""
 
 CommandText = Annotated[Text, AfterValidator(_without_nul)]
-"""Text that ends up as a command, an argument or a path: no NUL bytes."""
+"""Text that is used as a command, an argument or a path, and so has no NUL bytes."""
 
 
 @dataclass(frozen=True)
 class CallContext:
-    """What a handler knows about its call.
+    """What a tool's handler knows about the call.
 
-    Handlers keep their own work within `timeout_s`; whoever calls them may cancel them some seconds later.
+    Handlers keep within `timeout_s`; the caller may cancel them a few seconds later.
     """
 
     trajectory_id: str | None = None
     timeout_s: float | None = None
-    """The caller's time limit for this call, in seconds; a model may ask for less, not for more. None is no limit."""
+    """The caller's time limit for this call, in seconds. A model may ask for a shorter one, not for a longer one. None
+    is no limit."""
     commands: SlotCommands | None = None
-    """What can be done in the slot; None for tools that run in the driver."""
+    """The commands of the slot; None for tools that run in the driver."""
     slot: Slot | None = None
     watch: Callable[[str, float], float] | None = None
-    """`watch(process_id, interval_s)` has updates of a background process delivered to whoever subscribed; the interval
-    in seconds that holds. None where nobody can."""
+    """`watch(process_id, interval_s)` has updates of a background process delivered to all subscribers, and returns the
+    interval in seconds that is used. None if updates can't be delivered."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The tools' own memory of this trajectory: kept from call to call, as long as the lease lives."""
+    """State that the tools keep for this trajectory. It is kept between calls, for as long as the lease lives."""
 
     def require_commands(self) -> SlotCommands:
-        """The slot's commands.
+        """Return the slot's commands.
 
         Raises:
             UsageError: the call was made without a slot.
@@ -79,39 +81,41 @@ class CallContext:
 
 
 ToolOutcome = ExecutionResult | Mapping[str, Any] | str
-"""What a handler may return: a full result, the answer to the model as a mapping, or just its output as text."""
+"""What a handler may return: a full result, a mapping that is the answer to the model, or the output as text."""
 
 ToolHandlerFunction = Callable[[CallContext, Any], Awaitable[ToolOutcome]]
-"""Takes the context and the validated arguments: an instance of the model, or a dict where `params` is a schema."""
+"""A handler. It takes the context and the validated arguments: an instance of the model, or a dict if `params` is a
+schema."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """Something that the model can call. `function_tool` makes one of a function.
+    """A tool that the model can call. `function_tool` makes one from a function.
 
     Raises:
-        ConfigError: the name is not one that model endpoints accept, the schema is not valid, or the time limit is no
-            positive number.
+        ConfigError: model endpoints don't accept the name, the schema is not valid, or the time limit is not a positive
+            number.
     """
 
     name: str
     params: type[BaseModel] | Mapping[str, Any]
-    """What it takes: a pydantic model, or a JSON schema of type `object`."""
+    """The parameters: a pydantic model, or a JSON schema of type `object`."""
     handler: ToolHandlerFunction
     description: str
     where: Literal["sandbox", "driver"] = "sandbox"
-    """`sandbox` handlers get the slot's commands; `driver` ones run in our process and never do."""
+    """Where the handler runs. `sandbox` handlers get the slot's commands; `driver` handlers run in the driver's process
+    without them."""
     toolsets: tuple[str, ...] = ()
-    """The toolsets that it joins; one that does not exist yet is made."""
+    """The toolsets that the tool joins. A toolset that does not exist yet is created."""
     parallel_safe: bool = False
-    """Whether calls of one turn may run at the same time as others that are parallel-safe."""
+    """Whether calls of this tool may run at the same time as other parallel-safe calls of the same turn."""
     timeout_s: float | None = None
-    """Seconds that a call may take, unless the caller allows less; None is the caller's limit, or the default: 180 for
-    `driver` tools, the profile's `execution_timeout_s` for others. A `driver` tool is cut off then. A `sandbox` tool
-    gives the limit to its commands, as `ctx.timeout_s`, and is cut off some time later, as its channel may be lost for
-    a while."""
+    """Time limit of a call in seconds; the caller may set a shorter one. None is the caller's limit, or else the
+    default: 180 for `driver` tools, the profile's `execution_timeout_s` for others. A `driver` tool is cancelled at its
+    limit. A `sandbox` tool passes the limit to its commands as `ctx.timeout_s`, and is cancelled some time later,
+    because its channel may be lost for a while."""
     requires: tuple[str, ...] = ()
-    """What it needs to work, in words, for listings: an environment variable, a program."""
+    """What the tool needs to work, in words, for listings: an environment variable, a program."""
 
     def __post_init__(self) -> None:
         for several in ("toolsets", "requires"):
@@ -125,5 +129,6 @@ class Tool:
             check_schema(self.name, self.params)
 
     def time_limit(self, given: float | None, default: float) -> float:
-        """The seconds that a call may take: the shorter one of its own limit and the caller's, or the default."""
+        """Return the time limit of a call in seconds: the shorter of the tool's own and the caller's, or the
+        default."""
         return min((limit for limit in (self.timeout_s, given) if limit is not None), default=default)

@@ -1,4 +1,4 @@
-"""Tools from ordinary functions: parameters from the type hints, descriptions from the docstring."""
+"""Make tools from ordinary functions: parameters from the type hints, descriptions from the docstring."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hermes_core.validation import words
 from hermes_core.workers import Workers
 
 PLAIN_CALLS = 32
-"""Calls of one plain (not `async`) function at the same time: each takes a thread."""
+"""Maximum number of calls of one plain (not `async`) function at the same time. Each takes a thread."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ARGUMENTS = re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+\S.*(?:\n|$)|[ \t]*\n)+)", re.MULTILINE)
@@ -42,7 +42,7 @@ def function_tool(
     timeout_s: float | None = None,
     requires: str | Iterable[str] = (),
 ) -> Tool:
-    """Make a tool of a function.
+    """Make a tool from a function.
 
         async def count_words(ctx: CallContext, path: str) -> int:
             \"\"\"Count the words of a text file.
@@ -51,18 +51,18 @@ def function_tool(
                 path: The file, relative to the workspace.
             \"\"\"
 
-    The model sees every parameter but a first one of type `CallContext` (or called `ctx`), which is given the call's
-    context. Types are anything that pydantic knows, `Annotated[int, Field(ge=1, description="…")]` included. The
+    The model sees every parameter except a first one of type `CallContext` (or called `ctx`), which gets the call's
+    context. Types are anything that pydantic knows, including `Annotated[int, Field(ge=1, description="…")]`. The
     docstring describes the tool; its section `Args:` describes the parameters that have no description of their own.
 
-    A plain function runs in a thread, and can only be a tool of the driver. What it returns is the answer: a text, a
-    mapping, an `ExecutionResult`, or anything else that is JSON.
+    A plain function runs in a thread, and can only be a tool of the driver. The return value is the answer to the
+    model: a text, a mapping, an `ExecutionResult`, or any other JSON value.
 
     Args:
         name: None is the function's name.
         description: None is the docstring.
         where: None is `sandbox` for a function that takes the context, and `driver` for one that does not.
-        toolsets, parallel_safe, timeout_s, requires: as of `Tool`.
+        toolsets, parallel_safe, timeout_s, requires: see `Tool`.
 
     Raises:
         ConfigError: the function can't be a tool; says what is missing.
@@ -99,7 +99,7 @@ def _unfit(name: str, problem: str, hint: str) -> ConfigError:
 
 
 def _parameters(name: str, function: Callable[..., Any], described: Mapping[str, str]) -> tuple[bool, type[BaseModel]]:
-    """Whether it takes the context, and the model of what it takes beside that."""
+    """Return whether the function takes the context, and the model of its other parameters."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:
@@ -113,7 +113,7 @@ def _parameters(name: str, function: Callable[..., Any], described: Mapping[str,
     if unknown := described.keys() - {parameter.name for parameter in parameters}:
         hint = "the section `Args:` of a docstring names only parameters"
         raise _unfit(name, f"describes {sorted(unknown)[0]!r}, which it does not take", hint)
-    # Behind a name of its own each parameter is safe from what pydantic's models call their methods.
+    # Give each parameter a field name of its own, so that it can't clash with a method of pydantic's models.
     fields: dict[str, Any] = {
         f"{each.name}_": (hints[each.name], _field(each, hints[each.name], described.get(each.name))) for each in own
     }
@@ -164,7 +164,7 @@ def _handler(function: Callable[..., Any], *, takes_context: bool, is_async: boo
 
 
 def _outcome(value: Any) -> ToolOutcome:
-    """What a function returned as the outcome of a tool: what is neither text nor mapping is told as JSON."""
+    """Turn a function's return value into the outcome of a tool. What is neither text nor mapping becomes JSON text."""
     if isinstance(value, str | ExecutionResult):
         return value
     plain = to_jsonable_python(value)
@@ -172,7 +172,7 @@ def _outcome(value: Any) -> ToolOutcome:
 
 
 def _described(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The docstring without its section `Args:`, and what that says of each parameter."""
+    """Return the docstring without its section `Args:`, and the descriptions of the parameters in that section."""
     text = inspect.getdoc(function) or ""
     section = _ARGUMENTS.search(text)
     if section is None:

@@ -1,4 +1,4 @@
-"""The tool registry: tools, toolsets and distributions by name, and the one way in which tools are called."""
+"""The tool registry: tools, toolsets and distributions by name, and the one way to call a tool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hermes_core.validation import words
 logger = logging.getLogger(__name__)
 
 DRIVER_TIMEOUT_S = 180.0
-"""Seconds that a tool of the driver's may take where neither it nor its caller says otherwise."""
+"""Time limit in seconds of a driver tool if neither the tool nor its caller sets one."""
 
 _Named = TypeVar("_Named", Tool, Toolset, Distribution)
 
@@ -39,8 +39,8 @@ class ToolRegistry:
     """Tools, toolsets and distributions, in the order in which they were added.
 
     Args:
-        explain: why a `tool`, `toolset` or `distribution` of a name is missing, where more is known than that it is
-            (two plugins claim it, the plugin that has it is broken).
+        explain: returns why the `tool`, `toolset` or `distribution` of a name is missing, if more is known (two plugins
+            claim it, or the plugin that has it is broken).
     """
 
     def __init__(self, explain: Callable[[str, str], HermesError | None] | None = None) -> None:
@@ -60,7 +60,7 @@ class ToolRegistry:
     def add_toolset(
         self, name: str, tools: str | Iterable[str] = (), includes: str | Iterable[str] = (), *, summary: str = ""
     ) -> None:
-        """Add a named group of tools, and of the tools of other groups. Names are looked up when it is resolved.
+        """Add a named group of tools, which can include other groups. Names are looked up when the group is resolved.
 
         Raises:
             PluginError: another toolset has this name.
@@ -69,7 +69,7 @@ class ToolRegistry:
         _add("toolset", self._toolsets, Toolset(name, words(tools), words(includes), summary))
 
     def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
-        """Add a weighted choice of toolsets: each is drawn by itself with its probability in percent.
+        """Add a weighted choice of toolsets. Each toolset is drawn independently, with its probability in percent.
 
         Raises:
             PluginError: another distribution has this name.
@@ -78,11 +78,11 @@ class ToolRegistry:
         _add("distribution", self._distributions, Distribution(name, dict(percent), summary))
 
     def get(self, name: str) -> Tool:
-        """The tool of that name.
+        """Return the tool with this name.
 
         Raises:
-            UnknownNameError: there is none.
-            PluginError: there would be one, but two plugins claim its name.
+            UnknownNameError: there is no such tool.
+            PluginError: two plugins claim this name.
         """
         try:
             return self._tools[name]
@@ -90,7 +90,7 @@ class ToolRegistry:
             raise self.missing("tool", name, self._tools) from None
 
     def missing(self, what: str, name: str, known: Iterable[str], *, where: str = "") -> HermesError:
-        """The error for a tool, toolset or distribution that is not here; `where` says who asked for it."""
+        """Return the error for a missing tool, toolset or distribution; `where` says who asked for it."""
         return self._reason(what, name) or UnknownNameError(what, name, known, where=where)
 
     def _reason(self, what: str, name: str) -> HermesError | None:
@@ -100,34 +100,34 @@ class ToolRegistry:
         return name in self._tools
 
     def names(self) -> list[str]:
-        """All tools."""
+        """Return the names of all tools."""
         return list(self._tools)
 
     @property
     def toolsets(self) -> Mapping[str, Toolset]:
-        """All toolsets, those included that tools name as theirs and nobody added."""
+        """Return all toolsets, including those that only tools name and nobody added."""
         named = {name for tool in self._tools.values() for name in tool.toolsets}
         implied = {name: Toolset(name) for name in sorted(named) if self._reason("toolset", name) is None}
         return {**implied, **self._toolsets}
 
     @property
     def distributions(self) -> Mapping[str, Distribution]:
-        """All distributions."""
+        """Return all distributions."""
         return dict(self._distributions)
 
     def schemas(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """The function schemas of these tools (all, if None), for a chat completion request.
+        """Return the function schemas of these tools (all, if None), for a chat completion request.
 
         Raises:
-            UnknownNameError: there is no tool of one of the names.
+            UnknownNameError: one of the tools does not exist.
         """
         return [function_schema(self.get(name)) for name in (self.names() if names is None else names)]
 
     async def call(self, tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:
-        """Call a tool. Whatever it or its caller does wrong ends in the result, as an answer to the model.
+        """Call a tool. Mistakes of the tool or the caller end up in the result, as an answer to the model.
 
         Raises:
-            InfraError: the sandbox or the way to it failed.
+            InfraError: the sandbox failed, or the connection to it.
             StaleSlotError: the slot's lease has ended.
         """
         result = await _run(tool, ctx, args)
@@ -143,7 +143,7 @@ def _add(what: str, known: dict[str, _Named], new: _Named) -> None:
 
 
 async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> ExecutionResult:
-    limit: float | None = None  # in a slot, who calls keeps the time: of a channel that is lost, no tool is to blame
+    limit: float | None = None  # the slot's caller keeps the time: a lost channel is not the tool's fault
     if tool.where == "driver":
         limit = tool.time_limit(ctx.timeout_s, DRIVER_TIMEOUT_S)
         ctx = replace(ctx, commands=None, slot=None, timeout_s=limit)
@@ -168,7 +168,7 @@ async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> E
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Nobody has cancelled us: something inside the tool was, and let through it would end the whole run.
+        # Nobody cancelled us: something inside the tool was cancelled. Passed on, it would end the whole run.
         logger.exception("tool %s was cancelled from within in trajectory %s", tool.name, ctx.trajectory_id)
         return _failed(f"{tool.name} failed: it was cancelled from within", ErrorKind.COMMAND)
     except Exception as error:
@@ -180,7 +180,7 @@ def _result(outcome: ToolOutcome) -> ExecutionResult:
     if isinstance(outcome, str):
         return ExecutionResult(success=True, output=outcome)
     if isinstance(outcome, ExecutionResult):
-        json.dumps(outcome.to_tool_result())  # what the model can't be told must not surface far from here
+        json.dumps(outcome.to_tool_result())  # fail here if the outcome is not JSON, not far away
         return outcome
     text = json.dumps(outcome, ensure_ascii=False)
     error = outcome.get("error")
@@ -190,7 +190,7 @@ def _result(outcome: ToolOutcome) -> ExecutionResult:
 
 
 def _message(error: HermesError) -> str:
-    """The error without the ids of our sandboxes, which tell a model nothing."""
+    """Return the error's message without the ids of our sandboxes, which mean nothing to a model."""
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
@@ -199,10 +199,10 @@ def _failed(error: str, kind: ErrorKind, **metadata: Any) -> ExecutionResult:
 
 
 def expand_toolset(registry: ToolRegistry, name: str) -> list[str]:
-    """The tools of a toolset, those of its `includes` first, each once.
+    """Return the tools of a toolset, each once; those of its `includes` come first.
 
     Raises:
-        UnknownNameError: it, or something that it names, does not exist.
+        UnknownNameError: the toolset, or something that it names, does not exist.
         ConfigError: toolsets include each other in a circle; the message shows it.
     """
     found: dict[str, None] = {}
@@ -237,17 +237,18 @@ def resolve_tools(
     distribution: str | None = None,
     seed: int | str = 0,
 ) -> list[str]:
-    """The names of the tools that a rollout's model may call, in the registry's order.
+    """Return the names of the tools that a rollout's model may call, in the registry's order.
 
     Args:
-        enabled_toolsets: the toolsets to load. Naming none, and no distribution, loads all tools and logs a warning.
-        disabled_toolsets: toolsets whose tools are left out, whatever else contains them.
+        enabled_toolsets: the toolsets to load. If neither toolsets nor a distribution are named, all tools are loaded
+            and a warning is logged.
+        disabled_toolsets: toolsets whose tools are left out, even if other toolsets contain them.
         distribution: draw the toolsets from this distribution instead of naming them.
-        seed: what the draw depends on; one per rollout gives each its own choice.
+        seed: seed of the draw; one per rollout gives each rollout its own choice.
 
     Raises:
         ConfigError: both toolsets and a distribution were named, or toolsets form a circle.
-        UnknownNameError: there is no toolset or distribution of that name.
+        UnknownNameError: a toolset or the distribution does not exist.
     """
     if enabled_toolsets and distribution:
         message = f"both toolsets ({', '.join(enabled_toolsets)}) and the distribution {distribution!r} were named"

@@ -1,4 +1,4 @@
-"""What a tool-call parser is: text and tools in; content, reasoning, calls and problems out."""
+"""The base class of tool-call parsers. They turn a model's text into content, reasoning, calls and problems."""
 
 from __future__ import annotations
 
@@ -15,59 +15,61 @@ ToolSchemas = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """One call that could be read."""
+    """A call that the parser could read."""
 
     name: str
     arguments: dict[str, Any]
     raw: str = ""
-    """The call as the model wrote it, its markers included."""
+    """The call as the model wrote it, including its markers."""
     start: int = 0
     """Where `raw` begins in the text."""
     id: str | None = None
-    """The call's id, where the format carries one."""
+    """The call's id, if the format has ids."""
     repaired: bool = False
-    """Whether it could only be read leniently: raw line breaks in a JSON string, a missing closing tag of a value, …"""
+    """Whether the call was malformed but could be read leniently: raw line breaks in a JSON string, a missing closing
+    tag of a value, and so on."""
     ended: bool = True
-    """False where the text ended before the call did, and each argument is whole but others may be missing."""
+    """False if the text ended before the call did. Each argument is complete, but others may be missing."""
 
 
 @dataclass(frozen=True)
 class ParseProblem:
-    """One attempt at a call that could not be read, and was not made."""
+    """An attempted call that could not be read, and so was not made."""
 
     message: str
-    """What is wrong with it, for the model."""
+    """What is wrong with the call, written for the model."""
     raw: str
-    """What the model wrote."""
+    """The text that the model wrote."""
     start: int = 0
     """Where `raw` begins in the text."""
     name: str = ""
-    """The tool, as far as that could be read."""
+    """The tool's name, if it could be read."""
     thought: ParsedCall | None = None
-    """The call, if all that is wrong with it is that it stands inside of thinking that was never closed."""
+    """The call, if its only problem is that it stands inside thinking that was never closed."""
 
 
 @dataclass(frozen=True)
 class ParsedText:
-    """One answer of a model, taken apart. Every call and problem is in the order of the text."""
+    """One answer of a model, split into its parts. Calls and problems are in the order of the text."""
 
     content: str
-    """What is neither call nor reasoning. An answer without any of them is left as it is, but for end tokens."""
+    """The text that is neither call nor reasoning. An answer without calls and reasoning is left unchanged, except for
+    end tokens."""
     reasoning: str | None = None
-    """What the model thought; calls in there are not made."""
+    """The model's reasoning. Calls inside it are not made."""
     calls: tuple[ParsedCall, ...] = ()
     problems: tuple[ParseProblem, ...] = ()
 
     def tool_calls(self, turn: int, *, cut: bool = False, end_thinking: bool = False) -> tuple[ToolCall, ...]:
-        """Calls and problems as the agent loop takes them (`Reply.calls`), in the order of the text.
+        """Return calls and problems in the form of the agent loop (`Reply.calls`), in the order of the text.
 
         A problem becomes a call without arguments: the loop tells the model what was wrong, and counts it.
 
         Args:
-            turn: the number of this answer, from which calls without an id get one.
-            cut: whether the answer was cut off at the limit on its length: its last call, if it
-                has no end, is then a problem.
-            end_thinking: whether a call inside of thinking that was never closed ends it, and is made.
+            turn: the number of this answer; calls without an id get one made from it.
+            cut: whether the answer was cut off at the length limit. If its last call has no end, that call is then a
+                problem.
+            end_thinking: whether a call inside thinking that was never closed ends the thinking, and is made.
         """
         made: list[ToolCall] = []
         taken: set[str] = set()
@@ -85,36 +87,38 @@ class ParsedText:
 
 @runtime_checkable
 class Parser(Protocol):
-    """Reads the calls out of a model's text. It keeps nothing from one text to the next; one serves all rollouts."""
+    """Base class of parsers, which read the calls in a model's text. A parser keeps no state between texts; one
+    instance serves all rollouts."""
 
     name: str
 
     def parse(self, text: str, tools: ToolSchemas) -> ParsedText:
-        """Take one whole answer apart. Never raises, whatever the text; takes time linear in its length.
+        """Split one whole answer into its parts. Never raises, for any text; takes time linear in its length.
 
         Args:
             text: what the model generated, decoded with its special tokens.
-            tools: what the model was offered. Their schemas type the values where the format has no types of its own.
+            tools: the tools that the model was offered. Their schemas decide the types of values if the format itself
+                has no types.
         """
         ...
 
 
 class WritableCall(Protocol):
-    """A call to write: a `ParsedCall`, or anything with these two."""
+    """A call to write: a `ParsedCall`, or any object with these two attributes."""
 
     @property
     def name(self) -> str:
-        """The tool."""
+        """Return the tool's name."""
         ...
 
     @property
     def arguments(self) -> Any:
-        """Its arguments, as a mapping."""
+        """Return the arguments as a mapping."""
         ...
 
 
 def made_up_id(turn: int, index: int) -> str:
-    """An id for a call without one: nine letters and digits, which Mistral's templates insist on."""
+    """Return an id for a call without one: nine letters and digits, the form that Mistral's templates require."""
     return f"call{_base36(turn):0>3}{_base36(index):0>2}"
 
 
