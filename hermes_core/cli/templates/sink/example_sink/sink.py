@@ -22,6 +22,7 @@ class ExampleSink:
         if not target:
             raise ConfigError("example-sink was not told where to write", hint="use --sink example-sink=FILE.csv")
         self._path = Path(target)
+        self._writing = asyncio.Lock()
         try:
             if not self._path.exists():
                 self._append(COLUMNS)
@@ -29,8 +30,9 @@ class ExampleSink:
             raise ConfigError(f"example-sink can't write {target}: {error}", hint="choose another file") from error
 
     async def write(self, record: Mapping[str, Any]) -> None:
-        """Take one record; docs/records.md of hermes-rl has its fields. One call is made at a time."""
-        await asyncio.to_thread(self._append, [record[column] for column in COLUMNS])
+        """Take one record; docs/records.md of hermes-rl has its fields. Rollouts that end together call it together."""
+        async with self._writing:
+            await asyncio.to_thread(self._append, [record[column] for column in COLUMNS])
 
     async def aclose(self) -> None:
         """Close what the sink holds open. Called once, after the last record."""
