@@ -142,6 +142,15 @@ class Environment(ABC):
         """Return the image for this item's sandboxes, or None for the profile's image."""
         return None
 
+    def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
+        """Return why an item is not sound although a baseline got the right reward, or None. For `hermes-rl validate`.
+
+        Args:
+            agent: `oracle`, which got 1.0, or `nop`, which got 0.0.
+            details: what the verification returned beside the reward.
+        """
+        return None
+
     def profile(self, item: Item) -> str | None:
         """Return the profile (image, resources, limits) for this item's sandboxes, or None for the run's profile."""
         return None

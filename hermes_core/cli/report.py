@@ -120,7 +120,7 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
         word = "flaky" if verdict.flaky else "wrong"
         rewards = ", ".join("none" if reward is None else f"{reward:g}" for reward in verdict.rewards)
         lines.append(f"{word}: {verdict.item_id} with {verdict.agent}: {rewards}")
-        for reason in [*verdict.failures, *map(_said, verdict.details)][:1]:
+        for reason in [*verdict.failures, *map(_said, verdict.details), *verdict.doubts][:1]:
             lines += _indented(_shortened(reason), 2, width)
     if len(outcome.unsound) > SHOWN:
         lines.append(f"… and {len(outcome.unsound) - SHOWN} more: --json lists all")

@@ -1,4 +1,7 @@
-"""Are the tasks sound? The reference solution must score 1.0 and doing nothing 0.0, on each item, every time."""
+"""Are the tasks sound? The reference solution must score 1.0 and doing nothing 0.0, on each item, every time.
+
+An environment may know more of a rollout than its reward says, and doubt the item (`Environment.doubt`).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.environment import Environment
+from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.runner import Jobs, Run
-from hermes_core.envs.session import open_agent, open_session
+from hermes_core.envs.session import broken, open_agent, open_session
 from hermes_core.envs.summary import NoProgress, Progress
 from hermes_core.runtime import Runtime
 from hermes_core.validation import validated
@@ -31,16 +34,22 @@ class Verdict:
     """What those said."""
     details: list[Mapping[str, Any]] = field(default_factory=list)
     """What the verification said of each reward that is not the expected one."""
+    doubts: list[str] = field(default_factory=list)
+    """What the environment said of rollouts with the expected reward that show another fault of the item."""
 
     @property
     def sound(self) -> bool:
-        """Whether it got the expected reward every time."""
-        return all(reward == EXPECTED[self.agent] for reward in self.rewards)
+        """Whether it got the expected reward every time, without a doubt."""
+        return self._right == len(self.rewards)
 
     @property
     def flaky(self) -> bool:
-        """Whether it got the expected reward sometimes only."""
-        return not self.sound and EXPECTED[self.agent] in self.rewards
+        """Whether that is so sometimes only."""
+        return 0 < self._right < len(self.rewards)
+
+    @property
+    def _right(self) -> int:
+        return self.rewards.count(EXPECTED[self.agent]) - len(self.doubts)
 
 
 @dataclass(frozen=True)
@@ -94,10 +103,12 @@ async def validate(
     stopped = None
     async with open_session(runtime, environment, "oracle", chosen, env=env) as session:
         jobs = Jobs(session.environment, repeat)
+        items = {session.environment.item_id(item): item for item in session.environment.selected_items()}
         async with session.sandboxes(len(jobs)) as context:
             for agent in EXPECTED:
                 found: dict[str, Verdict] = {}
-                run = Run(session.tools, jobs, _collector(agent, found), (), progress(agent), chosen.stop_on_infra)
+                collect = _collector(session.environment, items, agent, found)
+                run = Run(session.tools, jobs, collect, (), progress(agent), chosen.stop_on_infra)
                 async with open_agent(runtime, agent, AgentSettings()) as worker:
                     summary = await run.all(replace(context, agent=worker), session.room)
                 stopped = stopped or summary.stopped
@@ -105,8 +116,16 @@ async def validate(
     return Validation(len(jobs) // repeat, repeat, tuple(verdict for verdict in verdicts if not verdict.sound), stopped)
 
 
-def _collector(agent: str, found: dict[str, Verdict]) -> Callable[[Mapping[str, Any]], None]:
+def _collector(
+    environment: Environment, items: Mapping[str, Item], agent: str, found: dict[str, Verdict]
+) -> Callable[[Mapping[str, Any]], None]:
     """Gathers the records of one agent by item."""
+
+    def doubt(item: Item, details: Mapping[str, Any]) -> str | None:
+        try:
+            return environment.doubt(item, agent, details)
+        except Exception as error:
+            raise broken(environment, "doubt()", error) from error
 
     def take(record: Mapping[str, Any]) -> None:
         verdict = found.setdefault(record["item_id"], Verdict(record["item_id"], agent))
@@ -115,5 +134,7 @@ def _collector(agent: str, found: dict[str, Verdict]) -> Callable[[Mapping[str, 
             verdict.failures.append(f"{record['failure']['stage']}: {record['failure']['message']}")
         elif record["reward"] != EXPECTED[agent]:
             verdict.details.append(record["details"])
+        elif said := doubt(items[record["item_id"]], record["details"]):
+            verdict.doubts.append(said)
 
     return take

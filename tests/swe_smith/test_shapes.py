@@ -87,6 +87,17 @@ UNSOUND = {
         "patch",
     ),
     "the tests pass with the bug": (plain(fail=("tests/test_core.py::test_half",)), None),
+    "one test passes with the bug": (
+        plain(fail=("tests/test_core.py::test_double", "tests/test_core.py::test_half"), keep=()),
+        None,
+    ),
+    "a kept test fails with the bug": (
+        plain(
+            {"tests/test_core.py": TESTS + "def test_four(): assert double(2) == 4\n"},
+            keep=("tests/test_core.py::test_half", "tests/test_core.py::test_four"),
+        ),
+        None,
+    ),
     "the tests fail without the bug": (
         plain(
             {"tests/test_core.py": TESTS + "def test_no(): assert False\n"},
@@ -113,6 +124,12 @@ async def test_the_unsound_is_refused_with_its_reason(runtime, where, tmp_path):
             assert [each.rewards for each in found[name]] == [[None], [None]], name
             assert all(reason in failure for each in found[name] for failure in each.failures), (name, found[name])
     assert [each.agent for each in found["the tests pass with the bug"]] == ["nop"]
+    for name, doubt in (
+        ("one test passes with the bug", "1 of 2 FAIL_TO_PASS tests pass with the bug: {}::test_half"),
+        ("a kept test fails with the bug", "1 of 2 PASS_TO_PASS tests fail with the bug: {}::test_four"),
+    ):
+        doubts = [doubt.format("tests/test_core.py")]
+        assert [(each.agent, each.rewards, each.doubts) for each in found[name]] == [("nop", [0.0], doubts)]
     assert [each.agent for each in found["the tests fail without the bug"]] == ["oracle"]
     (gone,) = found["the tests are not there"]
     assert (gone.agent, gone.details[0]["reason"]) == (

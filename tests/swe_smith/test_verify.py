@@ -6,7 +6,7 @@ import pytest
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import TestCommand
 from hermes_swe_smith.rows import parse_row
-from hermes_swe_smith.verify import disturbed, score
+from hermes_swe_smith.verify import disturbed, doubt, score
 
 from hermes_core.envs.pytest_run import PytestReport, ReportStatus
 
@@ -56,6 +56,39 @@ def test_only_passed_is_passed(task, outcome):
     reward, details = score(task, report("t.py::c", outcome=outcome), SweSmithConfig())
     assert reward == 0.0
     assert details["outcomes"] == {"t.py::c": outcome}
+
+
+@pytest.mark.parametrize(
+    ("agent", "failing", "said"),
+    [
+        ("nop", BROKEN, None),
+        ("nop", ["t.py::a"], "1 of 2 FAIL_TO_PASS tests pass with the bug: t.py::b"),
+        ("nop", [*BROKEN, "t.py::d"], "1 of 2 PASS_TO_PASS tests fail with the bug: t.py::d"),
+        (
+            "nop",
+            ["t.py::c"],
+            "2 of 2 FAIL_TO_PASS tests pass with the bug: t.py::a, t.py::b; "
+            "1 of 2 PASS_TO_PASS tests fail with the bug: t.py::c",
+        ),
+        ("oracle", [], None),
+        ("oracle", ["t.py::a"], "1 of 2 FAIL_TO_PASS tests fail with the fix: t.py::a"),
+    ],
+)
+def test_listed_tests_that_do_not_behave_as_listed_are_named(task, agent, failing, said):
+    row = {"FAIL_TO_PASS": BROKEN, "PASS_TO_PASS": KEPT}
+    _, details = score(task, report(*failing), SweSmithConfig())
+    assert doubt(row, agent, details) == said
+
+
+def test_nothing_is_said_of_tests_that_did_not_end(task):
+    _, details = score(task, report(status=ReportStatus.TIMED_OUT), SweSmithConfig())
+    assert doubt({}, "nop", details) is None
+
+
+def test_what_the_score_leaves_out_is_told_of_without_names(task):
+    _, details = score(task, report("t.py::a"), SweSmithConfig(score_include_fail_to_pass=False))
+    row = {"FAIL_TO_PASS": BROKEN, "PASS_TO_PASS": KEPT}
+    assert doubt(row, "oracle", details) == "1 of 2 FAIL_TO_PASS tests fail with the fix"
 
 
 @pytest.mark.parametrize(("pytest_status", "known"), [(0, True), (1, True), (5, True), (2, False), (4, False)])

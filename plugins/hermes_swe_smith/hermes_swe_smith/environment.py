@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hermes_swe_smith.dependencies import installer_variables, prepare_environme
 from hermes_swe_smith.reach import Reach
 from hermes_swe_smith.repos import Catalog, TestEnvironment
 from hermes_swe_smith.rows import Task
-from hermes_swe_smith.verify import Score, disturbed, run_tests, score, undone, unsolved
+from hermes_swe_smith.verify import Score, disturbed, doubt, run_tests, score, undone, unsolved
 from hermes_swe_smith.workspace import (
     ENVIRONMENT_LINK,
     OperationRefused,
@@ -114,6 +114,10 @@ class SweSmithEnvironment(Environment):
     def image(self, item: Item) -> str | None:
         """The row's own, where the configuration says so."""
         return self._task(item).image
+
+    def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
+        """Say which listed tests do not behave as listed."""
+        return doubt(item, agent, details)
 
     def format_prompt(self, item: Item) -> str:
         """Where the checkout is, the issue, and how to run tests."""

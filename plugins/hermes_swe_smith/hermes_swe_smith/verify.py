@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_core import Fresh, PytestReport, ReportStatus, run_pytest
+from hermes_core import Fresh, Item, PytestReport, ReportStatus, run_pytest
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.rows import Task
@@ -14,8 +14,8 @@ from hermes_swe_smith.workspace import Tested
 
 Score = tuple[float, dict[str, Any]]
 
-FAILING_KEPT = 50
-"""Failing node ids that the details name."""
+NAMED = 50
+"""Node ids, or files, of one kind that the details name."""
 
 _COLLECTED = (0, 1, 5)
 """Exit statuses of a pytest that could collect everything: all passed, some failed, none was left."""
@@ -88,11 +88,34 @@ def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
     elif gone := _not_found(failing, report):
         details["reason"] = f"pytest found no test named {', '.join(gone[:5])}"
     if failing:
-        details["failing"] = failing[:FAILING_KEPT]
-        details["outcomes"] = {node_id: report.outcomes[node_id] for node_id in failing[:FAILING_KEPT]}
+        if mended := [node_id for node_id in task.fail_to_pass if report.passed(node_id)]:
+            details["passing"] = mended[:NAMED]
+        details["failing"] = failing[:NAMED]
+        details["outcomes"] = {node_id: report.outcomes[node_id] for node_id in failing[:NAMED]}
         details["texts"] = [list(text) for text in report.texts[:5]]
         details["output"] = report.output[-2000:]
     return reward, details
+
+
+def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
+    """Return which listed tests do not behave as listed, by the details of a baseline's score.
+
+    With the bug, all of FAIL_TO_PASS fail and all of PASS_TO_PASS pass; with the fix, all pass. Nothing is known of
+    tests that did not come to their end.
+    """
+    if details.get("tests") != ReportStatus.FINISHED:
+        return None
+    said = []
+    for listed in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+        passes = agent != "nop" or listed == "PASS_TO_PASS"
+        passed, total = details[listed.lower()]["passed"], details[listed.lower()]["total"]
+        if wrong := total - passed if passes else passed:
+            known = details.get("failing" if passes else "passing", ())
+            names = [node_id for node_id in item[listed] if node_id in known][:5]
+            tree = "with the bug" if agent == "nop" else "with the fix"
+            what = f"{wrong} of {total} {listed} tests {'fail' if passes else 'pass'} {tree}"
+            said.append(f"{what}: {', '.join(names)}" if names else what)
+    return "; ".join(said) or None
 
 
 def _fraction(task: Task, report: PytestReport, config: SweSmithConfig) -> float:
@@ -117,4 +140,4 @@ def _count(node_ids: Sequence[str], report: PytestReport) -> dict[str, int]:
 
 def _names(paths: Sequence[str]) -> list[str]:
     """File names as a record can hold them: what is not UTF-8 is replaced."""
-    return [path.encode("utf-8", "replace").decode() for path in paths[:FAILING_KEPT]]
+    return [path.encode("utf-8", "replace").decode() for path in paths[:NAMED]]
