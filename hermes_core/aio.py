@@ -1,10 +1,10 @@
-"""Tasks with an owner, one attempt shared by all who want its outcome, and an event loop in a thread of its own."""
+"""Tasks with an owner, one attempt shared by all who need its outcome, and an event loop in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import concurrent.futures.thread  # whose executors are to be shut down after what `_finish` does
+import concurrent.futures.thread  # its executors must be shut down after `_finish` has run
 import contextlib
 import logging
 import os
@@ -22,15 +22,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CLEAN_UP_S = 5.0
-"""How long what is being cancelled already may take before it is cancelled once more, in seconds."""
+"""Seconds that a task that is already being cancelled may take before it is cancelled again."""
 
 
 async def cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, without waiting for those that this has cancelled.
+    """Cancel tasks, without waiting for the ones that this call cancelled.
 
-    One that was being cancelled already gets some time for it: `asyncio.run` cancels a task and its owner both at its
-    end, and a second cancellation would cut the clean-up off that the first began. What it was cancelled for may be
-    less than its end, such as a time limit within it, and so it is cancelled if it then goes on.
+    A task that was already being cancelled gets some time first. At its end, `asyncio.run` cancels both a task and its
+    owner, and a second cancellation would interrupt the clean-up that the first one started. If the task then
+    continues, because the first cancellation was only meant for a part of it (such as a time limit inside), it is
+    cancelled.
     """
     me = asyncio.current_task()
     spared = {task for task in tasks if task is not me and task.cancelling()}
@@ -54,22 +55,23 @@ async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[
 
 
 class TaskSet:
-    """The running tasks of one owner, which may outlive the call that began them.
+    """The running tasks of one owner, which may outlive the call that started them.
 
-    A `TaskGroup` ends in the task that began it, and one failed child takes the others down. An owner with `start()`
-    and `aclose()` may be closed from another task than it was started in, and its tasks are independent: hence this.
+    A `TaskGroup` must end in the task that began it, and one failed child cancels the others. An owner with `start()`
+    and `aclose()` may be closed by another task than the one that started it, and its tasks are independent; so it
+    needs this class.
     """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.closing = False
-        """Whether it is being closed, or was: what begins now is to clean up, and nothing else."""
+        """Whether it is being closed or is closed. Only clean-up work may be started then."""
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Begin `work`; its error, if nobody awaits the task, is logged."""
+        """Start `work` as a task. If nobody awaits the task, its error is logged."""
         finish_at_end(asyncio.get_running_loop())
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -82,48 +84,50 @@ class TaskSet:
             log.debug("background task %s failed: %s", task.get_name(), error, exc_info=error)
 
     async def aclose(self) -> None:
-        """Cancel what runs and wait until all of it has ended, whatever those tasks begin meanwhile."""
+        """Cancel the running tasks and wait until all have ended, including tasks that they start meanwhile."""
         self.closing = True
         await cancel(self._tasks)
         await self.join()
 
     async def join(self) -> None:
-        """Wait until all of it has ended by itself."""
+        """Wait until all tasks have ended by themselves."""
         me = asyncio.current_task()
         while pending := {task for task in self._tasks if task is not me}:
             await asyncio.wait(pending)
 
 
 class BrokenOff(InfraError):
-    """What was waited for was given up, as its owner was closed."""
+    """The awaited work was given up, because its owner was closed."""
 
     retryable = False
 
 
 @dataclass(eq=False)
 class _Attempt(Generic[T]):
-    """One attempt, and how many wait for it."""
+    """One attempt, and how many callers wait for it."""
 
     task: asyncio.Task[T]
     waiting: int = 0
     given_up: bool = False
-    """Whether the last of those waiting has left: it is being undone."""
+    """Whether the last caller has left, so that the attempt is being undone."""
 
 
 class SingleFlight(Generic[T]):
     """At most one attempt at a time for each key, shared by all who ask.
 
-    - Who asks while an attempt is under way waits for that one, and gets its outcome, or its error.
-    - It belongs to all who wait, and not to the one who began it: that one may be cancelled, and the others are served.
-    - It is cancelled when the last of them is. That one's cancellation lasts until the attempt has undone what it
-      began, as if nobody else had ever been there; who asks meanwhile begins another one after that.
-    - An attempt that failed is forgotten: who asks next begins another one.
-    - When the owner's `TaskSet` is closed, those who wait get `BrokenOff`, and so does who would begin another one.
+    - A caller that asks while an attempt is in progress waits for it, and gets its outcome or error.
+    - The attempt belongs to all who wait, not to the caller that started it. That one may be cancelled without
+      affecting the others.
+    - The attempt is cancelled when its last caller is cancelled. That caller's cancellation lasts until the attempt has
+      undone what it began. A caller that asks meanwhile starts another attempt after that.
+    - A failed attempt is forgotten: the next caller starts another one.
+    - When the owner's `TaskSet` is closed, waiting callers get `BrokenOff`, and so do callers that would start an
+      attempt.
 
     Args:
         what: what is attempted, for the error and for the names of the tasks.
-        keep: give the outcome to all who ask later, too. Without, they begin another attempt.
-        go_on: let an attempt that nobody waits for any more go on: for what is of use to whoever asks next.
+        keep: give the outcome to all later callers, too. Otherwise they start another attempt.
+        go_on: let an attempt continue when nobody waits for it any more, if its outcome is useful for the next caller.
     """
 
     def __init__(self, what: str, *, keep: bool = False, go_on: bool = False) -> None:
@@ -135,16 +139,16 @@ class SingleFlight(Generic[T]):
         self._attempts: dict[Hashable, _Attempt[T]] = {}
 
     async def get(self, work: TaskSet, begin: Callable[[], Awaitable[T]], key: Hashable = None) -> T:
-        """The outcome that is kept for this key, or that of the attempt under way, or of one that begins now.
+        """Return the kept outcome for this key, or else that of the attempt in progress, or of a new one.
 
         Args:
-            work: the owner of an attempt that begins now.
+            work: the owner of a new attempt.
             begin: makes the attempt. Called in a task of its own.
-            key: tells apart what may be attempted at the same time; not needed where there is one thing only.
+            key: separates attempts that may run at the same time; not needed if there is only one kind.
 
         Raises:
             BrokenOff: the owner was closed.
-            Whatever the attempt raises: the same error for all who waited for it.
+            Exception: as the attempt raised it; all who waited get the same error.
         """
         while key not in self.kept:
             attempt = self._attempts.get(key) or self._begin(work, begin, key)
@@ -158,7 +162,7 @@ class SingleFlight(Generic[T]):
             raise self._broken_off()
         name = self._what if key is None else f"{self._what} {key}"
         attempt = self._attempts[key] = _Attempt(work.spawn(self._run(begin, key), name))
-        # Not at the end of `_run`: a task that is cancelled before its first step never gets there.
+        # This can't be at the end of `_run`: a task that is cancelled before its first step never gets there.
         attempt.task.add_done_callback(lambda _: self._attempts.pop(key))
         return attempt
 
@@ -171,7 +175,7 @@ class SingleFlight(Generic[T]):
     async def _outcome(self, attempt: _Attempt[T]) -> T:
         attempt.waiting += 1
         try:
-            await asyncio.wait([attempt.task])  # never raises what the task does, so a cancellation here is our own
+            await asyncio.wait([attempt.task])  # never raises the task's error, so a cancellation here is our own
         except asyncio.CancelledError:
             if attempt.waiting == 1 and not self._go_on:
                 attempt.given_up = True
@@ -192,10 +196,10 @@ class SingleFlight(Generic[T]):
 
 
 LOOK_S = 0.1
-"""How often it looks whether the main thread still lives, in seconds."""
+"""Seconds between checks whether the main thread still lives."""
 
 MOST_WORKERS = 32
-"""Blocking calls at the same time."""
+"""Maximum number of blocking calls at the same time."""
 
 
 class LoopEnded(UsageError):
@@ -206,13 +210,13 @@ class LoopEnded(UsageError):
 
 
 class LoopThread:
-    """Runs coroutines for callers in any thread or loop, until it is closed, or the main thread ends.
+    """Runs coroutines for callers in any thread or loop, until it is closed or the main thread ends.
 
-    The interpreter waits for it at its end, before anything is torn down: what `close` does then still works. Blocking
-    calls (`asyncio.to_thread`) do, too, which Python's own executors refuse by then.
+    At its end, the interpreter waits for this thread before it tears anything down, so everything that `close` does
+    still works. Blocking calls (`asyncio.to_thread`) work too; Python's own executors refuse them by then.
 
     Args:
-        name: of the thread.
+        name: the thread's name.
         close: awaited in the loop as the last thing.
 
     Raises:
@@ -233,13 +237,13 @@ class LoopThread:
         self._begun.wait()
 
     async def run(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, Any]] | None = None) -> T:
-        """Await `work` there, from any other loop; cancelled with the caller.
+        """Await `work` in this loop, from any other loop. It is cancelled with the caller.
 
         Args:
-            undo: what takes its outcome back, where that came too late for a caller who was cancelled.
+            undo: takes back the outcome, if the caller was cancelled before it got it.
 
         Raises:
-            LoopEnded: it has ended, or does so before `work` is done.
+            LoopEnded: the loop has ended, or ends before `work` is done.
         """
         outcome, cancel = self._begin(work)
         waiting = asyncio.wrap_future(outcome)
@@ -260,7 +264,7 @@ class LoopThread:
 
         Raises:
             UsageError: the caller is this very thread, which would wait for itself.
-            LoopEnded: it has ended, or does so before `work` is done.
+            LoopEnded: the loop has ended, or ends before `work` is done.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -278,18 +282,18 @@ class LoopThread:
             raise
 
     def begin_close(self) -> None:
-        """Let it end. Idempotent."""
+        """Tell the loop to end. Idempotent."""
         self._call(self._stop.set)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """End it, blocking until it has ended. Idempotent."""
+        """End the loop, and block until it has ended. Idempotent."""
         self.begin_close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the loop has ended."""
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -309,7 +313,7 @@ class LoopThread:
         await self._close()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> tuple[concurrent.futures.Future[T], Callable[[], object]]:
-        """Start it; its outcome, and what cancels it when called in the loop."""
+        """Start work. Return its outcome, and a function that cancels it when called in the loop."""
         tasks: list[asyncio.Task[Any]] = []
 
         async def noted() -> T:
@@ -319,7 +323,7 @@ class LoopThread:
             return await work
 
         def cancel() -> object:
-            return tasks[0].cancel() if tasks else self._loop.call_soon(cancel)  # it is just about to begin
+            return tasks[0].cancel() if tasks else self._loop.call_soon(cancel)  # it is about to start
 
         if self.closed:
             work.close()
@@ -327,7 +331,7 @@ class LoopThread:
         beginning = noted()
         try:
             outcome = asyncio.run_coroutine_threadsafe(beginning, self._loop)
-        except RuntimeError:  # it ends just now
+        except RuntimeError:  # the loop is ending
             beginning.close()
             work.close()
             raise LoopEnded from None
@@ -338,7 +342,7 @@ class LoopThread:
         return outcome, cancel
 
     def _drop(self) -> None:
-        """What was asked for too late for the loop to begin it is not waited for."""
+        """Stop waiting for work that was requested too late for the loop to start it."""
         for outcome, late in [*self._under_way.items()]:
             if outcome.cancel():
                 for work in late:
@@ -351,43 +355,43 @@ class LoopThread:
     def _call(self, function: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # it has ended
+        except RuntimeError:  # the loop has ended
             return
 
 
 def _cancelling() -> bool:
-    """Whether it is the current task that is being cancelled."""
+    """Return whether the current task is being cancelled."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose blocking calls find a thread also while the program ends."""
+    """An event loop whose blocking calls get a thread even while the program ends."""
 
     def __init__(self) -> None:
         super().__init__()
         self._workers = Workers(MOST_WORKERS)
-        self._workers.submit(int)  # from now on there is one
+        self._workers.submit(int)  # so that there is a thread from now on
         self.set_default_executor(self._workers)
 
     async def shutdown_default_executor(self, *_: object, **__: object) -> None:
-        """Wait for them, in place: asyncio's own begins a thread for that, which may not be possible any more."""
+        """Wait for the threads, in place. Asyncio itself starts a thread for this, which may be impossible by now."""
         self._workers.shutdown()
 
 
 # What is left when the program ends: an event loop that was neither closed, nor run by `asyncio.run`.
 
 _END_S = 60.0
-"""How long the tasks of a loop may take to end, in seconds."""
+"""Seconds that the tasks of a loop may take to end."""
 
 _loops: set[asyncio.AbstractEventLoop] = set()
 
 
 def finish_at_end(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the loop's tasks cancelled when the main thread ends, if the loop is neither closed nor runs by then.
+    """Cancel the loop's tasks when the main thread ends, if the loop is open but does not run by then.
 
-    That is what `asyncio.run` does. Without it Python destroys the tasks as they are, while it takes its modules apart:
-    none of them could end its sandbox any more, and each would complain.
+    `asyncio.run` does the same. Otherwise Python destroys the tasks while it tears down its modules: none of them could
+    end its sandbox, and each would complain.
     """
     if loop not in _loops:
         _loops.difference_update([each for each in [*_loops] if each.is_closed()])
@@ -411,5 +415,5 @@ def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
 
 os.register_at_fork(after_in_child=_loops.clear)  # a child has its parent's loops, but may not run them
 with contextlib.suppress(RuntimeError):  # imported while the program ends: nothing comes after that
-    # Not `atexit`, whose functions are called when executors take no calls any more.
+    # Not `atexit`: its functions run when executors accept no calls any more.
     threading._register_atexit(_finish)  # type: ignore[attr-defined]

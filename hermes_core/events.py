@@ -1,4 +1,4 @@
-"""Events: whoever sees something happen emits it by name, and every listener to that name is told."""
+"""Events: code emits an event by name, and every listener for that name is called."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class _Listener:
 
 
 class Events:
-    """Who listens to what. The names and arguments of events are those of the observer hooks, without `hermes_`.
+    """The listeners of each event. The names and arguments of events are those of the observer hooks, without
+    `hermes_`.
 
-    Listeners are called in the caller's thread, one after the other, and have to be quick.
+    Listeners are called in the caller's thread, one after the other, and must be quick.
     """
 
     def __init__(self) -> None:
@@ -30,15 +31,15 @@ class Events:
         """Call `call(**event)` for each event of this name.
 
         Args:
-            owner: whose listener it is, for the log.
+            owner: the owner of the listener, for the log.
         """
         self._listeners.setdefault(name, []).append(_Listener(call, owner))
 
     def emit(self, name: str, /, **event: Any) -> None:
-        """Tell every listener to this name.
+        """Call every listener for this name.
 
-        A listener that raises changes nothing for the others, or for what it observes. Its first error is logged with
-        a traceback; one that fails each time would flood the log, so later ones are logged at level debug.
+        If a listener raises, neither the other listeners nor the observed code is affected. Its first error is logged
+        with a traceback; later ones are logged at level debug, so that they don't flood the log.
         """
         for listener in self._listeners.get(name, ()):
             try:

@@ -28,10 +28,10 @@ VARIABLES = {
     "OPENAI_BASE_URL": "base_url",
     "OPENAI_API_KEY": "api_key",
 }
-"""The environment variables that are read, and the setting that each gives."""
+"""The environment variables that are read, with the setting that each one gives."""
 
 READ_ELSEWHERE = ("HERMES_CONFIG", "HERMES_ENV_FILE")
-"""Further variables of ours: two files that `Settings.load` reads."""
+"""Other variables of ours: two files that `Settings.load` reads."""
 
 _SHORTEST_SECRET = 8
 
@@ -65,18 +65,18 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
-        """Read the settings once. What is given here comes first, then the environment, `.env`, and YAML.
+        """Read the settings once. Arguments override the environment, which overrides `.env`, which overrides YAML.
 
-        `HERMES_CONFIG` names a YAML file of settings; `HERMES_ENV_FILE` names the `.env` file, which is `.env` in the
-        current directory otherwise (set it to nothing for none). `HERMES_PLUGINS` is a comma-separated list; set to
-        nothing it loads no plugin.
+        `HERMES_CONFIG` names a YAML file of settings. `HERMES_ENV_FILE` names the `.env` file; the default is `.env` in
+        the current directory, and an empty value means none. `HERMES_PLUGINS` is a comma-separated list; an empty value
+        loads no plugin.
 
         Args:
             environ: the environment; None is this process's.
 
         Raises:
-            UnknownNameError: a key that does not exist, with the nearest one.
-            ConfigError: a value of the wrong form, or a file that can't be read.
+            UnknownNameError: a key does not exist; names the nearest one.
+            ConfigError: a value has the wrong form, or a file can't be read.
         """
         environ = os.environ if environ is None else environ
         dotenv = read_dotenv(environ)
@@ -99,7 +99,7 @@ class Settings(BaseModel):
         return validated(cls, values, "the settings")
 
     def redactor(self) -> Redactor:
-        """What removes these secrets from a text."""
+        """Return a function that removes these secrets from a text."""
         known = {name: secret.get_secret_value() for name, secret in self.secrets.items()}
         if self.api_key is not None:
             known.setdefault("OPENAI_API_KEY", self.api_key.get_secret_value())
@@ -107,9 +107,9 @@ class Settings(BaseModel):
 
 
 class Redactor:
-    """Replaces secret values in a text by their names; called as `redact(text)`.
+    """Replaces secret values in a text by their names. Call it as `redact(text)`.
 
-    Values shorter than 8 characters are left: they would match half of every log.
+    Values shorter than 8 characters are not replaced, because they would match far too much.
     """
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
@@ -122,14 +122,15 @@ class Redactor:
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def __call__(self, text: str) -> str:
-        """The text without the secrets."""
+        """Return the text without the secrets."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: f"[redacted: {self._names[match.group()]}]", text)
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter whose output has the secrets removed, in tracebacks too; or that gives only their last line."""
+    """A formatter that removes secrets from its output, including tracebacks. It can also shorten tracebacks to their
+    last line."""
 
     def __init__(self, redact: Redactor, fmt: str, *, tracebacks: bool = True) -> None:
         super().__init__(fmt)
@@ -137,23 +138,23 @@ class RedactingFormatter(logging.Formatter):
         self._tracebacks = tracebacks
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as text, redacted."""
+        """Return the record as redacted text."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not self._tracebacks:
-            record = copy.copy(record)  # other handlers may want the traceback
+            record = copy.copy(record)  # other handlers may need the traceback
             record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", ()
             record.exc_info = record.exc_text = None
         return self._redact(super().format(record))
 
 
 def read_yaml(path: Path, named_by: str = "") -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Return the mapping in a YAML file.
 
     Args:
-        named_by: where the path is from, for messages: a variable.
+        named_by: where the path comes from, for messages: a variable.
 
     Raises:
-        ConfigError: it can't be read, is not YAML, or holds something else than a mapping with words as keys.
+        ConfigError: it can't be read, is not YAML, or is not a mapping with words as keys.
     """
     import yaml
 
@@ -177,13 +178,13 @@ def read_yaml(path: Path, named_by: str = "") -> dict[str, Any]:
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
-    """`hermes-rl` below `XDG_STATE_HOME`, which is `~/.local/state` unless set."""
+    """Return `hermes-rl` below `XDG_STATE_HOME`, which is `~/.local/state` unless set."""
     base = environ.get("XDG_STATE_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "hermes-rl"
 
 
 def read_dotenv(environ: Mapping[str, str]) -> dict[str, str]:
-    """The `.env` file's variables, as they stand: nothing is interpolated."""
+    """Return the variables of the `.env` file unchanged, without interpolation."""
     name = environ.get("HERMES_ENV_FILE")
     if name == "":
         return {}
@@ -204,14 +205,14 @@ def read_dotenv(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_profiles(path: Path, named_by: str = "") -> tuple[dict[str, Any], str]:
-    """The profiles of a YAML file by their names, and the name of its default one: `default`, or else the first.
+    """Return the profiles of a YAML file by name, and the name of the default profile: `default`, or else the first.
 
     Args:
-        named_by: where the path is from, for messages: a variable.
+        named_by: where the path comes from, for messages: a variable.
 
     Raises:
         ConfigError: it can't be read, or has no profiles.
-        UnknownNameError: it has another key, or no profile of the default one's name.
+        UnknownNameError: it has an unknown key, or its default profile does not exist.
     """
     data = read_yaml(path, named_by)
     known = ("profiles", "default_profile")
@@ -231,7 +232,8 @@ def read_profiles(path: Path, named_by: str = "") -> tuple[dict[str, Any], str]:
 
 
 def _secrets(variables: Mapping[str, str]) -> dict[str, SecretStr]:
-    """The values that look like secrets by their variable's name, unless they are paths here, and what URLs carry."""
+    """Return values that look like secrets, by the variable's name, and secrets inside URLs. Paths on this disk are
+    excluded."""
     found: dict[str, str] = {}
     for name, value in variables.items():
         if SECRET_NAME.search(name.upper()) and not _is_path(value):
@@ -241,7 +243,7 @@ def _secrets(variables: Mapping[str, str]) -> dict[str, SecretStr]:
 
 
 def _is_path(value: str) -> bool:
-    """Whether the value names something on this disk. A key may begin with a slash too."""
+    """Return whether the value is an existing path on this disk. A key may begin with a slash too."""
     if not value.startswith(("/", "~")):
         return False
     try:
@@ -251,17 +253,17 @@ def _is_path(value: str) -> bool:
 
 
 def url_secrets(name: str, value: str) -> dict[str, str]:
-    """The password and the keys that a URL carries, as it spells them and decoded, each under a name for messages.
+    """Return the password and the keys inside a URL, both as written and decoded, each with a name for messages.
 
     Args:
-        name: where the URL is from: a variable or a setting.
+        name: where the URL comes from: a variable or a setting.
     """
     if "://" not in value:
         return {}
     try:
         url = urlsplit(value)
         query = parse_qsl(url.query)
-    except ValueError:  # no URL after all
+    except ValueError:  # not a URL after all
         return {}
     login = url.netloc.rpartition("@")[0]
     user, _, password = login.partition(":")
@@ -269,7 +271,7 @@ def url_secrets(name: str, value: str) -> dict[str, str]:
         password = user
     given = {"password": password, **{key: text for key, text in query if SECRET_NAME.search(key.upper())}}
     if password:
-        given["login"] = f"{url.scheme}://{login}@"  # long enough to be found, however short the password is
+        given["login"] = f"{url.scheme}://{login}@"  # long enough to be found, even if the password is short
     return {
         f"the {key} in {name}{mark}": text
         for key, spelt in given.items()
@@ -279,7 +281,7 @@ def url_secrets(name: str, value: str) -> dict[str, str]:
 
 
 def _warn_of_misspelt(variables: Mapping[str, str]) -> None:
-    """Another program may well have HERMES_… variables of its own, so only near misses are mentioned."""
+    """Warn of near misses only, because another program may have HERMES_… variables of its own."""
     known = [*VARIABLES, *READ_ELSEWHERE]
     for name in variables:
         if name.startswith("HERMES_") and name not in known:

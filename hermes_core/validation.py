@@ -27,14 +27,14 @@ def words(given: str | Iterable[str]) -> tuple[str, ...]:
 def validated(
     model: type[Model], data: Mapping[str, Any], what: str, *, names: Mapping[str, str] | None = None
 ) -> Model:
-    """`data` as an instance of `model`.
+    """Return `data` as an instance of `model`.
 
     Args:
-        what: where the data is from, for messages: `the settings`, `profile 'default'`, `environment 'tasks'`.
-        names: what users call a key of the model, where they write it under another name.
+        what: where the data comes from, for messages: `the settings`, `profile 'default'`, `environment 'tasks'`.
+        names: maps keys of the model to the names that users know, if they differ.
 
     Raises:
-        UnknownNameError: a key that the model does not have, with the nearest one.
+        UnknownNameError: a key that the model does not have; names the nearest one.
         ConfigError: a value that the model refuses; names every such key.
     """
     try:
@@ -77,7 +77,8 @@ _REQUIREMENTS = {
     "list_type": "must be a list",
     "tuple_type": "must be a list",
 }
-"""What a value must be, by pydantic's kind of error, in the words of those who write YAML, JSON and command lines."""
+"""Requirements on values, by pydantic's kind of error, in the words of people who write YAML, JSON and command
+lines."""
 
 HINTS = {
     "missing": "it has no default: set it",
@@ -89,7 +90,7 @@ _WITHOUT_VALUE = frozenset({"missing", "extra_forbidden", "string_too_short", "t
 
 
 def requirement(problem: Mapping[str, Any]) -> str:
-    """What pydantic found wrong with a value, to go after its name: `must be at least 1, not 0`."""
+    """Return what pydantic found wrong with a value, as a text to follow its name: `must be at least 1, not 0`."""
     given, kind = problem["input"], problem["type"]
     if kind in _REQUIREMENTS:
         bounds = {
@@ -108,7 +109,7 @@ def _dotted(path: Iterable[Any]) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: Iterable[Any]) -> list[str]:
-    """The keys of the model that lies at `path` inside `model`; list indexes and mapping keys are stepped over."""
+    """Return the keys of the model at `path` inside `model`. List indexes and mapping keys are stepped over."""
     for part in path:
         field = model.model_fields.get(str(part))
         if field is not None:

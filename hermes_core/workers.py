@@ -14,16 +14,17 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _KEEPS_THREADS = (3, 12, 0) <= sys.version_info[:3] <= (3, 12, 1)
-"""These begin no thread once the main thread has ended: there, threads wait for another call when theirs is done."""
+"""In these versions no thread can be started once the main thread has ended, so idle threads are kept for later
+calls."""
 
 
 def begin_thread(call: Callable[[], object], name: str) -> None:
-    """Call it in a daemon thread: unlike an executor's, it never holds up the end of the program.
+    """Run a call in a daemon thread. Unlike an executor's threads, it never delays the end of the program.
 
-    Python 3.12.0 and 3.12.1 begin none once the main thread has ended: then it gets one that is done with another.
+    Python 3.12.0 and 3.12.1 start no thread once the main thread has ended; the call then gets a thread that is idle.
 
     Raises:
-        RuntimeError: none can be begun.
+        RuntimeError: no thread can be started.
     """
     if _KEEPS_THREADS:
         _kept.begin(call, name)
@@ -32,18 +33,18 @@ def begin_thread(call: Callable[[], object], name: str) -> None:
 
 
 class _KeptThreads:
-    """Threads that are used again: as many as were ever needed at the same time."""
+    """Threads that are reused: as many as were ever needed at the same time."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: a forked child has none of them."""
+        """Forget all threads: a forked child has none of them."""
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._changing = threading.Lock()
         self._threads = 0
         self._free = 0
-        """How many wait for a call; below 0, how many calls wait for one."""
+        """Number of threads that wait for a call; below 0, the number of calls that wait for a thread."""
 
     def begin(self, call: Callable[[], object], name: str) -> None:
         with self._changing:
@@ -76,13 +77,13 @@ os.register_at_fork(after_in_child=_kept.forget)
 
 
 class Workers(concurrent.futures.ThreadPoolExecutor):
-    """An executor that takes calls as long as threads run.
+    """An executor that accepts calls for as long as threads can run.
 
-    Python's own takes none once the main thread has ended: too early for what is closed then. Python 3.12.0 and 3.12.1
-    begin no thread any more by then, so that calls wait for those that there are.
+    Python's own accepts none once the main thread has ended, which is too early for what is closed then. Python 3.12.0
+    and 3.12.1 start no threads by then, so calls wait for the existing ones.
 
     Args:
-        most: threads at the same time; they are begun when they are needed.
+        most: maximum number of threads; they are started when needed.
     """
 
     def __init__(self, most: int) -> None:
@@ -95,10 +96,10 @@ class Workers(concurrent.futures.ThreadPoolExecutor):
         self._changing = threading.Lock()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[T]:
-        """Call it in a thread.
+        """Run a call in a thread.
 
         Raises:
-            RuntimeError: it is shut down, or there is no thread and none can be begun.
+            RuntimeError: it is shut down, or there is no thread and none can be started.
         """
         outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 

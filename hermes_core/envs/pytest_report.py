@@ -17,7 +17,7 @@ report.
 """
 
 # ruff: noqa: PTH113, PTH118, PTH120, PTH123
-# (pathlib would be one import more in each of the two processes)
+# (pathlib would be another import in each of the two processes)
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no harm on 3.8
+if TYPE_CHECKING:  # annotations are not evaluated, so newer syntax works on 3.8
     from collections.abc import Callable, Iterator
 
 LOADER = "import sys; exec(compile(sys.argv[1], '<pytest_report>', 'exec'), {'__name__': '__main__'})"
-"""What `python -c` is given; the text of this file is its first argument."""
+"""The code for `python -c`. The text of this file is its first argument."""
 
 PASSED, FAILED, ERROR, SKIPPED, XFAILED, XPASSED, MISSING = "p", "f", "e", "s", "x", "X", "-"
 """One test's outcome as one character of the report's `outcomes`. Only `p` counts as passed."""
 
-_WORSE = (PASSED, XPASSED, XFAILED, SKIPPED, FAILED, ERROR)  # of several outcomes of one id, the rightmost counts
+_WORSE = (PASSED, XPASSED, XFAILED, SKIPPED, FAILED, ERROR)  # if an id has several outcomes, the rightmost counts
 _TEXTS = 20
 _TEXT_CHARS = 2000
 _WHERE_CHARS = 500
@@ -48,7 +48,7 @@ _REPORT_BYTES = 64 << 20
 _LINE_BYTES = 1 << 20
 _EVENTS_EACH, _EVENTS_BESIDE = 10, 1000
 _OOM_KILLS = (
-    ("/proc/vmstat", b"oom_kill "),  # of the host, where the kernel counts them (Linux 4.13)
+    ("/proc/vmstat", b"oom_kill "),  # counts for the whole host, if the kernel has it (Linux 4.13)
     ("/sys/fs/cgroup/memory.events", b"oom_kill "),
     ("/sys/fs/cgroup/memory/memory.oom_control", b"oom_kill "),
 )
@@ -57,7 +57,7 @@ _ROOM, _ROOM_INODES = 1 << 20, 10
 
 
 def supervise(source: str) -> int:
-    """Run the tests in a process of their own and print the report. Returns the exit status."""
+    """Run the tests in a separate process and print the report. Return the exit status."""
     config = json.loads(sys.stdin.buffer.read())
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _tell({"supervisor": os.getpid()})
@@ -79,7 +79,7 @@ def _tell(message: dict[str, Any]) -> None:
 
 
 class _Run:
-    """The test process as the supervisor sees it: two pipes, a deadline, and what has arrived so far."""
+    """The test process as the supervisor sees it: two pipes, a deadline, and the data received so far."""
 
     def __init__(self, config: dict[str, Any], source: str) -> None:
         self.results = Results(len(config["ids"]))
@@ -110,10 +110,10 @@ class _Run:
             self.process.stdin.write(json.dumps(dict(config, results=results_end)).encode())
             self.process.stdin.close()
         except BrokenPipeError:
-            pass  # it died at once, which is what the report will say
+            pass  # it died at once, as the report will say
 
     def watch(self, deadline: float) -> None:
-        """Read until the last word has arrived, the process has ended, or the deadline has passed."""
+        """Read until the final message has arrived, the process has ended, or the deadline has passed."""
         readers = {self._events: self.results.add, self._printed: self.output.add}
         with selectors.DefaultSelector() as selector:
             for descriptor in readers:
@@ -130,7 +130,7 @@ class _Run:
                         selector.unregister(key.fd)
 
     def kill(self) -> None:
-        """End the test process and its session, reap it, and read what it had printed."""
+        """Kill the test process and its session, reap it, and read the rest of its output."""
         if "status" in self.facts:
             try:
                 self.process.wait(5)
@@ -144,7 +144,7 @@ class _Run:
         _read_available(self._printed, self.output.add)
 
     def report(self) -> dict[str, Any]:
-        """What the driver is told."""
+        """Return the report for the driver."""
         if self.timed_out:
             status = "timed_out"
         elif "broken" in self.facts and "pytest" not in self.facts:
@@ -166,12 +166,13 @@ class _Run:
 
 
 class Results:
-    """What has arrived of the tests' outcomes. Code under test can send anything: what that stood for stays missing.
+    """The outcomes received so far. Code under test can send anything; tests whose outcome is not valid stay missing.
 
     Attributes:
         outcomes: one character for each test.
-        texts: of the first failures: where, and the end of the traceback.
-        facts: `pytest`, its version; `status`, its exit status, which is the last word; `broken`, why it can't begin.
+        texts: the place and the end of the traceback, for the first failures.
+        facts: `pytest`, its version; `status`, its exit status, which is the final message; `broken`, why it can't
+            start.
     """
 
     def __init__(self, tests: int) -> None:
@@ -181,7 +182,7 @@ class Results:
         self._lines = _Lines(_LINE_BYTES, _REPORT_BYTES, _EVENTS_BESIDE + _EVENTS_EACH * tests)
 
     def add(self, data: bytes) -> None:
-        """Take the next bytes of the pipe."""
+        """Process the next bytes of the pipe."""
         for line in self._lines.add(data):
             try:
                 event = json.loads(line.decode("ascii"))
@@ -207,7 +208,8 @@ class Results:
 
 
 class _Lines:
-    """The lines of a stream, none longer than a limit; beyond so many bytes or lines the stream has no more of them."""
+    """The lines of a stream. Lines have a maximum length; after a maximum number of bytes or lines, the rest is
+    ignored."""
 
     def __init__(self, longest: int, most_bytes: int, most: int) -> None:
         self._longest = longest
@@ -217,7 +219,7 @@ class _Lines:
         self._skipping = False
 
     def add(self, data: bytes) -> list[bytes]:
-        """The lines that are complete now."""
+        """Add data, and return the lines that are now complete."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0 or self._left < 0:
             return []
@@ -242,7 +244,7 @@ class _Lines:
 
 
 def _disk_is_full(path: str) -> bool:
-    """Whether there is next to no room left where the tests ran."""
+    """Return whether almost no room is left on the disk where the tests ran."""
     try:
         disk = os.statvfs(path)
     except OSError:
@@ -251,7 +253,7 @@ def _disk_is_full(path: str) -> bool:
 
 
 def _oom_kills() -> list[int]:
-    """How many processes the kernel has killed for want of memory so far, by each of its counts that can be read."""
+    """Return how many processes the kernel has killed for lack of memory so far, from each counter that can be read."""
     counts = []
     for path, word in _OOM_KILLS:
         try:
@@ -263,7 +265,8 @@ def _oom_kills() -> list[int]:
 
 
 def _read_available(descriptor: int, take: Callable[[bytes], None], most: int = 1 << 22) -> bool:
-    """Hand on what is there to be read, up to a limit, as others may go on writing. False at the end of the stream."""
+    """Pass on the available data, up to a limit, because others may keep writing. Return False at the end of the
+    stream."""
     while most > 0:
         try:
             data = os.read(descriptor, 1 << 16)
@@ -295,7 +298,8 @@ class _Tail:
 
 
 def _environment(config: dict[str, Any]) -> dict[str, str]:
-    """The slot's environment, the virtual environment in front. PYTHONPATH follows inside, after pytest's import."""
+    """Return the slot's environment, with the virtual environment first. PYTHONPATH is applied later, after pytest's
+    import."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "COV_"))}
     programs = os.path.dirname(sys.executable)
     variables.update(config["env"])
@@ -311,13 +315,13 @@ def _environment(config: dict[str, Any]) -> dict[str, str]:
 
 
 def run_tests() -> None:
-    """The test process: never returns."""
+    """Run the test process. Never returns."""
     config = json.loads(sys.stdin.buffer.read())
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.set_inheritable(config["results"], False)
     reporter = Reporter(config)
-    sys.path.remove("")  # what `python -c` puts there
+    sys.path.remove("")  # `python -c` puts this there
     try:
         import pytest
 
@@ -341,7 +345,8 @@ def run_tests() -> None:
 
 
 def _arguments(config: dict[str, Any]) -> list[str]:
-    """The command's own, and what makes node ids relative to the root; another option could change what tests see."""
+    """Return the caller's arguments, plus the ones that make node ids relative to the root. More options could affect
+    tests."""
     return [*config["args"], "--rootdir=" + config["root"]]
 
 
@@ -367,17 +372,18 @@ class Reporter:
             data = data[os.write(self._results, data) :]
 
     def files(self) -> list[str]:
-        """The files of the wanted tests that exist, in the order in which pytest would come upon them."""
+        """Return the existing files of the wanted tests, in the order in which pytest would collect them."""
         files = {node_id.split("::")[0] for node_id in self.ids}
         return [name for name in sorted(files, key=_parts) if os.path.isfile(os.path.join(self.root, name))]
 
     def pytest_load_initial_conftests(self) -> None:
-        """The plugins are loaded: from here on the project's own modules come first."""
+        """Put the project's directories first in `sys.path`. All plugins are loaded by now."""
         sys.meta_path.remove(self.later)
         sys.path[:] = self.import_path + [entry for entry in sys.path if entry not in self.import_path]
 
     def pytest_cmdline_main(self, config: Any) -> None:
-        """One process, every test, in order. Options would not do: those of a plugin that is not loaded end pytest."""
+        """Run all tests in order in one process. Options can't ensure this: those of a plugin that is not loaded end
+        pytest."""
         config.option.maxfail = 0
         if hasattr(config.option, "randomly_reorganize"):
             config.option.randomly_reorganize = False
@@ -387,19 +393,19 @@ class Reporter:
             config.option.tx = []
 
     def pytest_configure(self, config: Any) -> None:
-        """Collect the wanted files, whatever the configuration says is to be collected by default."""
+        """Collect the wanted files, whatever the configuration collects by default."""
         config.args = self.files()
         if hasattr(config, "ArgsSource"):
             config.args_source = config.ArgsSource.ARGS
 
     def pytest_pycollect_makemodule(self, module_path: Any) -> Iterator[None]:
-        """No tests are looked for in a source file that is named for its doctests alone."""
+        """Look for no tests in a source file that was named only for its doctests."""
         made = yield
         if str(module_path) in self._only_doctests:
             made.force_result(None)  # type: ignore[attr-defined]
 
     def pytest_make_collect_report(self, collector: Any) -> Iterator[None]:
-        """The given docstrings in place of what a module has."""
+        """Use the given docstrings instead of the module's own."""
         import doctest
 
         finder: Any = doctest.DocTestFinder
@@ -412,7 +418,7 @@ class Reporter:
             finder.find = find
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> Iterator[None]:
-        """After everyone else's: keep what is wanted."""
+        """Keep only the wanted tests. Runs after all other hooks of this name."""
         yield
         items[:] = [item for item in items if item.nodeid in self.ids]
 
@@ -437,7 +443,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _finding(docstrings: dict[str, tuple[str, int]]) -> Callable[..., list[Any]]:
-    """`DocTestFinder.find` with these examples and the names of the module that is searched."""
+    """Return a `DocTestFinder.find` for these examples that uses the names of the searched module."""
 
     def find(finder: Any, module: Any, *_: Any, **__: Any) -> list[Any]:
         names = {"__name__": "__main__", **vars(module)}
@@ -450,9 +456,10 @@ def _finding(docstrings: dict[str, tuple[str, int]]) -> Callable[..., list[Any]]
 
 
 class _Later:
-    """Finds the project's modules where nobody else has them (`-p project.plugin`), and no distributions.
+    """Finds the project's modules if nothing else provides them (`-p project.plugin`), but no distributions.
 
-    On `sys.path` the project's directories would be searched for entry points, and anyone can write such a file.
+    If the project's directories were on `sys.path`, they would be searched for entry points, and anyone can write such
+    a file.
     """
 
     def __init__(self, import_path: list[str]) -> None:
@@ -465,7 +472,7 @@ class _Later:
 
 
 def _outcome(report: Any) -> str | None:
-    """The outcome that one phase of a test decides, or None."""
+    """Return the outcome that one phase of a test decides, or None."""
     if report.failed:
         return FAILED if report.when == "call" else ERROR
     if hasattr(report, "context"):  # a subtest decides nothing else: its test's own report follows
@@ -479,7 +486,7 @@ def _outcome(report: Any) -> str | None:
 
 
 def _as_plugin(reporter: Reporter, pytest: Any) -> Reporter:
-    """The reporter with its hooks marked; done late, as the marks are pytest's."""
+    """Return the reporter with its hooks marked. This is done late, because the marks are pytest's."""
     kind = type(reporter)
     pytest.hookimpl(tryfirst=True)(kind.pytest_load_initial_conftests)
     pytest.hookimpl(tryfirst=True)(kind.pytest_cmdline_main)

@@ -34,13 +34,13 @@ class Call:
 
     name: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
-    """A mapping, or text that is sent as it stands (to play a model that writes bad JSON)."""
+    """A mapping, or text that is sent unchanged (to play a model that writes bad JSON)."""
     id: str | None = None
-    """Made up if None; an empty string is sent as it is."""
+    """The call's id; generated if None. An empty string is sent unchanged."""
 
 
 def call(tool_name: str, /, **arguments: Any) -> Call:
-    """A tool call, written like a function call: `call("terminal", command="ls")`."""
+    """Return a tool call, written like a function call: `call("terminal", command="ls")`."""
     return Call(tool_name, arguments)
 
 
@@ -53,30 +53,30 @@ class Reply:
     reasoning: str | None = None
     """Sent as `reasoning_content`."""
     finish_reason: str | None = None
-    """`tool_calls` or `stop`, as the reply has it, if None."""
+    """The finish reason. None means `tool_calls` or `stop`, depending on the reply."""
     usage: tuple[int, int] = (0, 0)
-    """Prompt tokens and completion tokens, as the server claims to have counted them."""
+    """Prompt tokens and completion tokens that the server reports."""
     message_extra: Mapping[str, Any] = field(default_factory=dict)
-    """More keys for the message: `reasoning_details`, …"""
+    """More keys for the message, such as `reasoning_details`."""
     choice_extra: Mapping[str, Any] = field(default_factory=dict)
-    """More keys for the choice: `logprobs`, `token_ids`, …"""
+    """More keys for the choice, such as `logprobs` and `token_ids`."""
     delay_s: float = 0.0
     """Seconds before the answer begins."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One scripted failure: of HTTP, or of what stands in the body."""
+    """One scripted failure, of HTTP or in the body."""
 
     status: int = 200
-    """The HTTP status; an error status comes with an error body in the OpenAI form unless `body` is given."""
+    """The HTTP status. An error status comes with an error body in the OpenAI form unless `body` is given."""
     message: str = "scripted failure"
     code: str | None = None
-    """The error body's `code`: `context_length_exceeded`, `insufficient_quota`, …"""
+    """The error body's `code`, such as `context_length_exceeded` or `insufficient_quota`."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """More headers: `{"Retry-After": "1"}`."""
+    """More headers, such as `{"Retry-After": "1"}`."""
     body: bytes | None = None
-    """Sent instead of a completion, whatever it is."""
+    """The body that is sent instead of a completion."""
     cut: bool = False
     """Break the connection in the middle of the body."""
     delay_s: float = 0.0
@@ -85,21 +85,24 @@ class Fault:
 
 Answer = Reply | Fault
 Script = Callable[[dict[str, Any]], Any] | Sequence[Answer]
-"""A function of the request that gives an answer (or an awaitable of one), or the answers of one conversation.
+"""A function that takes a request and returns an answer (or an awaitable of one), or the list of answers of one
+conversation.
 
-A list serves any number of conversations: the answer to a request is the one after those that it already contains."""
+A list serves any number of conversations: the number of answers that a request already contains decides which one is
+next.
+"""
 
 
 class ScriptedServer:
     """The server: `async with ScriptedServer(script) as server: … server.base_url …`.
 
     Args:
-        script: what it answers.
-        faults: what the first requests meet instead, one each, before the script is asked.
-        models: the models that it says it has; others get a 404.
+        script: the answers.
+        faults: failures of the first requests, one for each; the script is not asked for these.
+        models: the models that the server has; requests for others get a 404.
         api_key: if set, requests without it get a 401.
         keep_requests: how many of the latest request bodies `requests` holds.
-        port: where it listens; 0 is any free one.
+        port: the port to listen on; 0 is any free one.
     """
 
     def __init__(
@@ -119,10 +122,10 @@ class ScriptedServer:
         self.models = tuple(models)
         self.api_key = api_key
         self.requests: deque[dict[str, Any]] = deque(maxlen=keep_requests)
-        """The latest chat requests, those that met a fault included."""
+        """The latest chat requests, including those that met a fault."""
         self.request_count = 0
         self.base_url = ""
-        """Where it listens, ending in `/v1`; set once it does."""
+        """The server's URL, ending in `/v1`; set once it listens."""
         self._max_request_bytes = max_request_bytes
         self._ids = itertools.count(1)
         self._server: asyncio.Server | None = None
@@ -141,7 +144,7 @@ class ScriptedServer:
         """Stop listening and end every connection."""
         if self._server is not None:
             self._server.close()
-            await asyncio.sleep(0)  # lets connections that were just accepted enter the list
+            await asyncio.sleep(0)  # lets connections that were just accepted get into the list
             connections = list(self._connections)
             for connection in connections:
                 connection.cancel()
@@ -150,7 +153,7 @@ class ScriptedServer:
             self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, any number of requests one after the other."""
+        """Serve one connection, with any number of requests one after the other."""
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -166,7 +169,7 @@ class ScriptedServer:
             writer.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; whether the connection can take another."""
+        """Answer one request. Return whether the connection can take another."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ", 2)
         headers = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in head[1:])}
@@ -183,7 +186,7 @@ class ScriptedServer:
     async def _respond(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[Answer, int, bytes]:
-        """The answer, its status and its body."""
+        """Return the answer, its status and its body."""
         if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
             return _failed(Fault(401, "incorrect API key provided", "invalid_api_key"))
         if (method, path) == ("GET", "/v1/models"):
@@ -253,7 +256,7 @@ class ScriptedServer:
     async def _send(
         self, writer: asyncio.StreamWriter, status: int, payload: bytes, answer: Answer, *, keep: bool
     ) -> bool:
-        """Send a response; whether the connection can take another request."""
+        """Send a response. Return whether the connection can take another request."""
         cut = isinstance(answer, Fault) and answer.cut
         extra = answer.headers if isinstance(answer, Fault) else {}
         lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Scripted')}"]
@@ -272,20 +275,19 @@ Play = Callable[[str], Generator[Step, Any, str | Reply]]
 class ToolScript:
     """Plays a generator function as the model: `ScriptedServer(ToolScript(play))`.
 
-    `play(prompt)` is given the text of the prompt's last message. It yields the next step (a `Call`, a list of them,
-    or a whole `Reply`) and gets back what the tool said (one decoded JSON value per call; a list of them if it yielded
-    a list or a reply). What it returns is the model's last word.
+    `play(prompt)` gets the text of the prompt's last message. It yields the next step (a `Call`, a list of them, or a
+    whole `Reply`) and receives the tool's answer (one decoded JSON value per call; a list of them if it yielded a list
+    or a reply). Its return value is the model's last message.
 
-    The server keeps no state for it: on each request the function is played again from its start with the results
-    that the request holds. So it serves any number of conversations at once, and must decide by its arguments and the
-    results alone.
+    The server keeps no state for it: on each request the function is replayed from its start with the results in the
+    request. So it serves any number of conversations at once, and must depend only on its arguments and the results.
     """
 
     def __init__(self, play: Play) -> None:
         self.play = play
 
     def __call__(self, request: dict[str, Any]) -> Reply:
-        """The answer to this request."""
+        """Return the answer to this request."""
         messages: list[dict[str, Any]] = request["messages"]
         starts = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         prompt = messages[: starts[0]] if starts else messages
@@ -319,7 +321,7 @@ def _arguments_text(arguments: Mapping[str, Any] | str) -> str:
 
 
 def _decoded(message: Mapping[str, Any]) -> Any:
-    """What a tool said: the JSON value, or the text itself if it is none."""
+    """Return a tool's answer: the decoded JSON value, or the text itself if it is not JSON."""
     text = _text(message.get("content"))
     try:
         return json.loads(text)
@@ -328,7 +330,7 @@ def _decoded(message: Mapping[str, Any]) -> Any:
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content, a string or a list of parts."""
+    """Return the text of a message's content, which is a string or a list of parts."""
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""

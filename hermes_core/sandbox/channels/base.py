@@ -1,21 +1,21 @@
-"""What a channel holds of its streams: what has arrived and was not asked for yet, and the end of standard error."""
+"""The buffers of a channel: output that arrived before it was asked for, and the end of standard error."""
 
 from __future__ import annotations
 
 import asyncio
 
 BUFFER_BYTES = 1 << 20
-"""Bytes read ahead of the caller at most; what is more waits in the transport, and so slows the far end."""
+"""Maximum number of bytes read ahead of the caller. More data waits in the transport, which slows down the sender."""
 
 CHUNK_BYTES = 1 << 18
-"""The most that one read or write of a transport carries, and the size that we ask pipes to have."""
+"""Maximum size of one read or write of a transport, and the size that pipes are asked to have."""
 
 STDERR_BYTES = 8192
-"""Bytes of standard error that are kept."""
+"""Number of bytes kept of standard error."""
 
 
 class Inbox:
-    """What has been read but not yet asked for. Lives in the event loop's thread."""
+    """Data that was read but not yet asked for. Used only in the event loop's thread."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -27,18 +27,18 @@ class Inbox:
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """More data has come."""
+        """Add data."""
         self._data += data
         self._arrival.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """No more data; `error` if that is because the transport broke."""
+        """Mark the end of the data; `error` if the reason is that the transport broke."""
         if not self._ended:
             self._ended, self._error = True, error
             self._arrival.set()
 
     async def take(self, n: int) -> bytes:
-        """Up to n bytes, at least one; none at the end. Raises the `error` that `end` was given."""
+        """Return 1 to n bytes, or none at the end. Raise the `error` that `end` was given."""
         while not self._data:
             if self._error is not None:
                 raise self._error
@@ -52,15 +52,15 @@ class Inbox:
 
 
 class Tail:
-    """The end of a byte stream, by a bound. Safe to feed from any thread."""
+    """The last bytes of a stream. Safe to feed from any thread."""
 
     def __init__(self) -> None:
         self._data = b""
 
     def feed(self, data: bytes) -> None:
-        """More has come."""
+        """Add data."""
         self._data = (self._data + data)[-STDERR_BYTES:]
 
     def text(self) -> str:
-        """What is kept, as text."""
+        """Return the kept bytes as text."""
         return self._data.decode("utf-8", "replace").strip()

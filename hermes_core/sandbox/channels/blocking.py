@@ -1,4 +1,4 @@
-"""Bridges to `Channel`: from any blocking stream (a socket, an SDK's object), and `process_channel`'s from a child."""
+"""A channel over any blocking stream (a socket, an object of an SDK), with a thread for each direction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 WRITES_AHEAD = 4
-"""Writes that may be under way in a blocking stream; cancelled ones stay under way, as they can't be taken back."""
+"""Maximum number of writes in progress in a blocking stream. Cancelled ones count, because they can't be taken back."""
 
 
 T = TypeVar("T")
@@ -39,10 +39,10 @@ class BlockingStreamChannel(Channel):
     """A channel over blocking calls, with one thread for each direction.
 
     Args:
-        read: at most n bytes of standard output, at least one; `b""` at the end. Raises when the transport breaks.
-        write: takes all of its argument, or raises.
-        close: ends the stream; makes a `read` or `write` that is waiting return or raise. Called once, in a thread.
-        wait: the exit status, blocking until there is one; called once, in a thread.
+        read: returns 1 to n bytes of standard output; `b""` at the end. Raises if the transport breaks.
+        write: writes all of its argument, or raises.
+        close: ends the stream; a `read` or `write` that is waiting must then return or raise. Called once, in a thread.
+        wait: blocks until there is an exit status, and returns it; called once, in a thread.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class BlockingStreamChannel(Channel):
             begin_thread(run, f"channel-{name}")
 
     async def read(self, n: int) -> bytes:
-        """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
+        """Return up to `n` bytes. Raise `ChannelLost` if the transport broke, after the data that had arrived
+        before."""
         data = await self._inbox.take(n)
         with self._room:
             self._buffered -= len(data)
@@ -77,7 +78,7 @@ class BlockingStreamChannel(Channel):
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`; returns once the blocking call has."""
+        """Write all of `data`. Return once the blocking call has returned."""
         await self._permits.acquire()
         if self._failure is not None or self._closing is not None:
             self._permits.release()
@@ -88,7 +89,7 @@ class BlockingStreamChannel(Channel):
         await asyncio.shield(done)
 
     async def wait(self) -> int:
-        """The exit status, as the transport's `wait` gives it."""
+        """Return the exit status from the transport's `wait`."""
         if self._closing is not None and self._status is None:
             raise self._lost(None)
         if self._status is None:
@@ -99,26 +100,27 @@ class BlockingStreamChannel(Channel):
             raise self._lost(error) from error
 
     async def aclose(self) -> None:
-        """End the stream. Does not wait for the threads, which end with the calls that they are in."""
+        """End the stream. Does not wait for the threads, which end when their current calls do."""
         if self._closing is None:
             self._inbox.end()
             with self._room:
-                self._buffered = -1  # the reader is not to wait for room any more
+                self._buffered = -1  # the reader must not wait for room any more
                 self._room.notify()
             self._outbox.put(None)
             self._closing = in_thread(self._blocking_close, "channel-close")
         try:
             await asyncio.shield(self._closing)
         except Exception:
-            return  # a stream that can't even be closed is closed
+            return  # nothing else can be done to close it
 
     def feed_stderr(self, data: bytes) -> None:
-        """Keep what the transport carried as standard error, apart from what `read` gives. From any thread."""
+        """Keep data that the transport carried as standard error, which `read` does not return. Call it from any
+        thread."""
         self._tail.feed(data)
 
     @property
     def stderr_tail(self) -> str:
-        """The last of what `feed_stderr` was given."""
+        """Return the end of the data given to `feed_stderr`."""
         return self._tail.text()
 
     def _read_on(self) -> None:
@@ -159,7 +161,7 @@ class BlockingStreamChannel(Channel):
 
 
 def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Run a blocking call in a daemon thread: unlike the executor's, it never holds up the end of the program."""
+    """Run a blocking call in a daemon thread. Unlike an executor's threads, it never delays the end of the program."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     outcome.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -177,7 +179,8 @@ def in_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
-    """Call in the event loop's thread; False if the loop is closed, and with it everyone who could care."""
+    """Call a function in the event loop's thread. Return False if the loop is closed, since nobody needs the call
+    then."""
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
@@ -186,7 +189,7 @@ def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
 
 
 def channel_gone(cause: Exception | None, last_words: str) -> ChannelLost:
-    """What a channel raises once its transport has broken, or, without a cause, was closed by us."""
+    """Return the error of a channel whose transport has broken, or, without a cause, which we closed."""
     reason = "it was closed" if cause is None else f"{type(cause).__name__}: {cause}"
     error = ChannelLost(f"the channel is gone: {reason}" + (f"; its last words: {last_words}" if last_words else ""))
     error.__cause__ = cause

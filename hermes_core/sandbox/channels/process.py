@@ -1,4 +1,4 @@
-"""The channel over a child process of ours, which does the transporting."""
+"""A channel over a child process that does the transport."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LAST_WORDS_S = 0.25
 
 
 class AsyncioStreamChannel(Channel):
-    """A channel to the standard streams of a child process of ours, which does the transporting.
+    """A channel to the standard streams of a child process that does the transport.
 
-    Closing lets go of the child: it gets end-of-file and, if it has not ended by then, SIGKILL. So the child is to be a
-    mere carrier (`ssh`, an entering process), not the thing in the sandbox itself.
+    Closing releases the child: it gets end-of-file and, if it has not ended by then, SIGKILL. So the child must only be
+    a carrier (`ssh`, an entering process), not the program in the sandbox itself.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,12 @@ class AsyncioStreamChannel(Channel):
     async def spawn(
         cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
     ) -> AsyncioStreamChannel:
-        """Start a child in a session of its own (so that Ctrl-C at our terminal is ours alone) and hold its streams.
+        """Start a child in a session of its own, so that Ctrl-C at our terminal does not reach it, and hold its
+        streams.
 
         Args:
             env: the whole environment of the child; None is ours.
-            pass_fds: descriptors that it inherits besides its standard streams.
+            pass_fds: descriptors that it inherits in addition to its standard streams.
 
         Raises:
             OSError: it could not be started.
@@ -64,7 +65,7 @@ class AsyncioStreamChannel(Channel):
         return channel
 
     async def read(self, n: int) -> bytes:
-        """Up to `n` bytes of the child's standard output; `b""` once it has ended or closed it."""
+        """Return up to `n` bytes of the child's standard output, or `b""` once it has ended or closed it."""
         data = await self._inbox.take(n)
         if self._paused and len(self._inbox) <= BUFFER_BYTES // 2:
             self._paused = False
@@ -83,7 +84,8 @@ class AsyncioStreamChannel(Channel):
             raise await self._lost("it stopped reading")
 
     async def wait(self) -> int:
-        """The child's exit status; `ChannelLost` if a signal ended the child, as then the far end may live on."""
+        """Return the child's exit status. Raise `ChannelLost` if a signal ended it, because the far end may still run
+        then."""
         await self._exited.wait()
         await self._last_words()
         status = None if self._transport is None else self._transport.get_returncode()
@@ -92,7 +94,7 @@ class AsyncioStreamChannel(Channel):
         return status
 
     async def aclose(self) -> None:
-        """End the stream and let the child go."""
+        """End the stream and release the child."""
         self._closed = True
         self._inbox.end()
         self._writable.set()
@@ -105,14 +107,14 @@ class AsyncioStreamChannel(Channel):
             pipe = self._transport.get_pipe_transport(descriptor)
             if pipe is not None:
                 pipe.close()
-        # Not by the transport's own `close`: it looks whether the child has ended, and so may take the exit status
+        # Don't use the transport's own `close`: it polls whether the child has ended, and so may take the exit status
         # away from asyncio's watcher, which then complains of an unknown child.
         _kill_child(self._transport.get_pid())
-        await self._exited.wait()  # SIGKILL does not wait for anything
+        await self._exited.wait()  # SIGKILL takes effect at once
 
     @property
     def stderr_tail(self) -> str:
-        """The last of the child's standard error."""
+        """Return the end of the child's standard error."""
         return self._tail.text()
 
     def _reader(self) -> asyncio.ReadTransport:
@@ -122,7 +124,7 @@ class AsyncioStreamChannel(Channel):
         return reader
 
     async def _last_words(self) -> None:
-        """Give standard error the moment that it may need to arrive; something else may hold it open for ever."""
+        """Give standard error a short time to arrive, but not forever: another process may hold it open."""
         try:
             async with asyncio.timeout(0 if self._closed else _LAST_WORDS_S):
                 await self._silent.wait()
@@ -136,7 +138,7 @@ class AsyncioStreamChannel(Channel):
 
 
 class _ChildProtocol(asyncio.SubprocessProtocol):
-    """Carries what asyncio reports of the child to its channel."""
+    """Passes what asyncio reports about the child on to its channel."""
 
     def __init__(self, channel: AsyncioStreamChannel) -> None:
         self._channel = channel
@@ -177,18 +179,18 @@ class _ChildProtocol(asyncio.SubprocessProtocol):
 
 
 def _kill_child(pid: int) -> None:
-    """Kill a child of ours, unless it was reaped: asyncio may do that in a thread and tell the loop later, and by then
-    a busy host has given the number to somebody else's process."""
+    """Kill our child, unless it was reaped. Asyncio may reap it in a thread and tell the loop later, and by then a busy
+    host may have given its process id to another process."""
     with contextlib.suppress(ChildProcessError, ProcessLookupError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(pid, signal.SIGKILL)
 
 
 def _widen(pipe: asyncio.BaseTransport | None) -> None:
-    """Ask for a larger pipe: fewer turns of the event loop per megabyte. A host that is short of them says no."""
+    """Ask for a larger pipe, which takes fewer turns of the event loop per megabyte. A host may refuse."""
     file = None if pipe is None else pipe.get_extra_info("pipe")
     if file is not None:
         try:
             fcntl.fcntl(file.fileno(), fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
-        except (OSError, ValueError):  # none to be had, not a pipe (asyncio may take a socket), or closed already
+        except (OSError, ValueError):  # none available, not a pipe (asyncio may use a socket), or already closed
             pass

@@ -1,4 +1,5 @@
-"""A bridge to `Channel` from a connected socket, on the event loop itself: no thread has to be woken for a piece."""
+"""A channel over a connected socket, on the event loop itself, so that no thread has to be woken for each piece of
+data."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ class SocketChannel(Channel):
 
     Args:
         connection: belongs to the channel from now on.
-        wait: the exit status, blocking until there is one; called once, in a thread. Raises once `close` was called.
-        unpack: what of the bytes that have arrived is standard output. Called with every piece, and with `b""` at the
-            end, where it raises `OSError` if that is too early.
-        early: what of the stream was read before the channel was made.
+        wait: blocks until there is an exit status, and returns it; called once, in a thread. Raises once `close` was
+            called.
+        unpack: returns the standard output in the bytes that have arrived. Called with every piece, and with `b""` at
+            the end, where it raises `OSError` if that is too early.
+        early: data of the stream that was read before the channel was made.
         close: called once, after the connection has been shut down.
     """
 
@@ -54,14 +56,15 @@ class SocketChannel(Channel):
         self._resume()
 
     async def read(self, n: int) -> bytes:
-        """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
+        """Return up to `n` bytes. Raise `ChannelLost` if the transport broke, after the data that had arrived
+        before."""
         data = await self._inbox.take(n)
         if len(self._inbox) < BUFFER_BYTES // 2:
             self._resume()
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send all of `data`; what a cancelled call has not sent yet goes out all the same, before the next."""
+        """Send all of `data`. If the call is cancelled, the rest is still sent, before the next data."""
         async with self._turn:
             await self._sent.wait()
             self._check()
@@ -71,7 +74,7 @@ class SocketChannel(Channel):
             self._check()
 
     async def wait(self) -> int:
-        """The exit status, as the transport's `wait` gives it."""
+        """Return the exit status from the transport's `wait`."""
         if self._status is None:
             if self._closed:
                 raise self._error(None)
@@ -90,19 +93,19 @@ class SocketChannel(Channel):
         self._fail(None)
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the far end was first
+        except OSError:  # the far end closed first
             pass
         self._connection.close()
         if self._close is not None:
             self._close()
 
     def feed_stderr(self, data: bytes) -> None:
-        """Keep what the transport carried as standard error, apart from what `read` gives."""
+        """Keep data that the transport carried as standard error, which `read` does not return."""
         self._tail.feed(data)
 
     @property
     def stderr_tail(self) -> str:
-        """The last of what `feed_stderr` was given."""
+        """Return the end of the data given to `feed_stderr`."""
         return self._tail.text()
 
     # --- in ---------------------------------------------------------------------------------------------------------
@@ -111,7 +114,7 @@ class SocketChannel(Channel):
         if not self._reading and self._lost is None:
             self._reading = True
             self._loop.add_reader(self._connection.fileno(), self._receive)
-            self._receive()  # what TLS has decrypted already makes no descriptor ready
+            self._receive()  # data that TLS has decrypted already does not make the descriptor ready
 
     def _pause(self) -> None:
         if self._reading:

@@ -1,4 +1,4 @@
-"""A bridge to `Channel` from a provider's asynchronous calls: what it reads by iterating, and writes by awaiting."""
+"""A channel over a provider's asynchronous calls: an iterator to read, a coroutine function to write."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hermes_core.sandbox.channels.blocking import WRITES_AHEAD
 from hermes_core.sandbox.contract import Channel
 
 PATIENCE_S = 0.5
-"""How long a reader may take before the stream that waits for it is closed, in seconds."""
+"""Seconds that a reader may take before the stream that waits for it is closed."""
 
 T = TypeVar("T")
 
 
 class AsyncStreamChannel(Channel):
-    """A channel over asynchronous calls, of which at most one each is under way.
+    """A channel over asynchronous calls, with at most one call of each kind in progress.
 
-    A caller that is cancelled cuts none of them off: what was read waits for the next `read`, and a write goes on.
+    Cancelling a caller does not interrupt a call: what was read waits for the next `read`, and a write continues.
 
     Args:
-        stdout: gives an iterator over chunks of standard output, none of them empty, which raises when the transport
-            breaks. When nobody reads for a while the iterator is closed, so that it holds up nothing else on its
-            connection, and another asked for, which goes on where it stopped.
-        write: takes all of its argument, or raises.
-        wait: the exit status, once there is one; called once.
-        stderr: chunks of standard error, apart.
-        close: lets go of the stream; called once, after the other calls have been cancelled.
+        stdout: returns an iterator over non-empty chunks of standard output, which raises if the transport breaks. If
+            nobody reads for a while, the iterator is closed, so that it does not block its connection, and another one
+            is asked for, which continues where it stopped.
+        write: writes all of its argument, or raises.
+        wait: returns the exit status once there is one; called once.
+        stderr: chunks of standard error, separately.
+        close: releases the stream; called once, after the other calls have been cancelled.
     """
 
     def __init__(
@@ -58,14 +58,15 @@ class AsyncStreamChannel(Channel):
             self._work.spawn(self._listen(stderr()), "channel stderr")
 
     async def read(self, n: int) -> bytes:
-        """Up to `n` bytes; `ChannelLost` when the transport broke, after what had arrived before that."""
+        """Return up to `n` bytes. Raise `ChannelLost` if the transport broke, after the data that had arrived
+        before."""
         data = await self._inbox.take(n)
         if len(self._inbox) < BUFFER_BYTES:
             self._room.set()
         return data
 
     async def write(self, data: bytes) -> None:
-        """Write all of `data`; returns once the transport has taken it."""
+        """Write all of `data`. Return once the transport has taken it."""
         await self._permits.acquire()
         if self._failure is not None or self._closing is not None:
             self._permits.release()
@@ -75,7 +76,7 @@ class AsyncStreamChannel(Channel):
         await self._outcome(writing)
 
     async def wait(self) -> int:
-        """The exit status, as the transport's `wait` gives it."""
+        """Return the exit status from the transport's `wait`."""
         if self._status is None:
             if self._closing is not None:
                 raise self._lost(None)
@@ -83,7 +84,7 @@ class AsyncStreamChannel(Channel):
         return await self._outcome(self._status)
 
     async def aclose(self) -> None:
-        """End the stream, and what is under way on it."""
+        """End the stream, and all calls in progress."""
         if self._closing is None:
             self._inbox.end()
             self._closing = self._ends.spawn(self._end(), "channel close")
@@ -91,7 +92,7 @@ class AsyncStreamChannel(Channel):
 
     @property
     def stderr_tail(self) -> str:
-        """The last of standard error."""
+        """Return the end of standard error."""
         return self._tail.text()
 
     async def _read_on(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> None:
@@ -104,7 +105,7 @@ class AsyncStreamChannel(Channel):
         self._inbox.end(None if error is None else self._lost(error))
 
     async def _read_until_stalled(self, source: Callable[[], AsyncGenerator[bytes, None]]) -> bool:
-        """Read to the end of the stream (False), or until nobody takes what was read."""
+        """Read until the end of the stream (return False), or until nobody takes the data (return True)."""
         async with aclosing(source()) as chunks:
             async for data in chunks:
                 self._inbox.feed(data)
@@ -113,7 +114,7 @@ class AsyncStreamChannel(Channel):
         return False
 
     async def _has_room(self) -> bool:
-        """Whether there is room again before long."""
+        """Return whether there is room again soon."""
         self._room.clear()
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -143,7 +144,7 @@ class AsyncStreamChannel(Channel):
             raise self._lost(error) from error
 
     async def _outcome(self, work: asyncio.Task[T]) -> T:
-        """Wait for work that goes on when the caller is cancelled, and that `aclose` cancels."""
+        """Wait for work that continues if the caller is cancelled, and that `aclose` cancels."""
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -157,7 +158,7 @@ class AsyncStreamChannel(Channel):
             try:
                 await self._close()
             except Exception:
-                return  # a stream that can't even be closed is closed
+                return  # nothing else can be done to close it
 
     def _lost(self, error: Exception | None) -> ChannelLost:
         reason = "it was closed" if error is None else f"{type(error).__name__}: {error}"
