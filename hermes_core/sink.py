@@ -1,4 +1,4 @@
-"""What a sink is: a place, besides the output folder, where a run's records go."""
+"""The type of a sink: a place where a run's records go in addition to the output folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where else trajectories go."""
+    """An additional place for trajectories."""
 
     async def write(self, record: Mapping[str, Any]) -> None:
-        """Take one record. What it raises ends the run."""
+        """Take one record. An exception ends the run."""
 
     async def aclose(self) -> None:
-        """Called once, after the last record."""
+        """Close the sink. Called once, after the last record."""

@@ -1,4 +1,4 @@
-"""Check what users wrote against pydantic models, and say in their words what is wrong with it."""
+"""Check user input against pydantic models, and explain errors in the user's words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET_NAME = re.compile(
 
 
 def words(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Several words, or one that was written without its brackets."""
+    """Return several words, or a single one that was written without brackets, as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 

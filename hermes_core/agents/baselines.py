@@ -9,7 +9,7 @@ from hermes_core.errors import HermesError, InfraError, SetupFailed, UsageError
 
 
 class OracleAgent:
-    """Asks the environment for its reference solution. Its reward must be 1.0, or the task is broken."""
+    """Applies the environment's reference solution. Its reward must be 1.0, or the task is broken."""
 
     name = "oracle"
 
@@ -20,7 +20,7 @@ class OracleAgent:
         """Apply the reference solution in the agent's slot.
 
         Raises:
-            SetupFailed: it can't be applied: the task's fault, as there is no model.
+            SetupFailed: it can't be applied. This is the task's fault, because there is no model.
             InfraError, UsageError: as `task.solve` raises them.
         """
         task.result.messages.extend(copy.deepcopy(task.messages))
@@ -35,11 +35,11 @@ class OracleAgent:
         return task.result
 
     async def aclose(self) -> None:
-        """Holds nothing open."""
+        """Do nothing, because nothing is open."""
 
 
 class NopAgent:
-    """Does nothing. Its reward must be 0.0, or the task is solved before anyone touched it."""
+    """Does nothing. Its reward must be 0.0, or the task is already solved at the start."""
 
     name = "nop"
 
@@ -53,4 +53,4 @@ class NopAgent:
         return task.result
 
     async def aclose(self) -> None:
-        """Holds nothing open."""
+        """Do nothing, because nothing is open."""

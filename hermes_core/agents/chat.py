@@ -1,4 +1,4 @@
-"""A tokenizer's chat template as token-exact conversations need it: the first prompt, and what follows each answer."""
+"""A tokenizer's chat template for token-exact conversations: renders the first prompt, and what follows each answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hermes_core.agents.parsers.scan import THINKING
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 
 OPENS_NEXT = ("<|user|>", "<|observation|>", "<|tool_response>")
-"""Tokens that end an answer by beginning what comes next. GLM has no others; Gemma 4 ends a call with a tool's."""
+"""Tokens that end an answer because they begin the next message. GLM has no others; Gemma 4 ends a call with the one
+that begins a tool's message."""
 
 END_OF_TURN = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
@@ -24,7 +25,7 @@ END_OF_TURN = (
     *("<|return|>", "<|call|>"),
     *OPENS_NEXT,
 )
-"""Special tokens that end an answer, in the models that are in use. A tokenizer's own end token is always one."""
+"""Special tokens that end an answer, in current models. A tokenizer's own end token always does."""
 
 PROBE_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -42,67 +43,68 @@ PROBE_TOOL: Mapping[str, Any] = {
         },
     },
 }
-"""What templates are tried out with."""
+"""A tool for testing templates."""
 
 _NAME = PROBE_TOOL["function"]["name"]
 
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "conversation", "chat_template"})
-"""What a template is always given: not for settings to give."""
+"""Variables that a template always gets. Settings can't set them."""
 
 _REMEMBERED = 4096
-"""Shapes of conversations that are known to be rendered whole, at most."""
+"""Maximum number of shapes of conversations that are remembered as rendered completely."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is asked."""
+    """The prompt for a model."""
 
     tokens: list[int]
     begun: str = ""
-    """What of the answer the template has written itself: the mark that thinking begins with, or nothing."""
+    """The part of the answer that the template has written itself: the mark that begins thinking, or nothing."""
 
 
 @dataclass(frozen=True)
 class WrittenCall:
-    """A call as the template writes it into the conversation."""
+    """A call in the form in which the template writes it into the conversation."""
 
     text: str
-    """The answer that it is, without what surrounds an answer."""
+    """The answer with the call, without the text that surrounds an answer."""
     name: str
     arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How an answer is put into a conversation that is rendered for what comes after it."""
+    """A way to put an answer into a conversation, to render what comes after it."""
 
     whole_past: bool
-    """Some templates insist on it. Long conversations would take longer with each turn."""
+    """Whether to render the whole past. Some templates need it, but long conversations then take longer with each
+    turn."""
     content: bool
-    """Whether the mark is its content too. Gemma 4 writes that behind the tools' results."""
+    """Whether the mark is also the answer's content. Gemma 4 writes content after the tools' results."""
     calls: int | None
-    """So many of its calls, at most: Llama 3.1 makes one at a time."""
+    """Maximum number of its calls. Llama 3.1 makes one at a time."""
     text_arguments: bool
-    """Whether the arguments are JSON text. Most templates take mappings, DeepSeek's text."""
+    """Whether the arguments are JSON text. Most templates take mappings; DeepSeek's take text."""
 
 
 _WAYS = tuple(
     itertools.starmap(_Way, itertools.product((False, True), (True, False), (None, 1), (False, True)))  # in this order
 )
 _PLAIN_WAYS = tuple(_Way(past, content=True, calls=None, text_arguments=False) for past in (False, True))
-"""For an answer without calls."""
+"""Ways for an answer without calls."""
 
 
 class Chat:
-    """Renders conversations for one tokenizer. It changes nothing in it, and one serves all rollouts.
+    """Renders conversations for one tokenizer, which it does not change. One instance serves all rollouts.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        template: a chat template in place of the tokenizer's own.
+        template: a chat template to use instead of the tokenizer's own.
         template_kwargs: more variables for the template, such as `enable_thinking`.
 
     Raises:
-        ConfigError: there is no chat template, or no end token, or a variable is not the settings' to give.
+        ConfigError: there is no chat template, or no end token, or settings may not set a variable.
         UnknownNameError: the template has no such variable.
     """
 
@@ -111,7 +113,7 @@ class Chat:
     ) -> None:
         self.tokenizer = tokenizer
         self.turnstile = asyncio.Lock()
-        """Held by whoever works on a long text, so that the event loop gets its turn in between."""
+        """Held while working on a long text, so that the event loop gets its turn in between."""
         name = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
         self.name = str(name)
         if not template and not getattr(tokenizer, "chat_template", None):
@@ -128,19 +130,20 @@ class Chat:
         """The token ids that end an answer."""
         self._opening = frozenset(added[text] for text in OPENS_NEXT if text in added)
         self.closing_tokens = self.end_tokens - self._opening
-        """Those of them that begin nothing."""
+        """The end tokens that do not begin another message."""
         if not self.end_tokens:
             raise ConfigError(f"{self.name} has no end token", hint="set eos_token in its tokenizer_config.json")
         self.vocabulary: int = max([len(tokenizer), *(index + 1 for index in added.values())])
         """Token ids are below this."""
         self._whole: set[tuple[Any, ...]] = set()
-        """Shapes of conversations that are rendered with nothing left out, each with the way to do it."""
+        """Shapes of conversations that are rendered completely, each with the way to do it."""
 
     def check(self, *, tools: bool, system: bool = False) -> None:
-        """Try the template out, with tools and a message of the system if rollouts will have some.
+        """Test the template, with tools, and with a system message if rollouts will have one.
 
         Raises:
-            ConfigError: it ignores them, can't be rendered, ends answers with no end token, or leaves something out.
+            ConfigError: it ignores them, can't be rendered, does not end answers with an end token, or leaves something
+                out.
         """
         user: Message = {"role": "user", "content": "Look."}
         offered = [dict(PROBE_TOOL)] if tools else []
@@ -164,7 +167,7 @@ class Chat:
             raise ConfigError(f"{self.name}: {error.message}", hint=error.hint) from error
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """The whole conversation, ready for the model's answer.
+        """Return the whole conversation, ready for the model's answer.
 
         Raises:
             UsageError: the template refuses it, or leaves a message out.
@@ -178,15 +181,16 @@ class Chat:
         return Prompt(self._encode(text), _begun(text))
 
     def continuation(self, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """What follows the model's answer `messages[answered]`, from the token that ends it on.
+        """Return what follows the model's answer `messages[answered]`, including the token that ends it.
 
-        The answer itself is not rendered: a template would write it differently from how the model did. In its place
-        stands a mark that nothing in the conversation can hold, and what comes after that is taken. The first time
-        that a conversation has this shape, the messages after the answer are marked as well, and looked for.
+        The answer itself is not rendered, because a template would write it differently from how the model did.
+        Instead, a mark that nothing in the conversation can contain is rendered, and the text after it is taken. The
+        first time that a conversation has this shape, the messages after the answer are marked as well, to check that
+        all of them are rendered.
 
         Raises:
-            UsageError: the template refuses the conversation, ends the answer with no end token, or leaves out what
-                was said since.
+            UsageError: the template refuses the conversation, does not end the answer with an end token, or leaves out
+                a message that follows.
         """
         shape = ("after", *_shape(messages[answered:]))
         refusal: UsageError | None = None
@@ -205,16 +209,17 @@ class Chat:
         raise refusal
 
     def follows(self, last: int, prompt: Prompt) -> Prompt:
-        """The continuation without the token that ends an answer, where the answer's `last` token has done that.
+        """Return the continuation without the token that ends an answer, if the answer's `last` token is an end token.
 
-        A token that begins the next message as well is left out only where the model has written that very one.
+        A token that also begins the next message is left out only if the model wrote that very token.
         """
         first = prompt.tokens[0]
         done = last == first or (last in self.end_tokens and first not in self._opening)
         return Prompt(prompt.tokens[1:], prompt.begun) if done else prompt
 
     def written_calls(self) -> Iterator[WrittenCall]:
-        """A call, as the template writes it into a conversation: with each kind of id and arguments that it takes."""
+        """Yield a call as the template writes it into a conversation, for each kind of id and arguments that it
+        takes."""
         for identifier, as_text in itertools.product(("call00000", f"functions.{_NAME}:0"), (False, True)):
             user, inside, result = (_mark() for _ in range(3))
             arguments = {"path": f"{inside} é ü/*.py", "depth": 3, "hidden": True}
@@ -235,14 +240,14 @@ class Chat:
                 yield WrittenCall(text, _NAME, arguments)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of these tokens, special ones included."""
+        """Return the text of these tokens, including special ones."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def _after(
         self, way: _Way, messages: Sequence[Message], answered: int, tools: Sequence[Mapping[str, Any]]
     ) -> Prompt:
-        """What follows the answer, when it is rendered this way."""
+        """Return what follows the answer, when it is rendered this way."""
         mark = _mark()
         calls = [
             {**call, "function": {**call["function"], "arguments": json.dumps({"at": mark})}}
@@ -265,7 +270,7 @@ class Chat:
         return Prompt(tokens[begin:], _begun(text))
 
     def _unframed(self, head: str, before: str) -> str:
-        """`head` without what stands before any answer, as far as that is in `before`."""
+        """Return `head` without the text before any answer, as far as `before` has that text."""
         tokens = self._encode(head)
         common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokens, self._encode(before), strict=False))
         return self.decode(tokens[sum(1 for _ in common) :])
@@ -279,7 +284,7 @@ class Chat:
         self._whole.add(shape)
 
     def _check_variables(self) -> None:
-        """Refuse variables that the template would ignore without a word."""
+        """Refuse variables that the template would silently ignore."""
         if not self._variables:
             return
         if taken := sorted(_OURS & self._variables.keys()):
@@ -292,17 +297,18 @@ class Chat:
         known: set[str] = set()
         for text in own.values() if isinstance(own, Mapping) else (own,):
             try:
-                # `{% generation %}` is of transformers alone; it has no variables.
+                # Only transformers knows `{% generation %}`; it has no variables.
                 plain = text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
                 known |= jinja2.meta.find_undeclared_variables(environment.parse(plain))
             except jinja2.TemplateError:
-                return  # a tag of some tokenizer's own: nothing can be told
+                return  # an unknown tag of a tokenizer: nothing can be checked
         for name in self._variables:
             if name not in known:
                 raise UnknownNameError("variable", name, known - _OURS, where=f"of the chat template of {self.name}")
 
     def _render_any(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        """The conversation, with the arguments of its calls as mappings or as text, as the template takes them."""
+        """Render the conversation with the arguments of its calls as mappings or as text, whichever the template
+        accepts."""
         try:
             return self._render(messages, tools)
         except UsageError:
@@ -320,7 +326,7 @@ class Chat:
                 tokenize=False,
                 **given,
             )
-        except Exception as error:  # a template is a program of the model's makers: it raises what it likes
+        except Exception as error:  # a template is a program by the model's makers, and can raise anything
             raise UsageError(
                 f"the chat template refuses the conversation: {type(error).__name__}: {error}",
                 hint="look at what the template asks of roles and calls",
@@ -344,12 +350,12 @@ def _result(identifier: str, content: str) -> Message:
 
 
 def _shape(messages: Sequence[Message]) -> tuple[Any, ...]:
-    """What a template can make differences by, and all that marks stand for."""
+    """Return everything that can make a difference to a template, except the texts that marks replace."""
     return tuple((message["role"], len(message.get("tool_calls") or ())) for message in messages)
 
 
 def _marked(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
-    """The messages with a mark in place of each text that is not the model's, and these marks."""
+    """Return the messages with a mark for each text that is not the model's, and these marks."""
     marks: list[str] = []
     marked: list[Message] = []
     for message in messages:
@@ -362,10 +368,10 @@ def _marked(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
 
 
 def _refuse_if_lost(marks: Sequence[str], text: str, messages: Sequence[Message], place: str) -> None:
-    """Refuse a template that leaves out what a model is to be told.
+    """Refuse a template that leaves out something the model must see.
 
     Raises:
-        UsageError: a mark is not there; names the role of its message.
+        UsageError: a mark is missing; names the role of its message.
     """
     told = [message["role"] for message in messages if message["role"] != "assistant"]
     for mark, role in zip(marks, told, strict=True):
@@ -379,7 +385,8 @@ def _refuse_if_lost(marks: Sequence[str], text: str, messages: Sequence[Message]
 
 
 def _for_template(messages: Sequence[Message], as_text: bool) -> list[Message]:
-    """The messages as templates take them: the arguments of calls as mappings or as text, no field that is None."""
+    """Return the messages in the form for templates: arguments of calls as mappings or as text, no field that is
+    None."""
     ready = sendable(messages)
     return ready if as_text else [_plain_calls(message) if message.get("tool_calls") else message for message in ready]
 
@@ -393,6 +400,6 @@ def _plain_calls(message: Message) -> Message:
 
 
 def _begun(prompt: str) -> str:
-    """Some templates write the mark that thinking begins with themselves."""
+    """Return the mark that begins thinking, if the template has written it itself."""
     end = prompt.rstrip()
     return next((mark for mark in THINKING if end.endswith(mark.rstrip())), "")

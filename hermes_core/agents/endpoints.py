@@ -1,4 +1,4 @@
-"""Several openai endpoints behind one agent: each rollout stays on the one that had least to do when it began."""
+"""Several OpenAI endpoints behind one agent. Each rollout stays on the one that was least busy when it began."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hermes_core.agents.retries import Choice
 
 
 class _Limited:
-    """A server that has so many requests under way at a time, at most."""
+    """A server with a maximum number of requests at the same time."""
 
     def __init__(self, server: ChatServer, at_once: int) -> None:
         self._server = server
         self._room = asyncio.Semaphore(at_once)
 
     async def chat_completion(self, **request: Any) -> Any:
-        """One completion, when there is room."""
+        """Return one completion, when there is room."""
         async with self._room:
             return await self._server.chat_completion(**request)
 
@@ -29,7 +29,8 @@ class SharedAgent:
     """The model loop on several servers.
 
     Args:
-        endpoints: for each, how to ask it, the server (the caller's to close), and how many requests at a time.
+        endpoints: for each, its settings, the server (the caller closes it), and the maximum number of requests at a
+            time.
     """
 
     name = "model"
@@ -44,4 +45,4 @@ class SharedAgent:
             return await self._agents[chosen].run(task)
 
     async def aclose(self) -> None:
-        """Holds nothing open."""
+        """Do nothing, because nothing is open."""

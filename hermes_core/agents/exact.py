@@ -1,4 +1,4 @@
-"""A conversation kept token for token: what the model was asked and what it sampled, never made again from text."""
+"""A conversation recorded token by token: the model's prompts and what it sampled, never reconstructed from text."""
 
 from __future__ import annotations
 
@@ -20,47 +20,48 @@ from hermes_core.agents.retries import Choice
 from hermes_core.agents.wires import Sampled
 
 PROMPT_LOGPROB = 1.0
-"""The logprob of a token that the model did not write: no logprob can be that."""
+"""The logprob of a token that the model did not write. No real logprob can have this value."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer inside a node: where it is, and what is needed to check that nothing was changed since."""
+    """One answer inside a node: its position, and the data to check that nothing was changed since."""
 
     start: int
-    """The place of its first token; what comes before is what the model was asked."""
+    """The position of its first token. Everything before it is what the model was asked."""
     sampled: array[int]
     """The server's token ids, as C integers."""
     logprobs: array[float]
-    """The server's, one for each of them."""
+    """The server's logprobs, one for each token."""
     prompt_checksum: int
-    """CRC-32 of the tokens before `start`, as C integers, when they were sent."""
+    """CRC-32 of the tokens before `start`, as C integers, at the time they were sent."""
     finish_reason: str
 
     @property
     def stop(self) -> int:
-        """The place after its last token."""
+        """Return the position after its last token."""
         return self.start + len(self.sampled)
 
 
 @dataclass(eq=False)
 class Node:
-    """One sequence for a trainer: arrays of one length, not shifted. They take a tenth of what lists would."""
+    """One sequence for a trainer: arrays of one length, not shifted. They need a tenth of the memory of lists."""
 
     tokens: array[int] = field(default_factory=lambda: array("i"))
     masked_tokens: array[int] = field(default_factory=lambda: array("i"))
-    """The token where the model wrote it, else -100."""
+    """For each token, the token itself if the model wrote it, else -100."""
     turns: list[Turn] = field(default_factory=list)
     text_checksum: int = 0
-    """`text_checksum` of what the tokens say, put together from its parts as they came."""
+    """`text_checksum` of the text of the tokens, computed from its parts as they came."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """`finish_reason` of the last answer."""
     heard: list[tuple[Any, ...]] = field(default_factory=list)
-    """What tells the messages apart that this sequence holds."""
+    """Keys that identify the messages in this sequence."""
 
     @property
     def logprobs(self) -> array[float]:
-        """The server's where the model wrote the token, else 1.0. Made anew each time: most of them are 1.0."""
+        """Return the server's logprobs where the model wrote the token, else 1.0. Computed anew each time, because most
+        are 1.0."""
         spread = array("d", [PROMPT_LOGPROB]) * len(self.tokens)
         for turn in self.turns:
             spread[turn.start : turn.stop] = turn.logprobs
@@ -85,15 +86,15 @@ class Node:
 class ExactSession:
     """One conversation: `chat_completion` for the agent loop, `get_state` for the trainer.
 
-    A conversation that goes on from an answer keeps its tokens, and only what is new is encoded. One whose past was
-    changed begins a new node, and the nodes before it stay.
+    A conversation that continues from an answer keeps its tokens, and only what is new is encoded. If its past was
+    changed, a new node begins, and the earlier nodes stay.
 
     Args:
         server: samples the tokens.
         chat: renders the prompts.
-        parser: reads calls and reasoning out of the answers.
-        max_length: tokens of a sequence at most, prompt and answers together.
-        end_thinking: whether a call inside of thinking that was never closed is made, and not only reported.
+        parser: reads calls and reasoning in the answers.
+        max_length: maximum number of tokens of a sequence, prompt and answers together.
+        end_thinking: whether a call inside thinking that was never closed is made, and not only reported.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class ExactSession:
         self.nodes: list[Node] = []
 
     def get_state(self) -> Mapping[str, Any]:
-        """The sequences so far, under `nodes`."""
+        """Return the sequences so far, under `nodes`."""
         return {"nodes": self.nodes, "end_tokens": self._chat.closing_tokens, "decode": self._chat.decode}
 
     async def chat_completion(
@@ -120,7 +121,7 @@ class ExactSession:
         max_tokens: int | None = None,
         **_: Any,
     ) -> Reply:
-        """The model's answer, with its calls read by the parser.
+        """Return the model's answer, with its calls read by the parser.
 
         Raises:
             ContextLengthExceeded: there is no room left for an answer.
@@ -128,7 +129,7 @@ class ExactSession:
             UsageError: the chat template refuses the conversation.
         """
         offered = tools or ()
-        async with self._chat.turnstile:  # one a round of the event loop, however many rollouts are ready for one
+        async with self._chat.turnstile:  # one per round of the event loop, even if many rollouts are ready
             await asyncio.sleep(0)
             node, prompt = self._next(messages, offered)
         asked = len(node.tokens) + len(prompt.tokens)
@@ -145,7 +146,7 @@ class ExactSession:
         self._check(sampled, limit)
         async with self._chat.turnstile:
             await asyncio.sleep(0)
-        # Only now: a request that failed or was cancelled leaves no trace in the sequences.
+        # Only now, so that a request that failed or was cancelled leaves no trace in the sequences.
         node.ask(prompt.tokens, self._chat.decode(prompt.tokens))
         node.answer(sampled, self._chat.decode(sampled.tokens))
         if node not in self.nodes:
@@ -156,7 +157,7 @@ class ExactSession:
         return reply
 
     def _next(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Node, Any]:
-        """The node that the conversation goes on in, and what has to be added to it before the answer."""
+        """Return the node in which the conversation continues, and what must be added to it before the answer."""
         told = [_told(message) for message in messages]
         for node in reversed(self.nodes):
             known = len(node.heard)
@@ -166,10 +167,10 @@ class ExactSession:
         return Node(), self._chat.prompt(messages, tools)
 
     def _check(self, sampled: Sampled, limit: int) -> None:
-        """Refuse tokens that can't be what was asked for.
+        """Refuse tokens that don't fit the request.
 
         Raises:
-            BadCompletion: there are more of them than were asked for, or some that the tokenizer does not have.
+            BadCompletion: there are more tokens than were asked for, or some that the tokenizer does not have.
         """
         if len(sampled.tokens) > limit:
             raise BadCompletion(
@@ -199,19 +200,19 @@ class ExactSession:
 
 
 def _told(message: Message) -> tuple[Any, ...]:
-    """What tells one message from another, whatever else a loop keeps in it."""
+    """Return a key that identifies a message, ignoring other fields that a loop may keep in it."""
     calls = tuple((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ())
     content = message.get("content") or ""
     return message["role"], content.strip() if isinstance(content, str) else repr(content), calls
 
 
 class ExactAgent:
-    """The model loop on token-exact servers: each rollout has a session of its own, on the server with least to do.
+    """The model loop on token-exact servers. Each rollout has a session of its own, on the least busy server.
 
     Args:
         settings: how to sample; `base_url`, `extra_body` and `seed` are not used.
-        servers: they are the caller's to close.
-        chat, parser, max_length, end_thinking: as `ExactSession` takes them.
+        servers: the servers; the caller closes them.
+        chat, parser, max_length, end_thinking: see `ExactSession`.
     """
 
     name = "model"
@@ -247,4 +248,4 @@ class ExactAgent:
             return await ModelAgent(self.settings, session).run(task)
 
     async def aclose(self) -> None:
-        """Holds nothing open."""
+        """Do nothing, because nothing is open."""

@@ -1,4 +1,4 @@
-"""Turns what a model's endpoint or client can raise into a `ModelError` that says what to do."""
+"""Turns exceptions of a model's endpoint or client into a `ModelError` that says what to do."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ _TOO_LONG = re.compile(
 
 
 class ContextLengthExceeded(ModelError):
-    """The conversation no longer fits the model's context: the end of a rollout rather than a failure."""
+    """The conversation no longer fits the model's context. This ends a rollout, but is not a failure."""
 
 
 class ConversationRefused(ModelError):
-    """What was asked can't be answered as it is. If that is what the model made of it, the rollout ends with it."""
+    """The request can't be answered as it is. If the model's own messages are the reason, the rollout ends with it."""
 
 
 class EndpointDown(ModelError):
-    """The endpoint answers nobody, or refuses everybody: it ends the run, as no other rollout would do better."""
+    """The endpoint answers nobody, or refuses everybody. This ends the run, because every other rollout would fail
+    too."""
 
 
 class BadCompletion(ModelError):
-    """The endpoint answered with something that is no chat completion."""
+    """The endpoint answered with something that is not a chat completion."""
 
 
 class ResponseTooLarge(ModelError):
-    """The endpoint's answer has more bytes than are allowed; the rest of it was not read."""
+    """The endpoint's answer is larger than allowed. The rest of it was not read."""
 
 
 def root_failure(error: BaseException) -> BaseException:
-    """The failure that a retrying client gave up on, out of the wrapper that it raised."""
+    """Return the failure that a retrying client gave up on, from inside the wrapper that it raised."""
     for _ in range(5):
         attempt = getattr(error, "last_attempt", None)
         inner = attempt.exception() if attempt is not None else None
@@ -49,12 +50,12 @@ def root_failure(error: BaseException) -> BaseException:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether it says that no answer came in time."""
+    """Return whether the error says that no answer came in time."""
     return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether sending the same request again can help."""
+    """Return whether sending the same request again can help."""
     status = status_of(error)
     if status is None:
         return isinstance(error, BadCompletion | TimeoutError | OSError | ValueError) or _is_connection_failure(error)
@@ -62,12 +63,13 @@ def may_pass(error: BaseException) -> bool:
 
 
 def refuses_now(error: BaseException) -> bool:
-    """Whether this refusal passes at a server that has answered before: one that is restarted, or behind a gateway."""
+    """Return whether this refusal is temporary at a server that has answered before, such as one that restarts or is
+    behind a gateway."""
     return status_of(error) in (401, 404)
 
 
 def refuses_all(error: BaseException, *, answered: bool) -> bool:
-    """Whether every request would be refused alike, for as long as nobody changes something.
+    """Return whether every request would be refused in the same way, until somebody changes something.
 
     Args:
         answered: whether the server ever answered one.
@@ -76,10 +78,10 @@ def refuses_all(error: BaseException, *, answered: bool) -> bool:
 
 
 def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "", attempts: int = 1) -> ModelError:
-    """The `ModelError` for what a client raised: what went wrong, and what to do next.
+    """Return the `ModelError` for an exception of a client: what went wrong, and what to do next.
 
-    Works by status codes and shapes, so that it serves any client and loads no SDK. A `ModelError` is given back as
-    it is, except that the number of attempts is added to it.
+    It looks at status codes and shapes, so that it works for any client and loads no SDK. A `ModelError` is returned as
+    it is, with the number of attempts added.
     """
     error = root_failure(error)
     place = f"the model endpoint {public_url(endpoint)}" if endpoint else "the model endpoint"
@@ -116,7 +118,7 @@ def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "",
 
 
 def brief(error: BaseException) -> str:
-    """What went wrong, in a few words."""
+    """Return what went wrong, in a few words."""
     if (status := status_of(error)) is not None:
         return f"HTTP {status}"
     if is_timeout(error):
@@ -129,13 +131,13 @@ def brief(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that the endpoint answered with, where it answered."""
+    """Return the HTTP status of the endpoint's answer, if it answered."""
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
 
 
 def public_url(url: str) -> str:
-    """The URL without the user and password that it may carry."""
+    """Return the URL without the user and password in it."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
@@ -171,7 +173,7 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
 
 
 def _said(error: BaseException) -> str:
-    """What the endpoint itself said about the failure."""
+    """Return what the endpoint itself said about the failure."""
     body = getattr(error, "body", None)
     inner = body.get("error", body) if isinstance(body, dict) else body
     message: Any = inner.get("message", inner) if isinstance(inner, dict) else inner
@@ -179,19 +181,19 @@ def _said(error: BaseException) -> str:
 
 
 def _code(error: BaseException) -> str | None:
-    """The endpoint's own word for the failure."""
+    """Return the endpoint's own code for the failure."""
     code = getattr(error, "code", None)
     return code if isinstance(code, str) else None
 
 
 def _is_connection_failure(error: BaseException) -> bool:
-    """By the names of the classes: every HTTP client has its own tree for these."""
+    """Return whether the connection failed, by the names of the classes: every HTTP client has its own error tree."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"APIConnectionError", "TransportError", "ClientConnectionError", "ServerDisconnectedError"})
 
 
 def _innermost(error: BaseException) -> str:
-    """The reason below a client's `Connection error.`, which names none."""
+    """Return the reason below a client's `Connection error.`, which names none."""
     reason = error
     while (cause := reason.__cause__ or reason.__context__) is not None:
         reason = cause

@@ -1,4 +1,4 @@
-"""Asks a server for tokens: token ids in, the sampled token ids and their logprobs out (`wires` has the formats)."""
+"""Asks a server for tokens: sends token ids, and receives sampled token ids and logprobs (`wires` has the formats)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _UNNAMED = "default"
-"""The model's name that names none: the server has one."""
+"""A model name that means that the server has only one model."""
 
 
 class GenerateServer:
@@ -26,8 +26,8 @@ class GenerateServer:
 
     Args:
         settings: `base_url` (with or without `/v1` at its end), the key, the time limit and the retries.
-        kind: what the server is, `vllm` or `sglang`. Which of its wires it speaks is found out by the first request.
-        at_once: requests under way at a time, at most; more of them wait here.
+        kind: the type of the server, `vllm` or `sglang`. The first request finds out which of its wires it speaks.
+        at_once: maximum number of requests at the same time; more of them wait here.
 
     Raises:
         ConfigError: no server is named.
@@ -55,30 +55,31 @@ class GenerateServer:
 
     @property
     def wire(self) -> Wire:
-        """The format that is used; until the server has answered, the first that it may speak."""
+        """Return the format in use. Until the server has answered, this is the first one that it may speak."""
         return self._wires[0]
 
     async def sample(
         self, prompt: Sequence[int], *, max_tokens: int, temperature: float | None, top_k: int | None = None
     ) -> Sampled:
-        """One completion of the prompt.
+        """Return one completion of the prompt.
 
         Args:
-            top_k: draw from so many tokens only; None, as training needs it, is from all of them.
+            top_k: sample from this many tokens only; None, which training needs, samples from all of them.
 
         Raises:
-            ModelError: the server failed, for good or too often, or gave no tokens and logprobs; says what to do.
+            ModelError: the server failed, permanently or too often, or returned no tokens and logprobs; says what to
+                do.
             ContextLengthExceeded: the prompt does not fit the model's context.
         """
         given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
         sampling = {key: value for key, value in given.items() if value is not None}
-        # Written out at once: the tokens would take ten times as much memory for as long as the server thinks.
+        # Encode the body at once: the tokens would take ten times as much memory while the server works.
         bodies = {wire: _json({**wire.write(list(prompt), sampling), **wire.named(self._name)}) for wire in self._wires}
         del prompt
         return await self.endpoint.ask(lambda: self._ask(bodies))
 
     async def tokenize(self, text: str) -> list[int] | None:
-        """The server's own tokens of a text, with no special ones added; None if it does not tell.
+        """Return the server's own tokens of a text, without added special ones; None if it can't tell.
 
         Raises:
             ModelError: the server failed.
@@ -96,7 +97,7 @@ class GenerateServer:
             await self._client.close()
 
     async def _ask(self, bodies: Mapping[Wire, bytes]) -> Sampled:
-        """The completion, over the first wire that the server knows; the others are not tried again."""
+        """Return the completion from the first wire that the server knows. The others are not tried again."""
         for wire in self._wires:
             try:
                 content = await self._post(wire.path, bodies[wire])
@@ -129,7 +130,7 @@ class GenerateServer:
         return content
 
     async def _post_if_there(self, path: str, body: bytes) -> bytes:
-        """The answer, or nothing from a server that has no such path, or not for us."""
+        """Return the answer, or nothing if the server does not have this path or does not allow it."""
         try:
             return await self._post(path, body)
         except _Refused as refused:
@@ -138,7 +139,8 @@ class GenerateServer:
             raise
 
     def _session(self) -> aiohttp.ClientSession:
-        # Not httpx: with a hundred answers at a time, its five times as long per answer would stall the event loop.
+        # Not httpx: with a hundred answers at a time it needs five times as long per answer, which would stall the
+        # event loop.
         import aiohttp
 
         if self._client is None:
@@ -153,7 +155,7 @@ class GenerateServer:
 
 
 class _Refused(Exception):
-    """The server answered with an error status; in the shape that `failures` reads."""
+    """The server answered with an error status. It has the shape that `failures` reads."""
 
     def __init__(self, response: aiohttp.ClientResponse, content: bytes) -> None:
         text = content[:2000].decode("utf-8", "replace")
@@ -167,9 +169,9 @@ class _Refused(Exception):
 
     @property
     def no_such_path(self) -> bool:
-        """Whether it is the server that has no such path, and not the path that has no such model."""
+        """Return whether the server lacks the path, as opposed to the path lacking the model."""
         body = self.body.get("error", self.body) if isinstance(self.body, dict) else None
-        named = isinstance(body, dict) and body.get("type") == "NotFoundError"  # vLLM's word for a model
+        named = isinstance(body, dict) and body.get("type") == "NotFoundError"  # vLLM's type for a missing model
         return self.status_code in (404, 405) and not named
 
 

@@ -1,4 +1,4 @@
-"""The agent loop: ask the model, run the tools that it calls, tell it the results, until it is done."""
+"""The agent loop: ask the model, run its tool calls, return the results to it, until it is done."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ from hermes_core.errors import (
 logger = logging.getLogger(__name__)
 
 PARALLEL_CALLS = 32
-"""Calls of one turn that run at the same time, at most."""
+"""Maximum number of calls of one turn that run at the same time."""
 
 _ENDS: dict[type[Exception], StopReason] = {
     ContextLengthExceeded: StopReason.CONTEXT_LENGTH,
     ConversationRefused: StopReason.REFUSED,
     ResponseTooLarge: StopReason.LENGTH,
 }
-"""What ends a conversation that had begun, and is no failure of the server's."""
+"""Errors that end a conversation that had begun, and are not the server's failure."""
 
 _INTERRUPTED = json.dumps({"error": "interrupted before the tool had answered"})
 
 
 class ChatServer(Protocol):
-    """What the loop asks: an endpoint's wrapper, or a trainer's server that keeps tokens."""
+    """The server for the loop: a wrapper of an endpoint, or a trainer's server that keeps tokens."""
 
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
-        """One completion of `messages`, in the shape of the OpenAI API, as an object or as a dict; or a `Reply`."""
+        """Return one completion of `messages`, in the shape of the OpenAI API, as an object or as a dict; or a
+        `Reply`."""
         ...
 
 
@@ -59,12 +60,12 @@ class HermesAgentLoop:
             `get_state()`, that becomes the result's `managed_state`.
         tool_schemas: the tools in the OpenAI function form.
         valid_tool_names: the tools that may be called; a call of any other is answered with an error.
-        max_turns: answers that the model may give.
-        task_id: handed to the tool handler; made up if None.
+        max_turns: maximum number of answers from the model.
+        task_id: passed to the tool handler; generated if None.
         temperature, max_tokens, extra_body: for each request; None leaves them out.
         tool_handler: runs one call; may be None only if there are no tools.
         parallel_safe: tools whose calls within one turn may run at the same time.
-        waiting: entered for as long as the server is waited for, as `AgentTask.waiting`.
+        waiting: entered while waiting for the server, as `AgentTask.waiting`.
     """
 
     def __init__(  # noqa: PLR0917 (callers know these by position)
@@ -92,7 +93,7 @@ class HermesAgentLoop:
         self.parallel_safe = frozenset(parallel_safe)
         self._waiting = waiting
         self.result = AgentResult()
-        """The result of the current run, complete up to this moment; it survives cancellation and errors."""
+        """The result of the current run, complete up to this moment. It survives cancellation and errors."""
         options = {
             "tools": list(tool_schemas) or None,
             "temperature": temperature,
@@ -102,11 +103,11 @@ class HermesAgentLoop:
         self._options = {key: value for key, value in options.items() if value is not None}
 
     async def run(self, messages: Sequence[Mapping[str, Any]], result: AgentResult | None = None) -> AgentResult:
-        """Talk until the model is done or has to stop, and return `self.result`. One run at a time.
+        """Continue until the model is done or has to stop, and return `self.result`. One run at a time.
 
         Args:
             messages: the prompt; it is copied, never changed.
-            result: an empty result to fill, for a caller that wants to hold it whatever happens.
+            result: an empty result to fill, for a caller that needs it even after an error.
 
         Raises:
             ModelError: the server failed; carries the result.
@@ -119,9 +120,9 @@ class HermesAgentLoop:
                 reply = await self._ask()
             except tuple(_ENDS) as failure:
                 if not self.result.turns_used:
-                    raise  # nothing was ever answered: a wrong setting, which must not look like a failed task
-                # The same was taken with less in it. A model that could make its rollout fail by what it writes would
-                # have its bad ones taken out of their group.
+                    raise  # no answer so far: this is a wrong setting, which must not look like a failed task
+                # The server accepted the same conversation with less in it. If this failed the rollout, a model could
+                # write something that makes its bad rollouts be removed from their group.
                 return self._stop(_ENDS[type(failure)])
             answers = self._record(reply)
             if not reply.calls:
@@ -130,7 +131,7 @@ class HermesAgentLoop:
         return self._stop(StopReason.MAX_TURNS)
 
     async def _ask(self) -> Reply:
-        """One answer of the model to the conversation so far."""
+        """Return one answer of the model to the conversation so far."""
         try:
             async with self._waiting():
                 completion = await self.server.chat_completion(messages=[*self.result.messages], n=1, **self._options)
@@ -149,9 +150,9 @@ class HermesAgentLoop:
             raise failure from error
 
     def _record(self, reply: Reply) -> list[Message]:
-        """Add the answer to the result, and a tool message per call, to be filled in when the call has ended.
+        """Add the answer to the result, with a tool message for each call, to be filled in when the call has ended.
 
-        All at once, with no await in between: so the conversation is whole at any moment.
+        There is no await in between, so the conversation is complete at any moment.
         """
         answers: list[Message] = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": _INTERRUPTED}
@@ -186,9 +187,11 @@ class HermesAgentLoop:
                 tasks = [group.create_task(run(*pair)) for pair in zip(calls, answers, strict=True)]
         except BaseExceptionGroup as errors:
             failure = errors.exceptions[0]
-        if failure is not None:  # raised out here, so that it keeps its own cause instead of the group
+        if failure is not None:  # raised outside the group, so that it keeps its own cause
             raise failure
-        if any(task.cancelled() for task in tasks):  # by the handler itself: a group takes that for an ending
+        if any(
+            task.cancelled() for task in tasks
+        ):  # cancelled by the handler itself: a group treats that as an ordinary end
             raise asyncio.CancelledError
 
     async def _run_call(self, call: ToolCall, answer: Message) -> None:
@@ -205,13 +208,13 @@ class HermesAgentLoop:
         logger.debug("trajectory %s, turn %d: %s failed: %s", self.task_id, turn, call.name, error)
 
     async def _answer(self, call: ToolCall) -> tuple[str, str | None]:
-        """What the model is told: `(content, error or None)`."""
+        """Return the answer to the model: `(content, error or None)`."""
         if call.name not in self.valid_tool_names and (call.name or call.error is None):
             return _refusal(f"unknown tool {call.name!r}: {nearest_hint(call.name, self.valid_tool_names)}")
         if call.arguments is None:
             return _refusal(str(call.error))
-        assert self.tool_handler is not None  # __init__: there are no valid names without one
-        # Counted now, and taken back if the tool refuses the arguments: a call that is cut off while it runs was valid.
+        assert self.tool_handler is not None  # see __init__: there are no valid names without one
+        # Count now, and take it back if the tool refuses the arguments, because a call that is interrupted was valid.
         valid = int(not call.repaired)
         self.result.tool_calls_schema_valid += valid
         try:
@@ -234,12 +237,12 @@ class HermesAgentLoop:
 
 
 def _prompt(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """A copy of the prompt in which each message has a role and a content."""
+    """Return a copy of the prompt in which each message has a role and a content."""
     return [{"role": "user", "content": "", **copy.deepcopy(dict(message))} for message in messages]
 
 
 def _why_it_ended(reply: Reply) -> StopReason:
-    """Why an answer without tool calls is the last one."""
+    """Return why an answer without tool calls is the last one."""
     if reply.finish_reason == "length":
         return StopReason.LENGTH
     if reply.finish_reason == "content_filter":
@@ -248,12 +251,13 @@ def _why_it_ended(reply: Reply) -> StopReason:
 
 
 def _refusal(error: str) -> tuple[str, str]:
-    """The answer to a call that could not be made."""
+    """Return the answer to a call that could not be made."""
     return json.dumps({"error": error}, ensure_ascii=False), error
 
 
 def _failure_in(content: str) -> dict[str, Any]:
-    """The tool's answer if it says that something went wrong. With an exit code, it is a command that ran, and data."""
+    """Return the tool's answer if it reports an error. An answer with an exit code is from a command that ran, so it is
+    data."""
     if '"error"' not in content:
         return {}
     try:

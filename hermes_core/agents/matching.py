@@ -1,4 +1,4 @@
-"""Which parser reads the calls of a model: the one that reads what the model's own chat template writes."""
+"""Chooses the parser that reads the calls of a model: the one that reads what the model's own chat template writes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hermes_core.agents.parsers.base import Parser
 from hermes_core.errors import ConfigError
 
 AUTO = "auto"
-"""The setting that asks for the parser to be chosen."""
+"""The setting that chooses the parser automatically."""
 
 
 def reads(parser: Parser, call: WrittenCall) -> bool:
-    """Whether the parser finds this one call, whole, as it was meant, and takes nothing of it for text."""
+    """Return whether the parser reads exactly this one call, and treats none of it as text."""
     found = parser.parse(call.text, [PROBE_TOOL])
     if found.problems or len(found.calls) != 1 or found.content.strip():
         return False
@@ -22,11 +22,11 @@ def reads(parser: Parser, call: WrittenCall) -> bool:
 
 
 def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat) -> Parser:
-    """The parser of this name; for `auto` the first of `parsers` that reads the calls of the template.
+    """Return the parser with this name. For `auto`, return the first of `parsers` that reads the calls of the template.
 
     Args:
         name: of one of `parsers`, or `auto`.
-        parsers: all that there are, by name, the likelier ones first.
+        parsers: all parsers by name, more likely ones first.
 
     Raises:
         ConfigError: it does not read them; names those that do.
@@ -56,6 +56,6 @@ def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat) -> Par
 
 
 def _writes_the_same(parser: Parser, written: list[WrittenCall]) -> bool:
-    """Whether the parser's own way to write the call is the template's; that tells versions of a format apart."""
+    """Return whether the parser writes the call just as the template does. This distinguishes versions of a format."""
     render = getattr(parser, "render", None)
     return render is not None and any(render([call]).strip() in call.text for call in written)

@@ -1,4 +1,4 @@
-"""The `model` agent: the loop, against any OpenAI-compatible endpoint."""
+"""The `model` agent: the agent loop with any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 CHECK_S = 30.0
-"""Seconds that an endpoint has to list its models."""
+"""Seconds that an endpoint may take to list its models."""
 
 SHORT_TOKENS, SHORT_S = 256, 60.0
-"""Length and time limit of the answer that tells an endpoint without an answer from an answer without an end."""
+"""Length and time limit of a short answer, which shows whether an endpoint does not answer or an answer does not
+end."""
 
 _GATEWAY = frozenset({502, 503, 504})
-"""What is said where the server behind it is not there yet. Other failures may just mean that it has no such list."""
+"""Statuses that mean that the server behind a gateway is not ready yet. Other failures may only mean that it has no
+such list."""
 
-_NO_KEY = "none"  # the SDK wants one, and would otherwise send OPENAI_API_KEY to whatever endpoint this is
+_NO_KEY = "none"  # the SDK needs a key, and would otherwise send OPENAI_API_KEY to any endpoint
 
 
 class ModelAgent:
-    """Lets a model work on tasks through `HermesAgentLoop`, many at a time over one connection pool.
+    """Lets a model work on tasks with `HermesAgentLoop`, many at a time over one connection pool.
 
     Args:
         settings: the model, its endpoint, and how to sample.
-        server: asked instead of an endpoint; it is the caller's to close. To keep token ids and logprobs, give one
-            that has `get_state()`: what that returns becomes `AgentResult.managed_state`, untouched.
+        server: used instead of an endpoint; the caller closes it. To keep token ids and logprobs, pass one that has
+            `get_state()`: its return value becomes `AgentResult.managed_state`, unchanged.
 
     Raises:
         ConfigError: no model is named, or it is OpenAI's own endpoint and there is no key.
@@ -71,7 +73,7 @@ class ModelAgent:
         return await loop.run(task.messages, task.result)
 
     async def check_endpoint(self) -> None:
-        """Find out whether the endpoint can be used, if it is this agent's own. Raises as `OpenAIServer.check`."""
+        """Check that the endpoint can be used, if it is this agent's own. Raise as `OpenAIServer.check`."""
         if self._owned is not None:
             await self._owned.check()
 
@@ -81,7 +83,7 @@ class ModelAgent:
             await self._owned.aclose()
 
     def _extra_body(self, seed_key: str) -> dict[str, Any]:
-        """The settings' own, and this rollout's seed: with one seed for all, a group's rollouts would be equal."""
+        """Return the settings' own, with this rollout's seed: with the same seed, a group's rollouts would be equal."""
         extra = dict(self.settings.extra_body or {})
         if self.settings.seed is not None:
             digest = hashlib.sha256(f"{self.settings.seed}:{seed_key}".encode()).digest()
@@ -90,10 +92,10 @@ class ModelAgent:
 
 
 class OpenAIServer:
-    """`chat_completion` over an OpenAI-compatible endpoint: one client, bounded answers, bounded repetitions.
+    """`chat_completion` over an OpenAI-compatible endpoint: one client, limited answers, limited retries.
 
-    Connection failures, time-outs, HTTP 408, 409, 425, 429 and 5xx, and answers that are no chat completion are
-    tried again as `Endpoint` does, waiting as `Retry-After` says or ever longer, at most `max_retry_wait_s`.
+    Connection failures, time-outs, HTTP 408, 409, 425, 429 and 5xx, and answers that are not chat completions are
+    retried by `Endpoint`. It waits as long as `Retry-After` says, or longer each time, at most `max_retry_wait_s`.
     """
 
     def __init__(self, settings: AgentSettings) -> None:
@@ -117,14 +119,14 @@ class OpenAIServer:
         self._turnstile = asyncio.Lock()
 
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
-        """One completion, as the SDK's object.
+        """Return one completion, as the SDK's object.
 
         Args:
             messages: the conversation.
-            request: `tools`, `n`, `temperature`, `max_tokens`, `extra_body`, … as the SDK takes them.
+            request: `tools`, `n`, `temperature`, `max_tokens`, `extra_body`, and so on, as the SDK takes them.
 
         Raises:
-            ModelError: the endpoint failed, for good or too often; says what to do.
+            ModelError: the endpoint failed, permanently or too often; says what to do.
             ContextLengthExceeded: the conversation does not fit the model's context.
         """
         return await self.endpoint.ask(
@@ -132,9 +134,9 @@ class OpenAIServer:
         )
 
     async def check(self) -> None:
-        """Find out whether the endpoint is there, and knows the key and the model.
+        """Check that the endpoint answers, and accepts the key and the model.
 
-        It is asked for its models, and for one token only where that leaves a doubt.
+        It is asked for its models and, only if that leaves a doubt, for one token.
 
         Raises:
             ModelError: it can't be used as it is.
@@ -148,11 +150,11 @@ class OpenAIServer:
             if status_of(error.__cause__ or error) == 404 and names:
                 error.hint = nearest_hint(self.model, names)
             raise
-        except ModelError:  # what it refuses of this request tells nothing of others
+        except ModelError:  # its refusal of this request says nothing about others
             return
 
     async def _models(self) -> list[str] | None:
-        """The models that the endpoint says it has; none where key or path may be wrong, None where it has no list."""
+        """Return the models that the endpoint lists: empty if the key or path may be wrong, None if it has no list."""
         try:
             async with asyncio.timeout(min(self.settings.request_timeout_s, CHECK_S)):
                 answer = await self._client.get("/models", cast_to=object)
@@ -173,11 +175,11 @@ class OpenAIServer:
         await self._client.close()
 
     async def _ask_in_time(self, body: dict[str, Any]) -> Any:
-        """One completion; a short one, cut off, if the model does not come to an end.
+        """Return one completion, or a short, cut one if the model does not come to an end.
 
-        A model that could make its requests fail by never ending would have its bad rollouts discarded. So where no
-        length was set, an answer that is late is asked for again in short. If there is a short one, and the whole one
-        is late again, it is the model's doing: the endpoint works.
+        A model could otherwise make its requests fail by never ending, and its bad rollouts would be discarded. So if
+        no length was set, a late answer is requested again in short. If the short one arrives, and the whole one is
+        late again, the model is the reason: the endpoint works.
         """
         try:
             return await self._ask_once(body)
@@ -202,32 +204,32 @@ class OpenAIServer:
 
         body = {**body, **(body.get("extra_body") or {})}
         body.pop("extra_body", None)
-        async with self._turnstile:  # one request a round of the event loop, however many rollouts are ready for one
+        async with self._turnstile:  # one request per round of the event loop, even if many rollouts are ready
             await asyncio.sleep(0)
         try:
-            # The client's own limit is per read: an endpoint that drips would never reach it.
+            # The client's own limit is per read, so an endpoint that sends slowly would never reach it.
             async with asyncio.timeout(min(limit_s, self.settings.request_timeout_s)):
-                # Not `chat.completions.create`: that walks the whole conversation through its types each time, which
+                # Not `chat.completions.create`: it converts the whole conversation through its types each time, which
                 # is most of the work and stalls the event loop (5 ms a request against 2).
                 completion = await self._client.post("/chat/completions", cast_to=ChatCompletion, body=body)
         except Exception as error:
             if isinstance(error.__cause__, ResponseTooLarge):
                 raise error.__cause__ from None
             raise
-        read_reply(completion, turn=1)  # raises here, where it can be tried again, if this is no completion
+        read_reply(completion, turn=1)  # raises here, where a retry is possible, if this is not a completion
         return completion
 
 
 def _sets_length(body: Mapping[str, Any]) -> bool:
-    """Whether a request says how long its answer may be."""
+    """Return whether a request limits the length of its answer."""
     return any(key.startswith("max_") for key in (*body, *(body.get("extra_body") or {})))
 
 
 def sendable(messages: Sequence[Message]) -> list[Message]:
-    """The messages with every tool call well-formed, as endpoints and chat templates insist on.
+    """Return the messages with every tool call well-formed, as endpoints and chat templates require.
 
-    What the model wrote wrongly stays in the record as it is; endpoints that load the arguments of past calls as JSON
-    (vLLM does) would refuse the whole conversation for it.
+    The record keeps what the model wrote, including errors. But endpoints that load the arguments of past calls as JSON
+    (such as vLLM) would refuse the whole conversation for it.
     """
     return [_well_formed(message) if message.get("tool_calls") else message for message in messages]
 
@@ -246,14 +248,14 @@ def _well_formed(message: Message) -> Message:
 
 
 def _open_client(settings: AgentSettings) -> AsyncOpenAI:
-    """The SDK's client: no repetitions of its own, and answers bounded in size."""
+    """Return the SDK's client, without its own retries, and with answers limited in size."""
     import openai
-    import openai.types.chat  # takes a while: here, rather than on the event loop with the first request
+    import openai.types.chat  # slow to import: do it here, not on the event loop with the first request
 
     limit = settings.max_response_bytes
 
     class BoundedClient(openai.DefaultAsyncHttpxClient):
-        """Reads answers whole, up to the limit, whatever their encoding and status."""
+        """Reads whole answers, up to the limit, with any encoding and status."""
 
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
             response = await super().send(request, stream=True, **options)

@@ -14,9 +14,9 @@ from hermes_core.agents.failures import BadCompletion
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One tool call as the model made it.
+    """One tool call by the model.
 
-    `arguments` is None when they could not be read; `error` then tells the model why, and what to do.
+    `arguments` is None if they could not be read; `error` then tells the model why, and what to do.
     """
 
     id: str
@@ -29,7 +29,7 @@ class ToolCall:
     """Whether the arguments could only be read leniently: JSON in JSON, raw line breaks in a string."""
 
     def as_message_part(self) -> dict[str, Any]:
-        """The call as it stands in the assistant's message."""
+        """Return the call in the form for the assistant's message."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.text}}
 
 
@@ -46,7 +46,7 @@ class Reply:
     completion_tokens: int
 
     def as_message(self) -> Message:
-        """The answer as it goes into the conversation, its reasoning included."""
+        """Return the answer in the form for the conversation, including its reasoning."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
@@ -58,15 +58,15 @@ class Reply:
 
 
 def read_reply(completion: Any, turn: int) -> Reply:
-    """The model's answer in a chat completion.
+    """Return the model's answer in a chat completion.
 
     Args:
-        completion: an SDK object, or a dict of the same shape, of which only the first choice is looked at; or a
-            `Reply`, which is taken as it is, of a server that reads its model's text itself.
-        turn: the number of this answer, from which calls without an id get one.
+        completion: an SDK object, or a dict of the same shape, of which only the first choice is used; or a `Reply`,
+            which is returned unchanged, from a server that parses its model's text itself.
+        turn: the number of this answer; calls without an id get one made from it.
 
     Raises:
-        BadCompletion: it is no chat completion, or has no choices.
+        BadCompletion: it is not a chat completion, or has no choices.
     """
     if isinstance(completion, Reply):
         return completion
@@ -90,7 +90,7 @@ def read_reply(completion: Any, turn: int) -> Reply:
 def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]:
     """Read a call's arguments: `(arguments, error, repaired)`, with exactly one of the first two None. Never raises.
 
-    Takes a mapping, JSON text, or JSON text that was encoded again; no arguments at all are an empty mapping.
+    Takes a mapping, JSON text, or JSON text that was encoded again. No arguments mean an empty mapping.
     """
     value, repaired = raw, False
     for encodings in range(3):
@@ -115,7 +115,8 @@ def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]
 
 
 def encodable(text: str) -> str:
-    """The text with what UTF-8 cannot hold (lone surrogates) replaced, so that it can be sent and recorded."""
+    """Return the text with replacements for what UTF-8 cannot hold (lone surrogates), so that it can be sent and
+    recorded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -124,7 +125,7 @@ def encodable(text: str) -> str:
 
 
 def get(thing: Any, key: str) -> Any:
-    """A field of an SDK object or of a mapping; None where there is none."""
+    """Return a field of an SDK object or of a mapping; None if there is none."""
     return thing.get(key) if isinstance(thing, Mapping) else getattr(thing, key, None)
 
 
@@ -142,7 +143,7 @@ def _calls(raw: Any, turn: int, *, cut: bool) -> tuple[ToolCall, ...]:
 
 
 def _call(item: Any, *, cut: bool) -> ToolCall:
-    """One call; `cut` says that the answer's length limit fell into it, unless its arguments are complete."""
+    """Return one call. `cut` says that the answer's length limit fell into it, unless its arguments are complete."""
     function = get(item, "function")
     identifier, given, raw = get(item, "id"), get(function, "name"), get(function, "arguments")
     name = encodable(given) if isinstance(given, str) else ""
@@ -163,7 +164,7 @@ def _call(item: Any, *, cut: bool) -> ToolCall:
 
 
 def _reasoning(message: Any) -> str | None:
-    """What the model thought, from whichever field the endpoint puts it in."""
+    """Return the model's reasoning, from any of the fields that endpoints use for it."""
     for key in ("reasoning_content", "reasoning"):
         value = get(message, key)
         if isinstance(value, str) and value:
@@ -176,7 +177,7 @@ def _reasoning(message: Any) -> str | None:
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content, which is a string, a list of parts, or nothing."""
+    """Return the text of a message's content, which is a string, a list of parts, or nothing."""
     if isinstance(content, str):
         return encodable(content)
     if not isinstance(content, Sequence):
@@ -186,7 +187,7 @@ def _text(content: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """SDK objects inside a value, as the plain data that they hold."""
+    """Return a value with the SDK objects inside it as plain data."""
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
@@ -212,7 +213,7 @@ def _no_constant(name: str) -> NoReturn:
 _STRICT = json.JSONDecoder(parse_constant=_no_constant)
 _LENIENT = json.JSONDecoder(parse_constant=_no_constant, strict=False)
 _CONTROL = re.compile(r"[\x00-\x1f]")
-"""What the lenient one takes in a string, and the strict one does not."""
+"""Control characters, which the lenient parser accepts in a string and the strict one does not."""
 
 
 def _refuse(completion: Any) -> NoReturn:

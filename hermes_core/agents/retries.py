@@ -1,4 +1,5 @@
-"""One model server as all who ask it see it: what is tried again, when it is spared, and when it is given up."""
+"""The shared state of a model server: which requests are retried, when the server is paused, and when it is given
+up."""
 
 from __future__ import annotations
 
@@ -35,26 +36,26 @@ T = TypeVar("T")
 _FIRST_WAIT_S = 0.5
 
 PAUSE_AFTER = 3
-"""Failures in a row, of any requests, after which a server is asked by one request at a time."""
+"""Number of failures in a row, of any requests, after which only one request at a time is sent to a server."""
 
 PROBE_EVERY_S = 5.0
-"""Seconds between two such requests, at most, unless the server asks for more."""
+"""Maximum seconds between two such requests, unless the server asks for more."""
 
 SPARED_S = 60.0
-"""Seconds for which a server that was given up is not chosen where there is another."""
+"""Seconds for which a server that was given up is not chosen if there is another."""
 
 
 class Endpoint:
-    """One model server, shared by all the rollouts that ask it.
+    """One model server, shared by all the rollouts that use it.
 
-    A failure that may pass is tried again, for as long as patience lasts. After some failures in a row the server is
-    paused: one request at a time finds out whether it is well again, and all others wait for the outcome. When that
-    request is given up, so are those that wait, with `EndpointDown`: no other rollout would do better.
+    A temporary failure is retried for as long as the patience lasts. After some failures in a row the server is paused:
+    one request at a time tests whether it works again, and all others wait for the outcome. If that request is given
+    up, so are the waiting ones, with `EndpointDown`, because every other rollout would fail too.
 
     Args:
         settings: `endpoint_patience_s`, `max_retries`, `max_retry_wait_s`, and the key, which no message repeats.
-        url: where it is, for messages.
-        model: what it is asked for, for messages.
+        url: the server's URL, for messages.
+        model: the model's name, for messages.
     """
 
     def __init__(self, settings: AgentSettings, url: str, model: str) -> None:
@@ -62,7 +63,7 @@ class Endpoint:
         self._settings = settings
         self._model = model
         self._answered = False
-        """Whether it ever did: a server that once knew the key and the model will know them again."""
+        """Whether it ever answered. A server that once accepted the key and the model will accept them again."""
         self._failures = 0
         self._failing_since = self._tried = 0.0
         self._free = asyncio.Event()
@@ -72,28 +73,28 @@ class Endpoint:
 
     @property
     def paused(self) -> bool:
-        """Whether it fails, so that one request at a time is sent to it."""
+        """Return whether it is failing, so that one request at a time is sent to it."""
         return self._failures >= PAUSE_AFTER
 
     @property
     def down(self) -> bool:
-        """Whether it was given up, and has not answered since."""
+        """Return whether it was given up, and has not answered since."""
         return self._given_up is not None
 
     @property
     def spared(self) -> bool:
-        """Whether another server is to be asked, if there is one."""
+        """Return whether to prefer another server, if there is one."""
         return self.paused and not (self.down and time.monotonic() - self._tried > SPARED_S)
 
     async def ask(self, request: Callable[[], Awaitable[T]], *, proves: bool = True) -> T:
-        """What `request` gives, tried again after a failure that may pass.
+        """Return the result of `request`, which is retried after a temporary failure.
 
         Args:
-            proves: whether an answer shows that the server knows the key and the model.
+            proves: whether an answer shows that the server accepts the key and the model.
 
         Raises:
-            ModelError: it failed for good, or for too long.
-            EndpointDown: so does every other request.
+            ModelError: it failed permanently, or for too long.
+            EndpointDown: every other request fails too.
         """
         attempts = 0
         first_failure: float | None = None
@@ -105,7 +106,7 @@ class Endpoint:
                     attempts += 1
                     first_failure = first_failure or time.monotonic()
                     wait = self._wait_after(error, attempts, first_failure)
-                    # In its turn: who waits for this one waits for its next attempt.
+                    # Keep the turn: requests that wait for this one wait for its next attempt.
                     logger.info("model endpoint: attempt %d failed (%s), again in %.1f s", attempts, brief(error), wait)
                     await asyncio.sleep(wait)
                 else:
@@ -114,7 +115,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait while another request tries a paused server. Raises `EndpointDown` if that one gave it up."""
+        """Wait while another request tests a paused server. Raise `EndpointDown` if that request gave it up."""
         while not self._free.is_set():
             await self._free.wait()
             if self._given_up is not None:
@@ -129,18 +130,18 @@ class Endpoint:
                 self._free.set()
 
     def _wait_after(self, error: Exception, attempts: int, first_failure: float) -> float:
-        """Seconds until the next attempt.
+        """Return the seconds until the next attempt.
 
         Raises:
-            ModelError: there is to be none.
+            ModelError: there is none.
         """
         failure = explained(error, self._settings, endpoint=self.url, model=self._model, attempts=attempts)
         passing = may_pass(error) or (self._answered and refuses_now(error))
         if isinstance(failure, BadCompletion) and not self._answered and attempts >= PAUSE_AFTER:
-            passing = False  # it never made sense: it is no server of that kind
+            passing = False  # it never gave a valid answer: it is not a server of that kind
         for_all = not passing and refuses_all(error, answered=self._answered)
         if isinstance(failure, ContextLengthExceeded) or (self._answered and not passing and not for_all):
-            self._well(answered=True)  # it is that request which is wrong
+            self._well(answered=True)  # only that request is wrong
             raise failure from error
         self._ill(error, failure)
         if passing and not self._out_of_patience(attempts, first_failure):
@@ -149,18 +150,18 @@ class Endpoint:
             return min(longest, _asked_wait(error) or soon)
         if self.paused or for_all:
             self._given_up = EndpointDown(failure.message, hint=failure.hint)
-            failure = self._given_up.twin()  # it is one rollout's, and gets its id
+            failure = self._given_up.twin()  # a copy for one rollout, which adds its id
             self._failures = max(self._failures, PAUSE_AFTER)
         raise failure from error
 
     def _out_of_patience(self, attempts: int, first_failure: float) -> bool:
         most, patience = self._settings.max_retries, self._settings.endpoint_patience_s
-        # A request that came while the server was failing has no patience of its own.
+        # A request that began while the server was failing has no patience of its own.
         since = min(first_failure, self._failing_since) if self.paused else first_failure
         return (most is not None and attempts > most) or time.monotonic() - since >= patience
 
     def _well(self, *, answered: bool) -> None:
-        """It answers."""
+        """Note that the server answers."""
         if self.paused:
             logger.warning("the model endpoint %s answers again", self._shown)
         self._answered = self._answered or answered
@@ -168,7 +169,7 @@ class Endpoint:
         self._free.set()
 
     def _ill(self, error: Exception, failure: ModelError) -> None:
-        """It failed."""
+        """Note that the server failed."""
         self._tried = time.monotonic()
         if not self._failures:
             self._failing_since = self._tried
@@ -186,7 +187,7 @@ class Endpoint:
 
 
 class Choice:
-    """Several servers for the same: each user stays on the one that has least to do and is well."""
+    """Several equal servers. Each user stays on the least busy one that works."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._endpoints = endpoints
@@ -194,10 +195,11 @@ class Choice:
 
     @contextmanager
     def one(self) -> Iterator[int]:
-        """The place of the server to use for as long as the block runs.
+        """Yield the index of the server to use while the block runs.
 
         Raises:
-            EndpointDown: the block raised it, and all of the servers are down; as another `ModelError` if not all are.
+            EndpointDown: the block raised it, and all servers are down. If not all are, another `ModelError` is raised
+                instead.
         """
         chosen = min(range(len(self._busy)), key=lambda each: (self._endpoints[each].spared, self._busy[each]))
         self._busy[chosen] += 1
@@ -214,7 +216,8 @@ class Choice:
 
 
 def explained(error: Exception, settings: AgentSettings, *, endpoint: str, model: str, attempts: int) -> ModelError:
-    """The `ModelError` for a failed request, without the key, which some endpoints repeat when they refuse it."""
+    """Return the `ModelError` for a failed request, without the key, which some endpoints repeat when they refuse
+    it."""
     failure = as_model_error(error, endpoint=endpoint, model=model, attempts=attempts)
     key = settings.api_key.get_secret_value() if settings.api_key else ""
     if key:
@@ -226,12 +229,12 @@ def explained(error: Exception, settings: AgentSettings, *, endpoint: str, model
 
 
 def is_loopback(url: str | None) -> bool:
-    """Whether the URL is of a server on this host."""
+    """Return whether the URL is that of a server on this host."""
     return url is not None and re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])([:/]|$)", url) is not None
 
 
 def _asked_wait(error: Exception) -> float | None:
-    """Seconds that the endpoint asks to wait before the next attempt, if it does."""
+    """Return the seconds that the endpoint asks to wait before the next attempt, if it does."""
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
     try:
         if "retry-after-ms" in headers:
@@ -245,5 +248,6 @@ def _asked_wait(error: Exception) -> float | None:
 
 
 def _backoff(attempt: int) -> float:
-    """Seconds to wait after the given attempt: doubling, spread so that rollouts do not return all at once."""
+    """Return the seconds to wait after the given attempt: doubling, and spread so that rollouts do not return all at
+    once."""
     return _FIRST_WAIT_S * float(2 ** min(attempt - 1, 10)) * random.uniform(0.75, 1.25)

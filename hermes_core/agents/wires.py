@@ -24,11 +24,12 @@ _NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Said each time where the server fills in what is not, from the model's `generation_config.json` or its own settings:
-logprobs would not be those of the distribution that is drawn from."""
+"""Settings that are sent each time, because the server would otherwise fill them in from the model's
+`generation_config.json` or its own settings. The logprobs would then not be those of the distribution that is sampled
+from."""
 
 _NO_LOGPROB = -9999.0
-"""What vLLM gives where it has none."""
+"""The logprob that vLLM returns if it has none."""
 
 
 @dataclass(frozen=True)
@@ -40,32 +41,33 @@ class Sampled:
     finish_reason: str
     """`stop` or `length`."""
     text: str | None = None
-    """What the server says that they are, without special tokens; None if it does not say."""
+    """The server's text of the tokens, without special tokens; None if it does not send it."""
 
 
 class Wire(ABC):
-    """One format."""
+    """One wire format."""
 
     path: str
-    """Behind the server's root."""
+    """The path after the server's root."""
     server: str
-    """Who speaks it, for messages."""
+    """The server that speaks it, for messages."""
     raw_logprobs = False
-    """Whether logprobs are from before the temperature, unless the server was started otherwise."""
+    """Whether logprobs are computed before the temperature is applied, unless the server was started otherwise."""
     advice: str
     """What to do if the answer has no tokens with logprobs."""
 
     @abstractmethod
     def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of a request; `sampling` has `max_tokens`, and what else is to be as in vLLM."""
+        """Return the body of a request. `sampling` has `max_tokens`, and other keys with the same meaning as in
+        vLLM."""
 
     def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
-        """What a request has to say of the model, where the server can have several."""
+        """Return what a request must say about the model, if the server can have several."""
         return model
 
     @abstractmethod
     def read(self, answer: Any) -> Sampled:
-        """The completion in an answer. Raises all kinds of exceptions for what is none."""
+        """Return the completion in an answer. Raises any kind of exception if it is not a valid answer."""
 
 
 class AtroposVllm(Wire):
@@ -75,16 +77,16 @@ class AtroposVllm(Wire):
     advice = "start it from atroposlib 0.4.0's example_trainer"
 
     def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
-        """Nothing: it has one model, and takes no other keys."""
+        """Return nothing: the server has one model, and takes no other keys."""
         return {}
 
     def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of a request."""
+        """Return the body of a request."""
         return {"prompt": {"prompt_token_ids": prompt}, "logprobs": 0, "n": 1, **sampling}
 
     def read(self, answer: Any) -> Sampled:
-        """The completion in an answer."""
-        # Each place is a list of one mapping of one token id, as text, to its logprob.
+        """Return the completion in an answer."""
+        # Each position is a list of one mapping from one token id, as text, to its logprob.
         places = [next(iter(place[0].items())) for place in answer["logprobs"][0]]
         texts = answer.get("text")
         return Sampled(
@@ -96,36 +98,36 @@ class AtroposVllm(Wire):
 
 
 class VllmTokens(Wire):
-    """Stock vLLM, tokens in and out. There is no text in it at all."""
+    """Stock vLLM, tokens in and out, without any text."""
 
     path, server = "/inference/v1/generate", "vLLM"
     raw_logprobs = True
     advice = "use vLLM 0.33 or later"
 
     def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of a request."""
+        """Return the body of a request."""
         return {"token_ids": prompt, "sampling_params": {"n": 1, "logprobs": 0, **sampling}}
 
     def read(self, answer: Any) -> Sampled:
-        """The completion in an answer."""
+        """Return the completion in an answer."""
         (choice,) = answer["choices"]
         places = [place["logprob"] for place in choice["logprobs"]["content"]]
         return Sampled(choice["token_ids"], places, _reason(choice["finish_reason"]))
 
 
 class VllmCompletions(Wire):
-    """Stock vLLM, the OpenAI API's older endpoint, with token ids beside the text."""
+    """Stock vLLM, the older endpoint of the OpenAI API, with token ids beside the text."""
 
     path, server = "/v1/completions", "vLLM"
     raw_logprobs = True
     advice = "use vLLM 0.10.2 or later, which knows return_token_ids"
 
     def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of a request."""
+        """Return the body of a request."""
         return {"prompt": prompt, "n": 1, "logprobs": 0, "return_token_ids": True, **_NEUTRAL, **sampling}
 
     def read(self, answer: Any) -> Sampled:
-        """The completion in an answer."""
+        """Return the completion in an answer."""
         (choice,) = answer["choices"]
         logprobs = choice["logprobs"]["token_logprobs"]
         return Sampled(choice["token_ids"], logprobs, _reason(choice["finish_reason"]), choice.get("text"))
@@ -138,17 +140,17 @@ class Sglang(Wire):
     advice = "use SGLang's own server, with its native /generate"
 
     def named(self, model: Mapping[str, str]) -> Mapping[str, str]:
-        """Nothing: it has one model."""
+        """Return nothing: the server has one model."""
         return {}
 
     def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of a request."""
+        """Return the body of a request."""
         renamed = {("max_new_tokens" if key == "max_tokens" else key): value for key, value in sampling.items()}
         wanted = {"return_logprob": True, "return_text_in_logprobs": False}
         return {"input_ids": prompt, "sampling_params": {**_NEUTRAL, **renamed}, **wanted}
 
     def read(self, answer: Any) -> Sampled:
-        """The completion in an answer."""
+        """Return the completion in an answer."""
         one = answer[0] if isinstance(answer, list) else answer
         places = one["meta_info"]["output_token_logprobs"]
         return Sampled(
@@ -163,14 +165,14 @@ WIRES: Mapping[str, tuple[Wire, ...]] = {
     "vllm": (VllmTokens(), VllmCompletions(), AtroposVllm()),
     "sglang": (Sglang(),),
 }
-"""What a server of each type may speak; the first of them that it knows is used."""
+"""The wires that a server of each type may speak. The first one that it knows is used."""
 
 
 def checked(sampled: Sampled) -> Sampled:
-    """The same, if each token has a logprob, and is one.
+    """Return the completion unchanged, after a check that each token has a valid logprob.
 
     Raises:
-        ValueError, TypeError: it has not.
+        ValueError, TypeError: one has not.
     """
     if not sampled.tokens:
         raise ValueError("no token")
@@ -183,7 +185,7 @@ def checked(sampled: Sampled) -> Sampled:
 
 
 def _reason(said: Any) -> str:
-    """`abort` and the like are no end of an answer that could be trained on."""
+    """Return the stop reason. Reasons like `abort` do not end an answer in a way that could be trained on."""
     if said not in ("stop", "length"):
         raise ValueError(f"the completion ended with {said!r}")
     return str(said)

@@ -17,7 +17,7 @@ from hermes_core.sandbox.pool.leases import PooledSandbox
 log = logging.getLogger(__name__)
 
 Build = Callable[[SlotCommands, str], Awaitable[None]]
-"""Fills a new, empty directory (its absolute path), with the commands of the preparation user."""
+"""Fills a new, empty directory (given by its absolute path), with the commands of the preparation user."""
 
 COMMAND_TIMEOUT_S = 1800.0
 
@@ -25,7 +25,7 @@ _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def check_key(key: str) -> str:
-    """Return the key, if it can be a file's name.
+    """Return the key, if it can be a file name.
 
     Raises:
         UsageError: it can't.
@@ -39,12 +39,12 @@ def check_key(key: str) -> str:
 
 
 class NewSandbox:
-    """A sandbox that nobody has had a slot of, for what is prepared in it while its network is open.
+    """A sandbox before its first lease, in which things are prepared while its network is open.
 
     Attributes:
         sandbox_id: the sandbox.
-        image: what it was made from, if its profile says so.
-        commands: those of the preparation user; also as `preparation`.
+        image: the image that it was made from, if its profile names one.
+        commands: the commands of the preparation user; also as `preparation`.
     """
 
     def __init__(self, tasks: TaskSet, pooled: PooledSandbox, image: str | None) -> None:
@@ -55,12 +55,12 @@ class NewSandbox:
         self._pooled = pooled
 
     async def prepare(self, key: str, build: Build | str | Sequence[str], *, private: bool = False) -> str:
-        """As `LeasedSlot.prepare`: whatever asks for this key later gets the directory that is made here."""
+        """Make a directory as `LeasedSlot.prepare` does. Later requests for this key get it."""
         return await prepare(self._tasks, self._pooled, check_key(key), as_build(build), private=private)
 
 
 def as_build(build: Build | str | Sequence[str]) -> Build:
-    """Return the function that fills a directory, or one that runs the shell commands that do."""
+    """Return the function that fills a directory, or one that runs the given shell commands in it."""
     return build if callable(build) else partial(_run_all, [build] if isinstance(build, str) else build)
 
 
@@ -74,8 +74,8 @@ async def _run_all(lines: Sequence[str], commands: SlotCommands, directory: str)
 async def prepare(tasks: TaskSet, pooled: PooledSandbox, key: str, build: Build, *, private: bool) -> str:
     """Return the directory that `build` filled, once per sandbox and key.
 
-    All who ask while it is being built wait for that attempt and get its error; after a failure, or when the last of
-    those waiting is cancelled, the directory is gone, and the next call tries again.
+    All who ask while it is being built wait for that attempt and get its error. After a failure, or when the last of
+    those waiting is cancelled, the directory is removed, and the next call tries again.
     """
     if private and isinstance(pooled.client, DirectClient) and pooled.client.granted is not Isolation.SHARED:
         raise PolicyError(
@@ -95,7 +95,7 @@ async def _attempt(pooled: PooledSandbox, key: str, build: Build, *, private: bo
     if pooled.restored and await _is_there(commands, mark):
         return directory
     for path in (mark, directory):
-        await _remove(commands, path)  # what an attempt of an earlier driver left
+        await _remove(commands, path)  # remains of an attempt of an earlier driver
     made = await commands.run(["mkdir", "-p", "--", directory])
     if not made.ok:
         raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=pooled.sandbox.id)
@@ -121,7 +121,8 @@ async def _is_there(commands: SlotCommands, path: str) -> bool:
 
 
 async def _protect(commands: SlotCommands, directory: str) -> None:
-    """Take from others the right to write, which an archive or an installer may have given: every slot will use it."""
+    """Remove write permissions for others, which an archive or an installer may have set, because every slot will use
+    it."""
     done = await commands.run(["chmod", "-R", "go-w", "--", directory])
     if not done.ok:
         raise ProvisionError(f"can't protect {directory}: {done.error_text.strip()[-500:]}")
