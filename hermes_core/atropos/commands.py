@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import click
 
+from hermes_core.cli.exits import EXIT_INCOMPLETE
 from hermes_core.cli.main import Program
 from hermes_core.cli.options import DottedCommand, dotted, merged
-from hermes_core.cli.support import EXIT_INCOMPLETE, finish
+from hermes_core.cli.support import finish
 from hermes_core.errors import ConfigError, UnknownNameError
 from hermes_core.printing import say
 from hermes_core.runtime import Runtime

@@ -8,16 +8,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from hermes_core.cli.exits import EXIT_BROKEN, EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_USAGE, exit_code
 from hermes_core.errors import HermesError, InfraError, UnknownNameError, UsageError
 from hermes_core.printing import printable, say
 from hermes_core.version import __version__
 
 if TYPE_CHECKING:
     from hermes_core.cli.sandboxes import Census
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 ELSEWHERE = {
     "rollout": (
@@ -80,7 +77,7 @@ class Program(click.Group):
             raise _reworded(error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Expected errors end in a message: exit 2 for wrong use, 1 otherwise, 130 for Ctrl-C."""
+        """Run the command. Expected errors end in a message and an exit code."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -94,7 +91,7 @@ class Program(click.Group):
                 raise
             for one in expected:
                 say(f"error: {one}", err=True)
-            ctx.exit(EXIT_USAGE if isinstance(expected[0], UsageError) else EXIT_FAILED)
+            ctx.exit(exit_code(expected[0]))
 
 
 class _Misuse(click.ClickException):
@@ -221,7 +218,7 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
 
     found = asyncio.run(report())
     say(found.as_json() if as_json else found.as_text(terminal_width()))
-    ctx.exit(0 if found.healthy else EXIT_FAILED)
+    ctx.exit(0 if found.healthy else EXIT_BROKEN)
 
 
 _owner_option = click.option("--owner", metavar="NAME", help="Only sandboxes of this owner [all].")
@@ -273,7 +270,7 @@ def reap(
 
     Asks the BACKENDs named, or all of them. Give the owner by --owner or HERMES_OWNER, or use --any-owner. Sandboxes
     with a live driver are not touched, and neither are shells and terminal tasks that wait for their driver. Exits
-    with 1 if a sandbox could not be ended.
+    with 3 if a sandbox could not be ended.
     """
     import asyncio
 
@@ -295,7 +292,7 @@ def reap(
     _show("sandboxes", [each.row() for each in outcomes], as_json)
     _tell_unasked(found, backend)
     if any(each.outcome == "failed" for each in outcomes):
-        ctx.exit(EXIT_FAILED)
+        ctx.exit(EXIT_INCOMPLETE)
 
 
 def _show(title: str, rows: list[dict[str, str]], as_json: bool) -> None:

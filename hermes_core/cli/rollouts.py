@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hermes_core.cli.exits import EXIT_INCOMPLETE
 from hermes_core.cli.options import DottedCommand, dotted, merged, read_config
 from hermes_core.cli.report import Failures, rescoring_text, summary_text, validation_text
-from hermes_core.cli.support import EXIT_INCOMPLETE, finish, terminal_width
+from hermes_core.cli.support import finish, terminal_width
 from hermes_core.envs.store import TRAJECTORIES
 from hermes_core.envs.summary import RunSummary
 from hermes_core.errors import UnknownNameError

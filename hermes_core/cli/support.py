@@ -13,16 +13,12 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from hermes_core.errors import DatasetError, InfraError, ModelError, OutputError, PolicyError
+from hermes_core.cli.exits import EXIT_INTERRUPTED
 from hermes_core.printing import say
 from hermes_core.runtime import Runtime
 from hermes_core.settings import RedactingFormatter, Settings
 
 T = TypeVar("T")
-
-EXIT_USAGE = 2
-EXIT_INCOMPLETE = 3
-EXIT_INTERRUPTED = 130
 
 CLEANUP_S = 20.0
 """Seconds that Ctrl-C leaves for ending sandboxes; they end themselves later if it takes longer."""
@@ -79,7 +75,7 @@ def finish(
     main: Callable[[Runtime], Coroutine[Any, Any, T]],
     interrupted: Callable[[], str] = lambda: "interrupted",
 ) -> T:
-    """Run it to its end. Wrong input of any kind exits with 2, what broke off the run with 3, Ctrl-C with 130.
+    """Run it to its end; Ctrl-C ends the program.
 
     Args:
         interrupted: what is said after Ctrl-C.
@@ -89,11 +85,6 @@ def finish(
     except asyncio.CancelledError:
         say(interrupted(), err=True)
         ctx.exit(EXIT_INTERRUPTED)
-    except (DatasetError, PolicyError, InfraError, ModelError, OutputError) as error:
-        if ctx.find_root().params.get("traceback"):
-            raise
-        say(f"error: {error}", err=True)
-        ctx.exit(EXIT_USAGE if isinstance(error, DatasetError | PolicyError) else EXIT_INCOMPLETE)
 
 
 async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any, Any, T]]) -> T:

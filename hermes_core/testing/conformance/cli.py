@@ -13,10 +13,9 @@ from typing import Any
 
 import click
 
+from hermes_core.cli.exits import EXIT_BROKEN
 from hermes_core.cli.support import new_runtime, tell_problems, terminal_width
 from hermes_core.testing.conformance.runner import Report, Result
-
-EXIT_FAILED = 1
 
 
 @click.command()
@@ -44,7 +43,7 @@ def conformance(ctx: click.Context, /, backend: str, as_json: bool, **given: Any
         from hermes_core.testing.conformance.report import as_text
 
         click.echo(as_text(report, terminal_width()))
-    ctx.exit(0 if report.sound else EXIT_FAILED)
+    ctx.exit(0 if report.sound else EXIT_BROKEN)
 
 
 async def _report(
