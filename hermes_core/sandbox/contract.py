@@ -342,6 +342,9 @@ class Sandbox(ABC):
     uid_base: int | None = None
     """The first of 512 user ids that belong to this sandbox alone (`hermes_core.sandbox.uids` reserves them on this
     host). A guest that is root gives them to its slots; without them it can't separate its slots."""
+    own_system: bool = False
+    """Whether its root directory is its own, as a container's is, and no host's. The guest then adds the slots' users
+    to its /etc/passwd and /etc/group."""
     lifetime_s: float | None = None
     """Seconds after which the provider ends the sandbox in any case; None is never. The pool replaces it before
     that."""

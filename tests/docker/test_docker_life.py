@@ -69,6 +69,45 @@ async def test_slots_of_each_level(
         assert seen.output.strip() == ""
 
 
+NAMED = (
+    'whoami && id -gn && echo "$USER" && python3 -c "import getpass, pwd, os; '
+    "print(pwd.getpwuid(os.getuid()).pw_dir == os.path.expanduser('~'), os.access('/etc/passwd', os.W_OK))\""
+)
+
+
+@pytest.mark.parametrize(
+    ("level", "capabilities", "names"),
+    [
+        (Isolation.USER, (), ["agent0", "agent1"]),
+        (Isolation.NAMESPACE, ("SYS_ADMIN",), ["agent", "agent"]),
+    ],
+)
+async def test_slots_users_have_names(
+    backend: DockerBackend,
+    owner: str,
+    python_image: str,
+    level: Isolation,
+    capabilities: tuple[str, ...],
+    names: list[str],
+) -> None:
+    async with tool_backend(backend, level, owner, python_image, cap_add=capabilities) as tools:
+        for name in names:
+            said = await tools.commands(await tools.acquire("group")).run(f"{NAMED} && id -un 0")
+            assert said.text.split() == [name, name, name, "True", "False", "root"], said
+
+
+async def test_lists_of_users_that_are_not_the_containers_are_left_alone(
+    backend: DockerBackend, owner: str, python_image: str, tmp_path: Path
+) -> None:
+    lists = tmp_path / "passwd"
+    lists.write_text("root:x:0:0:root:/root:/bin/sh\n")
+    for config in ({"volumes": (f"{lists}:/etc/passwd",)}, {"read_only": True}):
+        async with tool_backend(backend, Isolation.USER, owner, python_image, **config) as tools, tools.lease() as slot:
+            said = await tools.commands(slot).run('whoami || echo "$USER"')
+            assert said.text == "agent\n", said
+    assert lists.read_text() == "root:x:0:0:root:/root:/bin/sh\n"
+
+
 async def test_a_fork_bomb_stays_in_its_slot(backend: DockerBackend, owner: str, python_image: str) -> None:
     async with tool_backend(backend, Isolation.USER, owner, python_image, max_processes=64) as tools:
         first, second = await tools.acquire("a"), await tools.acquire("b")

@@ -98,6 +98,18 @@ async def test_one_lease_is_one_sandbox(backend: ModalBackend, spec: Spec, owner
     assert again.id != first.id
 
 
+async def test_slots_users_have_names(backend: ModalBackend, owner: str, namespaces: bool) -> None:
+    lists = Path("/etc/passwd"), Path("/etc/group")
+    before = [path.read_bytes() for path in lists]
+    async with tool_backend(backend, owner) as tools:
+        for number in range(2):
+            said = await tools.commands(await tools.acquire("group")).run('echo "$USER"; id -un; id -gn')
+            # Without namespaces the emulator's sandboxes are this host as it is, where no names are given.
+            assert said.text.split()[:1] == [f"agent{number}" if namespaces else "agent"], said
+            assert said.text.split()[1:] == [f"agent{number}"] * 2 or not namespaces, said
+    assert [path.read_bytes() for path in lists] == before
+
+
 async def test_everything_that_a_profile_says_is_asked_for(
     backend: ModalBackend, spec: Spec, emulator: ModalEmulator, owner: str
 ) -> None:

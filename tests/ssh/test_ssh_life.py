@@ -93,6 +93,8 @@ async def test_every_level_that_an_ordinary_account_has(server: Any, tool_backen
         slot = await backend.acquire("one")
         assert (await bash(backend, slot, "echo hello")).output.strip() == "hello"
         assert slot.isolation == ("shared" if level == "shared" else "namespace")
+        name = server.account if level == "shared" else "agent"
+        assert (await bash(backend, slot, "id -un; id -gn")).output.split() == [name, name]
 
 
 @pytest.mark.parametrize("level", ["user", "namespace"])
@@ -101,11 +103,16 @@ async def test_root_s_account_gives_each_slot_a_user(
 ) -> None:
     (tmp_path / "authorized").write_text(Path(os.environ["HERMES_TEST_SSH_CONFIG"]).with_name("client.pub").read_text())
     server = make_server(AllowUsers="root", AuthorizedKeysFile=str(tmp_path / "authorized"), StrictModes="no")
+    lists = [Path("/etc/passwd"), Path("/etc/group")]
+    before = [path.read_bytes() for path in lists]
     async with tool_backend(level, user="root", **server.config()) as backend:
         slots = [await backend.acquire(name) for name in ("one", "two")]
         ids = [(await bash(backend, slot, "id -u")).output.strip() for slot in slots]
         assert len(set(ids)) == 2 and all(int(uid) > 20000 for uid in ids)
         assert {slot.isolation for slot in slots} == {level}
+        names = [(await bash(backend, slot, 'id -un; id -gn; echo "$USER"')).output.split() for slot in slots]
+        assert names == [[name] * 3 for name in (["agent0", "agent1"] if level == "user" else ["agent", "agent"])]
+        assert [path.read_bytes() for path in lists] == before
         await bash(backend, slots[0], "echo secret > mine; chmod 644 mine")
         assert "secret" not in (await bash(backend, slots[1], f"cat {slots[0].workspace_dir}/mine")).output
         assert (await bash(backend, slots[0], PACKAGES)).output.split() == []

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
+    from .users import Lists
     from .workspace import Workspace
 
 _SHM_BYTES = 64 << 20
@@ -40,6 +41,7 @@ class Plan:
     Args:
         mechanism: `shared` (nothing), `user` or `namespace`.
         uid: the user to become; None stays ours.
+        lists: of `namespace`: what it sees as the system's lists of users; None leaves those.
         user_namespace: the namespaces come with a user namespace, in which `uid` is ourselves.
         net_namespace: of `namespace`: a network of its own, with nothing but loopback.
         max_processes: of this user, 0 for no limit.
@@ -55,6 +57,7 @@ class Plan:
         workspace: Workspace,
         mechanism: str,
         uid: int | None,
+        lists: Lists | None,
         user_namespace: bool,
         net_namespace: bool,
         umask: int,
@@ -69,6 +72,7 @@ class Plan:
         self.workspace = workspace
         self.mechanism = mechanism
         self.uid = uid
+        self.lists = lists
         self.user_namespace = user_namespace
         self.net_namespace = net_namespace
         self.umask = umask
@@ -228,6 +232,11 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
     if plan.net_namespace:
         namespaces.loopback_up()
     binds, symlinks = mounts.system_binds(plan.visible)
+    if plan.lists is not None:
+        try:
+            binds += plan.workspace.show_users(plan.lists)
+        except OSError:  # a full disk is no reason to have no slot
+            pass
     mounts.build_root(
         plan.scratch,
         binds=binds + plan.workspace.binds(),

@@ -18,6 +18,7 @@ from .housekeeping import Heartbeat, complain
 from .loop import Loop
 from .operations import Operations
 from .parent import close_all_but
+from .probe import boot_id
 from .request import Requests
 from .site import DEDICATED, NAMESPACE, SHARED, USER, Site
 from .slot import Slot
@@ -170,7 +171,7 @@ class Daemon:
             "shell": self.site.shell,
             "pid": os.getpid(),
             "instance": self.site.instance,
-            "boot": _boot_id(),
+            "boot": boot_id(),
             "began": processes.start_of(os.getpid()),
             "known": self._requests.known(),
         }
@@ -220,15 +221,6 @@ class Daemon:
 
     def _remove_rest(self) -> None:
         self.site.remove_rest([slot.uid for slot in self.slots.values() if slot.uid is not None])
-
-
-def _boot_id() -> str:
-    """The kernel's name for the time since its last start; empty where it has none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _insist(remove: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""What this host allows: which namespaces a process may make here, found by making them in a child.
+"""What this host is and allows: which namespaces a process may make here, found by making them in a child.
 
 Runs in the guest too: Python >= 3.7, and in no process that has threads.
 """
@@ -35,6 +35,21 @@ def what_works() -> dict[str, Any]:
         "network": not network,
         "reason": "; ".join(reasons),
     }
+
+
+def boot_id() -> str:
+    """Return the kernel's name for the time since its last start; empty where it has none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def system_identity() -> str:
+    """Return which system this process sees: the same to every process that has this very /etc, and to no other."""
+    etc = os.stat("/etc")
+    return "%s/%d/%d" % (boot_id(), etc.st_dev, etc.st_ino)
 
 
 def _try_namespaces(user: bool, net: bool) -> str:

@@ -6,12 +6,12 @@ import os
 import resource
 import signal
 
-from . import masking, namespaces, removal, workspace
+from . import masking, namespaces, removal, users, workspace
 from .connection import Outlet
 from .housekeeping import Search, Trash, complain
-from .probe import what_works
+from .probe import system_identity, what_works
 from .wire import Refusal
-from .workspace import PREPARE
+from .workspace import PREPARE, uid_offset
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Site:
         self.base = ""
         self.mechanism = "shared"
         self.single_user = False
+        self.lists: users.Lists | None = None
+        """The system's lists of users and groups; None where they can't be used."""
         self.takes_pipes = False
         """Whether slots' parents make the pipes of commands: slots of our own user can keep us from sending any."""
         self.workspaces: dict[int, Workspace] = {}
@@ -64,8 +66,25 @@ class Site:
             workspace.adopt(self.base, self.uid_of(PREPARE))
         workspace.prepare_base(self.base)
         os.makedirs(self.scratch, exist_ok=True)
+        self._name_users()
         if self.mechanism == "user":
             self._search.begin({"/proc", "/sys", "/dev/pts", self.base})
+
+    def _name_users(self) -> None:
+        """Have names for the slots' users where they can be given. Without them slots work as well."""
+        if self.mechanism == "shared":
+            return
+        config = self.config
+        try:
+            # Told that the system is the sandbox's own, and yet it is the driver's: some provider runs on its host.
+            if self.mechanism == "user" and config.get("own_system") and system_identity() != config["driver_etc"]:
+                users.write_system(workspace.slot_users(self.base, config["uid_base"], config["slots"]))
+        except OSError as error:  # a read-only root, for one
+            complain("the slots' users get no names: %s" % error)
+        try:
+            self.lists = users.read()
+        except OSError as error:
+            complain("the slots' users may have no names: %s" % error)
 
     def open_trash(self) -> None:
         """From now on discarded directories are removed, and slots can be used."""
@@ -76,8 +95,7 @@ class Site:
         first = self.config["uid_base"]
         if self.mechanism == "shared" or self.single_user or first is None:
             return None
-        # The second of the block is never anyone's: what signals a slot's user has it as its real one.
-        return int(first) + (0 if index == PREPARE else 2 + index)
+        return int(first) + uid_offset(index)
 
     @property
     def world_writable(self) -> list[str]:

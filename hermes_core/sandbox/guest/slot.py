@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from . import processes, removal
+from . import processes, removal, users
 from .confine import Plan
 from .link import Link, Spawn, out_of_resources
 from .parent import encode_message, in_parts
@@ -70,6 +70,8 @@ class Slot:
         self.index = index
         self.uid = site.uid_of(index)
         self.workspace = site.workspaces[index] = Workspace(site.base, index, self.uid)
+        self._lists = self._own_lists()
+        self._name = users.name_in(self._lists or site.lists, self._inner_uid)
         self.drains = Drains(site.loop)
         self.executions: dict[str, Execution] = {}
         self.on_forget: Callable[[], object] | None = None
@@ -88,6 +90,19 @@ class Slot:
     def broken(self) -> bool:
         """Whether it is quarantined."""
         return self._state == BROKEN
+
+    @property
+    def _inner_uid(self) -> int | None:
+        """The user's id as its commands see it; None where they run as the sandbox's own user."""
+        if self.site.mechanism == "shared":
+            return None
+        return _USER_IN_NAMESPACE if self.site.single_user else self.uid
+
+    def _own_lists(self) -> users.Lists | None:
+        """The lists of users that this slot alone sees."""
+        if self.site.mechanism != "namespace" or self.site.lists is None or self._inner_uid is None:
+            return None
+        return users.add(self.site.lists, [(self._inner_uid, users.NAME, self.workspace.home)])
 
     # --- getting it ready -------------------------------------------------------------------------------------------
 
@@ -212,7 +227,8 @@ class Slot:
         return Plan(
             workspace=self.workspace,
             mechanism=site.mechanism,
-            uid=(_USER_IN_NAMESPACE if site.single_user else self.uid) if own_user else None,
+            uid=self._inner_uid,
+            lists=self._lists,
             user_namespace=site.single_user,
             # The preparation may need the sandbox's network (an installer); slots of this level have loopback only.
             net_namespace=self.index != PREPARE,
@@ -364,7 +380,7 @@ class Slot:
         """What every command of the slot finds in its environment."""
         site = self.site
         own_tmp, inherit = site.mechanism == "namespace", site.config.get("inherit", [])
-        return self.workspace.environment(site.shell, own_tmp, site.config["env"], inherit)
+        return self.workspace.environment(self._name or users.NAME, site.shell, own_tmp, site.config["env"], inherit)
 
     def belongings(self) -> dict[str, Any]:
         """Where the slot's files are, for `clear`: its directories, and where else its user can have any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from . import users
 from .removal import remove_tree
 
 TYPE_CHECKING = False  # `typing` is slow to import
@@ -103,6 +104,10 @@ class Workspace:
         """A new file's path in the spool directory."""
         return os.path.join(self.spool, "%s.log" % os.urandom(6).hex())
 
+    def show_users(self, lists: users.Lists) -> list[tuple[str, str, bool]]:
+        """Keep these lists of users here; return what shows them in a namespace of its own. Raises OSError."""
+        return users.write_copies(lists, self._private)
+
     def binds(self) -> list[tuple[str, str, bool]]:
         """What a namespace of its own shows of them: (source, target, writable)."""
         found = [
@@ -118,11 +123,12 @@ class Workspace:
         return found
 
     def environment(
-        self, shell: str, own_tmp: bool, given: Mapping[str, str], inherit: Iterable[str]
+        self, user: str, shell: str, own_tmp: bool, given: Mapping[str, str], inherit: Iterable[str]
     ) -> dict[str, Any]:
         """What every command of the slot finds in its environment.
 
         Args:
+            user: the name of the slot's user.
             own_tmp: /tmp is the slot's own.
             given: the driver's variables.
             inherit: which of the sandbox's own it sees.
@@ -131,10 +137,10 @@ class Workspace:
             "PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
             "HOME": self.home,
             "TMPDIR": "/tmp" if own_tmp else self.tmp,
-            "USER": "agent",
-            "LOGNAME": "agent",
+            "USER": user,
+            "LOGNAME": user,
             "SHELL": shell,
-            # The slot's user has no passwd entry, and what is prepared belongs to another one.
+            # What the user is called does not tell git whom to name, and what is prepared belongs to another one.
             "GIT_AUTHOR_NAME": "agent",
             "GIT_AUTHOR_EMAIL": "agent@localhost",
             "GIT_COMMITTER_NAME": "agent",
@@ -148,6 +154,24 @@ class Workspace:
         env.update((name, os.environ[name]) for name in inherit if name in os.environ)
         env.update(given)
         return env
+
+
+def uid_offset(index: int) -> int:
+    """Return where in the sandbox's block of user ids a slot's is."""
+    # The second of the block is never anyone's: what signals a slot's user has it as its real one.
+    return 0 if index == PREPARE else 2 + index
+
+
+def slot_users(base: str, first: int, slots: int) -> list[users.User]:
+    """Return the users of a sandbox's slots that have ids of the block from `first` on."""
+    return [
+        (
+            first + uid_offset(index),
+            users.NAME + ("-prepare" if index == PREPARE else str(index)),
+            Workspace(base, index, None).home,
+        )
+        for index in (PREPARE, *range(slots))
+    ]
 
 
 def _room_is_scarce(base: str) -> bool:

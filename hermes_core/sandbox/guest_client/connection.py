@@ -21,6 +21,7 @@ from hermes_core.errors import (
 )
 from hermes_core.sandbox.contract import Channel, Isolation, Network, Sandbox
 from hermes_core.sandbox.guest import wire
+from hermes_core.sandbox.guest.probe import system_identity
 from hermes_core.sandbox.guest_client.bundle import NO_GUEST, TOO_OLD, guest_argv, payload
 
 _READ_BYTES = 1 << 18
@@ -51,6 +52,8 @@ class GuestSettings:
     state_dir: str
     orphan_ttl_s: float
     uid_base: int | None = None
+    own_system: bool = False
+    """As `Sandbox.own_system`."""
     max_processes: int = 512
     process_memory: int | None = None
     """MiB that each process of a slot may allocate."""
@@ -140,6 +143,8 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "workspace_base": settings.workspace_base,
         "orphan_ttl_s": settings.orphan_ttl_s,
         "uid_base": settings.uid_base,
+        "own_system": settings.own_system,
+        "driver_etc": system_identity(),
         "max_processes": settings.max_processes,
         "process_memory": (settings.process_memory or 0) << 20,
         "env": dict(settings.env),

@@ -186,6 +186,9 @@ def _read(path: str) -> SandboxRecord | None:
 
 def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None) -> dict[str, Any]:
     """Return what a host has to know of a sandbox to create it, as plain data. Called by the driver."""
+    from hermes_core.sandbox.guest.workspace import slot_users  # hosts are not sent it
+
+    one_etc = spec.isolation.label == "user"  # at `namespace` the guest gives each slot its own
     return {
         "record": {
             "sandbox_id": sandbox_id_of(spec.creation_id),
@@ -197,6 +200,7 @@ def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None) -> dict[str,
         "no_network": spec.config.network.value == "none",
         "tmpfs_bytes": None if tmpfs_mib is None else tmpfs_mib << 20,
         "visible_paths": list(spec.config.visible_paths),
+        "users": slot_users(_DATA, 0, spec.config.slots_per_sandbox) if one_etc else [],
         "command": list(spec.command(".hermes")),  # it is started in the directory of the workspaces
     }
 
@@ -257,6 +261,7 @@ def creation(
         "binds": shown.binds,
         "symlinks": shown.symlinks,
         "masks": shown.masks,
+        "users": wanted["users"],
         "command": wanted["command"],
         "environment": view.base_environment({processes.MARKER: sandbox_id}),
         "record": dict(wanted["record"], created=time.time(), user_namespace=by_user),

@@ -17,7 +17,7 @@ import sys
 import time
 
 from hermes_core.sandbox import uids
-from hermes_core.sandbox.guest import mounts, namespaces
+from hermes_core.sandbox.guest import mounts, namespaces, users
 from hermes_core.sandbox.guest.probe import what_works
 from hermes_core.sandbox.local import directories, processes
 
@@ -197,7 +197,7 @@ def _be_init(request: dict[str, Any], directory: str, block: tuple[int, int] | N
             os._exit(1)
         os.setsid()
         if request["isolated"]:
-            _build(request, directory)
+            _build(request, directory, None if block is None else block[0])
             os.chdir("/data")
         else:
             os.chdir(os.path.join(directory, directories.DATA))
@@ -212,7 +212,7 @@ def _be_init(request: dict[str, Any], directory: str, block: tuple[int, int] | N
         os._exit(1)
 
 
-def _build(request: dict[str, Any], directory: str) -> None:
+def _build(request: dict[str, Any], directory: str, first_uid: int | None) -> None:
     """Namespaces, and a root that shows the system, what the request names, and three directories to write to."""
     namespaces.unshare(mount=True, ipc=True, net=request["no_network"])
     place = directory
@@ -227,7 +227,11 @@ def _build(request: dict[str, Any], directory: str) -> None:
     own = ((directories.DATA, "/data"), (directories.TMP, "/tmp"), (directories.VAR_TMP, "/var/tmp"))
     mounts.build_root(
         os.path.join(directory, directories.ROOT),
-        binds=[*request["binds"], *((os.path.join(place, name), path, True) for name, path in own)],
+        binds=[
+            *request["binds"],
+            *_named_users(request["users"], directory, first_uid),
+            *((os.path.join(place, name), path, True) for name, path in own),
+        ],
         tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],
         masks=request["masks"],
         symlinks=request["symlinks"],
@@ -236,6 +240,23 @@ def _build(request: dict[str, Any], directory: str) -> None:
     if request["no_network"]:
         namespaces.loopback_up()
     namespaces.no_sysv_ipc()  # slots that share this ipc namespace are not to meet in it
+
+
+def _named_users(
+    wanted: list[tuple[int, str, str]], directory: str, first_uid: int | None
+) -> list[tuple[str, str, bool]]:
+    """Return the mounts of our own copies of the lists of users, in which the slots' have names: the host's stay.
+
+    Args:
+        wanted: ids counted from `first_uid`, names, homes.
+    """
+    if first_uid is None or not wanted:
+        return []
+    try:
+        lists = users.add(users.read(), [(first_uid + offset, name, home) for offset, name, home in wanted])
+        return users.write_copies(lists, directory)
+    except OSError:  # the host has none that can be read: slots work without names
+        return []
 
 
 def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:

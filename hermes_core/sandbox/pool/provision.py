@@ -314,6 +314,7 @@ class Provisioner:
             state_dir=sandbox.state_dir,
             orphan_ttl_s=config.orphan_ttl_s,
             uid_base=sandbox.uid_base,
+            own_system=sandbox.own_system,
             max_processes=config.max_processes,
             process_memory=config.process_memory,
             env=dict(config.env_vars),

@@ -8,8 +8,8 @@ from hermes_core.errors import StaleSlotError
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.testing.conformance.checks import check
-from hermes_core.testing.conformance.expect import expect, raises, same, within
-from hermes_core.testing.conformance.kit import Kit
+from hermes_core.testing.conformance.expect import CheckFailed, expect, raises, same, within
+from hermes_core.testing.conformance.kit import Kit, ran
 from hermes_core.testing.conformance.running import BOMB, PROOF, TICKER, ticking, ticks
 
 COMMON = ("/tmp", "/var/tmp", "/dev/shm")
@@ -24,6 +24,20 @@ async def a_slot_says_what_it_is(kit: Kit) -> None:
     same(slot.profile, "default", "its profile")
     expect(slot.slot_id and slot.sandbox_id, "it has no id")
     same((await tools.commands(slot).run("pwd")).text.strip(), slot.workspace_dir, "its workspace")
+
+
+@check("slots", levels=True)
+async def a_slots_user_has_a_name(kit: Kit) -> None:
+    """The user and the group that commands run as have names."""
+    said = await (await kit.slot()).run("id -un && id -gn")
+    if said.ok:
+        return
+    # In a system that is not the sandbox's own, or can't be written to, names can't be given.
+    async with kit.sandbox() as sandbox:
+        writable = sandbox.own_system and (await ran(await sandbox.open(["sh", "-c", "test -w /etc"]))).status == 0
+    if not writable:
+        raise kit.not_applicable("documented as open: the sandbox has no /etc of its own that can be written to")
+    raise CheckFailed(f"the slot's user has no name: {said.error_text.strip()}")
 
 
 @check("slots")

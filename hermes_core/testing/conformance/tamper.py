@@ -75,6 +75,7 @@ class TamperedSandbox(Sandbox):
         self.workspace_base = inner.workspace_base
         self.state_dir = inner.state_dir
         self.uid_base = inner.uid_base
+        self.own_system = inner.own_system
         self._inner = inner
         self._backend = backend
 

@@ -98,6 +98,8 @@ class DockerBackend(Backend):
 class DockerSandbox(Sandbox):
     """One container. Made by `DockerBackend`."""
 
+    own_system = True
+
     def __init__(self, name: str, uid_base: int | None, daemon: Daemon, throttle: Throttle) -> None:
         self.id = name
         self.uid_base = uid_base

@@ -171,6 +171,8 @@ class ModalBackend(Backend):
 class ModalSandbox(Sandbox):
     """One of Modal's sandboxes. Made by `ModalBackend`."""
 
+    own_system = True
+
     def __init__(
         self, sandbox: Any, workspace_base: str, creation_id: str, account: Account, lifetime_s: float | None = None
     ) -> None:

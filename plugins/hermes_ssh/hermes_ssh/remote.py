@@ -18,6 +18,7 @@ _CORE = (
     "sandbox.guest.mounts",
     "sandbox.guest.namespaces",
     "sandbox.guest.probe",
+    "sandbox.guest.users",
     *(f"sandbox.local.{name}" for name in ("directories", "host", "supervisor", "processes", "removal", "view")),
     "sandbox.uids",
 )

@@ -17,6 +17,9 @@ import hermes_core
 from hermes_core.errors import ConfigError, PolicyError
 from hermes_core.sandbox.contract import Isolation, Network
 from hermes_core.sandbox.local import view
+from hermes_core.sandbox.local.backend import LocalConfig
+from hermes_core.tool_backend import ToolBackend
+from hermes_core.tools.registry import ToolRegistry
 
 CHECKOUT = Path(hermes_core.__file__).resolve().parents[1]
 
@@ -380,5 +383,38 @@ os.waitpid(child, 0)
             uid = 0 if sandbox.uid_base is None else sandbox.uid_base + 2
             ran = await tools.run(sandbox, "python3", "-I", "-S", "-c", program, str(uid))
             assert ran.out.strip() == "confined", ran
+
+    host.run(scenario)
+
+
+@pytest.mark.parametrize("level", [Isolation.USER, Isolation.NAMESPACE])
+def test_slots_users_have_names_and_the_hosts_lists_stay(host, level: Isolation) -> None:
+    program = """if 1:
+        import getpass, grp, json, os, pwd
+        user = pwd.getpwuid(os.getuid())
+        names = [user.pw_name, grp.getgrgid(os.getgid()).gr_name, getpass.getuser(), os.environ["LOGNAME"]]
+        homes = [user.pw_dir, os.path.expanduser("~"), os.path.expanduser("~" + user.pw_name)]
+        writable = [path for path in ("/etc", "/etc/passwd", "/etc/group") if os.access(path, os.W_OK)]
+        print(json.dumps([names, homes, writable, pwd.getpwuid(0).pw_name]))"""
+    lists = [Path("/etc/passwd"), Path("/etc/group")]
+
+    async def scenario() -> None:
+        before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in lists]
+        profile = LocalConfig(slots_per_sandbox=2, max_sandboxes=1, reserve_slots=0)
+        backend = ToolBackend(
+            host.backend(), profiles={"default": profile}, tools=ToolRegistry(), isolation=level, owner="tests"
+        )
+        async with backend:
+            for number in range(2):
+                slot = await backend.acquire()
+                wanted = f"agent{number}" if host.root and level is Isolation.USER else "agent"
+                run = backend.commands(slot).run
+                result = await run(["python3", "-c", program])
+                names, homes, writable, root = json.loads(result.text or result.error_text)
+                assert names == [wanted] * 4 and len(set(homes)) == 1 and f"slot_{number}" in homes[0]
+                assert (writable, root) == ([], "root")
+                said = await run(r"whoami; id -un; id -gn; PS1='\u ' bash --norc -i 2>&1 </dev/null")
+                assert said.text.split("\n")[:3] == [wanted] * 3 and f"{wanted} exit" in said.text, said
+        assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in lists] == before
 
     host.run(scenario)
