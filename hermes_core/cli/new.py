@@ -90,7 +90,9 @@ def spellings(kind: str, name: str) -> dict[str, str]:
         UsageError: no package can have this name.
     """
     if not _NAME.fullmatch(name) or len(name) > _MOST_CHARS:
-        hint = f"use lower-case letters, digits and '-', a letter first, {_MOST_CHARS} at most"
+        hint = (
+            f"use words of lower-case letters and digits, joined by '-' or '_', a letter first; {_MOST_CHARS} at most"
+        )
         raise UsageError(f"{name!r} can't be the name of a plugin", hint=hint)
     package = name.replace("-", "_")
     if keyword.iskeyword(package) or package in ("tests", "example_" + kind):
@@ -98,8 +100,14 @@ def spellings(kind: str, name: str) -> dict[str, str]:
     return {
         f"example_{kind}": package,
         f"example-{kind}": package.replace("_", "-"),
-        f"Example{kind.capitalize()}": "".join(part.capitalize() for part in package.split("_")),
+        f"Example{kind.capitalize()}": _class_name(kind, package),
     }
+
+
+def _class_name(kind: str, package: str) -> str:
+    """Return `RewardsSink` for `rewards`: with the kind at its end, no class is called like one that is imported."""
+    name, suffix = "".join(part.capitalize() for part in package.split("_")), kind.capitalize()
+    return name if name.endswith(suffix) and name != suffix else name + suffix
 
 
 def _check_free(runtime: Runtime, kind: str, package: str, name: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hermes_core.cli.main import main
-from hermes_core.cli.new import KINDS, template
+from hermes_core.cli.new import KINDS, spellings, template
 from hermes_core.version import __version__
 
 SLOW = {"backend": pytest.mark.full}
@@ -57,6 +59,48 @@ def test_the_packages_differ_only_in_what_they_are(kind: str) -> None:
         return described
 
     assert project(kind) == project("tool")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plugin_s_name_is_no_identifier_that_others_could_shadow(kind: str) -> None:
+    for path, text in template(kind):
+        if path.suffix == ".py":
+            assert f"example_{kind}" not in _identifiers(ast.parse(text)), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_class_is_called_like_what_its_module_imports(kind: str) -> None:
+    imported = {name for path, text in template(kind) if path.suffix == ".py" for name in _imported(text)}
+    names = {re.sub(r"\B(?=[A-Z])", "-", name).lower() for name in imported if name.isalpha()} | {kind}
+    for name in names - {f"example-{kind}"}:
+        placeholder, made = f"Example{kind.capitalize()}", spellings(kind, name)[f"Example{kind.capitalize()}"]
+        for path, text in template(kind):
+            if path.suffix == ".py":
+                classes = {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)}
+                assert not {each.replace(placeholder, made) for each in classes} & _imported(text), (path, name)
+
+
+def _identifiers(tree: ast.AST) -> set[str]:
+    """Every name that the code binds or reads."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.alias():
+                found.add(node.asname or node.name)
+    return found
+
+
+def _imported(text: str) -> set[str]:
+    return {node.asname or node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.alias)}
+
+
+@pytest.mark.parametrize("name", ["word_count", "word-count", "a1"])
+def test_words_are_joined_by_either_sign(name: str, tmp_path: Path) -> None:
+    assert new("tool", name, "--dir", str(tmp_path)).exit_code == 0
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW.get(kind, ())) for kind in KINDS])

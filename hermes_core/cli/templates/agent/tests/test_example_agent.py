@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import example_agent
+import example_agent as plugin
 from hermes_core import Runtime, UnknownNameError, run_rollouts
 
 TASK = {"id": "greet", "prompt": "Write 'hello' to greeting.txt.", "check": "grep -qx hello greeting.txt"}
@@ -20,7 +20,7 @@ def rollout(folder: Path, **settings: object) -> Mapping[str, Any]:
     records: list[Mapping[str, Any]] = []
 
     async def work() -> None:
-        async with Runtime(plugins=[example_agent], load_entry_points=False) as runtime:
+        async with Runtime(plugins=[plugin], load_entry_points=False) as runtime:
             await run_rollouts(
                 runtime,
                 "tasks",

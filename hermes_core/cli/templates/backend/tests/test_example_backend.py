@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-import example_backend
+import example_backend as plugin
 from hermes_core import PolicyError, Runtime
 
 
-@pytest.mark.conformance("example-backend", plugins=[example_backend], groups=["contract", "commands", "files"])
+@pytest.mark.conformance("example-backend", plugins=[plugin], groups=["contract", "commands", "files"])
 def test_conformance(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
@@ -20,7 +20,7 @@ def test_conformance(conformance_check: Callable[[], None]) -> None:
 def test_its_settings_reach_commands() -> None:
     async def work() -> str:
         async with (
-            Runtime(plugins=[example_backend], load_entry_points=False) as runtime,
+            Runtime(plugins=[plugin], load_entry_points=False) as runtime,
             runtime.tool_backend(
                 "example-backend",
                 isolation="shared",
@@ -36,7 +36,7 @@ def test_its_settings_reach_commands() -> None:
 def test_what_it_can_t_give_is_refused() -> None:
     async def work() -> None:
         async with (
-            Runtime(plugins=[example_backend], load_entry_points=False) as runtime,
+            Runtime(plugins=[plugin], load_entry_points=False) as runtime,
             runtime.tool_backend("example-backend", isolation="user"),
         ):
             pass

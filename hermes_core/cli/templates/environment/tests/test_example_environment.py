@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-import example_environment
+import example_environment as plugin
 from hermes_core import ConfigError, Runtime, Validation, validate
 
 
@@ -12,7 +12,7 @@ def checked(**env: object) -> Validation:
     """Validate the environment with these settings, at whatever isolation level this host allows."""
 
     async def work() -> Validation:
-        async with Runtime(plugins=[example_environment], load_entry_points=False) as runtime:
+        async with Runtime(plugins=[plugin], load_entry_points=False) as runtime:
             return await validate(runtime, "example-environment", env=env, repeat=2, allow_unisolated=True)
 
     return asyncio.run(work())

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-import example_parser
+import example_parser as plugin
 from hermes_core import ParsedText, Runtime
 
-PARSER = Runtime(plugins=[example_parser], load_entry_points=False).parser("example-parser")
+PARSER = Runtime(plugins=[plugin], load_entry_points=False).parser("example-parser")
 
 
 def parse(text: str) -> ParsedText:

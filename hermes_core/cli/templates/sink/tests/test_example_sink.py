@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import example_sink
+import example_sink as plugin
 from hermes_core import ConfigError, Runtime, run_rollouts
 
 TASKS = [
@@ -20,7 +20,7 @@ def test_each_rollout_has_a_line(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, TASKS)))
 
     async def work() -> None:
-        async with Runtime(plugins=[example_sink], load_entry_points=False) as runtime:
+        async with Runtime(plugins=[plugin], load_entry_points=False) as runtime:
             await run_rollouts(
                 runtime,
                 "tasks",
@@ -40,4 +40,4 @@ def test_each_rollout_has_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("target", "says"), [("", "where to write"), ("/no/such/folder/a.csv", "can't write")])
 def test_a_target_that_can_t_be_written_is_refused_at_the_start(target: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        Runtime(plugins=[example_sink], load_entry_points=False).sink("example-sink", target)
+        Runtime(plugins=[plugin], load_entry_points=False).sink("example-sink", target)

@@ -10,7 +10,7 @@ MAX_BYTES = 1_000_000
 """What is read of a file at most: an agent can make files of any size."""
 
 
-async def example_tool(
+async def count_text(
     ctx: CallContext,
     path: Annotated[str, Field(min_length=1, description="The file, relative to the workspace.")],
 ) -> dict[str, int | bool]:
@@ -28,4 +28,6 @@ async def example_tool(
 @hookimpl
 def hermes_register_tools(registry: ToolRegistrar) -> None:
     """Register the tool, in a toolset of its own."""
-    registry.add(function_tool(example_tool, toolsets="example_tool", parallel_safe=True, timeout_s=30))
+    registry.add(
+        function_tool(count_text, name="example_tool", toolsets="example_tool", parallel_safe=True, timeout_s=30)
+    )

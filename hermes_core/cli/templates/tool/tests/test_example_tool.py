@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import example_tool
+import example_tool as plugin
 from hermes_core import ExecutionResult, Runtime
 
 
@@ -13,7 +13,7 @@ def call(arguments: Mapping[str, Any], files: Mapping[str, str]) -> ExecutionRes
 
     async def work() -> ExecutionResult:
         async with (
-            Runtime(plugins=[example_tool], load_entry_points=False) as runtime,
+            Runtime(plugins=[plugin], load_entry_points=False) as runtime,
             runtime.tool_backend("local", isolation="shared") as backend,
             backend.lease("test") as slot,
         ):
