@@ -1,7 +1,7 @@
-"""The backend conformance kit: what every backend must pass. `hermes-rl conformance NAME` runs it.
+"""The backend conformance kit: tests that every backend must pass. `hermes-rl conformance NAME` runs it.
 
-A check is a plain async function that takes a `Kit` and is registered with `check`; `run` runs them one after another
-and gives a `Report`. For pytest there is `hermes_core.testing.conformance.plugin`.
+A check is a plain async function that takes a `Kit` and is registered with `check`. `run` runs the checks one after
+another and returns a `Report`. For pytest there is `hermes_core.testing.conformance.plugin`.
 """
 
 from hermes_core.testing.conformance.checks import GROUPS, Check, all_checks, check, chosen

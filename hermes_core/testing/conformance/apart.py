@@ -1,4 +1,4 @@
-"""What separates the slots of a sandbox, for each isolation level: the table of docs/threat-model.md."""
+"""Checks of what separates the slots of a sandbox, for each isolation level: the table of docs/threat-model.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = {**SHARED, Isolation.USER: "at user process names and command lines may 
 TMP = {**SHARED, Isolation.USER: "at user a sandbox has one /tmp: names are visible (docs/threat-model.md)"}
 
 PYTHON = "isolation between slots above shared"
-"""What a sandbox without Python lacks: the attacks that are written in it can't be run there."""
+"""What a sandbox without Python lacks. The attacks are written in Python, so they can't be run there."""
 
 PTRACE = """
 import ctypes, os, sys
@@ -56,7 +56,7 @@ sys.exit(0 if libc.shmget(int(sys.argv[1]), 4096 if sys.argv[2] == "make" else 0
 
 @dataclass
 class Pair:
-    """An attacker, and a victim with something of everything."""
+    """An attacker, and a victim that has something for each attack."""
 
     slot: SlotCommands
     other: SlotCommands
@@ -66,17 +66,17 @@ class Pair:
     tmp: str
 
     async def got(self, command: str) -> bool:
-        """Whether the attacker's command gives it the victim's mark."""
+        """Return whether the attacker's command reveals the victim's mark."""
         return self.mark in (await self.slot.run(command)).text
 
     async def got_process(self, name: str) -> bool:
-        """Whether any process that the attacker sees has the mark in this file of /proc."""
+        """Return whether this file of /proc has the mark, for any process that the attacker sees."""
         script = f'for p in /proc/[0-9]*; do case "$p" in /proc/$$|/proc/$PPID) ;; *) cat "$p/{name}" ;; esac; done'
         return await self.got(f"{{ {script}; }} 2>/dev/null")
 
 
 async def pair(kit: Kit) -> Pair:
-    """Two slots of one sandbox; in the second runs a process with a mark in its command line and environment."""
+    """Return two slots of one sandbox. In the second runs a process with a mark in its command line and environment."""
     slot, other = await kit.neighbours()
     mark = "mark" + secrets.token_hex(8)
     script = (
@@ -100,7 +100,7 @@ async def a_neighbours_files_can_not_be_read(kit: Kit) -> None:
     for place in (both.other.workspace_dir, both.home, both.tmp):
         expect(not await both.got(f"cat {place}/secret"), f"it read {place}/secret")
     listed = await both.slot.run(["ls", "-A", both.other.workspace_dir])
-    own = both.slot.workspace_dir == both.other.workspace_dir  # two sandboxes: the same path is its own there
+    own = both.slot.workspace_dir == both.other.workspace_dir  # two sandboxes: the same path is the slot's own there
     expect(own or not listed.ok or not listed.stdout, f"it listed a neighbour's workspace: {listed.text!r}")
 
 
@@ -108,7 +108,7 @@ async def a_neighbours_files_can_not_be_read(kit: Kit) -> None:
 async def a_neighbours_files_can_not_be_changed(kit: Kit) -> None:
     """A slot can't write, plant or remove anything in a neighbour's directories."""
     both = await pair(kit)
-    # The workspace last: its namesake in a sandbox of its own is where the slot's commands begin.
+    # The workspace comes last: in a sandbox of its own, the slot's commands begin in a directory of the same name.
     for place in (both.home, both.tmp, both.other.workspace_dir):
         await both.slot.run(f"echo changed >{place}/secret; touch {place}/planted; rm -rf {place}")
     look = 'cat secret "$HOME/secret" "$TMPDIR/secret"; ls planted "$HOME/planted" "$TMPDIR/planted" 2>/dev/null; true'
@@ -117,7 +117,7 @@ async def a_neighbours_files_can_not_be_changed(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def links_lead_nowhere_new(kit: Kit) -> None:
-    """File operations through a link out of the slot have no more rights than the slot."""
+    """A file operation through a link out of the slot has only the slot's rights."""
     both = await pair(kit)
     await both.slot.run(f"ln -s {both.other.workspace_dir}/secret link; ln -s {both.other.workspace_dir} dir")
     if both.slot.workspace_dir == both.other.workspace_dir:
@@ -133,10 +133,10 @@ async def links_lead_nowhere_new(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def a_neighbour_can_not_be_signalled(kit: Kit) -> None:
-    """A slot can't signal a neighbour's processes: not by number, not all that it sees."""
+    """A slot can't signal a neighbour's processes, neither by number nor by signalling everything it sees."""
     both = await pair(kit)
     everything = 'for p in /proc/[0-9]*; do kill -9 "${p#/proc/}"; done; kill -9 -1'
-    # In a sandbox of its own a slot may be root: if that sandbox keeps nothing apart, this would be the host's end.
+    # In a sandbox of its own a slot may be root. If that sandbox separates nothing, this would kill the host.
     found = f"grep -q {both.mark} /proc/{both.pid}/cmdline && kill -9 {both.pid}"
     await both.slot.run(found if kit.dedicated else f"kill -9 {both.pid}; {everything}")
     alive = [each for each in await both.other.processes() if each.running]
@@ -153,7 +153,7 @@ async def a_neighbours_environment_can_not_be_read(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def a_neighbours_processes_can_not_be_entered(kit: Kit) -> None:
-    """A slot can't reach a neighbour's files or memory by way of /proc."""
+    """A slot can't reach a neighbour's files or memory through /proc."""
     both = await pair(kit)
     expect(not await both.got_process("cwd/secret"), "it read a neighbour's file by /proc/PID/cwd")
     expect(not await both.got_process(f"root{both.other.workspace_dir}/secret"), "it did by /proc/PID/root")
@@ -179,7 +179,7 @@ async def a_neighbours_command_lines_are_hidden(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def a_neighbours_temporary_files_are_its_own(kit: Kit) -> None:
-    """What a neighbour has in /tmp and /dev/shm, with a mode of its own, can't be read, changed or removed."""
+    """A slot can't read, change or remove a neighbour's private files in /tmp and /dev/shm."""
     both = await pair(kit)
     paths = f"/tmp/{both.mark} /dev/shm/{both.mark}"
     await both.other.run(f"umask 077; for p in {paths}; do echo {both.mark} >$p; done 2>/dev/null")
@@ -240,7 +240,7 @@ async def shared_memory_is_ones_own(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def no_privilege_is_to_be_had(kit: Kit) -> None:
-    """A slot's commands are no root that could become anything: no set-user-id program of its own works."""
+    """A slot's commands can't gain privileges: its own set-user-id programs have no effect."""
     slot, other = await kit.neighbours()
     if kit.direct:
         raise kit.not_applicable("a sandbox without Python runs its one slot as the sandbox's own user")
@@ -257,7 +257,7 @@ async def no_privilege_is_to_be_had(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def the_guest_can_not_be_read(kit: Kit) -> None:
-    """The guest's own directory is closed to slots."""
+    """Slots can't read the guest's own directory."""
     if kit.direct:
         raise kit.not_applicable("a sandbox without Python has no guest")
     slot = await kit.slot()
@@ -270,7 +270,7 @@ async def the_guest_can_not_be_read(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def the_drivers_files_are_not_there(kit: Kit) -> None:
-    """A private file of the driver's host, and the driver's process, are out of a slot's reach."""
+    """A slot can't reach a private file of the driver's host, nor the driver's process."""
     slot = await kit.slot()
     mark = "mark" + secrets.token_hex(8)
     with tempfile.NamedTemporaryFile(prefix="hermes-kit-") as file:

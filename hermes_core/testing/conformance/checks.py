@@ -28,29 +28,29 @@ GROUPS = {
 """The groups in the order in which they run, each with its modules of this package."""
 
 LIMIT_S = 90.0
-"""How long a check may take that does not say, in seconds."""
+"""Time limit in seconds of a check that does not set one."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One promise, and the function that finds out whether it is kept."""
+    """One promise, and the function that checks whether it is kept."""
 
     group: str
     name: str
     function: Function
     level: Isolation | None
-    """The isolation level that it is about; None is the run's own."""
+    """The isolation level that is checked; None is the run's own."""
     needs: tuple[str, ...]
-    """Words out of `DirectClient.missing`: where one of these is missing, it is not applicable."""
+    """Words from `DirectClient.missing`. If one of these is missing, the check is not applicable."""
     least: Isolation
-    """The weakest level of a run at which the promise is made at all."""
+    """The weakest level of a run that makes the promise."""
     documented: str
-    """Why it is open at this level, by design; empty where it is promised."""
+    """Why the promise is not made at this level, by design; empty if it is made."""
     limit_s: float
 
     @property
     def promise(self) -> str:
-        """What is promised, in one line."""
+        """Return the promise in one line."""
         return (self.function.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -70,11 +70,11 @@ def check(
 
     Args:
         group: one of `GROUPS`.
-        needs: what it can't do without, in words of `DirectClient.missing`.
-        least: the weakest level of a run at which it can be asked.
-        levels: whether it is asked once for every isolation level, as `name[level]`, whatever the run's is.
-        documented: with `levels`, where the promise is not made by design, and why (`docs/threat-model.md`).
-        limit_s: when it is cut off, and has failed.
+        needs: what it requires, in words of `DirectClient.missing`.
+        least: the weakest level of a run at which it applies.
+        levels: whether it runs once for every isolation level, as `name[level]`, independent of the run's level.
+        documented: with `levels`, the levels that don't make the promise by design, and why (`docs/threat-model.md`).
+        limit_s: time limit in seconds, after which it has failed.
     """
     words = (needs,) if isinstance(needs, str) else tuple(needs)
 
@@ -92,7 +92,7 @@ def check(
 
 
 def all_checks() -> list[Check]:
-    """Every check, in the order in which they run."""
+    """Return every check, in the order in which they run."""
     for modules in GROUPS.values():
         for module in modules:
             importlib.import_module(f"hermes_core.testing.conformance.{module}")
@@ -101,7 +101,7 @@ def all_checks() -> list[Check]:
 
 
 def chosen(groups: Iterable[str] = (), names: Iterable[str] = ()) -> list[Check]:
-    """The checks of these groups or names, all if neither is given. A name without its level is all of its levels.
+    """Return the checks of these groups or names; all if neither is given. A name without a level means all its levels.
 
     Raises:
         UnknownNameError: there is no such group or check.

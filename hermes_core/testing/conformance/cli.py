@@ -71,7 +71,7 @@ async def _report(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without our warnings: the checks bring about what is warned of."""
+    """Hide our own warnings, because the checks provoke them."""
     logger = logging.getLogger("hermes_core")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -82,7 +82,7 @@ def _quiet() -> Iterator[None]:
 
 
 class _Progress:
-    """How far the run is, on a line of a terminal that the next one replaces; failures stay."""
+    """Shows progress on one line of a terminal, which is overwritten each time; failures stay visible."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0

@@ -1,4 +1,4 @@
-"""Commands in a slot: what they are given, how they end, what they print. Core's own tests have the details."""
+"""Checks of commands in a slot: input, end, output. Core's own tests cover the details."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HARMLESS = {
 
 @check("commands")
 async def exit_status(kit: Kit) -> None:
-    """Every exit status from 0 to 127 arrives, and no time-out is seen in 124."""
+    """Every exit status from 0 to 127 arrives, and 124 is not mistaken for a time-out."""
     slot = await kit.slot()
     for status in (0, 1, 2, 42, 100, 123, 124, 125, 126, 127):
         result = await slot.run(f"exit {status}", timeout_s=60)
@@ -31,7 +31,7 @@ async def exit_status(kit: Kit) -> None:
 
 @check("commands")
 async def streams_are_apart(kit: Kit) -> None:
-    """Standard output and standard error are told apart, and their bytes are counted."""
+    """Standard output and standard error are kept separate, and their bytes are counted."""
     result = await (await kit.slot()).run("echo out; echo err >&2; exit 7")
     got = (result.stdout, result.stderr, result.stdout_bytes, result.stderr_bytes, result.truncated, result.exit_code)
     same(got, (b"out\n", b"err\n", 4, 4, False, 7), "the streams")
@@ -39,14 +39,14 @@ async def streams_are_apart(kit: Kit) -> None:
 
 @check("commands")
 async def output_is_binary(kit: Kit) -> None:
-    """Output that is no text arrives byte for byte; as text, what is no UTF-8 is replaced."""
+    """Binary output arrives unchanged; in the text form, bytes that are not UTF-8 are replaced."""
     result = await (await kit.slot()).run(r"printf '\377\000\200abc\r\n'")
     same((result.stdout, result.text), (b"\xff\x00\x80abc\r\n", "\ufffd\x00\ufffdabc\r\n"), "binary output")
 
 
 @check("commands")
 async def much_output_is_whole(kit: Kit) -> None:
-    """10 MB that fit the limit arrive whole and in order."""
+    """10 MB of output within the limit arrive complete and in order."""
     result = await (await kit.slot()).run("seq 1 1400000", output_limit=16 << 20)
     wanted = "".join(f"{number}\n" for number in range(1, 1_400_001)).encode()
     expect(not result.truncated, f"{len(wanted)} bytes are below the limit, and yet output was left out")
@@ -57,7 +57,7 @@ async def much_output_is_whole(kit: Kit) -> None:
 
 @check("commands")
 async def input_arrives(kit: Kit) -> None:
-    """Input of any size, binary, arrives byte for byte."""
+    """Input of any size, also binary, arrives unchanged."""
     slot = await kit.slot()
     for size in (0, 1, 65_536, 65_537, 3_000_000):
         data = os.urandom(size)
@@ -67,7 +67,7 @@ async def input_arrives(kit: Kit) -> None:
 
 @check("commands")
 async def variables(kit: Kit) -> None:
-    """Variables arrive as they are; HOME and TMPDIR are the slot's own and writable."""
+    """Variables arrive unchanged; HOME and TMPDIR are the slot's own and writable."""
     script = 'echo "$A|$B"; test -w "$HOME" && test -w "$TMPDIR" && echo writable; echo "$USER" >&2'
     result = await (await kit.slot()).run(script, env={"A": "a b $x", "B": "€ü"})
     same(result.text, "a b $x|€ü\nwritable\n", "the variables")
@@ -76,7 +76,7 @@ async def variables(kit: Kit) -> None:
 
 @check("commands")
 async def nothing_of_the_drivers_environment(kit: Kit) -> None:
-    """No variable of the driver's reaches a command."""
+    """No variable of the driver's environment reaches a command."""
     slot = await kit.slot()
     inside = dict(pair.partition("=")[::2] for pair in (await slot.run("env")).text.splitlines())
     ours = {name: value for name, value in os.environ.items() if name not in HARMLESS and value}
@@ -86,7 +86,7 @@ async def nothing_of_the_drivers_environment(kit: Kit) -> None:
 
 @check("commands")
 async def the_working_directory(kit: Kit) -> None:
-    """Commands begin in the workspace; `cwd` is relative to it, and each command's own."""
+    """Commands start in the workspace; `cwd` is relative to it and applies to one command only."""
     slot = await kit.slot()
     await slot.run("mkdir -p 'a b'; cd /")
     same((await slot.run("pwd")).text.strip(), slot.workspace_dir, "where a command begins")
@@ -95,7 +95,7 @@ async def the_working_directory(kit: Kit) -> None:
 
 @check("commands")
 async def a_time_limit_ends_a_command(kit: Kit) -> None:
-    """At its time limit a command gets TERM, is told as timed out, and keeps what it had written."""
+    """A command gets TERM at its time limit, is reported as timed out, and keeps its output so far."""
     slot = await kit.slot()
     began = time.monotonic()
     result = await slot.run("echo before; sleep 1000; echo after", timeout_s=0.5)
@@ -105,7 +105,7 @@ async def a_time_limit_ends_a_command(kit: Kit) -> None:
 
 @check("commands")
 async def cancelling_ends_a_command(kit: Kit) -> None:
-    """A command whose caller was cancelled is killed, with what it started."""
+    """A command whose caller was cancelled is killed, with everything it started."""
     slot = await kit.slot()
     running = asyncio.ensure_future(slot.run(f"trap '' TERM; ({TICKER}) & wait"))
     await ticking(slot)
@@ -116,7 +116,7 @@ async def cancelling_ends_a_command(kit: Kit) -> None:
 
 @check("commands", least=Isolation.USER, needs=PROOF, limit_s=120)
 async def a_fork_bomb_is_bounded(kit: Kit) -> None:
-    """A fork bomb stays inside its slot's process limit: a neighbour can work, and a time limit ends it."""
+    """A fork bomb stays within its slot's process limit: a neighbour can work, and a time limit ends it."""
     slot, other = await kit.neighbours()
     bomb = asyncio.ensure_future(slot.run(f"{BOMB}; sleep 1000", timeout_s=3.0))
     await asyncio.sleep(1.0)

@@ -1,4 +1,4 @@
-"""The backend contract itself: sandboxes without a guest, and channels into them."""
+"""Checks of the backend contract itself: sandboxes without a guest, and channels into them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hermes_core.testing.conformance.kit import Kit, ran
 MB = 1_000_000
 
 MEMORY_MB = 128
-"""What a sandbox is given where it is tried whether that is a limit."""
+"""Memory in MiB of the sandbox that tests whether `memory` is a limit."""
 
 MOST_STALL, MOST_STALL_S = 0.3, 0.1
-"""The part of a creation, and the seconds, for which the event loop may stand still at a stretch."""
+"""The share of a creation, and the seconds, for which the event loop may be blocked at a time."""
 
 
 @check("contract")
 async def one_creation_id_is_one_sandbox(kit: Kit) -> None:
-    """`create` with the creation id of a sandbox gives that sandbox, also when both are asked for at once."""
+    """`create` with the creation id of an existing sandbox returns that sandbox."""
     creation_id = uuid.uuid4().hex
     async with kit.sandbox(creation_id) as first:
         again = await kit.backend.create(kit.spec(creation_id))
@@ -35,7 +35,7 @@ async def one_creation_id_is_one_sandbox(kit: Kit) -> None:
 
 @check("contract")
 async def one_creation_id_is_one_sandbox_at_once(kit: Kit) -> None:
-    """Two `create` with one creation id at the same time make one sandbox."""
+    """Two calls of `create` with one creation id at the same time make one sandbox."""
     creation_id = uuid.uuid4().hex
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(kit.backend.create(kit.spec(creation_id))) for _ in range(2)]
@@ -50,7 +50,7 @@ async def one_creation_id_is_one_sandbox_at_once(kit: Kit) -> None:
 
 @check("contract")
 async def list_tells_what_was_created(kit: Kit) -> None:
-    """`list` gives id, owner, creation id, age and status of a sandbox, by owner or all."""
+    """`list` returns id, owner, creation id, age and status of a sandbox, for one owner or all."""
     before = time.time()
     async with kit.sandbox() as sandbox:
         found = [info for info in await kit.backend.list() if info.sandbox_id == sandbox.id]
@@ -75,7 +75,7 @@ async def status_follows_life(kit: Kit) -> None:
 
 @check("contract")
 async def terminate_is_idempotent(kit: Kit) -> None:
-    """`terminate` and `terminate_id` can be called again, at once, and for what does not exist."""
+    """`terminate` and `terminate_id` can be called again, at the same time, and for sandboxes that do not exist."""
     async with kit.sandbox() as sandbox:
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
@@ -87,7 +87,7 @@ async def terminate_is_idempotent(kit: Kit) -> None:
 
 @check("contract")
 async def terminate_by_id(kit: Kit) -> None:
-    """`terminate_id` ends a sandbox for whose handle nobody has to ask."""
+    """`terminate_id` ends a sandbox without a handle on it."""
     async with kit.sandbox() as sandbox:
         await kit.backend.terminate_id(sandbox.id)
         expect(await sandbox.status() is not SandboxStatus.RUNNING, "it still has status `running`")
@@ -96,7 +96,7 @@ async def terminate_by_id(kit: Kit) -> None:
 
 @check("contract")
 async def an_ended_sandbox_opens_no_channel(kit: Kit) -> None:
-    """`open` in a sandbox that has ended raises `SandboxLost`, not something that looks like a bad connection."""
+    """`open` in a sandbox that has ended raises `SandboxLost`, not an error that looks like a bad connection."""
     async with kit.sandbox() as sandbox:
         await sandbox.terminate()
         await raises(SandboxLost, _opened(sandbox), "opening a channel into it")
@@ -108,7 +108,7 @@ async def _opened(sandbox: Sandbox) -> None:
 
 @check("contract", limit_s=120)
 async def the_watchdog_ends_the_sandbox(kit: Kit) -> None:
-    """The end of the main process is the sandbox's: without a heartbeat it is gone soon after its time."""
+    """When the main process ends, the sandbox ends: without a heartbeat it is gone soon after its time."""
     async with kit.sandbox(ttl_s=1.0) as sandbox:
 
         async def ended() -> bool:
@@ -119,7 +119,7 @@ async def the_watchdog_ends_the_sandbox(kit: Kit) -> None:
 
 @check("contract")
 async def a_program_gets_its_arguments(kit: Kit) -> None:
-    """`open` starts a program with these words and variables: no shell reads them, nothing is added."""
+    """`open` starts a program with exactly these arguments and variables, without a shell."""
     words = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "ü€"]
     async with kit.sandbox() as sandbox:
         got = await ran(await sandbox.open(["sh", "-c", 'printf "%s|" "$V" "$@"', "x", *words], env={"V": "a 'b'\n$c"}))
@@ -136,9 +136,9 @@ async def variables_of_the_spec_are_set(kit: Kit) -> None:
 
 @check("contract")
 async def nothing_of_the_driver_is_added(kit: Kit) -> None:
-    """No variable of the driver's own environment reaches a program, started by `open` or in a slot."""
+    """No variable of the driver's environment reaches a program, whether started by `open` or in a slot."""
     name = f"HERMES_KIT_{uuid.uuid4().hex}"
-    # Only a variable that is really in this process's environment shows who passes that on.
+    # Only a variable that is really in this process's environment shows who passes it on.
     os.environ[name] = "of the driver"
     try:
         async with kit.sandbox() as sandbox:
@@ -154,12 +154,12 @@ async def nothing_of_the_driver_is_added(kit: Kit) -> None:
 
 @check("contract")
 async def creating_does_not_stop_the_loop(kit: Kit) -> None:
-    """While a sandbox is made and ended, the driver's event loop goes on: other rollouts are not held up."""
+    """While a sandbox is made and ended, the driver's event loop keeps running, so other rollouts are not delayed."""
     shares = []
     for _ in range(3):
         stalls = [0.0]
         ticking = asyncio.create_task(_tick(stalls))
-        await asyncio.sleep(0.01)  # it has begun
+        await asyncio.sleep(0.01)  # until it has begun
         began = time.monotonic()
         async with kit.sandbox():
             pass
@@ -182,12 +182,12 @@ async def _tick(stalls: list[float]) -> None:
 
 @check("contract")
 async def an_image_is_used_or_refused(kit: Kit) -> None:
-    """A profile whose `image` does not exist gives an error, not a sandbox made from something else."""
+    """A profile whose `image` does not exist causes an error, not a sandbox made from something else."""
     await _is_refused(kit, kit.spec(image=f"hermes-kit-{uuid.uuid4().hex}:missing"))
 
 
 async def _create(kit: Kit, spec: SandboxSpec) -> Sandbox:
-    """Create a sandbox as a pool does: what the backend does not support is refused first."""
+    """Create a sandbox as a pool does: refuse first what the backend does not support."""
     check_profile(kit.backend, spec.isolation, spec.config, prepares=False)
     return await kit.backend.create(spec)
 
@@ -203,7 +203,7 @@ async def _is_refused(kit: Kit, spec: SandboxSpec) -> None:
 
 @check("contract", limit_s=120)
 async def memory_is_limited_or_refused(kit: Kit) -> None:
-    """With `memory` set, a program can't take four times as much; or the profile is refused."""
+    """With `memory` set, a program can't use four times as much; or the profile is refused."""
     if not kit.rig.capabilities.memory_limit:
         raise kit.not_applicable("the backend declares that `memory` is no limit")
     spec = kit.spec(memory=MEMORY_MB)
@@ -213,18 +213,18 @@ async def memory_is_limited_or_refused(kit: Kit) -> None:
         return
     try:
         size = 4 * MEMORY_MB << 20
-        held = f"head -c {size} /dev/zero | tail -c {size} | wc -c"  # `tail` keeps what it may have to print
+        held = f"head -c {size} /dev/zero | tail -c {size} | wc -c"  # `tail` holds what it may have to print
         got = await ran(await sandbox.open(["sh", "-c", held]))
         expect(got.out.strip() != b"%d" % size, f"a program held {4 * MEMORY_MB} MiB with memory set to {MEMORY_MB}")
     except InfraError:
-        pass  # the limit took the sandbox with it
+        pass  # the limit killed the sandbox as well
     finally:
         await sandbox.terminate()
 
 
 @check("contract")
 async def exit_status_and_last_words(kit: Kit) -> None:
-    """`wait` gives the program's exit status; the end of its standard error is kept, apart from its output."""
+    """`wait` returns the program's exit status; the end of its standard error is kept, separate from its output."""
     async with kit.sandbox() as sandbox:
         for status in (0, 3, 255):
             got = await ran(await sandbox.open(["sh", "-c", f"echo out; echo words >&2; exit {status}"]))
@@ -242,7 +242,7 @@ async def a_missing_program_is_told(kit: Kit) -> None:
 
 @check("contract")
 async def a_channel_is_binary(kit: Kit) -> None:
-    """All 256 bytes pass both ways as they are: no terminal, no text mode."""
+    """All 256 byte values pass both ways unchanged: no terminal, no text mode."""
     data = bytes(range(256)) * 64
     async with kit.sandbox() as sandbox:
         channel = await sandbox.open(["head", "-c", str(len(data))])
@@ -251,7 +251,7 @@ async def a_channel_is_binary(kit: Kit) -> None:
 
 @check("contract")
 async def a_channel_carries_much(kit: Kit) -> None:
-    """20 MB go in while they come out: neither way waits for the other to be finished."""
+    """20 MB go in while they come out: neither direction waits for the other to finish."""
     data = os.urandom(1 << 20) * 20
     async with kit.sandbox() as sandbox:
         channel = await sandbox.open(["head", "-c", str(len(data))])
@@ -268,7 +268,7 @@ async def a_channel_carries_much(kit: Kit) -> None:
 
 @check("contract")
 async def small_pieces_arrive_at_once(kit: Kit) -> None:
-    """What is written is sent: a line comes back without waiting for a buffer to fill."""
+    """Written data is sent at once: a line comes back without waiting for a full buffer."""
     async with kit.sandbox() as sandbox:
         channel = await sandbox.open(["sh", "-c", 'while read -r line; do echo "got $line"; done'])
         try:
@@ -282,7 +282,7 @@ async def small_pieces_arrive_at_once(kit: Kit) -> None:
 
 @check("contract", limit_s=120)
 async def a_slow_reader_slows_the_writer(kit: Kit) -> None:
-    """Output that nobody reads waits in the sandbox, not in our memory: 256 MB don't get through."""
+    """Unread output waits in the sandbox, not in our memory: 256 MB don't get through."""
     async with kit.sandbox() as sandbox:
         script = 'head -c 268435456 /dev/zero; echo done >"$1"'
         flag = f"{sandbox.workspace_base}/written"
@@ -298,7 +298,7 @@ async def a_slow_reader_slows_the_writer(kit: Kit) -> None:
 
 @check("contract")
 async def channels_are_independent(kit: Kit) -> None:
-    """Eight channels work at the same time; one that is stalled holds nobody up."""
+    """Eight channels work at the same time; a stalled one does not delay the others."""
     async with kit.sandbox() as sandbox:
         stalled = await sandbox.open(["sh", "-c", "yes | head -c 50000000"])
         try:
@@ -318,7 +318,7 @@ async def _echo(sandbox: Sandbox, number: int) -> bytes:
 
 @check("contract")
 async def a_cancelled_read_loses_nothing(kit: Kit) -> None:
-    """A `read` that was cancelled takes no bytes with it."""
+    """A cancelled `read` loses no bytes."""
     async with kit.sandbox() as sandbox:
         channel = await sandbox.open(["sh", "-c", "i=0; while [ $i -lt 40 ]; do echo $i; i=$((i+1)); sleep 0.02; done"])
         got = b""
@@ -354,7 +354,7 @@ async def closing_is_idempotent(kit: Kit) -> None:
 
 @check("contract")
 async def a_channel_ends_with_its_sandbox(kit: Kit) -> None:
-    """When the sandbox ends, whoever reads from it is told soon: by the end of the stream or `ChannelLost`."""
+    """When the sandbox ends, its readers soon get the end of the stream or `ChannelLost`."""
     async with kit.sandbox() as sandbox:
         channel = await sandbox.open(["sh", "-c", "echo in; sleep 1000"])
         try:
@@ -372,7 +372,7 @@ async def a_channel_ends_with_its_sandbox(kit: Kit) -> None:
 
 @check("contract")
 async def a_program_outlives_its_channel(kit: Kit) -> None:
-    """What daemonises lives on when its channel is closed: the guest does, when a connection is lost."""
+    """A daemon lives on when its channel is closed, as the guest must when a connection is lost."""
     async with kit.sandbox() as sandbox:
         daemon = 'trap "" HUP; (sleep 1; echo alive >"$1") </dev/null >/dev/null 2>&1 & echo begun'
         proof = f"{sandbox.workspace_base}/proof"
@@ -388,7 +388,7 @@ async def a_program_outlives_its_channel(kit: Kit) -> None:
 
 @check("contract")
 async def attaching(kit: Kit) -> None:
-    """`attach` gives a handle on a sandbox that runs, and `SandboxLost` for one that does not."""
+    """`attach` returns a handle on a running sandbox, and raises `SandboxLost` for one that does not run."""
     attach = getattr(kit.backend, "attach", None)
     if not kit.rig.capabilities.attach:
         raise kit.not_applicable("the backend does not declare `attach`")

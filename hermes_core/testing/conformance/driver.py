@@ -1,4 +1,5 @@
-"""A driver in a process of its own, for the check that kills it: makes a slot, runs a command, and waits to die."""
+"""A driver in a process of its own, for the check that kills it: it makes a slot, runs a command, and waits to be
+killed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hermes_core.testing.conformance.kit import Rig
 
 
 async def main(request: dict[str, Any]) -> None:
-    """Say `ready` once something runs in a slot."""
+    """Print `ready` once something runs in a slot."""
     async with Runtime() as runtime:
         rig = Rig(runtime, request["backend"], request["config"])
         config = rig.profile(slots_per_sandbox=1, min_sandboxes=1, max_sandboxes=1, reserve_slots=0)

@@ -1,4 +1,4 @@
-"""What checks say: that something is not as promised, or that it can't be asked of this backend."""
+"""What checks use to report that a promise is not kept, or that it does not apply to this backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hermes_core.errors import CommandError
 E = TypeVar("E", bound=Exception)
 
 SHOWN = 300
-"""Characters of a value that a message shows."""
+"""Maximum number of characters of a value in a message."""
 
 
 class CheckFailed(AssertionError):
@@ -20,21 +20,21 @@ class CheckFailed(AssertionError):
 
 
 class NotApplicable(Exception):
-    """The check can't be asked of this backend; the message says why."""
+    """The check does not apply to this backend; the message says why."""
 
 
 def expect(holds: object, otherwise: str) -> None:
-    """Go on if this holds.
+    """Check that this holds.
 
     Raises:
-        CheckFailed: it does not; with `otherwise` as its message.
+        CheckFailed: it does not; the message is `otherwise`.
     """
     if not holds:
         raise CheckFailed(otherwise)
 
 
 def same(got: Any, wanted: Any, what: str) -> None:
-    """Go on if both are equal.
+    """Check that both are equal.
 
     Raises:
         CheckFailed: they differ; the message names `what` and shows both, shortened.
@@ -50,10 +50,10 @@ def _shown(value: Any) -> str:
 
 
 async def raises(kind: type[E], attempt: Awaitable[Any], what: str) -> E:
-    """The error of this kind that the attempt ends with.
+    """Return the error of this kind that the attempt raises.
 
     Raises:
-        CheckFailed: it ended without, or with another one.
+        CheckFailed: it raised none, or another one.
     """
     try:
         outcome = await attempt
@@ -65,7 +65,7 @@ async def raises(kind: type[E], attempt: Awaitable[Any], what: str) -> E:
 
 
 async def refused(attempt: Awaitable[Any], what: str, *codes: str) -> None:
-    """Go on if a command or file operation is refused with a `CommandError` of one of these codes.
+    """Check that a command or file operation is refused with a `CommandError` that has one of these codes.
 
     Raises:
         CheckFailed: it is not.
@@ -78,7 +78,7 @@ async def until(condition: Callable[[], Awaitable[object]], limit_s: float, othe
     """Wait until the condition holds.
 
     Raises:
-        CheckFailed: it did not within the limit; with `otherwise` as its message.
+        CheckFailed: it did not hold within the limit; the message is `otherwise`.
     """
     deadline = time.monotonic() + limit_s
     while not await condition():
@@ -88,7 +88,7 @@ async def until(condition: Callable[[], Awaitable[object]], limit_s: float, othe
 
 
 async def within(limit_s: float, attempt: Awaitable[Any], what: str) -> Any:
-    """What the attempt gives, cancelled after the limit.
+    """Return the result of the attempt, which is cancelled after the limit.
 
     Raises:
         CheckFailed: it took longer.

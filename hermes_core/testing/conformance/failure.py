@@ -1,4 +1,4 @@
-"""Failure: sandboxes that die, answers that are lost, drivers that are killed."""
+"""Checks of failures: sandboxes that die, answers that are lost, drivers that are killed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hermes_core.testing.conformance.kit import Kit
 from hermes_core.testing.conformance.tamper import TamperedBackend
 
 DEAD_AFTER_S = 3.0
-"""`orphan_ttl_s` of the sandboxes that are to die."""
+"""`orphan_ttl_s` of sandboxes that must die."""
 
 
 @check("failure", limit_s=120)
 async def killed_while_idle(kit: Kit) -> None:
-    """A sandbox that was ended behind our back is a `SandboxLost`, soon, and not a command's failure."""
+    """A sandbox that was ended by somebody else is soon reported as `SandboxLost`, not as a command's failure."""
     async with kit.tools(seats=1, per_sandbox=1, orphan_ttl_s=DEAD_AFTER_S) as tools:
         slot = await tools.acquire()
         commands = tools.commands(slot)
@@ -55,7 +55,7 @@ async def a_new_sandbox_after_a_death(kit: Kit) -> None:
 
 @check("failure", limit_s=120)
 async def a_creation_whose_answer_is_lost(kit: Kit) -> None:
-    """`create` succeeded and nobody heard: the retry finds that sandbox, and there is one."""
+    """If `create` succeeds but its answer is lost, the retry finds that sandbox, and there is only one."""
     tampered = TamperedBackend(kit.backend)
     tampered.lose_answers = 1
     async with kit.tools(seats=1, per_sandbox=1, backend=tampered) as tools:
@@ -66,7 +66,7 @@ async def a_creation_whose_answer_is_lost(kit: Kit) -> None:
 
 @check("failure", limit_s=120)
 async def nobody_waits_for_a_lost_creation(kit: Kit) -> None:
-    """A creation whose answer is lost and which is given up leaves no sandbox."""
+    """A creation that is given up after its answer was lost leaves no sandbox."""
     tampered = TamperedBackend(kit.backend)
     tampered.lose_answers = 100
     async with kit.tools(seats=1, per_sandbox=1, backend=tampered) as tools:
@@ -112,7 +112,7 @@ async def a_killed_driver_leaves_nothing(kit: Kit) -> None:
 
 @check("failure")
 async def errors_say_what_to_do(kit: Kit) -> None:
-    """A lost sandbox is told with its id and a sentence."""
+    """A lost sandbox is reported with its id and a sentence."""
     async with kit.sandbox() as sandbox:
         await sandbox.terminate()
         error = await raises(SandboxLost, sandbox.open(["true"]), "opening a channel into an ended sandbox")

@@ -1,4 +1,4 @@
-"""Files of a slot, one by one and as trees. Core's own tests have the details."""
+"""Checks of files in a slot, single files and directory trees. Core's own tests cover the details."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hermes_core.testing.conformance.kit import Kit
 
 @check("files")
 async def write_and_read(kit: Kit) -> None:
-    """What is written is read, binary, of every size; missing directories are made."""
+    """Files of every size, also binary, are read as they were written; missing directories are made."""
     slot = await kit.slot()
     for size in (0, 1, 65_536, 65_537, 3_000_000):
         data = os.urandom(size)
@@ -24,7 +24,7 @@ async def write_and_read(kit: Kit) -> None:
 
 @check("files", least=Isolation.USER, needs="a preparation user apart")
 async def rights_are_the_slots(kit: Kit) -> None:
-    """File operations have the slot's rights: what only root can read is refused."""
+    """File operations have the slot's rights: reading a file that only root can read is refused."""
     slot = await kit.slot()
     await refused(slot.read_file("/etc/shadow"), "reading /etc/shadow", "permission", "not_found")
     await refused(slot.write_file("/etc/planted", b"x"), "writing in /etc", "permission", "not_found", "failed")
@@ -32,7 +32,7 @@ async def rights_are_the_slots(kit: Kit) -> None:
 
 @check("files")
 async def trees_go_out_and_in(kit: Kit) -> None:
-    """A tree goes out of one slot and into another: contents, modes and links."""
+    """A directory tree can be copied from one slot to another: contents, modes and links."""
     slot, other = await kit.slot(), await kit.slot()
     await slot.run("mkdir -p t/a/b t/empty; printf x >t/a/b/f; printf '#!/bin/sh\\necho ran' >t/run; chmod 755 t/run")
     await slot.run("cd t; ln -s a/b/f link; ln -s /nowhere dangling; touch 'a b' .hidden")

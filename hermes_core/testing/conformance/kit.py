@@ -1,4 +1,4 @@
-"""What a check is given: the backend under test, slots of it, tool backends and sandboxes of the check's own."""
+"""What a check gets: the backend under test, slots of it, and tool backends and sandboxes of the check's own."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from hermes_core.tool_backend import ToolBackend
 from hermes_core.validation import validated
 
 SLOTS = 8
-"""Slots in a sandbox of the tool backends that checks share."""
+"""Number of slots in a sandbox of the tool backends that checks share."""
 
 ACQUIRE_S = 90.0
-"""How long a check waits for a slot, the creation of its sandbox included, in seconds."""
+"""Seconds that a check waits for a slot, including the creation of its sandbox."""
 
 RAW_TTL_S = 120.0
-"""How long a sandbox without a guest lives: its watchdog hears no heartbeat."""
+"""Seconds that a sandbox without a guest lives, because its watchdog gets no heartbeat."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a program wrote and how it ended, over a channel of its own."""
+    """The output of a program and how it ended, over a channel of its own."""
 
     status: int
     out: bytes
@@ -49,7 +49,7 @@ class Ran:
 
 
 async def ran(channel: Channel, stdin: bytes = b"") -> Ran:
-    """Give the program its input, and wait for its end."""
+    """Send the program its input, and wait for its end."""
     try:
         if stdin:
             await channel.write(stdin)
@@ -65,10 +65,10 @@ class Rig:
     """One run of the kit on one backend: an async context manager. Holds what its checks share.
 
     Args:
-        name: of the backend, in the runtime.
+        name: the backend's name in the runtime.
         config: the profile to test it with, by the keys of its `config_class`. The kit sets the numbers of slots and
             sandboxes itself.
-        isolation: at which level the checks run that are not about levels; None is `user`, or what comes next.
+        isolation: the level for checks that are not about levels; None is `user`, or the next stronger one.
 
     Raises:
         UnknownNameError, ConfigError: the backend, the level or a key does not exist, or has a wrong value.
@@ -89,17 +89,17 @@ class Rig:
         self.backend = runtime.backend(name)
         self.level = Isolation.SHARED
         self.missing: tuple[str, ...] = ()
-        """What its sandboxes can't do, because they have no guest: no Python, or slots that are root."""
+        """What its sandboxes can't do because they have no guest: they have no Python, or their slots are root."""
         self.owner = f"kit-{secrets.token_hex(6)}"
         self.figures: dict[str, float] = {}
         self.refused: dict[Isolation, str] = {}
-        """The levels that the backend declares and this profile can't have, with the backend's reason."""
+        """The levels that the backend declares but this profile can't use, with the backend's reason."""
         self._asked = None if isolation is None else Isolation.parse(isolation)
         self._shared: dict[Isolation, ToolBackend] = {}
         self.profile()
 
     async def __aenter__(self) -> Self:
-        """Find out whether the backend can be used, and whether its sandboxes have a guest.
+        """Check that the backend can be used, and whether its sandboxes have a guest.
 
         Raises:
             ProvisionError: it can't be used here.
@@ -130,18 +130,18 @@ class Rig:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the backend declares."""
+        """Return what the backend declares."""
         return self.backend.capabilities
 
     def profile(self, **changes: Any) -> SandboxConfig:
-        """The profile under test, with these keys changed."""
+        """Return the profile under test, with these keys changed."""
         what = f"the profile of backend {self.name!r}"
         return validated(self.backend.config_class, {**self.config, **changes, "name": "default"}, what)
 
     def tool_backend(
         self, level: Isolation, owner: str, config: SandboxConfig, backend: Backend | None = None
     ) -> ToolBackend:
-        """A tool backend with one profile, for the caller to start and close."""
+        """Return a tool backend with one profile. The caller starts and closes it."""
         return ToolBackend(
             backend or self.backend,
             profiles={config.name: config},
@@ -151,7 +151,7 @@ class Rig:
         )
 
     async def shared(self, level: Isolation) -> ToolBackend:
-        """The tool backend whose sandboxes the checks of one level share."""
+        """Return the tool backend whose sandboxes the checks of one level share."""
         if level not in self._shared:
             config = self.profile(
                 slots_per_sandbox=SLOTS, min_sandboxes=0, max_sandboxes=4, reserve_slots=0, acquire_timeout_s=ACQUIRE_S
@@ -160,7 +160,7 @@ class Rig:
         return self._shared[level]
 
     async def replace(self, level: Isolation) -> None:
-        """Give up the shared sandboxes of a level, which a check may have spoilt."""
+        """Give up the shared sandboxes of a level, which a check may have damaged."""
         if (tools := self._shared.pop(level, None)) is not None:
             await tools.aclose()
 
@@ -187,7 +187,7 @@ class Rig:
             self.missing = tools.missing(slot)
 
     async def _try_levels(self, levels: Sequence[Isolation]) -> None:
-        """Note which of the declared levels the profile under test is refused, and why."""
+        """Find out which of the declared levels the profile under test is refused, and why."""
         for level in levels:
             if level is self.level:
                 continue
@@ -197,22 +197,23 @@ class Rig:
             except PolicyError as error:
                 self.refused[level] = error.message
                 await self.replace(level)
-            except HermesError:  # a matter for the checks
+            except HermesError:  # the checks report it
                 await self.replace(level)
 
     async def _has_python(self) -> bool:
         weakest = min(self.capabilities.isolation, default=Isolation.SHARED)
         python = False
-        with suppress(CheckFailed):  # what it leaves is a matter for the checks
+        with suppress(CheckFailed):  # the checks report what it leaves
             async with Kit(self, weakest) as kit, kit.sandbox() as sandbox:
                 python = (await ran(await sandbox.open(["python3", "-c", ""]))).status == 0
         return python
 
 
 class Kit:
-    """What one check works with; an async context manager that ends what the check has left.
+    """The tools of one check: an async context manager that ends what the check has left.
 
-    `slot` and `lease` give slots of sandboxes that all checks share; `tools` and `sandbox` what is the check's own.
+    `slot` and `lease` return slots of sandboxes that all checks share; `tools` and `sandbox` make new ones for the
+    check.
     """
 
     def __init__(self, rig: Rig, level: Isolation) -> None:
@@ -220,7 +221,7 @@ class Kit:
         self.level = level
         """The isolation level of this check."""
         self.owner = f"{rig.owner}-{secrets.token_hex(4)}"
-        """Whose the check's own sandboxes are."""
+        """The owner of the check's own sandboxes."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -238,46 +239,46 @@ class Kit:
 
     @property
     def backend(self) -> Backend:
-        """The backend under test."""
+        """Return the backend under test."""
         return self.rig.backend
 
     @property
     def dedicated(self) -> bool:
-        """Whether each sandbox has one slot only."""
+        """Return whether each sandbox has one slot only."""
         return self.level is Isolation.DEDICATED
 
     @property
     def direct(self) -> bool:
-        """Whether the sandboxes have no guest, and commands go through `sh`."""
+        """Return whether the sandboxes have no guest, so that commands go through `sh`."""
         return bool(self.rig.missing)
 
     def not_applicable(self, reason: str) -> NotApplicable:
-        """To be raised where a check can't be asked of this backend."""
+        """Return an error to raise if a check does not apply to this backend."""
         return NotApplicable(reason)
 
     def figure(self, name: str, value: float) -> None:
-        """Put a figure into the report."""
+        """Add a figure to the report."""
         self.rig.figures[name] = round(value, 3)
 
     # --- slots of sandboxes that are shared with other checks
 
     async def shared(self) -> ToolBackend:
-        """The tool backend whose sandboxes all checks of this level share."""
+        """Return the tool backend whose sandboxes all checks of this level share."""
         return await self.rig.shared(self.level)
 
     async def lease(self, group: str | None = None) -> Slot:
-        """A slot, released and reset when the check is over."""
+        """Return a slot that is released and reset when the check is over."""
         tools = await self.shared()
         slot = await tools.acquire(group=group)
         self._stack.push_async_callback(tools.release, slot, reset_workspace=True)
         return slot
 
     async def slot(self) -> SlotCommands:
-        """The commands of such a slot."""
+        """Return the commands of such a slot."""
         return (await self.shared()).commands(await self.lease())
 
     async def neighbours(self) -> tuple[SlotCommands, SlotCommands]:
-        """The commands of two slots of one sandbox (of two sandboxes, where each has one slot)."""
+        """Return the commands of two slots of one sandbox (of two sandboxes, if each has one slot)."""
         group = uuid.uuid4().hex
         one, other = await self.lease(group), await self.lease(group)
         if one.sandbox_id != other.sandbox_id and not self.dedicated:
@@ -291,14 +292,14 @@ class Kit:
     async def tools(
         self, *, seats: int = 2, per_sandbox: int = 2, warm: int = 0, backend: Backend | None = None, **config: Any
     ) -> AsyncIterator[ToolBackend]:
-        """A tool backend of the check's own.
+        """Make a tool backend of the check's own.
 
         Args:
-            seats: slots in all, at most.
-            per_sandbox: slots in one sandbox (one, where a sandbox has one slot only).
+            seats: maximum number of slots in all.
+            per_sandbox: slots in one sandbox (one, if a sandbox has one slot only).
             warm: sandboxes made before the block begins, and kept.
-            backend: another than the one under test, usually a wrapper of it.
-            config: further keys of the profile.
+            backend: a backend to use instead of the one under test, usually a wrapper of it.
+            config: more keys of the profile.
         """
         slots = 1 if self.dedicated else per_sandbox
         numbers = {"slots_per_sandbox": slots, "max_sandboxes": -(-seats // slots), "min_sandboxes": warm}
@@ -308,7 +309,7 @@ class Kit:
             yield tools
 
     def spec(self, creation_id: str | None = None, *, ttl_s: float = RAW_TTL_S, **config: Any) -> SandboxSpec:
-        """What a sandbox without a guest is made from; `config` are further keys of its profile."""
+        """Return the spec of a sandbox without a guest; `config` has more keys of its profile."""
         return SandboxSpec(
             creation_id=creation_id or uuid.uuid4().hex,
             owner=self.owner,
@@ -320,7 +321,7 @@ class Kit:
 
     @asynccontextmanager
     async def sandbox(self, creation_id: str | None = None, *, ttl_s: float = RAW_TTL_S) -> AsyncIterator[Sandbox]:
-        """A sandbox of the check's own, without a guest, ended with the block."""
+        """Make a sandbox of the check's own, without a guest, which ends with the block."""
         sandbox = await self.backend.create(self.spec(creation_id, ttl_s=ttl_s))
         try:
             yield sandbox
@@ -328,13 +329,13 @@ class Kit:
             await sandbox.terminate()
 
     async def listed(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """The check's own sandboxes that the backend knows and that have not ended."""
+        """Return the check's own sandboxes that the backend lists and that have not ended."""
         found = await self.backend.list(owner or self.owner)
         return [info for info in found if info.status is SandboxStatus.RUNNING]
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in words, for the report."""
+    """Return an error in words, for the report."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, CheckFailed | NotApplicable | HermesError):

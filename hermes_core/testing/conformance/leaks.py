@@ -1,4 +1,4 @@
-"""Leaks: descriptors, threads, processes and sandboxes are back where they were."""
+"""Checks for leaks: afterwards, no more descriptors, threads, processes and sandboxes exist than before."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hermes_core.testing.conformance.expect import NotApplicable, expect, same
 from hermes_core.testing.conformance.kit import Kit
 
 SETTLE_S = 10.0
-"""How long the driver may take to let go of what it has used, in seconds."""
+"""Seconds that the driver may take to release what it has used."""
 
 SPARE = 3
-"""What may come and go by itself: a worker thread of the event loop, a connection of the provider's SDK."""
+"""Number of things that may come and go by themselves, such as an event loop's worker thread or an SDK's connection."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class Holdings:
 
     @classmethod
     def take(cls) -> Holdings:
-        """What it holds now; counts kinds of descriptors, as their numbers come and go."""
+        """Return what it holds now. Descriptors are counted by kind, because their numbers change."""
         gc.collect()
         kinds: Counter[str] = Counter()
         for entry in Path("/proc/self/fd").iterdir():
             try:
                 kinds[str(entry.readlink()).partition(":")[0]] += 1
             except OSError:
-                continue  # the one of this very listing
+                continue  # the descriptor of this very listing
         children = Path("/proc/self/task").glob("*/children")
         threads = sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())
         return cls(kinds, threads, sum(len(path.read_text().split()) for path in children))
 
     def beyond(self, before: Holdings) -> str:
-        """What is more than before, in words; empty if nothing."""
+        """Return what is more than before, in words; empty if nothing is."""
         grown = []
         for what, now, then in (
             ("descriptors", self.descriptors.total(), before.descriptors.total()),
@@ -58,14 +58,14 @@ class Holdings:
 
 
 async def census() -> Holdings:
-    """What this process holds, taken outside the event loop's thread."""
+    """Return what this process holds, collected outside the event loop's thread."""
     if sys.platform != "linux":
         raise NotApplicable("what the driver holds can only be counted on Linux")
     return await asyncio.to_thread(Holdings.take)
 
 
 async def nothing_more(before: Holdings, what: str) -> None:
-    """Go on if the driver is back where it was, in a moment at most."""
+    """Check that the driver soon holds no more than before."""
     for _ in range(int(SETTLE_S / 0.2)):
         grown = (await census()).beyond(before)
         if not grown:
@@ -85,7 +85,7 @@ async def a_thousand_commands(kit: Kit) -> None:
         results = await asyncio.gather(*(slot.run("true") for _ in range(size)))
         expect(all(each.ok for each in results), "`true` failed")
 
-    await turn()  # an SDK keeps the connections that it has needed at once
+    await turn()  # an SDK keeps as many connections as it needed at once
     inside, before = int((await slot.run(count)).text), await census()
     for _ in range(turns):
         await turn()

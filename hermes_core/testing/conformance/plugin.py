@@ -30,7 +30,7 @@ MARK = "conformance"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Register the mark."""
     config.addinivalue_line(
         "markers",
         "conformance(backend, config={}, isolation=None, groups=(), names=(), plugins=()): runs the kit on it",
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each check."""
+    """Make one test for each check."""
     if "conformance_check" not in metafunc.fixturenames:
         return
     mark = metafunc.definition.get_closest_marker(MARK)
@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class _Rigs:
-    """The rigs of a module's tests, by their marks, and the event loop that they live in."""
+    """The rigs of a module's tests, by their marks, and the event loop that they use."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -90,7 +90,8 @@ def _conformance_rigs() -> Iterator[_Rigs]:
 
 @pytest.fixture
 def conformance_check(request: pytest.FixtureRequest, _conformance_rigs: _Rigs) -> Callable[[], None]:
-    """Runs this test's check: returns if it passed, skips if it is not applicable, else fails with the reason."""
+    """Return a function that runs this test's check. It returns if the check passed, skips if it does not apply, else
+    fails."""
     check: Check = request.param
     mark: Any = request.node.get_closest_marker(MARK)
     return lambda: _conformance_rigs.run(mark, check)

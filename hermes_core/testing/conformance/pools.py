@@ -1,4 +1,4 @@
-"""Pools of real sandboxes: warm-up, replacement, the end, and creations that are cancelled."""
+"""Checks of pools of real sandboxes: warm-up, replacement, the end, and cancelled creations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hermes_core.testing.conformance.kit import Kit
 
 @check("pools")
 async def a_pool_is_warm_at_its_start(kit: Kit) -> None:
-    """`min_sandboxes` are there when `start` returns, in the pool's counts and in the backend's list."""
+    """`min_sandboxes` exist when `start` returns, in the pool's counts and in the backend's list."""
     async with kit.tools(seats=4, per_sandbox=2, warm=2) as tools:
         status = tools.get_status()
         slots = 2 if kit.dedicated else 4
@@ -24,7 +24,7 @@ async def a_pool_is_warm_at_its_start(kit: Kit) -> None:
 
 @check("pools", limit_s=150)
 async def a_dead_sandbox_is_replaced(kit: Kit) -> None:
-    """A sandbox that dies is replaced, and those who wait are served."""
+    """A sandbox that dies is replaced, and waiting callers are served."""
     async with kit.tools(seats=1, per_sandbox=1, warm=1, orphan_ttl_s=3.0) as tools:
         first = await tools.acquire()
         waiting = asyncio.ensure_future(tools.acquire())
@@ -38,7 +38,7 @@ async def a_dead_sandbox_is_replaced(kit: Kit) -> None:
 
 @check("pools")
 async def closing_ends_everything(kit: Kit) -> None:
-    """`aclose` ends sandboxes with commands under way, and whoever waits is told."""
+    """`aclose` ends sandboxes with running commands, and waiting callers get an error."""
     async with kit.tools(seats=1, per_sandbox=1) as tools:
         slot = await tools.acquire()
         command = asyncio.ensure_future(tools.commands(slot).run("sleep 1000"))
@@ -52,7 +52,7 @@ async def closing_ends_everything(kit: Kit) -> None:
 
 @check("pools", limit_s=240)
 async def cancelling_a_creation_leaves_nothing(kit: Kit) -> None:
-    """`acquire` cancelled while its sandbox is being made: the pool's end leaves nothing."""
+    """If `acquire` is cancelled while its sandbox is being made, closing the pool leaves nothing."""
     for seconds in (0.0, 0.02, 0.1, 0.3, 1.0):
         async with kit.tools(seats=1, per_sandbox=1) as tools:
             await _cut(tools.acquire(), seconds)
@@ -71,7 +71,7 @@ async def cancelling_a_start_leaves_nothing(kit: Kit) -> None:
 
 
 async def _cut(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
-    """What it gives if it is done within that many seconds; else None, and it was cancelled."""
+    """Return the result if it is ready within that many seconds; else cancel it and return None."""
     task = asyncio.ensure_future(work)
     await asyncio.wait([task], timeout=seconds)
     task.cancel()

@@ -1,4 +1,4 @@
-"""Background processes and terminals. Core's own tests have the details."""
+"""Checks of background processes and terminals. Core's own tests cover the details."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = WindowSize(24, 80)
 
 @check("processes")
 async def background_processes(kit: Kit) -> None:
-    """A background process: its status, its log by byte offset, its exit code, which outlive it."""
+    """A background process has a status, a log by byte offset, and an exit code; all are kept after its end."""
     slot = await kit.slot()
     process = await slot.start("echo one; sleep 0.3; echo two; exit 7")
     expect(process.running, "it does not run after its start")
@@ -30,7 +30,7 @@ async def background_processes(kit: Kit) -> None:
 
 @check("processes")
 async def a_background_process_is_written_to(kit: Kit) -> None:
-    """A background process reads what is written to it."""
+    """A background process can be written to."""
     slot = await kit.slot()
     process = await slot.start("read -r line; echo got $line; exit 5")
     same(await slot.write(process.process_id, b"word\n"), 5, "bytes taken")
@@ -51,7 +51,7 @@ async def a_background_process_is_killed_with_its_children(kit: Kit) -> None:
 
 @check("processes")
 async def no_terminal_is_told(kit: Kit) -> None:
-    """A sandbox that can't give a terminal says so, in the foreground and in the background, and runs nothing."""
+    """A sandbox without terminals reports this, in the foreground and in the background, and runs nothing."""
     slot = await kit.slot()
     if not kit.direct:
         raise kit.not_applicable("the sandbox gives terminals")
@@ -62,7 +62,7 @@ async def no_terminal_is_told(kit: Kit) -> None:
 
 @check("processes", needs=TERMINALS)
 async def a_terminal_on_all_three(kit: Kit) -> None:
-    """Standard input, output and error are one terminal, of the size asked for."""
+    """Standard input, output and error are one terminal, of the requested size."""
     slot = await kit.slot()
     command = "for fd in 0 1 2; do [ -t $fd ] && echo $fd; done; stty size; exit 7"
     result = await slot.run(command, pty=WindowSize(33, 101), timeout_s=30)
@@ -71,7 +71,7 @@ async def a_terminal_on_all_three(kit: Kit) -> None:
 
 @check("processes", needs=TERMINALS, least=Isolation.USER)
 async def a_neighbour_s_terminal_is_closed(kit: Kit) -> None:
-    """A slot can neither read its neighbour's terminal, nor write to it, nor type into it."""
+    """A slot can't read its neighbour's terminal, write to it, or type into it."""
     slot, other = await kit.neighbours()
     process = await slot.start("tty; cat", pty=SIZE)
     path = (await slot.log(process.process_id, wait_s=20)).data.decode().strip()

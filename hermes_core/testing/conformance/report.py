@@ -21,7 +21,7 @@ _STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_APPL
 
 
 def as_text(report: Report, terminal_width: int | None = None) -> str:
-    """The table, the figures and the sums; in colours if it is for a terminal."""
+    """Return the table, the figures and the totals; in colours if it is for a terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -47,5 +47,5 @@ def as_text(report: Report, terminal_width: int | None = None) -> str:
 
 
 def _harmless(text: str) -> str:
-    """What a sandbox may have said, without control characters; as `Text` it is no markup either."""
+    """Return a sandbox's text without control characters; as `Text` it is not markup either."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

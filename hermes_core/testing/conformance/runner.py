@@ -1,4 +1,4 @@
-"""Runs checks one after another, and records what came of each: passed, failed, or not applicable and why."""
+"""Runs checks one after another, and records the outcome of each: passed, failed, or not applicable and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hermes_core.testing.conformance.kit import Kit, Rig, reason_of
 
 
 class Outcome(StrEnum):
-    """What came of a check."""
+    """The kinds of outcome of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -46,11 +46,11 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing failed."""
+        """Return whether nothing failed."""
         return all(each.outcome is not Outcome.FAILED for each in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report for programs."""
+        """Return the report for programs."""
         return {"backend": self.backend, "checks": [asdict(each) for each in self.checks], "figures": self.figures}
 
 
@@ -64,7 +64,7 @@ async def run(rig: Rig, checks: Sequence[Check], *, on_result: Callable[[Result]
 
 
 async def run_one(rig: Rig, check: Check) -> Result:
-    """Run one check on a rig that has been entered; whatever goes wrong in it is its outcome."""
+    """Run one check on a rig that has been entered. Any error in it becomes its outcome."""
     began = time.monotonic()
     level = rig.level if check.level is None else check.level
     outcome, reason = Outcome.PASSED, ""

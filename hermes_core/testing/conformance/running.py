@@ -1,4 +1,4 @@
-"""Programs that run in a slot until they are ended, and whether they still do."""
+"""Programs that run in a slot until they are ended, and functions that tell whether they still run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.testing.conformance.expect import until
 
 TICKER = "while :; do echo x >>ticks; sleep 0.05; done"
-"""Shows that it runs by a file that grows: no process list is needed to see it."""
+"""A program that shows that it runs with a growing file, so that no process list is needed."""
 
 BOMB = "bomb() { bomb | bomb & }; bomb"
 
 PROOF = "proof that a killed slot is dead"
-"""What a check needs that leaves a slot full of such programs, in words of `DirectClient.missing`."""
+"""What a check needs if it leaves a slot full of such programs, in words of `DirectClient.missing`."""
 
 
 async def ticks(slot: SlotCommands) -> str:
-    """How far the ticker is."""
+    """Return how often the ticker has ticked."""
     return (await slot.run("wc -c <ticks 2>/dev/null || echo 0")).text.strip()
 
 
@@ -31,7 +31,7 @@ async def ticking(slot: SlotCommands) -> None:
 
 
 async def stopped(slot: SlotCommands) -> None:
-    """Go on if the ticker does not run any more."""
+    """Check that the ticker does not run any more."""
 
     async def still() -> bool:
         before = await ticks(slot)

@@ -1,4 +1,4 @@
-"""Slots: leases, reset with proof, quarantine, killing, preparation."""
+"""Checks of slots: leases, verified reset, quarantine, killing, preparation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMON = ("/tmp", "/var/tmp", "/dev/shm")
 
 @check("slots")
 async def a_slot_says_what_it_is(kit: Kit) -> None:
-    """A slot's handle names its sandbox, profile, workspace, and a level that is at least what was asked for."""
+    """A slot's handle names its sandbox, profile and workspace, and a level that is at least the requested one."""
     slot = await kit.lease()
     tools = await kit.shared()
     expect(Isolation.parse(slot.isolation) >= kit.level, f"asked for {kit.level.label}, granted {slot.isolation}")
@@ -42,7 +42,7 @@ async def a_slots_user_has_a_name(kit: Kit) -> None:
 
 @check("slots")
 async def a_released_handle_is_refused(kit: Kit) -> None:
-    """After its release a handle is refused, also when its slot has a new owner."""
+    """After its release a handle is refused, even if its slot has a new owner."""
     async with kit.tools(seats=1, per_sandbox=1) as tools:
         slot = await tools.acquire()
         commands = tools.commands(slot)
@@ -69,7 +69,7 @@ async def releasing_twice_does_no_harm(kit: Kit) -> None:
 
 @check("slots", levels=True)
 async def reset_leaves_no_file(kit: Kit) -> None:
-    """After a reset the slot is empty: workspace, home, temporary files, odd names, files without rights."""
+    """After a reset the slot is empty: workspace, home, temporary files, odd names, files without permissions."""
     async with kit.tools(seats=1, per_sandbox=1) as tools:
         slot = await tools.acquire()
         script = (
@@ -102,7 +102,7 @@ async def reset_leaves_no_process(kit: Kit) -> None:
 
 
 async def _leave_tickers(commands: SlotCommands) -> None:
-    """Writers that go on in the workspace, whatever becomes of their parents, and even if it is removed."""
+    """Start writers that go on in the workspace even if their parents die or it is removed."""
     writer = 'while :; do mkdir -p "$1"; echo x >>"$1/ticks"; sleep 0.05; done'
     for prefix in ("", "setsid "):
         await commands.run(f"trap '' TERM HUP; ( {prefix}sh -c '{writer}' x \"$PWD\" >/dev/null 2>&1 & ) ; true")
@@ -122,7 +122,7 @@ async def reset_leaves_no_background_process(kit: Kit) -> None:
 
 @check("slots", levels=True, documented={Isolation.SHARED: "shared has one /tmp, and whose a file is nobody can say"})
 async def reset_empties_common_directories(kit: Kit) -> None:
-    """What a slot left in /tmp, /var/tmp and /dev/shm is gone after its reset; a neighbour's is not."""
+    """A slot's files in /tmp, /var/tmp and /dev/shm are gone after its reset; a neighbour's are not."""
     async with kit.tools(seats=2) as tools:
         slot, other = await tools.acquire(group="g"), await tools.acquire(group="g")
         names = [f"{place}/hermes-kit-{kit.owner}" for place in COMMON]
@@ -157,7 +157,7 @@ async def reset_spares_the_neighbours(kit: Kit) -> None:
 
 @check("slots", least=Isolation.USER, needs=PROOF, limit_s=120)
 async def reset_ends_a_fork_bomb(kit: Kit) -> None:
-    """A slot full of forking processes is reset, with proof, or replaced: the next lease works."""
+    """A slot full of forking processes is reset and verified, or replaced: the next lease works."""
     async with kit.tools(seats=1, per_sandbox=1) as tools:
         slot = await tools.acquire()
         await tools.commands(slot).start(BOMB)
@@ -169,7 +169,7 @@ async def reset_ends_a_fork_bomb(kit: Kit) -> None:
 
 @check("slots", limit_s=150)
 async def what_can_not_be_proved_clean_is_replaced(kit: Kit) -> None:
-    """A slot whose guest can't be asked is quarantined: its sandbox gets no other lease, and is replaced."""
+    """A slot whose guest does not answer is quarantined: its sandbox gets no other lease, and is replaced."""
     async with kit.tools(seats=1, per_sandbox=1, orphan_ttl_s=3.0) as tools:
         slot = await tools.acquire()
         await tools.commands(slot).run("true")
@@ -201,7 +201,7 @@ async def killing_keeps_files(kit: Kit) -> None:
 
 @check("slots", least=Isolation.USER, needs=PROOF)
 async def a_slot_that_kills_everything_harms_itself_only(kit: Kit) -> None:
-    """`kill -9 -1` is that command's failure, never the infrastructure's; the neighbour does not notice."""
+    """`kill -9 -1` is that command's failure, never the infrastructure's; the neighbour is not affected."""
     if kit.dedicated:
         raise kit.not_applicable("in a sandbox of its own a slot may be root, and end it")
     slot, other = await kit.neighbours()
@@ -215,7 +215,7 @@ async def a_slot_that_kills_everything_harms_itself_only(kit: Kit) -> None:
 
 @check("slots")
 async def a_release_without_reset_keeps_files(kit: Kit) -> None:
-    """Released without a reset, a slot keeps its files, but no process; verification gets a pristine one."""
+    """After a release without a reset, a slot keeps its files, but no process; verification gets a pristine one."""
     async with kit.tools(seats=1, per_sandbox=1) as tools:
         slot = await tools.acquire()
         await tools.commands(slot).write_file("f", b"kept")
@@ -227,7 +227,7 @@ async def a_release_without_reset_keeps_files(kit: Kit) -> None:
 
 @check("slots", needs="a preparation user apart")
 async def preparation_is_read_only(kit: Kit) -> None:
-    """What is prepared once for a sandbox can be read by its slots and not changed; what is private can't be read."""
+    """Slots can read what was prepared for their sandbox, but not change it; they can't read what is private."""
     slot, other = await kit.lease("g"), await kit.lease("g")
     tools = await kit.shared()
     builds = []

@@ -1,4 +1,4 @@
-"""Speed: figures, and floors as ratios within one machine and moment (never as absolute times)."""
+"""Checks of speed: figures, and limits as ratios on one machine at one time (never as absolute times)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hermes_core.testing.conformance.expect import expect
 from hermes_core.testing.conformance.kit import Kit, ran
 
 GUEST = "background processes that outlive"
-"""What a sandbox without Python lacks; without a guest, a command costs two channels."""
+"""What a sandbox without Python lacks. Without a guest, a command needs two channels."""
 
 
 async def p50(work: Callable[[], Awaitable[object]], times: int) -> float:
-    """The median of its seconds, after one time that does not count."""
+    """Return the median of its seconds, after one run that does not count."""
     await work()
     seconds = []
     for _ in range(times):
@@ -33,7 +33,7 @@ async def _opened(sandbox: Sandbox) -> None:
 
 @check("speed")
 async def a_command_is_quick(kit: Kit) -> None:
-    """`true` in a slot takes no longer than a channel of its own would."""
+    """`true` in a slot takes no longer than on a channel of its own."""
     slot = await kit.slot()
     ours = await p50(lambda: slot.run("true"), 50)
     kit.figure("true_p50_ms", ours * 1000)
@@ -46,7 +46,7 @@ async def a_command_is_quick(kit: Kit) -> None:
 
 @check("speed")
 async def commands_scale(kit: Kit) -> None:
-    """32 at a time, commands a second are no fewer than one after another."""
+    """Running 32 at a time, as many commands per second complete as one after another, or more."""
     slot = await kit.slot()
     began = time.perf_counter()
     for _ in range(50):
@@ -88,7 +88,7 @@ async def a_lease_is_quicker_than_a_sandbox(kit: Kit) -> None:
 
 @check("speed")
 async def output_flows(kit: Kit) -> None:
-    """10 MB of output take no more than ten times what they take over a bare channel."""
+    """10 MB of output take at most ten times as long as over a bare channel."""
     slot = await kit.slot()
 
     async def ours() -> None:

@@ -1,4 +1,4 @@
-"""A backend between core and the one under test: loses answers, and cuts, stalls or spoils channels."""
+"""A backend between core and the one under test: loses answers, and cuts, stalls or corrupts channels."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hermes_core.sandbox.contract import (
 
 
 class TamperedChannel(Channel):
-    """A channel that can be cut, stalled, or made to give garbage."""
+    """A channel that can be cut, stalled, or made to return garbage."""
 
     def __init__(self, inner: Channel) -> None:
         self.inner = inner
         self.garbage = b""
-        """What the next `read` gives instead of what arrives."""
+        """Returned by the next `read` instead of what arrives."""
         self.flowing = asyncio.Event()
-        """Cleared, nobody reads on."""
+        """While cleared, nothing is read."""
         self.flowing.set()
         self._is_cut = False
 
     async def cut(self) -> None:
-        """Break the transport, in the middle of whatever it carries."""
+        """Break the transport, even in the middle of data."""
         self._is_cut = True
         await self.inner.aclose()
 
