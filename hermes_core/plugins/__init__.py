@@ -1,1 +1,1 @@
-"""How plugins are found, registered and called."""
+"""Finds, registers and calls plugins."""

@@ -1,4 +1,4 @@
-"""What comes with the core, registered through the same hooks as anyone's plugin."""
+"""The built-in backends, agents, parsers, environments and tools, registered through the same hooks as any plugin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hermes_core.tools.terminal import TERMINAL
 
 @hookimpl
 def hermes_register_backends(registry: Registrar) -> None:
-    """The backend that needs nothing but this host."""
+    """Register the backend that needs only this host."""
     registry.add(
         "local",
         "hermes_core.sandbox.local.backend:LocalBackend",
@@ -24,7 +24,7 @@ def hermes_register_backends(registry: Registrar) -> None:
 
 @hookimpl
 def hermes_register_agents(registry: Registrar) -> None:
-    """The model loop and the two baselines."""
+    """Register the model loop and the two baselines."""
     registry.add(
         "model",
         "hermes_core.agents.model:ModelAgent",
@@ -37,7 +37,7 @@ def hermes_register_agents(registry: Registrar) -> None:
 
 @hookimpl
 def hermes_register_parsers(registry: Registrar) -> None:
-    """The formats in which models write tool calls as text."""
+    """Register the formats in which models write tool calls as text."""
     place = "hermes_core.agents.parsers"
     for name, module, summary in (
         ("hermes", "hermes", "JSON between <tool_call> tags: Hermes 2 and 3"),
@@ -66,7 +66,7 @@ def hermes_register_parsers(registry: Registrar) -> None:
 
 @hookimpl
 def hermes_register_environments(registry: Registrar) -> None:
-    """An environment that needs no code."""
+    """Register an environment that needs no code."""
     registry.add(
         "tasks",
         "hermes_core.envs.tasks:TasksEnvironment",
@@ -77,7 +77,7 @@ def hermes_register_environments(registry: Registrar) -> None:
 
 @hookimpl
 def hermes_register_tools(registry: ToolRegistrar) -> None:
-    """Terminal and file tools, and the usual choices of them."""
+    """Register terminal and file tools, and the usual choices of them."""
     for tool in (TERMINAL, PROCESS, READ_FILE, WRITE_FILE, PATCH, SEARCH_FILES):
         registry.add(tool)
     registry.add_toolset("terminal", tools=("terminal", "process"), summary="Run commands, also in the background")

@@ -1,4 +1,5 @@
-"""Calling hooks: what plugins mark is checked and adapted to pluggy; one environment's hooks, and who hears events."""
+"""Calls hooks: checks and adapts the functions that plugins mark, an environment's hooks, and the observers of
+events."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ ENVIRONMENT_HOOKS = [hook for hook in SPECS if not hook.startswith("hermes_")]
 """The hooks that an environment implements and plugins can wrap."""
 
 OBSERVERS = [hook for hook in SPECS if hook.startswith("hermes_") and not hook.startswith("hermes_register_")]
-"""The hooks that hear of an event, whose name is the hook's without `hermes_`."""
+"""The hooks that observe an event. The event's name is the hook's without `hermes_`."""
 
 
 def adapt(plugin: object) -> SimpleNamespace:
@@ -46,7 +47,7 @@ def adapt(plugin: object) -> SimpleNamespace:
 
 
 def caller(*adapted: object) -> Any:
-    """Return what calls these plugins' hooks, by name: pluggy's manager of them alone."""
+    """Return pluggy's manager of only these plugins, which calls their hooks by name."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)
     for each in adapted:
@@ -55,7 +56,7 @@ def caller(*adapted: object) -> Any:
 
 
 def observed(registered: Iterable[tuple[str, object]]) -> Events:
-    """Return the events that the observers among these plugins hear; one that fails stops no other plugin's."""
+    """Return the events for the observers among these plugins. A failing observer does not affect the others."""
     events = Events()
     for label, adapted in registered:
         hooks = caller(adapted)
@@ -66,7 +67,8 @@ def observed(registered: Iterable[tuple[str, object]]) -> Events:
 
 
 def _marked(plugin: object) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
-    """What carries `hookimpl` in a module or object: its name, its hook, the function, the marker's options."""
+    """Yield each thing with `hookimpl` in a module or object: its name, its hook, the function, the marker's
+    options."""
     for name in dir(plugin):
         try:
             function = inspect.getattr_static(plugin, name)
@@ -98,9 +100,9 @@ def _check_kind(hook: str, function: Callable[..., Any], options: Mapping[str, A
 
 
 def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with the hook's own arguments, passing on by keyword those that it takes.
+    """Return `function` with the hook's own arguments. It gets those that it takes, by keyword.
 
-    pluggy passes no keyword-only arguments, and by version no defaulted ones either.
+    pluggy does not pass keyword-only arguments and, in some versions, arguments with defaults.
 
     Raises:
         PluginError: it asks for an argument that the hook does not have.
@@ -117,7 +119,7 @@ def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[...,
                 f"{hook} has no argument {parameter.name!r} by that name", hint=nearest_hint(parameter.name, known)
             )
 
-    @functools.wraps(SPECS[hook])  # pluggy takes the names of the arguments from what is wrapped
+    @functools.wraps(SPECS[hook])  # pluggy reads the argument names from the wrapped function
     def call(*arguments: Any) -> Any:
         given = dict(zip(known, arguments, strict=True))
         return function(**{name: given[name] for name in wanted})
@@ -126,7 +128,7 @@ def _with_arguments_of(hook: str, function: Callable[..., Any]) -> Callable[...,
 
 
 def _wrapper(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper that has to return an awaitable: whatever wraps it receives one too."""
+    """Return a wrapper that must return an awaitable, because whatever wraps it receives one too."""
     start = _with_arguments_of(hook, function)
 
     @functools.wraps(start)
@@ -144,7 +146,7 @@ def _wrapper(hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _AwaitableHook(Awaitable[Any]):
-    """An environment hook about to run: awaiting it runs the hook, so a wrapper may also skip it, or try it again."""
+    """An environment hook about to run. Awaiting it runs the hook, so a wrapper may also skip it, or try again."""
 
     run: Callable[[], Coroutine[Any, Any, Any]]
 
@@ -155,11 +157,11 @@ class _AwaitableHook(Awaitable[Any]):
 class EnvironmentHooks:
     """The three hooks of one environment instance, with every plugin's wrappers around them, called by keyword.
 
-    pluggy's `firstresult` would take the last of several environments registered; so each instance has a manager of
-    its own that holds it and the plugins, with one implementation of each environment hook.
+    pluggy's `firstresult` would use the last of several registered environments. So each instance has a manager of its
+    own that holds it and the plugins, with one implementation of each environment hook.
 
     Args:
-        registered: the plugins, by the name that reports use, as `adapt` gives them.
+        registered: the plugins as `adapt` returns them, by the name that reports use.
 
     Raises:
         PluginError: the environment implements a hook twice, asks for an argument that it does not have, or has no
@@ -177,14 +179,14 @@ class EnvironmentHooks:
         self.can_solve = hasattr(own, "solve_trajectory")
         """Whether there is a reference solution to apply."""
         self.events = observed([*registered, (f"environment {self.name!r}", own)])
-        """Heard by the plugins' observers and by the environment's own."""
+        """Events for the observers of plugins and of the environment itself."""
         self._call = caller(*(adapted for _, adapted in registered), own)
 
     async def setup(self, **arguments: Any) -> dict[str, Any]:
-        """Run `setup_trajectory_workspace`, with its arguments; `{}` if the environment has none.
+        """Run `setup_trajectory_workspace` with these arguments. Return `{}` if the environment has none.
 
         Raises:
-            SetupFailed: it gave something that is not a mapping. What it raises itself is passed on.
+            SetupFailed: it returned something that is not a mapping. Its own exceptions are passed on.
         """
         outcome = self._call.setup_trajectory_workspace(**arguments)
         meta = None if outcome is None else await outcome
@@ -197,24 +199,25 @@ class EnvironmentHooks:
         return dict(meta or {})
 
     async def verify(self, **arguments: Any) -> tuple[float, dict[str, Any]]:
-        """Run `verify_and_score_trajectory`, with its arguments: the reward and the details.
+        """Run `verify_and_score_trajectory` with these arguments. Return the reward and the details.
 
         Raises:
-            VerifierError: it gave neither a finite number nor `(number, mapping)`. What it raises itself is passed on.
+            VerifierError: it returned neither a finite number nor `(number, mapping)`. Its own exceptions are passed
+                on.
         """
         return self._score(await self._call.verify_and_score_trajectory(**arguments))
 
     async def solve(self, **arguments: Any) -> None:
-        """Run `solve_trajectory`, with its arguments.
+        """Run `solve_trajectory` with these arguments.
 
         Raises:
-            UsageError: the environment has no reference solution. What the hook raises itself is passed on.
+            UsageError: the environment has no reference solution. The hook's own exceptions are passed on.
         """
         self.check_solve()
         await self._call.solve_trajectory(**arguments)
 
     def check_solve(self) -> None:
-        """Make sure that there is a reference solution.
+        """Check that there is a reference solution.
 
         Raises:
             UsageError: there is none.
@@ -226,7 +229,7 @@ class EnvironmentHooks:
             )
 
     def _own(self, environment: object) -> SimpleNamespace:
-        """Return what the environment implements: the methods called as its hooks, and what it marks, by hook."""
+        """Return what the environment implements, by hook: methods with a hook's name, and methods that it marks."""
         own: dict[str, dict[str, Callable[..., Any]]] = {}
         for hook in ENVIRONMENT_HOOKS:
             if callable(method := getattr(environment, hook, None)):
@@ -254,7 +257,7 @@ class EnvironmentHooks:
         )
 
     def _adapted(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return an observer as it is; another hook, sync or async, as one that gives an awaitable."""
+        """Return an observer unchanged; return another hook, sync or async, as one that returns an awaitable."""
         start = _with_arguments_of(hook, function)
         if hook in OBSERVERS:
             return start
@@ -272,7 +275,7 @@ class EnvironmentHooks:
         return call
 
     def _score(self, value: Any) -> tuple[float, dict[str, Any]]:
-        """Return a score in its full form, whatever the environment or a wrapper gave."""
+        """Return a score of an environment or a wrapper in its full form."""
         reward, details = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
         if not isinstance(reward, int | float) or not math.isfinite(reward) or not isinstance(details, Mapping):
             raise VerifierError(

@@ -1,4 +1,4 @@
-"""The plugins of one runtime: found by entry point, each loaded in its own `try`, and reported when they fail."""
+"""The plugins of one runtime: found by entry point, loaded one by one, and reported if they fail."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from hermes_core.version import PLUGIN_API, __version__
 log = logging.getLogger(__name__)
 
 CORE = PluginInfo("core", "hermes-rl", __version__, builtin=True)
-"""The plugin that is always on."""
+"""The plugin that is always loaded."""
 
 KINDS = ("backend", "agent", "parser", "environment", "sink")
-"""What is registered as names with a factory behind each, by the hook `hermes_register_KINDs`."""
+"""Kinds of things that are registered as names with a factory each, by the hook `hermes_register_KINDs`."""
 
 
 class PluginManager:
     """Loads plugins and knows what they claim.
 
-    pluggy's own loader stops at the first plugin that is broken. Here a broken one is reported in `plugins`, by name,
-    distribution and reason, provides nothing, and the others work.
+    pluggy's own loader stops at the first broken plugin. Here a broken one is reported in `plugins`, by name,
+    distribution and reason, and provides nothing; the others work.
 
     Args:
-        allow: entry-point names to load; None is all of them. What comes with the core is always on.
-        extra: further plugin objects, for tests and notebooks.
-        load_entry_points: whether installed plugins are looked for at all.
+        allow: entry-point names to load; None is all of them. Built-ins are always loaded.
+        extra: more plugin objects, for tests and notebooks.
+        load_entry_points: whether to look for installed plugins.
 
     Raises:
-        PluginError: one of `extra` is broken: whoever handed it over can mend it.
+        PluginError: one of `extra` is broken. It is raised because the caller can repair it.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class PluginManager:
         self.plugins: list[PluginInfo] = []
         """Every plugin that was found, in the order of loading: the core, entry points by name, extras."""
         self.registered: list[tuple[str, object]] = []
-        """Those that loaded, as `adapt` gives them, with the name that reports use."""
+        """The plugins that loaded, as `adapt` returns them, with the name that reports use."""
         self.claims: list[Entry] = []
-        """What they claim, clashes included."""
+        """All claims of these plugins, including clashes."""
 
         self._add(CORE, builtin)
         if load_entry_points:
@@ -66,22 +66,23 @@ class PluginManager:
             except PluginError as error:
                 raise PluginError(f"{info.label}: {error.message}", hint=error.hint) from error
         self.events = observed(self.registered)
-        """Heard by the plugins' observers."""
+        """Events for the plugins' observers."""
 
     def registry(self, kind: str) -> Registry:
-        """The names of one kind: one of `KINDS`, `tool`, `toolset` or `distribution`."""
+        """Return the names of one kind: one of `KINDS`, `tool`, `toolset` or `distribution`."""
         absent = tuple(plugin for plugin in self.plugins if plugin.status is not PluginStatus.LOADED)
         return Registry(kind, tuple(entry for entry in self.claims if entry.kind == kind), absent)
 
     def problems(self) -> list[str]:
-        """What is wrong, one line each: plugins that failed to load, and names that more than one plugin claims."""
+        """Return the problems, one line each: plugins that failed to load, and names that more than one plugin
+        claims."""
         lines = [f"{plugin.label} {plugin.reason} ({plugin.hint})" for plugin in self.plugins if plugin.wrong]
         for kind in dict.fromkeys(entry.kind for entry in self.claims):
             lines.extend(str(error) for error in self.registry(kind).clashes().values())
         return lines
 
     def check_named(self) -> None:
-        """Make sure that every plugin of the allow-list is installed.
+        """Check that every plugin of the allow-list is installed.
 
         Raises:
             UsageError: one is not.
@@ -110,7 +111,7 @@ class PluginManager:
             self.plugins.append(PluginInfo(name).unused(PluginStatus.MISSING, reason, hint))
 
     def _load(self, info: PluginInfo, entry_point: metadata.EntryPoint) -> None:
-        """Load an installed plugin; what goes wrong is kept in `plugins` instead of raised."""
+        """Load an installed plugin. Errors are recorded in `plugins`, not raised."""
         try:
             self._add(info, entry_point.load())
         except PluginError as error:
@@ -124,7 +125,7 @@ class PluginManager:
         self.plugins.append(info.unused(PluginStatus.FAILED, f"failed to load: {reason}", hint or ""))
 
     def _add(self, info: PluginInfo, plugin: object) -> None:
-        """Check and register one plugin, all or nothing.
+        """Check and register one plugin, completely or not at all.
 
         Raises:
             PluginError: it was made for another plugin API, has a hook that cannot work, or its registration failed.
@@ -150,7 +151,7 @@ def _check_api(info: PluginInfo, plugin: object) -> None:
 
 
 def _claims(info: PluginInfo, adapted: object) -> Iterator[Entry]:
-    """What the plugin claims through its registration hooks."""
+    """Yield what the plugin claims through its registration hooks."""
     hooks = caller(adapted)
     for registrar in (*(Registrar(kind, info) for kind in KINDS), ToolRegistrar("tool", info)):
         hook = f"hermes_register_{registrar.kind}s"

@@ -1,4 +1,4 @@
-"""Names that plugins claim: who claims what, clashes, and errors that say which plugin would have had it."""
+"""Names that plugins claim: the claims, clashes, and errors that say which plugin would have provided a name."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hermes_core.validation import words
 
 _PLUGIN_KINDS = ("backend", "environment")
 _DISTRIBUTION = re.compile(r"[a-z][a-z0-9_-]*", re.IGNORECASE)
-"""What a plugin's distribution, `hermes-rl-NAME`, can be called."""
+"""The pattern of the NAME in a plugin's distribution `hermes-rl-NAME`."""
 
 
 class PluginStatus(StrEnum):
-    """Whether a plugin is in use: loaded, failed to load, left out by the allow-list, or named there and not there."""
+    """Whether a plugin is in use: loaded, failed to load, excluded by the allow-list, or listed there but missing."""
 
     LOADED = "loaded"
     FAILED = "failed"
@@ -34,12 +34,12 @@ class PluginStatus(StrEnum):
 
 @dataclass(frozen=True)
 class PluginInfo:
-    """One plugin: its name, where it comes from, and how loading it went."""
+    """One plugin: its name, where it comes from, and the outcome of loading it."""
 
     name: str
     """The entry point's name."""
     distribution: str = ""
-    """What was installed with pip; empty for an object that was handed to the runtime."""
+    """The installed distribution; empty for an object that was passed to the runtime."""
     version: str = ""
     builtin: bool = False
     status: PluginStatus = PluginStatus.LOADED
@@ -52,19 +52,19 @@ class PluginInfo:
 
     @property
     def wrong(self) -> bool:
-        """Whether it should be in use, and is not."""
+        """Return whether it should be in use, but is not."""
         return self.status in (PluginStatus.FAILED, PluginStatus.MISSING)
 
     @property
     def label(self) -> str:
-        """How error messages call it: `plugin 'docker' (hermes-rl-docker 0.1.0)`."""
+        """Return its name for error messages: `plugin 'docker' (hermes-rl-docker 0.1.0)`."""
         if self.status is PluginStatus.MISSING:
             return f"plugin {self.name!r}"
         origin = f"{self.distribution} {self.version}".strip() or "given to the runtime"
         return f"plugin {self.name!r} ({origin})"
 
     def unused(self, status: PluginStatus, reason: str, hint: str) -> PluginInfo:
-        """Return the same plugin as one that is not in use, and why."""
+        """Return the same plugin as one that is not in use, with the reason."""
         return replace(self, status=status, reason=reason, hint=hint)
 
 
@@ -75,14 +75,14 @@ class Entry:
     kind: str
     name: str
     value: Any
-    """What the name stands for; a string is `package.module:attribute`, imported on first use."""
+    """The registered value; a string is `package.module:attribute`, imported on first use."""
     plugin: PluginInfo
     aliases: tuple[str, ...] = ()
     summary: str = ""
     requires: tuple[str, ...] = ()
 
     def load(self) -> Any:
-        """The thing itself, imported if it was given by name.
+        """Return the registered value, imported if it was given as a string.
 
         Raises:
             PluginError: it cannot be imported; names the plugin, its distribution and the reason.
@@ -102,7 +102,7 @@ class Entry:
 
 
 class Claims:
-    """What one plugin claims, gathered while its registration hooks run."""
+    """The claims of one plugin, collected while its registration hooks run."""
 
     def __init__(self, kind: str, plugin: PluginInfo) -> None:
         self.kind = kind
@@ -127,7 +127,7 @@ class Claims:
 
 
 class Registrar(Claims):
-    """What a plugin's `hermes_register_…` hook is given: `add` claims a name for that plugin."""
+    """The argument of a plugin's `hermes_register_…` hooks. `add` claims a name for that plugin."""
 
     def add(
         self,
@@ -142,8 +142,8 @@ class Registrar(Claims):
 
         Args:
             factory: a callable, or `package.module:attribute`, which is imported on first use.
-            summary: one line for `hermes-rl backends`, `envs`, ….
-            requires: what has to be there for it to work, in words: `docker daemon`, `MODAL_TOKEN_ID`.
+            summary: one line for `hermes-rl backends`, `envs` and similar lists.
+            requires: what it needs to work, in words: `docker daemon`, `MODAL_TOKEN_ID`.
 
         Raises:
             PluginError: the name or the factory is malformed.
@@ -157,13 +157,13 @@ class Registrar(Claims):
 
 
 class ToolRegistrar(Claims):
-    """What `hermes_register_tools` is given: tools, toolsets and distributions."""
+    """The argument of `hermes_register_tools`, which adds tools, toolsets and distributions."""
 
     def add(self, tool: Tool) -> None:
-        """Claim the tool's name for it.
+        """Add a tool, and claim its name.
 
         Raises:
-            PluginError: it is no tool, or its parameters can't be described to a model.
+            PluginError: it is not a tool, or its parameters can't be described to a model.
         """
         if not isinstance(tool, Tool):
             raise PluginError(f"{tool!r} is no tool", hint="make one: function_tool(function), or Tool(…)")
@@ -179,26 +179,27 @@ class ToolRegistrar(Claims):
     def add_toolset(
         self, name: str, *, tools: str | Iterable[str] = (), includes: str | Iterable[str] = (), summary: str = ""
     ) -> None:
-        """A named group of tools, and of the toolsets that it includes."""
+        """Add a named group of tools, and of the toolsets that it includes."""
         self._claim("toolset", name, {"tools": words(tools), "includes": words(includes)}, summary=summary)
 
     def add_distribution(self, name: str, percent: Mapping[str, float], *, summary: str = "") -> None:
-        """A weighted choice of toolsets: the chance of each, in percent."""
+        """Add a weighted choice of toolsets, with the chance of each in percent."""
         self._claim("distribution", name, {"percent": dict(percent)}, summary=summary)
 
 
 @dataclass(frozen=True)
 class Registry:
-    """The names of one kind. Names that more than one plugin claims are refused when used, and only those."""
+    """The names of one kind. A name that more than one plugin claims is refused when it is used; other names still
+    work."""
 
     kind: str
     claims: tuple[Entry, ...] = ()
     absent: tuple[PluginInfo, ...] = ()
-    """Plugins that failed to load or were left out: what they would have provided is named by these."""
+    """Plugins that failed to load or were left out. Errors name them as possible providers of a missing name."""
 
     @cached_property
     def _by_name(self) -> dict[str, list[Entry]]:
-        """Who claims each name and alias."""
+        """Return the claims on each name and alias."""
         by_name: dict[str, list[Entry]] = {}
         for entry in self.claims:
             for name in dict.fromkeys((entry.name, *entry.aliases)):
@@ -206,22 +207,22 @@ class Registry:
         return by_name
 
     def names(self) -> list[str]:
-        """Every name that can be used, without aliases, sorted."""
+        """Return every name that can be used, without aliases, sorted."""
         return sorted(entry.name for entry in self.entries())
 
     def entries(self) -> list[Entry]:
-        """The claims whose name nobody else claims, by name."""
+        """Return the claims whose name nobody else claims, by name."""
         return sorted((e for e in self.claims if len(self._by_name[e.name]) == 1), key=lambda e: e.name)
 
     def clashes(self) -> dict[str, PluginError]:
-        """The names that are claimed more than once, each with its error."""
+        """Return the names that are claimed more than once, each with its error."""
         return {name: self._clash(name, entries) for name, entries in self._by_name.items() if len(entries) > 1}
 
     def entry(self, name: str) -> Entry:
-        """The claim on this name or alias.
+        """Return the claim on this name or alias.
 
         Raises:
-            UnknownNameError: nobody claims it; says so when a plugin that failed to load, or was left out, would have.
+            UnknownNameError: nobody claims it. It says so if a plugin that failed to load, or was left out, would have.
             PluginError: more than one plugin claims it; names them.
         """
         if (error := self.explain(name)) is not None:
@@ -231,7 +232,8 @@ class Registry:
         return self._by_name[name][0]
 
     def explain(self, name: str) -> HermesError | None:
-        """Why this name can't be used although it is claimed or would be: a clash, or a plugin that is not in use."""
+        """Return why this name can't be used although it is or would be claimed: a clash, or a plugin that is not in
+        use."""
         entries = self._by_name.get(name, [])
         if len(entries) > 1:
             return self._clash(name, entries)
@@ -245,7 +247,7 @@ class Registry:
         return None
 
     def load(self, name: str) -> Any:
-        """What this name stands for, imported if need be. Raises as `entry` and `Entry.load` do."""
+        """Return what this name stands for, imported if necessary. Raise as `entry` and `Entry.load` do."""
         return self.entry(name).load()
 
     def _clash(self, name: str, entries: Sequence[Entry]) -> PluginError:
@@ -267,7 +269,7 @@ class Registry:
 
 
 def import_hint(error: BaseException, plugin: PluginInfo) -> str:
-    """What to do about a plugin that does not import."""
+    """Return what to do about a plugin that can't be imported."""
     if isinstance(error, ModuleNotFoundError) and error.name and plugin.distribution:
         return f"module {error.name!r} is missing: install {plugin.distribution} anew with its dependencies"
     return f"repair or uninstall {plugin.distribution or plugin.name}"

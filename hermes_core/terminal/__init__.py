@@ -1,4 +1,4 @@
-"""The terminal tool for programs without a runtime: commands by task, each task in a sandbox to itself."""
+"""The terminal tool for programs without a runtime: runs commands by task, each task in a sandbox of its own."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def terminal_tool(
 ) -> str:
     """Run a command in the task's sandbox, which is made on first use. Blocks; safe inside a running event loop.
 
-    The working directory and the files last from call to call, until `cleanup_vm`, or TERMINAL_LIFETIME_SECONDS after
+    The working directory and the files are kept between calls, until `cleanup_vm`, or TERMINAL_LIFETIME_SECONDS after
     the task's last command. Settings are the TERMINAL_… variables, read once; `docs/terminal.md` lists them.
 
     Args:
-        background: start it and return at once.
+        background: start the command and return at once.
         timeout: seconds after which it is killed; None is TERMINAL_TIMEOUT.
-        task_id: whose sandbox; None is the task `default`.
-        workdir: where this one command runs; None is where the last one ended.
-        profile: which kind of sandbox, when the task's first command makes it.
-        pty: give it a terminal.
-        check_interval: of a background process: seconds between updates to subscribers, 30 at least.
+        task_id: the task whose sandbox is used; None is the task `default`.
+        workdir: directory for this one command; None is where the last one ended.
+        profile: profile of the sandbox, used when the task's first command makes it.
+        pty: run the command in a terminal.
+        check_interval: for a background process, seconds between updates to subscribers, at least 30.
 
     Returns:
-        JSON: `{"output", "exit_code", "error"}`, with exit code 124 for a time-out; and -1 with `"status": "error"`
-        where the command could not be run at all, and `error` says why and what to do. Never raises for that.
+        JSON: `{"output", "exit_code", "error"}`, with exit code 124 for a time-out. If the command could not be run at
+            all, the exit code is -1, `"status"` is `"error"`, and `error` says why and what to do. This never raises.
     """
     request = TerminalCall(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
     try:
@@ -62,7 +62,7 @@ async def terminal_tool_async(
     pty: bool = False,
     check_interval: float | None = None,
 ) -> str:
-    """`terminal_tool`, without blocking the event loop; cancelled with its caller."""
+    """Run `terminal_tool` without blocking the event loop. It is cancelled with its caller."""
     request = TerminalCall(command, background, timeout, task_id or DEFAULT_TASK, workdir, profile, pty, check_interval)
     try:
         return json.dumps(await _tasks().run(request))
@@ -80,10 +80,10 @@ def process_tool(
     limit: int | None = None,
     task_id: str | None = None,
 ) -> str:
-    """Follow, feed and end what `terminal_tool` left in the background: the tool `process`, for one task. Blocks.
+    """Follow, feed and end the background processes of `terminal_tool`: the tool `process`, for one task. Blocks.
 
     Returns:
-        JSON: the tool's answer; and `"status": "error"` where the task can't be reached, or has no sandbox.
+        JSON: the tool's answer; with `"status": "error"` if the task can't be reached, or has no sandbox.
     """
     given = {"session_id": session_id, "data": data, "timeout": timeout, "offset": offset, "limit": limit}
     args = {"action": action, **{key: value for key, value in given.items() if value is not None}}
@@ -94,24 +94,24 @@ def process_tool(
 
 
 def subscribe(subscriber: Subscriber) -> None:
-    """Have `subscriber(update)` awaited for what is new of processes started with `check_interval`, and their ends.
+    """Await `subscriber(update)` for news of processes started with `check_interval`, and for their ends.
 
-    It runs in an event loop of the tasks' own, in another thread. `cleanup_all` ends it.
+    It runs in an event loop of the tasks' own, in another thread. `cleanup_all` ends the subscription.
     """
     _tasks().subscribe(subscriber)
 
 
 def cleanup_vm(task_id: str | None = None, force: bool = False) -> bool:
-    """End the task's sandbox, with all that runs in it; whether there was one.
+    """End the task's sandbox, with everything that runs in it. Return whether there was one.
 
     Raises:
-        UsageError: it has background processes that live, and `force` is not given.
+        UsageError: it has running background processes, and `force` is not set.
     """
     return _terminals is not None and _terminals.cleanup(task_id, force=force)
 
 
 def cleanup_all() -> None:
-    """End every task's sandbox, and forget the settings: the next command reads them anew."""
+    """End every task's sandbox, and forget the settings. The next command reads them again."""
     global _terminals
     with _lock:
         ending, _terminals = _terminals, None
@@ -120,7 +120,7 @@ def cleanup_all() -> None:
 
 
 def _tasks() -> TaskTerminals:
-    """The tasks of this process, made on first use."""
+    """Return the tasks of this process, made on first use."""
     global _terminals
     with _lock:
         if _terminals is None or _terminals.closed:

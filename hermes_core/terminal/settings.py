@@ -1,4 +1,4 @@
-"""What the TERMINAL_… variables say, read once, and which of them counts where several say the same."""
+"""Reads the TERMINAL_… variables once, and decides which one counts if several set the same thing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from hermes_core.validation import validated
 log = logging.getLogger(__name__)
 
 ConfigClasses = Mapping[str, Callable[[], type[SandboxConfig]]]
-"""By backend, what gives its `config_class`: asked of the one in use alone, as that may load a provider's SDK."""
+"""For each backend, a function that returns its `config_class`. It is called only for the one in use, because it may
+load a provider's SDK."""
 
 _PLAIN = {
     "TERMINAL_ENV": "backend",
@@ -41,36 +42,36 @@ _NOT_READ = {
     **dict.fromkeys(("TERMINAL_CONTAINER_CPU", "TERMINAL_CONTAINER_MEMORY"), "this backend has no containers"),
     **dict.fromkeys(("TERMINAL_SLOT_BACKEND", "TERMINAL_SLOT_APP_NAME"), _NO_SLOTS),
 }
-"""Variables that others read, and why they say nothing here."""
+"""Variables that other programs read, and why they have no effect here."""
 _DEFAULT = "default"
 
 
 class TerminalSettings(BaseModel):
-    """How the terminal tool works."""
+    """Settings of the terminal tool."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     backend: str = "local"
-    """The backend by name. One that does not exist is an error, never another."""
+    """The backend's name. A name that does not exist is an error; no other backend is used instead."""
     timeout_s: float = Field(default=180.0, gt=0)
     """A command's time limit in seconds."""
     lifetime_s: float = Field(default=300.0, gt=0)
-    """Seconds after its last command, and with nothing left in the background, after which a task's sandbox ends."""
+    """Seconds after its last command, with nothing running in the background, after which a task's sandbox ends."""
     cwd: str | None = None
-    """Where a task's first command runs; None is the slot's workspace."""
+    """Directory of a task's first command; None is the slot's workspace."""
     state_dir: Path | None = None
-    """Where the checkpoint is by which the next process goes on with the tasks when this one has died."""
+    """Directory of the checkpoint, with which the next process continues the tasks after this one has died."""
     default_profile: str = "default"
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """In the backend's terms."""
+    """Profiles by name, as settings of the backend."""
     workdirs: dict[str, str] = Field(default_factory=dict)
-    """By profile, what stands before `cwd`."""
+    """Directory by profile, which overrides `cwd`."""
 
     @classmethod
     def load(cls, classes: ConfigClasses, environ: Mapping[str, str] | None = None) -> TerminalSettings:
-        """Read variables, `.env`, and the file of profiles of the backend: that of `TERMINAL_<BACKEND>_PROFILES_FILE`,
-        or `<backend>_profiles.yaml`, if it is there. What a profile says comes before the variables for all, and the
-        process's variables before those of `.env`.
+        """Read variables, `.env`, and the backend's file of profiles: the one named by
+        `TERMINAL_<BACKEND>_PROFILES_FILE`, or `<backend>_profiles.yaml`, if it exists. A profile's own values override
+        the variables for all profiles, and the process's variables override those of `.env`.
 
         Raises:
             ConfigError, UnknownNameError: a value or a file is wrong.
@@ -81,14 +82,13 @@ class TerminalSettings(BaseModel):
         return found.settings()
 
     def cwd_of(self, profile: str | None) -> str | None:
-        """Where the first command of a task with this profile runs."""
+        """Return the directory of the first command of a task with this profile."""
         return self.workdirs.get(profile or self.default_profile, self.cwd)
 
 
 def explain(classes: ConfigClasses, environ: Mapping[str, str] | None = None) -> tuple[TerminalSettings, list[str]]:
-    """The settings, and in a line each where they are from, and what says them as well but does not count. Raises as
-    `load` does.
-    """
+    """Return the settings, with a line for each about where it comes from and what else sets it without effect. Raise
+    as `load` does."""
     found = _gather(classes, os.environ if environ is None else environ)
     settings = found.settings()
     plain = ("backend", "timeout_s", "lifetime_s", "cwd", "default_profile")
@@ -107,15 +107,15 @@ def explain(classes: ConfigClasses, environ: Mapping[str, str] | None = None) ->
 
 @dataclass
 class _Found:
-    """What was found, and where."""
+    """The values found, and where."""
 
     plain: dict[str, Any]
     origins: dict[str, str]
     profiles: dict[str, dict[str, Any]]
     common: dict[str, str]
-    """By key, what says it for every profile."""
+    """By key, the source of the value for every profile."""
     own: dict[str, dict[str, str]]
-    """By profile and key, what says it for that one."""
+    """By profile and key, the source of the value for that profile."""
     not_read: list[str] = field(default_factory=list)
 
     def settings(self) -> TerminalSettings:
@@ -164,17 +164,17 @@ def _gather(classes: ConfigClasses, environ: Mapping[str, str]) -> _Found:
 
 
 def _prefix(backend: str) -> str:
-    """How the variables begin that are one backend's."""
+    """Return the prefix of one backend's variables."""
     return f"TERMINAL_{backend.upper().replace('-', '_')}_"
 
 
 def _file(backend: str) -> str:
-    """The file of a backend's profiles in the current directory."""
+    """Return the path of the file with a backend's profiles in the current directory."""
     return f"{backend}_profiles.yaml"
 
 
 def _of_one_profile(backend: str, declared: TerminalVariables) -> re.Pattern[str]:
-    # The name is as short as can be: X_SLOT_SECRETS is of X.
+    # The name is as short as possible: X_SLOT_SECRETS belongs to X.
     return re.compile(f"{_prefix(backend)}PROFILE_(.+?)_({'|'.join(declared.of_profile) or '(?!)'})")
 
 
@@ -185,7 +185,8 @@ def _profiles(
     plain: dict[str, Any],
     origins: dict[str, str],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, str]]]:
-    """The backend's profiles, of the file or else of variables; and by profile and key, where each is from."""
+    """Return the backend's profiles, from the file or else from variables; and the source of each value, by profile and
+    key."""
     file = variables.get(f"{_prefix(backend)}PROFILES_FILE")
     file = file or (_file(backend) if Path(_file(backend)).is_file() else None)
     if file is not None:
@@ -230,7 +231,7 @@ def _not_read(
     declared: TerminalVariables,
     backends: Collection[str],
 ) -> list[str]:
-    """What is set and says nothing, each with why, or with what was meant."""
+    """Return the variables that are set without effect, each with the reason, or with what was probably meant."""
     others = [other for other in backends if other != backend]
     lines = [
         f"{_file(other)} is not read: TERMINAL_ENV is {backend!r}, not {other!r}"
@@ -252,16 +253,16 @@ def _not_read(
 
 
 def _shown(key: str, value: Any) -> str:
-    """As in a line. Of variables, however they are written, and of any mapping, which may hold what nobody is to see,
-    only the names.
-    """
-    if key.lower().startswith("env"):  # and not `env_vars` alone: it may be misspelt
+    """Return a value as shown in a line. Of variables, however they are written, and of any mapping, only the names are
+    shown, because the values may be secret."""
+    if key.lower().startswith("env"):  # not only `env_vars`, which may be misspelt
         return "{" + ", ".join(_names(value)) + "}"
     return "{" + ", ".join(map(str, value)) + "}" if isinstance(value, Mapping) else str(value)
 
 
 def _names(variables: Any) -> list[str]:
-    """Those of a mapping, of `KEY=VALUE;KEY=VALUE`, or of a list of either. What has no `=` may be part of a value."""
+    """Return the names in a mapping, in `KEY=VALUE;KEY=VALUE`, or in a list of either. Text without `=` may be part of
+    a value."""
     if isinstance(variables, Mapping):
         return [str(name) for name in variables]
     if isinstance(variables, str):

@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 DEFAULT_TASK = "default"
 _LONGEST_LOOK_S = 60.0
 ORPHAN_TTL_S = 24 * 3600.0
-"""How long a task's sandbox waits for the next process, where there is one to take it over."""
+"""Seconds that a task's sandbox waits for the next process, if that process can take it over."""
 
 T = TypeVar("T")
 
 _GONE = SandboxLost, SlotLost, StaleSlotError
-"""What says that a task's slot is no more. Others leave what is in it: a wrong argument, a channel that was lost, a
-sandbox that is too busy to answer."""
+"""Errors that mean that a task's slot is gone. After other errors its contents are intact: a wrong argument, a lost
+channel, or a sandbox that is too busy to answer."""
 
 _ENTER = 'if [ -e "$TMPDIR/.hermes-cwd" ]; then cd "$(cat "$TMPDIR/.hermes-cwd")" 2>/dev/null; else {first}; fi; '
-# The directory is left on the way out, in a file of the slot's own. A command's own EXIT trap takes its place.
+# The directory is written on exit to a file of the slot's own. A command's own EXIT trap replaces this one.
 _REMEMBER = """trap 'pwd -P >"$TMPDIR/.hermes-cwd"' EXIT; """
 _BEGIN_IN = 'mkdir -p -- {0} 2>/dev/null; cd -- {0} || {{ echo "{1} names it" >&2; exit 1; }}'
 _SETTING = "TERMINAL_CWD, or the profile's workdir,"
@@ -58,10 +58,10 @@ class TerminalCall:
     command: str
     background: bool = False
     timeout_s: float | None = None
-    """None is the settings' time limit."""
+    """Time limit in seconds; None is the settings' time limit."""
     task_id: str = DEFAULT_TASK
     workdir: str | None = None
-    """None is where the task's last command ended."""
+    """Directory of the command; None is where the task's last command ended."""
     profile: str | None = None
     pty: bool = False
     check_interval_s: float | None = None
@@ -71,17 +71,17 @@ class TerminalCall:
 class _Task:
     slot: asyncio.Task[Slot]
     used: float
-    """The loop's time at which it was last used."""
+    """The loop's time of its last use."""
     profile: str | None
     running: int = 0
-    """Commands that run now."""
+    """Number of commands that run now."""
 
 
 class TaskTerminals:
     """The tasks of one process, with a runtime and an event loop of their own. Safe to call from any thread.
 
     Raises:
-        ConfigError, UnknownNameError: the settings are wrong, or name a backend that there is not.
+        ConfigError, UnknownNameError: the settings are wrong, or name a backend that does not exist.
     """
 
     def __init__(self, settings: TerminalSettings | None = None, runtime_settings: Settings | None = None) -> None:
@@ -98,35 +98,35 @@ class TaskTerminals:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self._thread.closed
 
     def call(self, request: TerminalCall) -> dict[str, Any]:
-        """Run a command, blocking; the tool's answer."""
+        """Run a command, and block until it is done. Return the tool's answer."""
         return self._thread.call(self._answer(request))
 
     async def run(self, request: TerminalCall) -> dict[str, Any]:
-        """Run a command, from another event loop; the tool's answer."""
+        """Run a command from another event loop. Return the tool's answer."""
         return await self._thread.run(self._answer(request))
 
     def process(self, task_id: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Call the tool `process` for a task, blocking; the tool's answer."""
+        """Call the tool `process` for a task, and block until it is done. Return the tool's answer."""
         return self._thread.call(self._told(self._process(task_id, args)))
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Have `subscriber(update)` awaited, in the tasks' own event loop, for what is new of watched processes."""
+        """Await `subscriber(update)`, in the tasks' own event loop, for news of watched processes."""
         self._subscribers.append(subscriber)
 
     def cleanup(self, task_id: str | None, *, force: bool = False) -> bool:
-        """End a task's sandbox, blocking; whether there was one.
+        """End a task's sandbox, and block until it is done. Return whether there was one.
 
         Raises:
-            UsageError: it has background processes that live, and it is not to be done by `force`.
+            UsageError: it has running background processes, and `force` is not set.
         """
         return self._thread.call(self._cleanup(task_id or DEFAULT_TASK, force))
 
     def close(self) -> None:
-        """End everything, blocking."""
+        """End everything, and block until it is done."""
         self._thread.close()
 
     # --- in the event loop
@@ -135,7 +135,7 @@ class TaskTerminals:
         return await self._told(self._run(request))
 
     async def _told(self, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        """The answer, or why there is none; without the secrets that we know."""
+        """Return the answer, or an answer that says why there is none, without the secrets that we know."""
         try:
             answer = await work
         except HermesError as error:
@@ -153,7 +153,7 @@ class TaskTerminals:
             result = await tools.execute(slot, TERMINAL, await self._args(tools, task, request, limit), timeout_s=limit)
         except HermesError as error:
             if isinstance(error, _GONE) or not _had(task.slot):
-                self._forget(tools, task_id, task)  # the next command begins anew
+                self._forget(tools, task_id, task)  # the next command starts with a new sandbox
             raise
         finally:
             task.running -= 1
@@ -161,10 +161,11 @@ class TaskTerminals:
         return dict(result.answer or {"output": result.output, "exit_code": NOT_RUN, "error": result.error})
 
     async def _args(self, tools: ToolBackend, task: _Task, request: TerminalCall, limit: float) -> dict[str, Any]:
-        """The tool's arguments: the command in the task's directory, which it takes along if it is waited for.
+        """Return the tool's arguments. They run the command in the task's directory and, if the call waits for it,
+        record the directory where it ends.
 
-        What runs in the background ends when it will, and would move the task then. It is begun in the directory by
-        `workdir`, so that the command that is listed is the caller's own.
+        A background command ends at any time, and would change the task's directory then. It is started with `workdir`,
+        so that the listed command is the caller's own.
         """
         args: dict[str, Any] = {"command": request.command, "background": request.background, "pty": request.pty}
         if request.check_interval_s is not None:
@@ -180,7 +181,8 @@ class TaskTerminals:
         return args
 
     def _entering(self, profile: str | None) -> str:
-        """What goes to where the task's last command ended, or to where its first one begins."""
+        """Return the shell code that changes to the directory where the task's last command ended, or where its first
+        one starts."""
         first = self._settings.cwd_of(profile)
         return _ENTER.format(first="true" if first is None else _BEGIN_IN.format(shlex.quote(first), _SETTING))
 
@@ -204,7 +206,7 @@ class TaskTerminals:
             task.used = asyncio.get_running_loop().time()
 
     async def _opened(self) -> ToolBackend:
-        """The tool backend, with what the process before us has left, if there is a checkpoint."""
+        """Return the tool backend, with the sandboxes that the previous process left, if there is a checkpoint."""
         tools = self._open()
         if self._checkpoint is not None:
             if self._taking_over is None or (self._taking_over.done() and self._taking_over.exception() is not None):
@@ -267,7 +269,7 @@ class TaskTerminals:
                 log.exception("a subscriber to background processes failed")
 
     async def _busy(self, tools: ToolBackend, task: _Task) -> list[str]:
-        """What it left running on purpose."""
+        """Return the background processes that the task left running on purpose."""
         if not _had(task.slot):
             return []
         try:
@@ -306,7 +308,7 @@ class TaskTerminals:
 
 
 def not_run(error: HermesError) -> dict[str, Any]:
-    """The tool's answer where a command could not be run at all."""
+    """Return the tool's answer for a command that could not be run at all."""
     return {"output": "", "exit_code": NOT_RUN, "error": str(error), "status": "error"}
 
 
@@ -315,16 +317,16 @@ async def _already(slot: Slot) -> Slot:
 
 
 def _had(slot: asyncio.Task[Slot]) -> bool:
-    """Whether there is a slot, and not one that is waited for or could not be had."""
+    """Return whether there is a slot, which was neither refused nor is still waited for."""
     return slot.done() and not slot.cancelled() and slot.exception() is None
 
 
 async def _outcome(work: asyncio.Task[T]) -> T:
-    """What `work` gives, which goes on without whoever waits for it here.
+    """Return the result of `work`, which continues if the caller is cancelled.
 
     Raises:
-        SandboxLost: it was ended by another, which is no cancellation of who waits.
-        Whatever `work` raises.
+        SandboxLost: another caller ended it, which does not cancel this caller.
+        Exception: as `work` raises it.
     """
     try:
         return await asyncio.shield(work)
@@ -338,10 +340,10 @@ async def _outcome(work: asyncio.Task[T]) -> T:
 
 
 async def _directory(commands: SlotCommands, enter: str, limit: float) -> str:
-    """Where `enter` goes to.
+    """Return the directory to which `enter` changes.
 
     Raises:
-        CommandError: nowhere.
+        CommandError: it changes to no directory.
     """
     found = await commands.run(f"{enter}pwd -P", timeout_s=limit)
     if not found.ok:
@@ -358,10 +360,10 @@ async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:
 
 
 def strongest(backend: Backend) -> Isolation:
-    """The level for a task: a sandbox to itself where there is one, else the most that slots can have.
+    """Return the level for a task: a sandbox of its own if possible, else the strongest separation of slots.
 
     Raises:
-        PolicyError: it can't keep tasks apart at all.
+        PolicyError: the backend can't separate tasks at all.
     """
     level = max(backend.capabilities.isolation, default=Isolation.SHARED)
     if level < Isolation.USER:
@@ -373,7 +375,7 @@ def strongest(backend: Backend) -> Isolation:
 
 
 def _profile(backend: Backend, name: str, given: dict[str, Any], *, recovered: bool) -> SandboxConfig:
-    """The profile, with one slot in a sandbox and none of them kept for verification."""
+    """Return the profile with one slot per sandbox, and no slots reserved for verification."""
     kind = backend.config_class
     config = kind.from_dict(name, given)
     own: dict[str, Any] = {"slots_per_sandbox": 1, "reserve_slots": 0}

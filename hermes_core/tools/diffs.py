@@ -1,4 +1,4 @@
-"""Unified diffs of what a tool changed, within bounds of time and size."""
+"""Unified diffs of a tool's changes, limited in time and size."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 from hermes_core.tools.limits import cut_output
 
 DIFF_CHARS = 20_000
-"""The most characters of a diff in one answer."""
+"""Maximum number of characters of a diff in one answer."""
 
 _CONTEXT = 3
 _MAX_COMPARED = 5000
-"""Where more lines than these differ, they are shown as one replacement: comparing them would take too long."""
+"""Maximum number of differing lines that are compared. More are shown as one replacement, because comparing takes too
+long."""
 
 
 def unified_diff(path: str, old: str | None, new: str | None) -> str:
-    """The change of one file, at most `DIFF_CHARS` long; None is a file that is not there."""
+    """Return the change of one file, at most `DIFF_CHARS` long. None stands for a file that does not exist."""
     name = path.lstrip("/")
     if "\0" in (old or "") or "\0" in (new or ""):
         return f"Binary file {name} differs\n"
@@ -36,7 +37,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    # What both have in common at either end is not compared: a small change of a long file stays cheap.
+    # Don't compare the common start and end, so that a small change of a long file is cheap.
     same = _common(old, new)
     same_end = _common(old[same:][::-1], new[same:][::-1])
     skip = max(0, same - _CONTEXT)
@@ -65,7 +66,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _range(skip: int, start: int, end: int) -> str:
-    """A range of lines as diffs count them: from 1, and an empty range names the line before it."""
+    """Return a range of lines in diff notation: counted from 1; an empty range names the line before it."""
     length = end - start
     first = skip + start + (1 if length else 0)
     return str(first) if length == 1 else f"{first},{length}"

@@ -21,16 +21,17 @@ MAX_LINES = 2000
 LINE_CHARS = 2000
 """Longer lines are cut."""
 SIMILAR = 5
-"""How many similar names are suggested at most."""
+"""Maximum number of similar names that are suggested."""
 _COMPARED = 500
 _COMPARED_CHARS = 64
-"""How many names, and how much of each, are compared with the one that is not there: likeness takes quadratic time."""
+"""Number of names, and of characters of each, that are compared with a missing name, because the comparison takes
+quadratic time."""
 
 _PART_BYTES = 1 << 20
 _COUNT_BYTES = 8 << 20
-"""How far a file is read just to say how many lines it has."""
+"""Number of bytes that are read just to count a file's lines."""
 _SCAN_BYTES = 64 << 20
-"""How far a file is read to find the lines that were asked for."""
+"""Number of bytes that are read to find the requested lines."""
 _SNIFF_BYTES = 8192
 _LINE_BYTES = 4 * LINE_CHARS
 
@@ -71,7 +72,8 @@ class WriteFileParams(ToolParams):
 
 @dataclass
 class _Lines:
-    """Collects the wanted lines of a file that comes in parts, and counts them all; holds no more than it shows."""
+    """Collects the wanted lines of a file that comes in parts, and counts all lines. Holds only the lines that it
+    shows."""
 
     first: int
     """Number of the first wanted line, from 0."""
@@ -79,20 +81,21 @@ class _Lines:
     shown: list[str] = field(default_factory=list)
     chars: int = 0
     total: int = 0
-    """Lines that ended so far."""
+    """Number of lines that ended so far."""
     invalid: bool = False
     crlf: bool = False
     _start: bytearray = field(default_factory=bytearray)
-    """The start of the line that has not ended yet, as far as it can be shown."""
+    """The start of the line that has not ended yet, up to the length that can be shown."""
     _length: int = 0
-    """Bytes of that line."""
+    """Number of bytes of that line."""
 
     @property
     def full(self) -> bool:
         return len(self.shown) >= self.limit or self.chars >= OUTPUT_CHARS
 
     def feed(self, data: bytes) -> None:
-        """Take the next part. Only the wanted lines are looked at one by one: there may be millions of others."""
+        """Process the next part. Only the wanted lines are examined one by one, because there may be millions of
+        others."""
         while data:
             skip, room = self.first - self.total, self.limit - len(self.shown)
             if self.full or data.count(b"\n") < skip:
@@ -144,7 +147,7 @@ class _Lines:
 
 
 async def run_read_file(ctx: CallContext, params: ReadFileParams) -> Answer:
-    """The lines asked for, with what is needed to go on; or why there are none."""
+    """Return the requested lines, with what is needed to continue; or why there are none."""
     commands = ctx.require_commands()
     try:
         first = await commands.read_file(params.path, limit=_PART_BYTES)
@@ -188,7 +191,7 @@ def _read_answer(params: ReadFileParams, lines: _Lines, size: int, whole: bool) 
 
 
 def _binary(start: bytes) -> str | None:
-    """What kind of binary data this is the start of; None for text."""
+    """Return the kind of binary data that starts like this; None for text."""
     for magic, kind in _MAGIC.items():
         if start.startswith(magic):
             return kind
@@ -198,7 +201,7 @@ def _binary(start: bytes) -> str | None:
 
 
 async def path_error(commands: SlotCommands, path: str, error: CommandError) -> Answer:
-    """The answer for a path that can't be used, with the names that it may have been meant to be."""
+    """Return the answer for a path that can't be used, with the names that may have been meant."""
     if error.code == "is_a_directory":
         return {"error": f"{path} is a directory: list it with search_files(pattern='*', target='files', path=...)"}
     if error.code != "not_found":
@@ -209,7 +212,7 @@ async def path_error(commands: SlotCommands, path: str, error: CommandError) -> 
 
 
 async def similar_names(commands: SlotCommands, path: str) -> list[str]:
-    """Up to five entries of the path's directory whose names are like its own, best first."""
+    """Return up to five entries of the path's directory with similar names, best first."""
     directory, name = posixpath.split(path)
     try:
         entries = [entry.path for entry in await commands.list_dir(directory or ".")]
@@ -220,7 +223,8 @@ async def similar_names(commands: SlotCommands, path: str) -> list[str]:
 
 
 def _closest(wanted: str, by_folded: Mapping[str, str]) -> list[str]:
-    """The entries whose folded names are most like the wanted one, then those that contain it but for its suffix."""
+    """Return the entries whose folded names are most similar, then those that contain the wanted name without its
+    suffix."""
     starts = {each[:_COMPARED_CHARS]: each for each in islice(by_folded, _COMPARED)}
     alike = difflib.get_close_matches(wanted[:_COMPARED_CHARS], starts, n=SIMILAR, cutoff=0.6)
     close = [starts[each] for each in alike]
@@ -230,7 +234,7 @@ def _closest(wanted: str, by_folded: Mapping[str, str]) -> list[str]:
 
 
 async def run_write_file(ctx: CallContext, params: WriteFileParams) -> Answer:
-    """Write the file; the answer is `{bytes_written, dirs_created}`."""
+    """Write the file. The answer is `{bytes_written, dirs_created}`."""
     commands = ctx.require_commands()
     data = params.content.encode()
     try:
@@ -243,7 +247,7 @@ async def run_write_file(ctx: CallContext, params: WriteFileParams) -> Answer:
 
 
 def write_error(path: str, error: CommandError) -> str:
-    """Why a path could not be written, and what can be."""
+    """Return why a path could not be written, and what to do."""
     if error.code == "is_a_directory":
         return f"{path} is a directory"
     text = f"{path} was not written: {error.message}" + (f" ({error.hint})" if error.hint else "")
@@ -251,7 +255,7 @@ def write_error(path: str, error: CommandError) -> str:
 
 
 async def is_missing(commands: SlotCommands, path: str) -> bool:
-    """Whether nothing has this path."""
+    """Return whether nothing has this path."""
     try:
         await commands.stat(path)
     except CommandError as error:

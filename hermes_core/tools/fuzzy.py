@@ -27,9 +27,9 @@ from itertools import accumulate
 from hermes_core.errors import HermesError
 
 ALIKE = 0.8
-"""How alike, from 0 to 1, what lies between two anchors must be."""
+"""Minimum similarity, from 0 to 1, of the text between two anchors."""
 
-# Likeness takes quadratic time in the worst case, and the text is the model's: so it has bounds.
+# The comparison takes quadratic time in the worst case, and the text is the model's, so it is limited.
 _MAX_ANCHORED = 20
 _MAX_WORDS = 500
 _MAX_CHARS = 20_000
@@ -39,7 +39,7 @@ _NEAREST_CHARS = 200
 _ESCAPED = re.compile(r"""\\([ntr"'\\])""")
 _UNESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 
-# One character for one: a place in the plain text is the same place in the original.
+# Each character is replaced by exactly one, so positions in the plain text and the original are the same.
 _PLAIN = str.maketrans(
     dict.fromkeys("\u2018\u2019\u201a\u201b\u2032", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f\u2033", '"')
@@ -49,12 +49,12 @@ _PLAIN = str.maketrans(
 
 
 class ReplaceError(HermesError):
-    """The text to replace is not there, is there more than once, or the replacement changes nothing."""
+    """The text to replace is missing, occurs more than once, or the replacement changes nothing."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A place in the text, and what to put there."""
+    """A place in the text, with its replacement."""
 
     start: int
     end: int
@@ -63,7 +63,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A replacement that was made: the new text, which way found the place, and in how many places."""
+    """A finished replacement: the new text, the way that found the place, and the number of places."""
 
     text: str
     strategy: str
@@ -71,7 +71,7 @@ class Replacement:
 
 
 def replace_text(text: str, old: str, new: str, *, replace_all: bool = False) -> Replacement:
-    """Replace `old` by `new` in `text`: in the one place where it is, or everywhere if `replace_all`.
+    """Replace `old` with `new` in `text`: in its only place, or everywhere if `replace_all`.
 
     Raises:
         ReplaceError: `old` is empty, equals `new`, is not found, or is found more than once without `replace_all`.
@@ -96,7 +96,7 @@ def _replace_exact(text: str, old: str, new: str, replace_all: bool) -> Replacem
     if not replace_all:
         places = [text.index(old)]
         while len(places) < 5 and (place := text.find(old, places[-1] + 1)) >= 0:
-            places.append(place)  # overlapping ones, too: they are as ambiguous
+            places.append(place)  # overlapping ones too, because they are just as ambiguous
         if len(places) > 1:
             raise _ambiguous(text, max(count, len(places)), places)
     return Replacement(text.replace(old, new), "exact", count)
@@ -123,28 +123,28 @@ LineKey = Callable[[str], str]
 
 
 def without_trailing(line: str) -> str:
-    """The line as `trailing_whitespace` sees it."""
+    """Return the line as `trailing_whitespace` compares it."""
     return line.rstrip()
 
 
 def without_indent(line: str) -> str:
-    """The line as `indentation` sees it."""
+    """Return the line as `indentation` compares it."""
     return line.strip()
 
 
 def with_single_blanks(line: str) -> str:
-    """The line as `whitespace` sees it."""
+    """Return the line as `whitespace` compares it."""
     return " ".join(line.split())
 
 
 def find_lines(lines: Sequence[str], wanted: Sequence[str], key: LineKey, start: int = 0) -> Iterator[int]:
-    """The indices at or after `start` where `wanted` stands in `lines`, each line seen through `key`.
+    """Yield the indices at or after `start` where `wanted` occurs in `lines`. Lines are compared by `key`.
 
-    Of those that overlap others, only the second is given.
+    Of overlapping places, only the second is yielded.
     """
     if not wanted:
         return
-    # As one text, which `str.find` searches in linear time, however alike the lines are.
+    # Search in one text: `str.find` takes linear time, even if the lines are similar.
     text = "\n" + "".join(f"{key(line)}\n" for line in lines[start:])
     quoted = "\n" + "".join(f"{key(line)}\n" for line in wanted)
     number, counted = start, 0
@@ -154,12 +154,12 @@ def find_lines(lines: Sequence[str], wanted: Sequence[str], key: LineKey, start:
 
 
 def find_apart(text: str, old: str, *, shared: int = 0) -> Iterator[int]:
-    """Where `old` stands in `text`: the places that don't overlap, and the second one if it overlaps the first.
+    """Yield where `old` occurs in `text`: places that don't overlap, and the second one if it overlaps the first.
 
-    That one makes the place ambiguous. To look for all that overlap would take quadratic time.
+    The second one makes the place ambiguous. Finding all overlapping places would take quadratic time.
 
     Args:
-        shared: how many characters of its end may be the start of the next one.
+        shared: how many characters at its end may also begin the next occurrence.
     """
     first = text.find(old)
     if first < 0:
@@ -174,20 +174,21 @@ def find_apart(text: str, old: str, *, shared: int = 0) -> Iterator[int]:
 
 
 def reindent(new: Sequence[str], quoted: Sequence[str], found: Sequence[str]) -> list[str]:
-    """The lines `new`, their indents changed in the way in which those of `quoted` differ from those of `found`."""
+    """Return the lines `new`, with their indents changed in the same way as from `quoted` to `found`."""
     pairs = [(indent(q), indent(f)) for q, f in zip(quoted, found, strict=False) if q.strip() and f.strip()]
     shift = _shift(pairs)
-    translation = dict(reversed(pairs))  # where lines disagree, the first one counts
+    translation = dict(reversed(pairs))  # if lines disagree, the first one counts
     return [_reindented(line, shift, translation) if line.strip() else line for line in new]
 
 
 def indent(line: str) -> str:
-    """The blanks that the line begins with."""
+    """Return the blanks at the start of the line."""
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
 def _shift(pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """`(removed, added)`: the one prefix that all lines lack, or have too many; None if they differ otherwise."""
+    """Return `(removed, added)`: the one prefix that all lines lack or have in excess; None if they differ
+    otherwise."""
     if not pairs:
         return None
     quoted, found = pairs[0]
@@ -211,11 +212,11 @@ def _reindented(line: str, shift: tuple[str, str] | None, translation: dict[str,
 
 
 def _by_lines(text: str, old: str, new: str, key: LineKey, *, fix: bool, uniform: bool = False) -> list[Match]:
-    """The matches of whole lines.
+    """Return the matches of whole lines.
 
     Args:
-        key: what counts of a line.
-        fix: whether to give the replacement the indents of what was found.
+        key: returns the part of a line that is compared.
+        fix: whether to give the replacement the indents of the matched lines.
         uniform: whether all lines must be shifted by the same prefix.
     """
     closed = old.endswith("\n")
@@ -291,7 +292,7 @@ def _places(text: str, old: str, new: str) -> list[Match]:
     return [Match(place, place + len(old), new) for place in find_apart(text, old)]
 
 
-# What is only alike.
+# Similar text.
 
 
 def _anchors(text: str, old: str, new: str) -> list[Match]:
@@ -312,11 +313,12 @@ def _anchors(text: str, old: str, new: str) -> list[Match]:
 
 
 def _anchored_end(lines: Sequence[str], first: int, quoted: Sequence[str]) -> int | None:
-    """The line that ends what is most like `quoted` among what begins at `first`; None if nothing is alike enough."""
+    """Return the line that ends the text most similar to `quoted` that begins at `first`; None if nothing is similar
+    enough."""
     end = quoted[-1].strip()
     farthest = min(len(lines), first + len(quoted) + len(quoted) // 2)
     lasts = [n for n in range(first + 1, farthest) if lines[n].strip() == end][:_MAX_ANCHORED]
-    # Of equally alike ones, the one whose length is nearest.
+    # Among equally similar ones, take the one with the nearest length.
     ranked = [
         (_likeness(lines[first + 1 : last], quoted[1:-1]), -abs(last - first + 1 - len(quoted)), last) for last in lasts
     ]
@@ -335,7 +337,8 @@ def _likeness(one: Sequence[str], other: Sequence[str]) -> float:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Where the model may have meant: the line most like the first visible one of its quotation."""
+    """Return the place that the model may have meant: the line most similar to the first visible one of its
+    quotation."""
     wanted = next((line.strip() for line in old.split("\n") if line.strip()), "")[:_NEAREST_CHARS]
     numbers: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), 1):

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 MAX_GLOBS = 32
-"""The most globs that braces are expanded to."""
+"""Maximum number of globs from expanding braces."""
 
 
 def expand_braces(glob: str) -> list[str]:
-    """`*.{js,ts}` as `*.js` and `*.ts`. Braces beyond `MAX_GLOBS` stay as they are."""
+    """Return `*.{js,ts}` as `*.js` and `*.ts`. Braces beyond `MAX_GLOBS` are left as they are."""
     pending, done = [glob], list[str]()
     while pending:
         each = pending.pop(0)
@@ -25,7 +25,8 @@ def expand_braces(glob: str) -> list[str]:
 
 
 def path_matches(path: str, glob: str) -> bool:
-    """Whether a relative path matches: without a slash in the glob by its last part, else as a whole.
+    """Return whether a relative path matches. A glob without a slash is compared with the last part, others with the
+    whole path.
 
     `*` and `?` do not match a slash; a part `**` matches any number of directories.
     """
@@ -33,7 +34,7 @@ def path_matches(path: str, glob: str) -> bool:
     if "/" not in glob:
         return fnmatchcase(parts[-1], glob)
     wanted = glob.removeprefix("./").lstrip("/").split("/")
-    # As an automaton, so that a glob of many `**` takes no more than its length times the path's.
+    # Run as an automaton, so that a glob with many `**` takes only its length times the path's length.
     states = _closed({0}, wanted)
     for part in parts:
         reached = {n if wanted[n] == "**" else n + 1 for n in states if n < len(wanted) and _part(part, wanted[n])}
@@ -46,7 +47,7 @@ def _part(part: str, glob: str) -> bool:
 
 
 def _closed(states: Iterable[int], wanted: Sequence[str]) -> set[int]:
-    """These states, and those reached by letting `**` match nothing."""
+    """Return these states, and those reached by letting `**` match nothing."""
     closed = set[int]()
     for first in states:
         state = first

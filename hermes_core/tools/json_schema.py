@@ -1,4 +1,4 @@
-"""JSON schemas as the parameters of a tool: checked when the tool is defined, and its arguments against them."""
+"""JSON schemas as tool parameters: checks a schema when the tool is defined, and arguments against it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 from hermes_core.errors import ConfigError
 
 MOST_PROBLEMS = 10
-"""Problems of one call that the model is told at most."""
+"""Maximum number of problems of one call that the model gets."""
 
 _MESSAGE_CHARS = 300
-"""Length of one problem: messages quote the value, which may be of any size."""
+"""Maximum length of one problem, because messages quote the value, which may have any size."""
 
 
 def check_schema(tool: str, schema: Mapping[str, Any]) -> None:
-    """Make sure that a JSON schema can be the parameters of a tool.
+    """Check that a JSON schema can be the parameters of a tool.
 
     Raises:
-        ConfigError: it is no valid JSON schema, describes something else than an object, or refers to what it does
-            not hold.
+        ConfigError: it is not a valid JSON schema, does not describe an object, or refers to something outside itself.
     """
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
@@ -40,7 +39,7 @@ def check_schema(tool: str, schema: Mapping[str, Any]) -> None:
 
 
 def problems_of(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
-    """What is wrong with arguments by a schema that `check_schema` has passed; nothing if they are valid."""
+    """Return the problems of arguments by a schema that passed `check_schema`; empty if they are valid."""
     from jsonschema.validators import validator_for
 
     try:
@@ -70,7 +69,7 @@ def _latest() -> Any:
 
 
 def _registry(schema: Mapping[str, Any]) -> Any:
-    """Where references are looked up: in the schema itself, and nowhere on the network."""
+    """Return the registry for references: they are looked up in the schema itself, never on the network."""
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012
 
@@ -90,7 +89,7 @@ def _check_references(what: str, schema: Mapping[str, Any]) -> None:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Every reference of a schema."""
+    """Yield every reference in a schema."""
     if isinstance(schema, Mapping):
         if isinstance(reference := schema.get("$ref"), str):
             yield reference

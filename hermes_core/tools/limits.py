@@ -1,25 +1,25 @@
-"""What a model may use of time and of words: time limits, and output cut to its head and tail."""
+"""Limits for a model's calls: time limits, and output cut to its head and tail."""
 
 from __future__ import annotations
 
 from hermes_core.tools.base import CallContext
 
 OUTPUT_CHARS = 50_000
-"""The most characters of output in one answer."""
+"""Maximum number of characters of output in one answer."""
 
 HEAD_SHARE = 0.4
-"""How much of what is kept comes from the start: errors tend to stand at the end."""
+"""The share of the kept output that comes from its start. Errors are usually at the end."""
 
 OUTPUT_BYTES = 256 << 10
-"""What to ask of a command's output. Half of it is its head, half its tail, and either half is more than
-`cut_output` keeps of that end (at most 4 bytes a character), so that the slot's own notice never shows."""
+"""Number of bytes of a command's output to ask for. Half is its head, half its tail. Either half is more than
+`cut_output` keeps of that end (at most 4 bytes per character), so the slot's own notice never shows."""
 
 DEFAULT_TIMEOUT_S = 180.0
-"""The time limit of a command when neither the model nor the caller names one."""
+"""Time limit of a command if neither the model nor the caller sets one."""
 
 
 def time_limit(ctx: CallContext, requested_s: float | None) -> tuple[float, str | None]:
-    """The time limit that holds, in seconds, and a note to the model where it is less than it asked for."""
+    """Return the effective time limit in seconds, and a note to the model if it is shorter than requested."""
     if requested_s is None:
         return (DEFAULT_TIMEOUT_S if ctx.timeout_s is None else ctx.timeout_s), None
     if ctx.timeout_s is None or requested_s <= ctx.timeout_s:
@@ -28,16 +28,16 @@ def time_limit(ctx: CallContext, requested_s: float | None) -> tuple[float, str 
 
 
 def cut_output(data: bytes, total_bytes: int | None = None, limit: int = OUTPUT_CHARS) -> tuple[str, bool]:
-    """Output as text of at most `limit` characters, and whether something was left out.
+    """Return the output as text of at most `limit` characters, and whether something was left out.
 
     Bytes that are not UTF-8 become U+FFFD; a character is never cut in the middle.
 
     Args:
-        data: the output, or its head and tail around a notice when it had been cut before.
+        data: the output, or its head and tail around a notice if it had been cut before.
         total_bytes: how much was written, if `data` is not all of it.
-        limit: at least 200; the notice of what was left out counts.
+        limit: at least 200, including the notice about what was left out.
     """
-    # Every invalid byte becomes one character for now, so that what is left out can be counted exactly.
+    # Let each invalid byte be one character for now, so that what is left out can be counted exactly.
     text = data.decode("utf-8", "surrogateescape")
     if len(text) <= limit:
         return printable(text), total_bytes is not None and total_bytes > len(data)
@@ -51,7 +51,7 @@ def cut_output(data: bytes, total_bytes: int | None = None, limit: int = OUTPUT_
 
 
 def printable(text: str) -> str:
-    """Text decoded with `surrogateescape`, with U+FFFD for what was not UTF-8."""
+    """Return text that was decoded with `surrogateescape`, with U+FFFD for what was not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -19,7 +19,7 @@ from hermes_core.tools.limits import cut_output
 from hermes_core.tools.v4a import FilePatch, PatchError, apply_hunks, parse_patch
 
 MAX_BYTES = 4 << 20
-"""The largest file that is changed in this way."""
+"""Maximum size in bytes of a file that can be changed this way."""
 
 DESCRIPTION = """\
 Change files. mode=replace: in `path`, replace old_string by new_string. Quote old_string exactly and with enough \
@@ -38,7 +38,7 @@ changes several files, all or none of them, in this format:
 The answer has a diff of what was changed."""
 
 _CHECK_TIMEOUT_S = 5.0
-# Run where the code will run, so that the grammar is the right one and hostile text can only harm its own slot.
+# Checked where the code will run, so that the grammar is the right one and hostile text can only harm its own slot.
 _CHECK = """\
 import ast, sys
 try:
@@ -72,7 +72,7 @@ class PatchParams(ToolParams):
 
 
 class _Unusable(HermesError):
-    """A file that the patch names can't be changed in this way; `answer` says why."""
+    """A file in the patch that can't be changed; `answer` says why."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(str(answer["error"]))
@@ -81,15 +81,16 @@ class _Unusable(HermesError):
 
 @dataclass(frozen=True)
 class _File:
-    """A file's bytes, as text that can be written back byte for byte."""
+    """A file's bytes, as text that can be written back without loss."""
 
     data: bytes
     mode: int | None = None
-    """Its permissions, where a file that takes its place is to have the same."""
+    """Its permissions, if a file that replaces it must have the same."""
 
     @property
     def crlf(self) -> bool:
-        """Whether every line ends with CRLF. Such a file is changed as if with plain newlines, as models quote it."""
+        """Return whether every line ends with CRLF. Such a file is changed as if it had plain newlines, because models
+        quote it so."""
         return b"\r\n" in self.data and self.data.count(b"\n") == self.data.count(b"\r\n")
 
     @property
@@ -104,14 +105,14 @@ class _File:
 
 @dataclass
 class _Changes:
-    """Files as they were and as they are to be; nothing is written before `apply`. None is a file that isn't there."""
+    """Files before and after the changes; None is a missing file. Nothing is written before `apply`."""
 
     commands: SlotCommands
     before: dict[str, _File | None] = field(default_factory=dict)
     after: dict[str, _File | None] = field(default_factory=dict)
 
     async def get(self, path: str) -> _File | None:
-        """The file as changed so far.
+        """Return the file as changed so far.
 
         Raises:
             _Unusable: it is too large, or can't be read.
@@ -121,7 +122,7 @@ class _Changes:
         return self.after[path]
 
     async def existing(self, path: str) -> _File:
-        """The same, for a text file that must be there."""
+        """Return the file as changed so far; it must be an existing text file."""
         file = await self.get(path)
         if file is None:
             missing = CommandError(f"{path} does not exist", code="not_found")
@@ -145,7 +146,8 @@ class _Changes:
         return [path for path, file in self.after.items() if file != self.before[path]]
 
     async def apply(self) -> str | None:
-        """Write everything, new content before removals. If one fails, undo the others; what went wrong, or None."""
+        """Write everything, new content before removals. If one fails, undo the others. Return what went wrong, or
+        None."""
         done: list[str] = []
         for path in sorted(self.changed(), key=lambda path: self.after[path] is None):
             try:
@@ -172,7 +174,7 @@ class _Changes:
 
 
 async def run_patch(ctx: CallContext, params: PatchParams) -> Answer:
-    """Make the change; the answer has its diff, or says why nothing was changed."""
+    """Make the change. The answer has its diff, or says why nothing was changed."""
     changes = _Changes(ctx.require_commands())
     try:
         if params.mode == "replace":
@@ -194,7 +196,7 @@ async def _replace(changes: _Changes, params: PatchParams) -> Answer:
     old, new = params.old_string or "", params.new_string or ""
     if file.crlf:
         old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
-    # In a thread: looking for text that is only alike can take longer than others should wait.
+    # In a thread: searching for similar text can take longer than other calls should wait.
     done = await asyncio.to_thread(replace_text, file.text, old, new, replace_all=params.replace_all)
     changes.after[path] = file.with_text(done.text)
     diff = await asyncio.to_thread(unified_diff, path, file.text, done.text)
@@ -222,7 +224,7 @@ async def _plan(changes: _Changes, patch: FilePatch) -> None:
         await _check_free(changes, path)
         changes.after[path] = _File(patch.content.encode())
     elif patch.action == "delete":
-        file = await changes.get(path) or await changes.existing(path)  # which says what there is instead
+        file = await changes.get(path) or await changes.existing(path)  # it reports what exists instead
         changes.before[path] = replace(file, mode=await _mode(changes, path))
         changes.after[path] = None
     else:
@@ -237,7 +239,7 @@ async def _plan(changes: _Changes, patch: FilePatch) -> None:
 
 
 async def _mode(changes: _Changes, path: str) -> int | None:
-    """The permissions of a file that is there already; None for a link, or for what the patch itself made."""
+    """Return the permissions of an existing file; None for a link, or for a file that the patch itself made."""
     if changes.before[path] is None:
         return None
     stat = await changes.commands.stat(path)
@@ -259,7 +261,7 @@ def _text(file: _File | None) -> str | None:
 
 
 async def _syntax_errors(changes: _Changes) -> Answer:
-    """Python files that don't parse after the change, by path."""
+    """Return the Python files that don't parse after the change, by path."""
     found = {}
     for path in changes.changed():
         file = changes.after[path]
@@ -271,7 +273,7 @@ async def _syntax_errors(changes: _Changes) -> Answer:
 
 
 async def _syntax_error(commands: SlotCommands, data: bytes) -> str | None:
-    """What is wrong with this Python text; None if nothing is, or the slot has no Python to ask."""
+    """Return what is wrong with this Python text; None if nothing is, or the slot has no Python to check it."""
     argv = ["python3", "-I", "-W", "ignore", "-c", _CHECK]
     try:
         result = await commands.run(argv, stdin=data, timeout_s=_CHECK_TIMEOUT_S, output_limit=4096)

@@ -1,4 +1,4 @@
-"""The tool `process`: follow, feed and end what `terminal` left in the background."""
+"""The tool `process`: follow, feed and end the background processes of `terminal`."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ Answer = dict[str, Any]
 
 
 async def start_session(ctx: CallContext, command: str, cwd: str | None, *, pty: bool) -> ProcessStatus:
-    """Start a background process of this trajectory; its id is the session id.
+    """Start a background process of this trajectory. Its id is the session id.
 
-    The slot knows its processes, and is one trajectory's alone: nobody else's can be seen or driven.
+    The slot knows its processes and belongs to one trajectory, so the processes of others can't be seen or controlled.
 
     Raises:
         CommandError: it could not be started.
     """
-    # Python keeps back what it writes to a pipe, which would leave the log of a server empty.
+    # Python buffers output to a pipe, which would leave the log of a server empty.
     return await ctx.require_commands().start(
         command, cwd=cwd, env={"PYTHONUNBUFFERED": "1"}, pty=WindowSize() if pty else None
     )
 
 
 async def run_process(ctx: CallContext, params: ProcessParams) -> Answer:
-    """Do what `params.action` says."""
+    """Carry out `params.action`."""
     if params.action == "list":
         return await _list(ctx)
     session_id = params.session_id or ""
@@ -116,14 +116,14 @@ def _state(status: ProcessStatus) -> Answer:
 
 
 def _ending(status: ProcessStatus) -> Answer:
-    """How it ended: its exit code, or the signal that ended it, and minus its number."""
+    """Return how it ended: its exit code, or the signal that ended it and the signal's negative number."""
     if status.signal is None:
         return {"exit_code": status.exit_code}
     return {"exit_code": -status.signal, "signal": signal_name(status.signal)}
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 99` for one that has no name here."""
+    """Return `SIGKILL` for 9; `signal 99` for a number without a name here."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -143,7 +143,7 @@ async def _log(ctx: CallContext, process_id: str, params: ProcessParams) -> Answ
     data, start = await _held(commands, process_id)
     if status.pty is not None and params.offset is None:
         return await _screen(data, start, status, status.pty)
-    if start:  # the first line still held is the first one that is whole
+    if start:  # the first complete line that is still held
         partial = data.find(b"\n") + 1
         data, start = data[partial:], start + partial
     lines = _decode(data, starts_inside=start > 0, ends_inside=running).split("\n")
@@ -210,7 +210,7 @@ async def _write(ctx: CallContext, process_id: str, params: ProcessParams) -> An
         return {"status": "already_exited", "error": "it has exited and reads nothing more", **_ending(status)}
     text, eof = params.data or "", False
     if params.action == "submit":
-        text += "\n" if status.pty is None else "\r"  # what the Enter key sends
+        text += "\n" if status.pty is None else "\r"  # the character of the Enter key
     elif status.pty is None and text.endswith(END_OF_FILE):
         text, eof = text[:-1], True
     data = text.encode()
@@ -232,25 +232,25 @@ _ACTIONS: dict[str, Callable[[CallContext, str, ProcessParams], Awaitable[Answer
 
 
 async def _held(commands: SlotCommands, process_id: str) -> tuple[bytes, int]:
-    """The output that is still held, and the byte offset of its first byte in everything written."""
+    """Return the output that is still held, and the byte offset of its first byte in everything written."""
     chunk = await commands.log(process_id, offset=0, limit=_CHUNK)
     start, end, data = chunk.offset, chunk.total, bytearray(chunk.data)
     while chunk.data and start + len(data) < end:
         chunk = await commands.log(process_id, offset=start + len(data), limit=_CHUNK)
-        if chunk.dropped:  # it wrote so fast that there is a gap: what came before it is gone
+        if chunk.dropped:  # there is a gap because it wrote so fast: what came before is gone
             start, data = chunk.offset, bytearray()
         data += chunk.data
     return bytes(data), start
 
 
 async def _newest(commands: SlotCommands, status: ProcessStatus, chars: int) -> str:
-    """The last `chars` characters of output."""
+    """Return the last `chars` characters of output."""
     chunk = await commands.log(status.process_id, offset=max(0, status.output_bytes - 4 * chars), limit=4 * chars)
     return _decode(chunk.data, starts_inside=chunk.offset > 0, ends_inside=status.running)[-chars:]
 
 
 def _decode(data: bytes, *, starts_inside: bool, ends_inside: bool) -> str:
-    """Bytes of a longer stream as text, without the halves of characters at either end."""
+    """Return bytes of a longer stream as text, without partial characters at either end."""
     if starts_inside:
         skip = next((n for n, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
         data = data[skip:]

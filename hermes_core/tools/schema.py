@@ -1,4 +1,4 @@
-"""From a tool's parameters to what models read: function schemas, and wrong arguments explained."""
+"""Tool parameters for models: makes function schemas, and explains wrong arguments."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _NAMED_SCHEMAS = ("properties", "patternProperties", "dependentSchemas")
 _LISTED_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE_SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames")
 _MAX_ENCODINGS = 3
-"""How often arguments may have been JSON-encoded on top of each other."""
+"""How often arguments may have been JSON-encoded repeatedly."""
 
 
 def function_schema(tool: Tool) -> Schema:
-    """The tool as an entry of a chat completion request's `tools`."""
+    """Return the tool as an entry of a chat completion request's `tools`."""
     function = {"name": tool.name, "description": tool.description, "parameters": parameters_schema(tool.params)}
     return {"type": "function", "function": function}
 
 
 def parameters_schema(params: type[BaseModel] | Mapping[str, Any]) -> Schema:
-    """The JSON schema of a tool's parameters: one that was given as it is, that of a model as plain as it can be said.
+    """Return the JSON schema of a tool's parameters: a given schema unchanged, that of a model simplified.
 
-    References are resolved (a model that contains itself keeps its `$defs`), generated titles are left out, an optional
-    parameter has its plain type instead of a union with null, and unknown arguments are refused unless the model
+    References are resolved (a model that contains itself keeps its `$defs`), and generated titles are left out. An
+    optional parameter has its plain type instead of a union with null. Unknown arguments are refused unless the model
     allows them.
     """
     if isinstance(params, Mapping):
@@ -42,11 +42,11 @@ def parameters_schema(params: type[BaseModel] | Mapping[str, Any]) -> Schema:
     definitions: Mapping[str, Schema] = raw.pop("$defs", {})
     recursive: set[str] = set()
     inside: tuple[str, ...] = ()
-    if "$ref" in raw:  # a model that contains itself is a reference at the top
+    if "$ref" in raw:  # a model that contains itself is a reference at the top level
         inside = (_reference(raw),)
         raw = definitions[inside[0]]
     schema: Schema = _plain(raw, definitions, inside, recursive)
-    schema.pop("description", None)  # the class's docstring; the tool's own description stands beside the parameters
+    schema.pop("description", None)  # the class's docstring; the tool's own description is next to the parameters
     schema.setdefault("properties", {})
     if params.model_config.get("extra") != "allow":
         schema["additionalProperties"] = False
@@ -64,9 +64,10 @@ def _reference(schema: Mapping[str, Any]) -> str:
 
 
 def _plain(schema: Any, definitions: Mapping[str, Schema], inside: tuple[str, ...], recursive: set[str]) -> Any:
-    """`schema` with references resolved and noise removed. `inside` are the definitions being resolved right now."""
+    """Return `schema` with references resolved and noise removed. `inside` are the definitions being resolved right
+    now."""
     if not isinstance(schema, dict):
-        return schema  # `additionalProperties: false` and the like
+        return schema  # `additionalProperties: false` and similar
     if "$ref" in schema:
         name = _reference(schema)
         if name in inside or name in recursive:
@@ -93,7 +94,7 @@ def _plain(schema: Any, definitions: Mapping[str, Schema], inside: tuple[str, ..
 
 
 def _without_null(schema: Schema) -> Schema:
-    """An optional parameter whose default is null, said as its plain type: leaving it out is how to give null."""
+    """Return the plain type of an optional parameter whose default is null: leaving it out means null."""
     branches = schema.get("anyOf")
     if branches is None or "default" not in schema or schema["default"] is not None:
         return schema
@@ -105,13 +106,14 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> BaseModel | dict[str, Any]:
-    """The tool's parameters from what a model or a hook gave: an instance of its model, or a dict by its schema.
+    """Return the tool's parameters from a model's or hook's arguments: an instance of its model, or a dict for a
+    schema.
 
     Args:
-        arguments: a mapping, or JSON text of one (encoded more than once is understood; empty is no arguments).
+        arguments: a mapping, or JSON text of one (also if encoded more than once; empty text means no arguments).
 
     Raises:
-        ToolArgumentError: they are not what the tool takes; the message says what is wrong and what is expected.
+        ToolArgumentError: the tool does not accept them; the message says what is wrong and what is expected.
     """
     values = _decode(tool, arguments)
     model = tool.params
@@ -120,7 +122,7 @@ def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> Ba
             raise _argument_error(tool, "; ".join(found))
         return values
     problems = []
-    if model.model_config.get("extra") not in ("forbid", "allow"):  # else pydantic would drop them without a word
+    if model.model_config.get("extra") not in ("forbid", "allow"):  # otherwise pydantic would drop them silently
         known = {name for key, field in model.model_fields.items() for name in (key, field.alias or key)}
         problems = [_unknown(tool, name) for name in values if name not in known]
     try:
@@ -175,7 +177,7 @@ def _argument_error(tool: Tool, problem: str) -> ToolArgumentError:
 
 
 def expected_arguments(tool: Tool) -> str:
-    """The tool's parameters on one line: `command: string, required; timeout: number`."""
+    """Return the tool's parameters on one line: `command: string, required; timeout: number`."""
     schema = parameters_schema(tool.params)
     required = schema.get("required", [])
     parts = []
@@ -198,7 +200,7 @@ _BOUNDS = {
 
 
 def type_words(schema: Mapping[str, Any]) -> str:
-    """What a schema allows, in words: `integer, at least 1`, `one of "a", "b"`, `array of string`."""
+    """Return what a schema allows, in words: `integer, at least 1`, `one of "a", "b"`, `array of string`."""
     if "enum" in schema:
         return "one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
     if "anyOf" in schema:

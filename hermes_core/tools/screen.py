@@ -1,4 +1,4 @@
-"""What a person would see: the screen of a terminal after everything that was written to it."""
+"""A terminal emulator: returns what a person would see on the screen after some output."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 from hermes_core.sandbox.commands import WindowSize
 
 _OTHER_SCREEN = {47, 1047, 1049}
-"""Private modes (xterm's control sequences, DECSET) under which full-screen programs get a screen of their own."""
+"""Private modes (xterm's control sequences, DECSET) that give full-screen programs a screen of their own."""
 
 
 @dataclass(frozen=True)
 class Screen:
-    """The characters of a terminal; blanks at the ends of lines, and empty lines at the end, are left out."""
+    """The characters of a terminal, without blanks at the ends of lines and empty lines at the end."""
 
     lines: tuple[str, ...]
     row: int
-    """Where the cursor is, counted from 0."""
+    """The cursor's row, counted from 0."""
     column: int
 
     @property
     def text(self) -> str:
-        """The lines as one text."""
+        """Return the lines as one text."""
         return "\n".join(self.lines)
 
 
 def render(data: bytes, size: WindowSize) -> Screen:
-    """The screen of a terminal of this size after `data`: any bytes; what it does not know it ignores, as terminals do.
+    """Return the screen of a terminal of this size after `data`. It may be any bytes; unknown sequences are ignored.
 
-    Takes about a second for a megabyte of output: not for the event loop.
+    Takes about a second for a megabyte of output, so don't call it on the event loop.
     """
     import pyte
 
@@ -45,14 +45,14 @@ def render(data: bytes, size: WindowSize) -> Screen:
 
 
 def _line(cells: Any, columns: int) -> str:
-    # The second cell of a wide character holds nothing.
+    # The second cell of a wide character is empty.
     return "".join(cells[column].data for column in range(columns)).rstrip()
 
 
 class _Lenient:
-    """A pyte screen that takes any sequence, and has a second screen for programs that fill it.
+    """A pyte screen that accepts any sequence, and has a second screen for full-screen programs.
 
-    pyte fails on some that it does not know, each in its own way: on `CSI ? 4 m` of vim's, on `CSI 4 J`.
+    pyte fails on some unknown sequences, each in another way: on vim's `CSI ? 4 m`, on `CSI 4 J`.
     """
 
     def __init__(self, screen: Any) -> None:
@@ -69,10 +69,10 @@ class _Lenient:
         return call
 
     def alignment_display(self) -> None:
-        """Leave out a test picture (`ESC # 8`): three bytes that cost as much as a screen of text."""
+        """Ignore the test picture (`ESC # 8`): three bytes that cost as much as a screen of text."""
 
     def set_mode(self, *modes: int, **options: Any) -> None:
-        """Switch modes on; some of them to the other screen, which begins empty."""
+        """Switch modes on. Some switch to the other screen, which is empty at first."""
         if options.get("private") and _OTHER_SCREEN.intersection(modes) and self._first is None:
             screen = self._screen
             self._first = (
@@ -83,7 +83,7 @@ class _Lenient:
         self.__getattr__("set_mode")(*modes, **options)
 
     def reset_mode(self, *modes: int, **options: Any) -> None:
-        """Switch modes off; some of them back to the first screen, as it was."""
+        """Switch modes off. Some switch back to the first screen, which is unchanged."""
         if options.get("private") and _OTHER_SCREEN.intersection(modes) and self._first is not None:
             (rows, (x, y)), self._first = self._first, None
             self._screen.buffer.clear()

@@ -13,12 +13,13 @@ from hermes_core.tools.files import path_error
 from hermes_core.tools.search_results import Place, SearchEngine, SearchOutput, SearchParams
 
 SKIPPED = (".git", ".*.git", ".hg", ".svn", ".bzr", ".jj", ".hermes-*", "node_modules", "__pycache__")
-"""Globs of names that are not searched, unless `path` itself is one of them or below one: nobody's work. `.*.git` is a
-git directory beside its checkout (SWE-smith's tasks have one), `.hermes-*` are files of ours that are being written."""
+"""Globs of names that are not searched, unless `path` itself is one of them or inside one, because they are not the
+user's work. `.*.git` is a git directory next to its checkout (SWE-smith's tasks have one); `.hermes-*` are files of
+ours that are being written."""
 
 TIMEOUT_S = 60.0
 _KEPT_BYTES = 4 << 20
-"""What is kept of a search's output; its first half counts."""
+"""Number of bytes kept of a search's output. Only the first half is used."""
 
 DESCRIPTION = """\
 Search the workspace. target=content: `pattern` is a regular expression, the answer the lines that match (or, by \
@@ -28,14 +29,15 @@ src/**/test_*.py. Page with offset and limit. Directories such as .git and node_
 Answer = dict[str, Any]
 
 _ENGINE = "hermes.search_engine"
-# What the slot has: ripgrep, GNU's grep with Perl's regular expressions, or anything. A constant without arguments.
+# Find out what the slot has: ripgrep, GNU's grep with Perl's regular expressions, or any grep. A constant without
+# arguments.
 _PROBE = """\
 command -v rg >/dev/null 2>&1 && { echo rg; exit; }
 echo x | grep -qP '\\w' 2>/dev/null && echo x | grep -HZ x >/dev/null 2>&1 && { echo gnu; exit; }
 echo posix
 """
 
-# Any grep: it may have no way to end a path with a NUL, so each file that matches is searched once more, by itself.
+# Any grep: it may not be able to end a path with a NUL, so each file that matches is searched once more, separately.
 # Arguments: the pattern, the output mode's flag, lines of context, the files. Prints `path NUL lines NUL` for each.
 _EACH = """\
 pattern=$1 mode=$2 context=$3
@@ -49,24 +51,26 @@ done
 
 
 async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
-    """Search; the answer lists what was found, how much there is in all, and how to see more."""
+    """Search. The answer lists what was found, how much there is in all, and how to see more."""
     commands = ctx.require_commands()
     limit_s = min(TIMEOUT_S, ctx.timeout_s or TIMEOUT_S)
     try:
         place = await _place(commands, params.path)
     except CommandError as error:
         return await path_error(commands, params.path, error)
-    globs = params.globs if place.start == "." else []  # a file that was named itself is searched whatever the glob
+    globs = (
+        params.globs if place.start == "." else []
+    )  # a file that was named itself is searched even if the glob does not match it
     if params.target == "files":
         engine, argv = SearchEngine.FIND, [*_find(globs, place.start), "-print0"]
     else:
         engine = await _engine(ctx, commands)
         argv = _content_argv(engine, params, globs, place.start)
     result = await commands.run(argv, cwd=place.directory, timeout_s=limit_s, output_limit=_KEPT_BYTES)
-    # The output is data here, not text to show: of what was cut, only the unbroken first half can be read.
+    # The output is data here, not text to show. If it was cut, only the first half, which is complete, can be read.
     data = result.stdout[: _KEPT_BYTES // 2] if result.stdout_truncated else result.stdout
     found = SearchOutput(params, place, engine, globs, whole=not result.stdout_truncated and not result.timed_out)
-    answer = await asyncio.to_thread(found.answer, data)  # in a thread: some MB of output take their time
+    answer = await asyncio.to_thread(found.answer, data)  # in a thread, because some MB of output take time
     if result.timed_out:
         return {**answer, "note": f"stopped after {limit_s:g} s: these are not all; narrow the path or the pattern"}
     if not answer["total_count"] and (result.returncode != 0 or engine is SearchEngine.POSIX):
@@ -76,7 +80,7 @@ async def run_search(ctx: CallContext, params: SearchParams) -> Answer:
 
 async def _place(commands: SlotCommands, path: str) -> Place:
     kind = (await commands.stat(path)).kind
-    if kind == "link":  # `stat` does not follow it; what can be listed is a directory
+    if kind == "link":  # `stat` does not follow it; if it can be listed, it is a directory
         try:
             await commands.list_dir(path, max_entries=1)
             kind = "dir"
@@ -89,14 +93,14 @@ async def _place(commands: SlotCommands, path: str) -> Place:
 
 
 async def _engine(ctx: CallContext, commands: SlotCommands) -> SearchEngine:
-    """The best that the slot has to search with; asked once."""
+    """Return the best search program that the slot has. It is determined once."""
     if _ENGINE not in ctx.state:
         answer = (await commands.run(["sh", "-c", _PROBE], timeout_s=10)).text.strip()
         ctx.state[_ENGINE] = answer if answer in tuple(SearchEngine) else SearchEngine.POSIX
     return SearchEngine(ctx.state[_ENGINE])
 
 
-# Command lines. What comes from the model is an argument of its own, and can't be taken for an option.
+# Command lines. Text from the model is always a separate argument, and can't be mistaken for an option.
 
 
 def _content_argv(engine: SearchEngine, params: SearchParams, globs: list[str], start: str) -> list[str]:
@@ -117,7 +121,7 @@ def _content_argv(engine: SearchEngine, params: SearchParams, globs: list[str], 
 
 
 def _find(globs: list[str], start: str) -> list[str]:
-    """Find, for files whose names the globs can match; `SearchOutput` looks at their directories."""
+    """Return a find command for files whose names the globs can match. `SearchOutput` checks their directories."""
     skipped = [word for name in SKIPPED for word in ("-o", "-name", name)][1:]
     prune = ["(", *skipped, ")", "-prune", "-o"] if start == "." else []
     names = [glob.rpartition("/")[2] for glob in globs]
@@ -127,7 +131,8 @@ def _find(globs: list[str], start: str) -> list[str]:
 
 
 def _failure(result: CommandResult) -> Answer | None:
-    """What went wrong with a search that found nothing. A file that can't be read, or has gone, is nothing wrong."""
+    """Return what went wrong with a search that found nothing. A file that can't be read, or is gone, does not
+    count."""
     usual = ("ermission denied", "No such file")
     complaints = [line for line in result.error_text.splitlines() if not any(words in line for words in usual)]
     return {"error": "the search failed: " + "\n".join(complaints)[:1000]} if complaints else None

@@ -1,4 +1,4 @@
-"""What `search_files` takes, and what it answers from the output of ripgrep, grep or find."""
+"""The parameters of `search_files`, and its answers, made from the output of ripgrep, grep or find."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINE_CHARS = 500
 """Longer lines are cut."""
 
 MAX_COMPARED = 1_000_000
-"""How often a part of a glob is compared with one of a name, at most: some seconds' work."""
+"""Maximum number of comparisons of a part of a glob with a part of a name: some seconds' work."""
 
 Answer = dict[str, Any]
 
@@ -62,13 +62,13 @@ class SearchParams(ToolParams):
 
     @property
     def globs(self) -> list[str]:
-        """Which files are wanted; none is any."""
+        """Return the globs of wanted files; an empty list means all files."""
         glob = self.pattern if self.target == "files" else self.file_glob
         return expand_braces(glob) if glob else []
 
 
 class SearchEngine(StrEnum):
-    """What did the search, which is what its output looks like."""
+    """The search program, which decides the format of the output."""
 
     RIPGREP = "rg"
     GNU = "gnu"
@@ -85,7 +85,7 @@ class Place:
     start: str
 
     def name(self, found: str) -> str:
-        """A path that was found, as one that other tools take."""
+        """Return a found path in a form that other tools accept."""
         return posixpath.normpath(posixpath.join(self.directory, found))
 
 
@@ -115,13 +115,13 @@ class SearchOutput:
     engine: SearchEngine
     globs: Sequence[str]
     whole: bool
-    """Whether the output is all there is."""
+    """Whether the output is complete."""
 
     def answer(self, data: bytes) -> Answer:
-        """The page that was asked for."""
+        """Return the requested page of the answer."""
         text = data.decode("utf-8", "replace")
         listed = self.engine is SearchEngine.FIND or self.params.output_mode == "files_only"
-        # Of names the last piece is empty, or was cut in the middle.
+        # With names, the last piece is empty, or was cut in the middle.
         names = text.split("\n" if self.engine is SearchEngine.POSIX else "\0")[:-1] if listed else []
         records = [] if listed else self._records(text)
         most = self._affordable(names or [path for path, _ in records])
@@ -131,7 +131,7 @@ class SearchOutput:
         return (found._counts if self.params.output_mode == "count" else found._lines)(records[:most])
 
     def _affordable(self, names: Sequence[str]) -> int | None:
-        """How many of these names can be compared with the globs; None is all."""
+        """Return how many of these names can be compared with the globs; None is all."""
         if self._all_wanted:
             return None
         parts = [glob.count("/") + 1 for glob in self.globs]
@@ -178,7 +178,7 @@ class SearchOutput:
         return lines
 
     def _records(self, text: str) -> list[tuple[str, str]]:
-        """`(path, the rest of the line)`. What is no such line (a separator, a remark on a binary file) is left out."""
+        """Return `(path, the rest of the line)`. Other lines (a separator, a note about a binary file) are left out."""
         if self.engine is SearchEngine.POSIX:
             parts = text.split("\0")
             found = zip(parts[::2], parts[1::2], strict=False)
@@ -197,7 +197,7 @@ class SearchOutput:
         return items[self.params.offset : self.params.offset + self.params.limit]
 
     def _fitting(self, page: list[_Line]) -> list[_Line]:
-        """As many of them as one answer may hold, with their context; at least one."""
+        """Return as many lines as one answer may hold, with their context; at least one."""
         room = OUTPUT_CHARS // (1 + 2 * self.params.context)
         for n, line in enumerate(page):
             room -= line.size

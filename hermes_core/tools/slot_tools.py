@@ -36,7 +36,7 @@ class SlotWriteParams(ToolParams):
 
 
 def command_metadata(result: CommandResult) -> dict[str, Any]:
-    """What `ExecutionResult.metadata` says about a command that ran."""
+    """Return the `ExecutionResult.metadata` of a command that ran."""
     return {
         "exit_code": result.returncode,
         "signal": result.signal,
@@ -48,7 +48,7 @@ def command_metadata(result: CommandResult) -> dict[str, Any]:
 
 
 def command_error_kind(result: CommandResult) -> ErrorKind | None:
-    """Why a command that ran counts as failed; None if it does not."""
+    """Return why a command that ran counts as failed; None if it does not."""
     if result.timed_out:
         return ErrorKind.TIMEOUT
     return None if result.ok else ErrorKind.COMMAND
@@ -87,4 +87,4 @@ SLOT_TOOLS: Mapping[str, Tool] = {
         Tool("write_file", SlotWriteParams, _write_file, "Replace a file's content."),
     )
 }
-"""By name. They are not in any registry: a model never sees them unless a hook's author hands them over."""
+"""The slot tools by name. They are in no registry: a model gets them only if a hook's author passes them to it."""

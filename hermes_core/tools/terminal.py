@@ -14,7 +14,7 @@ from hermes_core.tools.process import signal_name, start_session
 from hermes_core.tools.slot_tools import command_error_kind, command_metadata
 
 NOT_RUN = -1
-"""`exit_code` of a command that could not be started."""
+"""The `exit_code` of a command that could not be started."""
 
 DESCRIPTION = """\
 Run a shell command in the workspace and get its output (stdout and stderr together) and exit code. Each command has a \
@@ -37,7 +37,7 @@ class TerminalParams(ToolParams):
 
 
 async def run_terminal(ctx: CallContext, params: TerminalParams) -> ExecutionResult:
-    """Run the command; the answer is `{output, exit_code, error}`, with exit code 124 for a time-out."""
+    """Run the command. The answer is `{output, exit_code, error}`, with exit code 124 for a time-out."""
     try:
         return await (_background(ctx, params) if params.background else _foreground(ctx, params))
     except CommandError as error:
@@ -67,7 +67,8 @@ async def _foreground(ctx: CallContext, params: TerminalParams) -> ExecutionResu
 
 
 def _ending(result: CommandResult, limit_s: float) -> str | None:
-    """What the exit code does not say: a time-out or a signal, as opposed to a command's own 124 or 137."""
+    """Return what the exit code does not say: whether a time-out or a signal ended the command, or its own exit with
+    124 or 137."""
     if result.timed_out:
         return (
             f"timed out after {limit_s:g} s: the command and what it started were killed"

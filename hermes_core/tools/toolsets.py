@@ -30,7 +30,7 @@ class Toolset:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A weighted choice: each toolset is drawn by itself, with its probability in percent."""
+    """A weighted choice: each toolset is drawn independently, with its probability in percent."""
 
     name: str
     percent: Mapping[str, float]
@@ -45,10 +45,10 @@ class Distribution:
             raise ConfigError(f"distribution {self.name!r} can't draw any toolset", hint="give one more than 0 percent")
 
     def sample(self, seed: int | str) -> list[str]:
-        """The toolsets that this seed draws; the most probable one if it draws none.
+        """Return the toolsets that this seed draws, or the most probable one if it draws none.
 
-        A pure function of the distribution and the seed, in this process and any other. Each toolset has a draw of its
-        own, so that adding one to the distribution changes nothing for the others.
+        The result depends only on the distribution and the seed, in any process. Each toolset has a draw of its own, so
+        adding one to the distribution changes nothing for the others.
         """
         drawn = [
             toolset

@@ -29,7 +29,7 @@ BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
 _FILE = re.compile(r"\*\*\* (Update|Add|Delete) File:(.*)")
 _MOVE = re.compile(r"\*\*\* Move to:(.*)")
 MAX_SEARCHED = 20_000_000
-"""How many lines the changes and hints of one file may have to be looked for in, all told: some seconds' work."""
+"""Maximum number of lines that are searched for the changes and hints of one file in total: some seconds' work."""
 
 _LINE_NUMBERS = re.compile(r"-\d+(?:,\d+)? \+\d+(?:,\d+)? @@(.*)")
 
@@ -40,18 +40,19 @@ class PatchError(HermesError):
 
 @dataclass(frozen=True)
 class Hunk:
-    """One change: lines that stay (` `), go (`-`) and come (`+`), and the lines above it that say where."""
+    """One change: lines that stay (` `), are removed (`-`) and are added (`+`), and the lines above it that say
+    where."""
 
     line: int
-    """Where it starts in the patch, from 1."""
+    """The line where it starts in the patch, from 1."""
     lines: tuple[tuple[str, str], ...]
-    """`(mark, text)` each."""
+    """`(mark, text)` of each line."""
     hints: tuple[str, ...] = ()
     at_end: bool = False
 
     @property
     def old(self) -> list[str]:
-        """The lines that must be in the file."""
+        """Return the lines that must be in the file."""
         return [text for mark, text in self.lines if mark != "+"]
 
 
@@ -63,12 +64,12 @@ class FilePatch:
     path: str
     hunks: tuple[Hunk, ...] = ()
     content: str = ""
-    """For `add`: the new file."""
+    """For `add`, the new file's content."""
     move_to: str | None = None
 
 
 def parse_patch(patch: str) -> list[FilePatch]:
-    """The files that a patch touches, in its order.
+    """Return the files that a patch changes, in its order.
 
     Raises:
         PatchError: it is malformed; the message names the line of the patch.
@@ -161,7 +162,7 @@ class _Parser:
                 numbers.append(self.number)
             self.number += 1
         while numbers and not self.lines[numbers[-1]]:
-            numbers.pop()  # empty lines that merely separate this part of the patch from the next
+            numbers.pop()  # empty lines that only separate this part of the patch from the next
         lines = tuple(self._marked(number) for number in numbers)
         if all(mark == " " for mark, _ in lines):
             raise self._error("this part of the patch changes nothing", start)
@@ -170,7 +171,7 @@ class _Parser:
     def _marked(self, number: int) -> tuple[str, str]:
         line = self.lines[number]
         if not line:
-            return " ", ""  # an empty line that stays, whose blank was lost
+            return " ", ""  # an empty line that stays, but lost its leading blank
         if line[0] not in " +-":
             raise self._error("a line begins with ' ' (stays), '-' (goes) or '+' (comes)", number)
         return line[0], line[1:]
@@ -181,17 +182,17 @@ def _ends_file(line: str) -> bool:
 
 
 def _hint(line: str) -> str:
-    """The line that a `@@` line names; of a unified diff's line numbers only what follows them."""
+    """Return the line that a `@@` line names. Of a unified diff's line numbers, return only the text after them."""
     hint = line.removeprefix("@@").strip()
     numbers = _LINE_NUMBERS.fullmatch(hint)
     return numbers[1].strip() if numbers else hint.removesuffix("@@").strip()
 
 
 def apply_hunks(text: str, file: FilePatch) -> str:
-    """The text of a file after its hunks, which apply from top to bottom.
+    """Return the text of a file after its hunks, which are applied from top to bottom.
 
     Raises:
-        PatchError: a hunk's lines are not there, or in more than one place; or there is too much to look for.
+        PatchError: a hunk's lines are missing, or in more than one place; or there is too much to search.
     """
     lines = text.split("\n")
     searches = sum(1 + len(hunk.hints) for hunk in file.hunks)
@@ -212,7 +213,7 @@ def apply_hunks(text: str, file: FilePatch) -> str:
 
 
 def _changed(hunk: Hunk, found: Sequence[str]) -> list[str]:
-    """The lines after the change. Those that stay are the file's own, however loosely the patch quoted them."""
+    """Return the lines after the change. Lines that stay are the file's own, even if the patch quoted them loosely."""
     added = iter(reindent([text for mark, text in hunk.lines if mark == "+"], hunk.old, found))
     own = iter(found)
     result = []
@@ -224,13 +225,13 @@ def _changed(hunk: Hunk, found: Sequence[str]) -> list[str]:
 
 
 def _locate(lines: Sequence[str], hunk: Hunk, start: int, path: str) -> int:
-    """The index of the line where the hunk's lines are."""
+    """Return the index of the line where the hunk's lines are."""
     for hint in hunk.hints:
         start = _below(lines, hint, start, hunk, path)
     wanted = hunk.old
     if not wanted:
         return start if hunk.hints and not hunk.at_end else len(lines)
-    # The line that a hint names may be quoted once more, as the change's own first line.
+    # The change's own first line may repeat the line that a hint names.
     for first in (start, start - 1) if hunk.hints else (start,):
         for key in _KEYS:
             places = list(
@@ -256,7 +257,7 @@ def _below(lines: Sequence[str], hint: str, start: int, hunk: Hunk, path: str) -
     for key in _KEYS:
         for place in find_lines(lines, [hint], key, start):
             return place + 1
-    for place in range(start, len(lines)):  # a hint may name only the beginning: `def run` for `def run(self):`
+    for place in range(start, len(lines)):  # a hint may be only the beginning: `def run` for `def run(self):`
         if lines[place].strip().startswith(hint):
             return place + 1
     message = f"{path}: there is no line {hint!r} (named by '@@' at line {hunk.line} of the patch)"
@@ -268,4 +269,4 @@ def _exactly(line: str) -> str:
 
 
 _KEYS = (_exactly, without_trailing, without_indent, with_single_blanks)
-"""How a hunk's lines are looked for; each way only when the ones before found nothing."""
+"""The ways to search for a hunk's lines; each is used only if the ones before found nothing."""
