@@ -54,6 +54,25 @@ async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Await the work to its end, even if the caller is cancelled meanwhile. That cancellation is raised after it.
+
+    This is for clean-up. The work needs a time limit of its own, as nothing else stops it.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled() and (failed := task.exception()) is not None:
+        raise cancelled from failed
+    raise cancelled
+
+
 class TaskSet:
     """The running tasks of one owner, which may outlive the call that started them.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
+from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside, complete
 from hermes_core.errors import InfraError, UsageError
 
 
@@ -384,3 +384,28 @@ def test_it_ends_with_the_program(ending: str) -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=30)
     assert done.stdout == "closed\n"
     assert "never" not in done.stderr
+
+
+async def test_clean_up_completes_however_often_its_caller_is_cancelled():
+    done = []
+
+    async def clean_up() -> None:
+        await asyncio.sleep(0.1)
+        done.append(True)
+
+    caller = asyncio.create_task(complete(clean_up()))
+    for _ in range(3):
+        await turns()
+        caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert done == [True]
+
+
+async def test_clean_up_gives_its_outcome_or_error():
+    async def fail() -> None:
+        raise OSError("no")
+
+    assert await complete(asyncio.sleep(0, 3)) == 3
+    with pytest.raises(OSError, match="no"):
+        await complete(fail())

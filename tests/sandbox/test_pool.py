@@ -16,7 +16,9 @@ import pytest
 
 from hermes_core.errors import (
     AcquireTimeout,
+    ChannelLost,
     ConfigError,
+    InfraError,
     PolicyError,
     ProvisionError,
     SandboxLost,
@@ -57,7 +59,7 @@ class Box(Sandbox):
         return SandboxStatus.RUNNING
 
     async def terminate(self) -> None:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.provider.end_delay)
         self.provider.living.pop(self.id, None)
 
 
@@ -77,6 +79,7 @@ class Provider(Backend):
         self.before: Callable[[], Any] = lambda: None
         self.after: Callable[[], Any] = lambda: None
         self.delay = 0.0
+        self.end_delay = 0.0
 
     async def create(self, spec: Any) -> Sandbox:
         self.creation_ids.append(spec.creation_id)
@@ -102,6 +105,7 @@ class Provider(Backend):
         return [SandboxInfo(each, "me", made, 0.0, SandboxStatus.RUNNING) for each, made in self.living.items()]
 
     async def terminate_id(self, sandbox_id: str) -> None:
+        await asyncio.sleep(self.end_delay)
         self.living.pop(sandbox_id, None)
 
     async def check(self) -> Diagnosis:
@@ -572,6 +576,36 @@ async def test_a_guest_that_does_not_start_takes_its_sandbox_with_it(world):
     pool = world.pool(min_sandboxes=0)
     assert await take(pool)
     assert len(set(world.provider.creation_ids)) == 2 and len(world.provider.living) == 1
+
+
+async def test_closing_waits_for_the_sandboxes_of_a_failed_start(world):
+    world.provider.end_delay = 0.3
+    world.trouble_at_start += [InfraError("no guest")] * 20
+    pool = world.pool()
+    with pytest.raises(ProvisionError, match="no guest"):
+        await pool.start()
+    assert world.provider.living, "the last one is still being ended"
+    await asyncio.gather(pool.aclose(), pool.aclose())
+    assert world.provider.living == {}
+
+
+async def test_a_creation_cancelled_midway_ends_its_sandbox_though_closed_twice(world):
+    world.provider.end_delay = 0.2
+
+    def pause() -> None:
+        raise ChannelLost("the answer was lost")
+
+    world.provider.after = pause
+    pool = world.pool()
+    starting = asyncio.create_task(pool.start())
+    await until(lambda: bool(world.provider.living))
+    closing = asyncio.create_task(pool.aclose())
+    await asyncio.sleep(0.05)
+    await pool.aclose()
+    await closing
+    assert world.provider.living == {}
+    with pytest.raises(UsageError):
+        await starting
 
 
 async def test_a_slot_that_cannot_be_opened_is_not_handed_out(world):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, cast
 
-from hermes_core.aio import SingleFlight, TaskSet
+from hermes_core.aio import SingleFlight, TaskSet, complete
 from hermes_core.errors import InfraError, NoPythonError, PolicyError, ProvisionError
 from hermes_core.sandbox.commands import PREPARE
 from hermes_core.sandbox.contract import (
@@ -171,17 +171,17 @@ class Provisioner:
             except BaseException as error:
                 again = isinstance(error, Exception) and retryable(error) and keep_trying(error)
                 if sandbox is not None:
-                    await self._end_sandbox(sandbox, creation_id, meter)
+                    await complete(self._terminate(sandbox, creation_id, meter))
                     if again:
                         creation_id = self._new_creation_id(config)
                 elif not again:
-                    await self._sweep(creation_id)
+                    await complete(self._sweep(creation_id))
                 if not again:
                     raise
             try:
                 await asyncio.sleep(pause)
             except asyncio.CancelledError:
-                await self._sweep(creation_id)
+                await complete(self._sweep(creation_id))
                 raise
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
@@ -389,15 +389,21 @@ class Provisioner:
             self.checkpoint.note(self.backend.name, pooled.creation_id)
 
     async def end(self, pooled: PooledSandbox, meter: Meter) -> None:
-        """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch."""
+        """End a sandbox and the connection to it; what can't be ended in time is left to its dead-man switch.
+
+        This completes even if cancelled.
+        """
+        await complete(self._end(pooled, meter))
+
+    async def _end(self, pooled: PooledSandbox, meter: Meter) -> None:
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await pooled.client.aclose(end_sandbox=pooled.lost is None)
         except Exception as error:
             log.warning("the connection to sandbox %s was not closed cleanly: %r", pooled.sandbox.id, error)
-        await self._end_sandbox(pooled.sandbox, pooled.creation_id, meter)
+        await self._terminate(pooled.sandbox, pooled.creation_id, meter)
 
-    async def _end_sandbox(self, sandbox: Sandbox, creation_id: str, meter: Meter) -> None:
+    async def _terminate(self, sandbox: Sandbox, creation_id: str, meter: Meter) -> None:
         try:
             async with asyncio.timeout(END_LIMIT_S):
                 await sandbox.terminate()

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from hermes_core.errors import InfraError, SandboxLost
+from hermes_core.errors import HermesError, InfraError, SandboxLost
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, raises, same, until, within
 from hermes_core.testing.conformance.kit import Kit
@@ -72,6 +72,16 @@ async def nobody_waits_for_a_lost_creation(kit: Kit) -> None:
     async with kit.tools(seats=1, per_sandbox=1, backend=tampered) as tools:
         await raises(InfraError, tools.acquire(timeout_s=2), "a slot, when no creation is answered")
     expect(tampered.lost >= 1, "the check has lost no answer")
+    same([info.sandbox_id for info in await kit.listed()], [], "the sandboxes that there are")
+
+
+@check("failure", limit_s=120)
+async def a_failed_start_leaves_nothing(kit: Kit) -> None:
+    """Sandboxes that no channel can be opened into have ended when the start has failed, even if their end is slow."""
+    tampered = TamperedBackend(kit.backend)
+    tampered.unreachable, tampered.end_delay_s = True, 0.3
+    tools = kit.tools(seats=1, per_sandbox=1, warm=1, backend=tampered)
+    await raises(HermesError, tools.__aenter__(), "a start without channels")
     same([info.sandbox_id for info in await kit.listed()], [], "the sandboxes that there are")
 
 

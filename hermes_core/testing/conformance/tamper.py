@@ -92,7 +92,8 @@ class TamperedSandbox(Sandbox):
         return await self._inner.status()
 
     async def terminate(self) -> None:
-        """As the sandbox."""
+        """As the sandbox, after a while if the check asks for it."""
+        await asyncio.sleep(self._backend.end_delay_s)
         await self._inner.terminate()
 
 
@@ -110,6 +111,8 @@ class TamperedBackend(Backend):
         self.lost = 0
         self.unreachable = False
         """Whether no further channel is opened."""
+        self.end_delay_s = 0.0
+        """Seconds that `terminate` waits before it ends anything."""
         self.__dict__["config_class"] = inner.config_class
 
     config_class: ClassVar[type[SandboxConfig]]
