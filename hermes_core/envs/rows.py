@@ -1,4 +1,4 @@
-"""Rows of a dataset: read from JSONL files and checked against pydantic models, with errors that name the place."""
+"""Reads rows of a dataset from JSONL files and checks them against pydantic models. Errors name the place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hermes_core.errors import DatasetError
 from hermes_core.validation import requirement
 
 PROBLEMS_SHOWN = 5
-"""Bad lines that one error names; of the others it says how many there are."""
+"""Maximum number of bad lines that one error names; it gives the number of the others."""
 
 _ONE_OBJECT = "each line is one JSON object in UTF-8"
 
@@ -24,7 +24,7 @@ def load_rows(model: type[Row], path: str | Path) -> list[Row]:
     """Return the rows of a JSONL file as instances of `model`. Blocking.
 
     Raises:
-        DatasetError: the file can't be read, or lines of it are no such rows; names the first of them with the field.
+        DatasetError: the file can't be read, or lines of it are not valid rows; names the first of them with the field.
     """
     path = Path(path).expanduser()
     rows: list[Row] = []
@@ -47,10 +47,10 @@ def load_rows(model: type[Row], path: str | Path) -> list[Row]:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a JSONL file as they are, each after its place: `tasks.jsonl, line 3`. Blocking.
+    """Yield the rows of a JSONL file as they are, each with its place: `tasks.jsonl, line 3`. Blocking.
 
     Raises:
-        DatasetError: the file can't be read, or a line is no JSON object.
+        DatasetError: the file can't be read, or a line is not a JSON object.
     """
     for number, line in _lines(path):
         where = f"{path}, line {number}"

@@ -1,4 +1,4 @@
-"""Many rollouts: every item of an environment, `group_size` times each, some of them at the same time."""
+"""Runs many rollouts: `group_size` for each item of an environment, some of them at the same time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 STOPPING = (CostLimitReached, EndpointDown)
-"""What keeps rollouts from being begun, and those that were begun from nothing: they end by themselves."""
+"""Errors after which no more rollouts are begun, but running ones end by themselves."""
 
 SYNC_EVERY_S = 1.0
 """Seconds between two waits for the disk."""
@@ -60,27 +60,29 @@ async def run_rollouts(
 
     Args:
         environment: its name, or an instance; its `setup` and `aclose` are called here.
-        agent: its name, or an instance (which stays the caller's to close).
-        env: the environment's configuration, when it is named.
-        settings: the agent's settings, when it is named.
-        out_dir: where the records, `run.json` and `summary.json` go; without it and `runs_dir` nothing is kept.
-        runs_dir: where the run gets a folder of its own, if there is no `out_dir`: `ENVIRONMENT-YYYYMMDD-HHMMSS`.
-        resume: go on with the run in `out_dir`: what is scored there is not done again.
-        on_folder: called with the run's folder, if it has one, when the first rollout is about to begin.
+        agent: its name, or an instance (which the caller closes).
+        env: the environment's configuration, if it is given by name.
+        settings: the agent's settings, if it is given by name.
+        out_dir: directory for the records, `run.json` and `summary.json`; without it and `runs_dir` nothing is kept.
+        runs_dir: directory in which the run gets a folder of its own, if there is no `out_dir`:
+            `ENVIRONMENT-YYYYMMDD-HHMMSS`.
+        resume: continue the run in `out_dir`; rollouts that have a score are not repeated.
+        on_folder: called with the run's folder, if it has one, just before the first rollout begins.
         on_record: called with each record as it is written, on the event loop.
-        sinks: where else the records go, those of cancelled rollouts excepted; closed at the end. A text is the name
-            of a plugin's sink, or `NAME=TARGET`.
+        sinks: additional places for the records, except those of cancelled rollouts; closed at the end. A text is the
+            name of a plugin's sink, or `NAME=TARGET`.
         options: the fields of `RunOptions`: `backend`, `concurrency`, `group_size`, `isolation`, `seed`, ….
 
     Returns:
-        What the run amounts to; `summary.complete` says whether every rollout has a reward.
+        The summary of the run; `summary.complete` says whether every rollout has a reward.
 
     Raises:
-        UsageError: something that was asked for does not exist or can't be.
+        UsageError: something that was asked for does not exist or is impossible.
         DatasetError: the dataset can't be used.
         OutputError: the records can't be written.
         InfraError: the backend could not be started.
-        ModelError: the model's endpoint is not there, or refuses the key or the model; before a sandbox is made.
+        ModelError: the model's endpoint is unreachable, or refuses the key or the model; raised before a sandbox is
+            made.
     """
     chosen = validated(RunOptions, options, "the run")
     filled = agent_settings(runtime, agent, settings, chosen.seed)
@@ -131,7 +133,7 @@ class Job:
 
 
 class Jobs:
-    """The rollouts of a run, in order; those of one item next to each other, so that a group runs at the same time.
+    """The rollouts of a run, in order. Those of one item are next to each other, so that a group runs at the same time.
 
     Raises:
         DatasetError: there are no items, or two have the same id.
@@ -154,7 +156,7 @@ class Jobs:
 
 @dataclass
 class Run:
-    """The rollouts of one agent: what is to be done, where the outcomes go, and when to stop."""
+    """The rollouts of one agent: what to do, where the outcomes go, and when to stop."""
 
     tools: Tools
     jobs: Jobs
@@ -168,7 +170,7 @@ class Run:
     _synced: float = field(default_factory=time.monotonic)
 
     async def all(self, context: RolloutContext, concurrency: int) -> RunSummary:
-        """Do the rollouts that have no score yet, and sum up, whatever ends it."""
+        """Do the rollouts that have no score yet, and return a summary, even if an error ends the run."""
         self.tally.start_session()
         self.progress.begin(len(self.jobs), self.tally)
         try:
@@ -184,7 +186,7 @@ class Run:
         return await _in_thread(self._finish, context.backend.usage())
 
     def _finish(self, usage: Mapping[str, SandboxUsage]) -> RunSummary:
-        """Sum up, and wait for the disk."""
+        """Return a summary, and wait for the disk."""
         place = str(self.folder.path) if self.folder else None
         summary = self.tally.summary(len(self.jobs), usage=usage, stopped=self._stopped, out_dir=place)
         if self.folder is not None:
@@ -204,7 +206,7 @@ class Run:
                 yield job
 
     async def _one(self, context: RolloutContext, job: Job) -> None:
-        """One rollout and its record. A cancelled one has its record too: it runs again when the run is resumed.
+        """Do one rollout and write its record. A cancelled one has a record too: it runs again when the run is resumed.
 
         Raises:
             CostLimitReached, EndpointDown: no other rollout can be begun.
@@ -216,9 +218,9 @@ class Run:
         except asyncio.CancelledError:
             self._keep(context, trajectory)
             raise
-        except EndpointDown as error:  # a failure of the model like others, that ends the run
+        except EndpointDown as error:  # a model failure like others, which also ends the run
             down = error
-        except Exception:  # refused before it began: there is nothing to keep
+        except Exception:  # refused before it began, so there is nothing to keep
             _tell_finished(context, trajectory.to_record(context.redact).to_json())
             raise
         written = self._keep(context, trajectory)
@@ -249,9 +251,10 @@ class Run:
 
 
 async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurrency: int) -> None:
-    """Do `work` on every job, `concurrency` at a time; the first that raises ends it all, with just its exception.
+    """Do `work` on every job, `concurrency` at a time. The first exception ends everything, and is raised without a
+    group.
 
-    What is `STOPPING` lets those that were begun end by themselves.
+    After an exception in `STOPPING`, running jobs end by themselves.
     """
     stopped: list[HermesError] = []
 
@@ -302,7 +305,8 @@ def _count_items(environment: Environment) -> int:
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call it in a thread, and wait for it even when cancelled: the files that it works on are closed after that."""
+    """Call a function in a thread. Wait for it even if cancelled, because the files that it uses are closed
+    afterwards."""
     future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))
     try:
         await asyncio.wait([future])

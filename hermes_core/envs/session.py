@@ -1,4 +1,4 @@
-"""One way to open a run: check what was asked for, load the dataset, make the sandboxes, and close it all."""
+"""The one way to open a run: check the options, load the dataset, make the sandboxes, and close it all."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Session:
-    """An open run: all that was asked for has been checked, and the dataset is loaded; see `open_session`."""
+    """An open run: the options were checked, and the dataset is loaded; see `open_session`."""
 
     runtime: Runtime
     name: str
-    """The name that the environment is registered by, if it was named; else its own."""
+    """The environment's registered name, if it was given by name; else its own."""
     environment: Environment
     agent: Agent
     options: RunOptions
@@ -42,16 +42,16 @@ class Session:
     hooks: EnvironmentHooks
     tools: Tools
     redact: Redact
-    """Takes the secrets that the driver knows out of a text."""
+    """Removes the secrets that the driver knows from a text."""
     settings: AgentSettings | None = None
-    """The agent's, if it was named."""
+    """The agent's settings, if it was given by name."""
     room: int = 0
-    """Rollouts at the same time, at most; known when there are sandboxes."""
+    """Maximum number of rollouts at the same time; known once there are sandboxes."""
 
     def configuration(self) -> dict[str, Any]:
-        """Return everything that decides what the run's records say, as JSON values and without secrets.
+        """Return everything that affects the run's records, as JSON values and without secrets.
 
-        How many rollouts run at a time, and when the run gives up (for its cost, too), is not part of it.
+        The concurrency, and the conditions to give up (including the cost), are not part of it.
         """
         options, agent = self.options, self.agent.name
         settings = None if self.settings is None or agent in BASELINES else self.settings
@@ -76,14 +76,14 @@ class Session:
 
     @asynccontextmanager
     async def sandboxes(self, rollouts: int | None = None, *, start: bool = True) -> AsyncIterator[RolloutContext]:
-        """Ask the model's endpoint whether it can be used, make sandboxes, and end them afterwards.
+        """Check that the model's endpoint can be used, make sandboxes, and end them afterwards.
 
         Args:
-            rollouts: how many there are to do, if that is known: no more room is made. For 0 nothing is done.
+            rollouts: number of rollouts to do, if known: no more room is made. For 0 nothing is done.
             start: make sandboxes now; otherwise the caller starts the context's backend.
 
         Raises:
-            ModelError: the endpoint is not there, or refuses the key or the model; no sandbox was made.
+            ModelError: the endpoint is unreachable, or refuses the key or the model; no sandbox was made.
             InfraError: the backend could not be started.
         """
         backend, self.room = _new_backend(self.runtime, self.environment, self.options, self.isolation, rollouts)
@@ -120,19 +120,19 @@ async def open_session(
     load: Callable[[], Awaitable[None]] | None = None,
     redact: Redact | None = None,
 ) -> AsyncIterator[Session]:
-    """Open a run, except for its sandboxes. What was asked for is checked before the dataset is read.
+    """Open a run, except for its sandboxes. The options are checked before the dataset is read.
 
     Args:
         environment: its name, or an instance; it is set up and closed here.
-        agent: its name, or an instance (which stays the caller's to close).
-        env: the environment's configuration, when it is named.
-        settings: the agent's settings, when it is named.
-        work_of: the agent whose work is run in the sandboxes, if it is another one: its name decides the isolation.
-        load: called in place of the environment's `setup`.
-        redact: None takes out the secrets of the runtime and of `settings`.
+        agent: its name, or an instance (which the caller closes).
+        env: the environment's configuration, if it is given by name.
+        settings: the agent's settings, if it is given by name.
+        work_of: the agent whose work runs in the sandboxes, if it is another one: its name decides the isolation.
+        load: called instead of the environment's `setup`.
+        redact: None removes the secrets of the runtime and of `settings`.
 
     Raises:
-        UsageError, PolicyError: something that was asked for does not exist or can't be.
+        UsageError, PolicyError: something that was asked for does not exist or is impossible.
         DatasetError: the dataset can't be used.
         PluginError: a plugin or the environment is broken.
     """
@@ -161,7 +161,7 @@ async def open_session(
 def make_environment(
     runtime: Runtime, environment: str | Environment, config: Mapping[str, Any] | None, seed: int | None
 ) -> Environment:
-    """Return the environment of that name, with the run's seed if it has none; its dataset is not loaded yet."""
+    """Return the environment with this name, with the run's seed if it has none. Its dataset is not loaded yet."""
     if isinstance(environment, Environment):
         return environment
     seeded = {} if seed is None else {"seed": seed}
@@ -192,7 +192,7 @@ async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] |
 
 
 def broken(environment: Environment, where: str, error: Exception) -> PluginError:
-    """Return the error for an environment that fails in a way that it should not."""
+    """Return the error for an environment that fails in an unexpected way."""
     return PluginError(
         f"environment {environment.name!r} failed in {where}: {describe(error)}",
         hint="report this to its author; `hermes-rl --traceback …` shows where",
@@ -202,10 +202,10 @@ def broken(environment: Environment, where: str, error: Exception) -> PluginErro
 def _new_backend(
     runtime: Runtime, environment: Environment, options: RunOptions, isolation: Isolation, rollouts: int | None
 ) -> tuple[ToolBackend, int]:
-    """Return the tool backend, not started yet, large enough for the run; and how many rollouts to do at a time.
+    """Return the tool backend for the run, not started yet, and the number of concurrent rollouts that it has room for.
 
     Raises:
-        UsageError, PolicyError: the backend can't be had as it is asked for.
+        UsageError, PolicyError: the backend can't be made with these options.
     """
     if rollouts is not None:
         options = options.model_copy(update={"concurrency": max(1, min(options.concurrency, rollouts))})
@@ -217,7 +217,7 @@ def _new_backend(
         room = sizes[used].concurrency
         log.warning("profile %s has room for %d rollouts at a time, not for %d", used, room, options.concurrency)
     profiles = {
-        # Only what every rollout takes is made before one asks for it.
+        # Only what every rollout uses is made in advance.
         name: sizes[name].applied(profile, warm=name == used and not environment.item_images)
         for name, profile in profiles.items()
     }
@@ -247,7 +247,7 @@ def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> Environ
 
 @asynccontextmanager
 async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Make the agent of that name, and close it at the end; an agent that was made before is left open."""
+    """Make the agent with this name, and close it at the end. An agent that was passed in is left open."""
     if not isinstance(agent, str):
         yield agent
         return
@@ -259,7 +259,7 @@ async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettin
 
 
 async def check_endpoint(agent: Agent) -> None:
-    """Find out whether the agent's model can be asked.
+    """Check that the agent's model can be used.
 
     Raises:
         ModelError: it can't.
@@ -269,7 +269,8 @@ async def check_endpoint(agent: Agent) -> None:
 
 
 def redactor(runtime: Runtime, *settings: AgentSettings) -> Redact:
-    """Return what takes the secrets that the driver knows out of a text, those of these settings included."""
+    """Return a function that removes the secrets that the driver knows from a text, including those of these
+    settings."""
     redacts = [runtime.redact, *(Redactor(_secrets(given)) for given in settings)]
     return lambda text: reduce(lambda clean, redact: redact(clean), redacts, text)
 
@@ -282,13 +283,14 @@ def _secrets(settings: AgentSettings) -> dict[str, str]:
 
 
 def versions(runtime: Runtime) -> dict[str, str]:
-    """Return what ran: Python, hermes-rl, and every plugin's distribution."""
+    """Return the versions of Python, hermes-rl, and every plugin's distribution."""
     plugins = {plugin.distribution: plugin.version for plugin in runtime.plugin_manager.plugins if plugin.distribution}
     return {"python": platform.python_version(), "hermes-rl": __version__, **plugins}
 
 
 class Tools:
-    """The tools of each group: the same for all rollouts of an item, drawn anew for the next if from a distribution.
+    """The tools of each group. They are the same for all rollouts of an item; from a distribution, each item gets a new
+    draw.
 
     Raises:
         UnknownNameError: a toolset or the distribution that the environment's configuration names does not exist.

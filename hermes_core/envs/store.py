@@ -22,22 +22,22 @@ log = logging.getLogger(__name__)
 
 TRAJECTORIES, RUN, SUMMARY, LOCK = "trajectories.jsonl", "run.json", "summary.json", ".lock"
 SUPERSEDED = "superseded.jsonl"
-"""What earlier sessions left of rollouts that a resumed one does again."""
+"""Lines that earlier sessions wrote for rollouts that a resumed session does again."""
 
 
 class OutputFolder:
     """A run's folder, locked for as long as this is open.
 
     Each record is one write of one whole line to a file opened for appending, so after `kill -9` at most the last line
-    is torn; it is cut off when the run is resumed. Each rollout has one line: those without a score, which a resumed
-    run does again, are moved to `superseded.jsonl` first. A run that ends without a record leaves nothing of its own.
+    is incomplete; it is cut off when the run is resumed. Each rollout has one line: those without a score, which a
+    resumed run does again, are first moved to `superseded.jsonl`. A run that ends without a record leaves no files.
 
     Args:
-        new: whether there must be nothing at `path` yet.
+        new: whether `path` must not exist yet.
 
     Raises:
         UsageError: it can't be made or written, or another run writes to it.
-        FileExistsError: there is something, and `new` is set.
+        FileExistsError: it exists, and `new` is set.
     """
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
@@ -62,7 +62,7 @@ class OutputFolder:
 
     @classmethod
     def begin(cls, parent: Path, name: str) -> OutputFolder:
-        """Make a folder for a run that begins now: `NAME-YYYYMMDD-HHMMSS`, with a number where that is taken.
+        """Make a folder for a run that begins now: `NAME-YYYYMMDD-HHMMSS`, with a number if that exists.
 
         Raises:
             UsageError: it can't be made.
@@ -80,7 +80,7 @@ class OutputFolder:
     def _take_lock(self) -> bool:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it may have removed it while we waited to open it: then it is a lock on nothing.
+            # The previous holder may have removed the file while we waited to open it, so that this would lock nothing.
             return os.fstat(self._lock).st_ino == (self.path / LOCK).stat().st_ino
         except OSError:
             return False
@@ -89,17 +89,16 @@ class OutputFolder:
         return UsageError(f"can't use {self.path} as the output folder: {error.strerror}", hint="choose another name")
 
     def open(self, configuration: Mapping[str, Any], about: Mapping[str, Any], tally: Tally, *, resume: bool) -> None:
-        """Start a run here, or go on with the one that is here.
+        """Start a run here, or continue the one that is here.
 
         Args:
-            configuration: everything that decides what the run's records say; the same when it is resumed.
-            about: what else `run.json` is to say (versions, seed, …).
+            configuration: everything that affects the run's records; it must be the same when the run is resumed.
+            about: other information for `run.json` (versions, seed, …).
             tally: gets the records that are here already.
 
         Raises:
-            UsageError: there is a run here and `resume` is not asked for; or it is of another configuration, whose
-                differing keys are named; or a line in the middle of its records is no record; or its files can't be
-                written.
+            UsageError: there is a run here and `resume` is not set; or it has another configuration, and the differing
+                keys are named; or a line in the middle of its records is not a record; or its files can't be written.
         """
         trajectories = self.path / TRAJECTORIES
         try:
@@ -121,10 +120,10 @@ class OutputFolder:
         self._write_run(configuration, about, resumed=bool(held))
 
     def append(self, line: bytes) -> None:
-        """Write the line of one record, whole.
+        """Write the whole line of one record.
 
         Raises:
-            OutputError: the disk is full or fails. What was written of the line is taken back.
+            OutputError: the disk is full or fails. The written part of the line is removed.
         """
         written = 0
         try:
@@ -139,7 +138,7 @@ class OutputFolder:
         self._size += len(line)
 
     def sync(self) -> None:
-        """Wait until what was appended is on the disk. For a thread: it can take a while."""
+        """Wait until everything appended is on the disk. Call it in a thread, because it can take a while."""
         os.fsync(self._file)
 
     def write_summary(self, summary: RunSummary) -> None:
@@ -147,7 +146,7 @@ class OutputFolder:
         _replace(self.path / SUMMARY, summary.to_dict())
 
     def close(self) -> None:
-        """Close the files and give up the lock; a run that was begun here and has no record is removed. Idempotent."""
+        """Close the files and release the lock. A run that was begun here and has no record is removed. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
         if self._lock >= 0:
@@ -157,7 +156,7 @@ class OutputFolder:
         self._file = self._lock = -1
 
     def _remove_traces(self) -> None:
-        """Remove what was made here for nothing."""
+        """Remove what was made here, because no record was written."""
         own = [TRAJECTORIES, RUN, SUMMARY] if self._begun else []
         own += [] if self._had_lock else [LOCK]
         with contextlib.suppress(OSError):
@@ -184,7 +183,7 @@ class OutputFolder:
         )
 
     def _recover(self, trajectories: Path, tally: Tally) -> None:
-        """Read the records that are here, and keep of each rollout the line with its score."""
+        """Read the records that are here, and keep the line with the score of each rollout."""
         size = trajectories.stat().st_size
         scored: dict[Key, int] = {}
         number = 0
@@ -204,7 +203,8 @@ class OutputFolder:
             self._keep_only(set(scored.values()), trajectories)
 
     def _keep_only(self, numbers: set[int], trajectories: Path) -> None:
-        """Move the other lines to `superseded.jsonl`; if killed meanwhile, they are in both, until it is done again."""
+        """Move the other lines to `superseded.jsonl`. If killed in between, they are in both files until this is done
+        again."""
         kept = trajectories.with_name(f".{TRAJECTORIES}.new")
         with kept.open("wb") as keeping, (self.path / SUPERSEDED).open("ab") as rest:
             for number, line, _ in _lines(trajectories):
@@ -232,10 +232,10 @@ class OutputFolder:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """The folder's `run.json`.
+    """Return the folder's `run.json`.
 
     Raises:
-        UsageError: there is none, or it is not one of ours.
+        UsageError: there is none, or hermes-rl did not write it.
     """
     try:
         run = json.loads((path / RUN).read_bytes())
@@ -245,10 +245,10 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def records(path: Path) -> Iterator[Record]:
-    """Read the folder's records in the order written, one at a time; a torn last line is left out.
+    """Read the folder's records in the order written, one at a time. An incomplete last line is left out.
 
     Raises:
-        UsageError: the file can't be read, or a line of it is no record, or one of a newer version.
+        UsageError: the file can't be read, or a line is not a record, or was written by a newer version.
     """
     trajectories = path / TRAJECTORIES
     try:
@@ -264,7 +264,8 @@ def records(path: Path) -> Iterator[Record]:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the folder's records as JSON values of this version, whatever version wrote them; else as `records`."""
+    """Read the folder's records as JSON values of this version, even if another version wrote them. Otherwise like
+    `records`."""
     return (record.to_json() for record in records(path))
 
 
@@ -279,7 +280,7 @@ def configuration_hash(configuration: Mapping[str, Any]) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
-    """Each line with its number and the offset at which it ends."""
+    """Yield each line with its number and the offset at which it ends."""
     end = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -288,7 +289,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, int]]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a nested mapping by their dotted keys."""
+    """Yield the values of a nested mapping by their dotted keys."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _leaves(part, f"{path}.{key}" if path else str(key))
@@ -297,7 +298,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _replace(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees the old content or the new, never half of it."""
+    """Write JSON so that a reader sees either the old content or the new."""
     beside = path.with_name(f".{path.name}.new")
     try:
         with beside.open("w", encoding="utf-8") as file:

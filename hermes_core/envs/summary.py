@@ -1,4 +1,4 @@
-"""What a run amounts to: counts, mean reward, failures by kind, and how long each stage takes."""
+"""The summary of a run: counts, mean reward, failures by kind, and how long each stage takes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hermes_core.errors import FailureKind
 from hermes_core.sandbox.pool.cost import SandboxUsage
 
 Key = tuple[str, int]
-"""Which rollout a record is of: item id and rollout index."""
+"""Identifies a rollout: item id and rollout index."""
 
 RATED_FROM_S = 60.0
-"""Seconds from which on a session has a rate that tells something."""
+"""Minimum seconds of a session for its rate to be meaningful."""
 
 SOLVED = 1.0
 """The reward from which a rollout counts as solved."""
@@ -25,46 +25,47 @@ SOLVED = 1.0
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The outcome of a run, `summary.json`. Every count is over the whole folder, a resumed run's past included."""
+    """The outcome of a run, `summary.json`. Every count is over the whole folder, including the earlier sessions of a
+    resumed run."""
 
     total: int
-    """Rollouts that the run consists of."""
+    """Number of rollouts of the run."""
     scored: int
-    """Those with a reward."""
+    """Number of rollouts with a reward."""
     solved: int
-    """Those with a reward of 1.0 or more."""
+    """Number of rollouts with a reward of 1.0 or more."""
     mean_reward: float | None
-    """Of the scored ones; None if there are none."""
+    """Mean reward of the scored rollouts; None if there are none."""
     failures: Mapping[str, int]
-    """The others that ended, by kind: `infra`, `setup`, `model`, `verifier`, `cancelled`."""
+    """Number of rollouts that ended without a reward, by kind: `infra`, `setup`, `model`, `verifier`, `cancelled`."""
     infra_retries: int
-    """How often a rollout was restarted after an infrastructure failure."""
+    """Number of restarts of rollouts after infrastructure failures."""
     elapsed_s: float
-    """Of this session."""
+    """Seconds of this session."""
     rollouts_per_hour: float
-    """Of this session."""
+    """Rollouts per hour in this session."""
     timings: Mapping[str, Mapping[str, float]]
     """Seconds of each stage (`acquire_s`, …): `p50`, `p95` and `max`."""
     sandbox_s: Mapping[str, float] = field(default_factory=dict)
-    """Of this session: seconds of sandbox by profile."""
+    """Seconds of sandboxes in this session, by profile."""
     cost: Mapping[str, float] = field(default_factory=dict)
-    """Of this session: what they cost, by profile, where the profile has prices."""
+    """Cost of the sandboxes in this session, by profile, if the profile has prices."""
     stopped: str | None = None
-    """Why the run ended before all rollouts had been tried."""
+    """Why the run ended before all rollouts had been tried, or None."""
     out_dir: str | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether every rollout has a reward."""
+        """Return whether every rollout has a reward."""
         return self.scored == self.total
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the summary as JSON values."""
         return asdict(self)
 
 
 class _Outcome(NamedTuple):
-    """What a summary needs of one record; small, as there is one for every rollout of a run."""
+    """The part of one record that a summary needs. It is small, because there is one for every rollout of a run."""
 
     reward: float | None
     failure: FailureKind | None
@@ -73,10 +74,10 @@ class _Outcome(NamedTuple):
 
 
 class Tally:
-    """Adds records up as they come. The last record of a rollout replaces those before it.
+    """Adds up records as they come. The last record of a rollout replaces earlier ones.
 
     Args:
-        window: how many of the last rollouts `infra_rate` is about.
+        window: the number of recent rollouts that `infra_rate` is computed from.
     """
 
     def __init__(self, window: int = 20) -> None:
@@ -84,16 +85,16 @@ class Tally:
         self._recent: deque[bool] = deque(maxlen=window)
         self._started = time.monotonic()
         self.session = 0
-        """Records added in this session."""
+        """Number of records added in this session."""
         self.scored = 0
-        """Rollouts with a reward."""
+        """Number of rollouts with a reward."""
         self.solved = 0
-        """Rollouts with a reward of 1.0 or more."""
+        """Number of rollouts with a reward of 1.0 or more."""
         self.failed = 0
-        """Rollouts that ended without a reward in this session, other than by being cancelled."""
+        """Number of rollouts that ended without a reward in this session, except cancelled ones."""
 
     def add(self, record: Record, *, earlier: bool = False) -> None:
-        """Take a record in; `earlier` if it is of a session before this one."""
+        """Add a record; `earlier` if it is from an earlier session."""
         failure = record.failure.kind if record.failure else None
         timings = tuple(record.timings.get(f"{stage}_s") for stage in STAGES)
         key = (record.item_id, record.rollout_index)
@@ -109,7 +110,7 @@ class Tally:
             self._recent.append(failure in (FailureKind.INFRA, FailureKind.MODEL))
 
     def start_session(self) -> None:
-        """Count the session's time from now on."""
+        """Start measuring the session's time."""
         self._started = time.monotonic()
 
     def is_scored(self, key: Key) -> bool:
@@ -119,20 +120,21 @@ class Tally:
 
     @property
     def recorded(self) -> int:
-        """Rollouts that ended, one way or the other."""
+        """Return the number of rollouts that ended, with or without a reward."""
         return len(self._outcomes)
 
     def infra_rate(self, least: int = 10) -> float:
-        """The share of the last rollouts that our infrastructure or the model's failed; 0 for less than `least`."""
+        """Return the share of recent rollouts that failed because of our infrastructure or the model's; 0 if fewer than
+        `least` ended."""
         return sum(self._recent) / len(self._recent) if len(self._recent) >= least else 0.0
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of this session."""
+        """Return the seconds of this session."""
         return max(time.monotonic() - self._started, 1e-6)
 
     def rate(self) -> float:
-        """Rollouts a second, in this session."""
+        """Return the rollouts per second in this session."""
         return self.session / self.elapsed_s
 
     def summary(
@@ -143,10 +145,10 @@ class Tally:
         stopped: str | None = None,
         out_dir: str | None = None,
     ) -> RunSummary:
-        """Return where the run stands.
+        """Return the current summary.
 
         Args:
-            usage: what the sandboxes have cost, by profile.
+            usage: the cost of the sandboxes so far, by profile.
         """
         used = usage or {}
         outcomes = self._outcomes.values()
@@ -179,21 +181,22 @@ class Tally:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the (ascending, not empty) values does not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed. Values must be ascending and
+    not empty."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
 class Progress(Protocol):
-    """Told by a run where it stands."""
+    """Displays the progress of a run."""
 
     def begin(self, total: int, tally: Tally) -> None:
-        """The run starts; `tally` holds what an earlier session did."""
+        """Begin; `tally` holds the results of earlier sessions."""
 
     def update(self, tally: Tally) -> None:
-        """A rollout ended."""
+        """Show that a rollout ended."""
 
     def end(self, tally: Tally) -> None:
-        """The run is over, whatever the reason."""
+        """End the display. Called after success and failure."""
 
 
 class NoProgress:

@@ -22,11 +22,11 @@ from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.sandbox.commands import CommandResult
 
 OUTPUT_KEPT = 4000
-"""Characters of a check's output that the details keep."""
+"""Number of characters of a check's output that the details keep."""
 
 
-# The agent is dead; what it has left in its directories is not used to make new ones. Prints what the check's variables
-# are made of, a line each.
+# The agent is dead. Its directories are not used to make new ones. Prints the values for the check's variables, one per
+# line.
 _ROOM = """set -e
 ifs=$IFS IFS=: path=
 for part in $PATH; do
@@ -46,16 +46,16 @@ _PYTHON = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONPATH": ""}
 
 
 class TasksConfig(EnvironmentConfig):
-    """What `tasks` can be told."""
+    """The settings of `tasks`."""
 
     dataset_name: str
     """The JSONL file."""
     setup_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds for each set-up command, and each command of the solution."""
+    """Time limit in seconds of each setup command, and of each command of the solution."""
     needs: tuple[Need, ...] = ()
-    """What each slot must have to itself: `network` where tasks name a port, `tmp` where they name a file in /tmp."""
+    """What each slot must have to itself: `network` if tasks name a port, `tmp` if they name a file in /tmp."""
     check_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds for each command of the check; over it the task counts as not done."""
+    """Time limit in seconds of each command of the check; after it, the task counts as not done."""
 
 
 def _commands(value: object) -> tuple[str, ...]:
@@ -81,33 +81,33 @@ Files = Annotated[dict[str, str], BeforeValidator(_files)]
 
 
 class TaskRow(BaseModel):
-    """One line of the file. Commands are run by the slot's shell in its workspace, one after the other, and the first
-    that fails ends it."""
+    """One line of the file. Commands are run by the slot's shell in its workspace, one after the other, until one
+    fails."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     id: str = Field(min_length=1)
     """The row's name, unique in the file."""
     prompt: str = Field(min_length=1)
-    """What the agent is asked to do."""
+    """The user message that tells the agent what to do."""
     check: Commands = Field(min_length=1)
-    """The task is done when all of them exit with 0."""
+    """Commands that check the task. It is done if all of them exit with 0."""
     files: Files = Field(default_factory=dict)
-    """Texts that the check finds below its home `~`, by path. The agent never sees them."""
+    """Text files for the check, by path below its home `~`. The agent never sees them."""
     setup: Commands = ()
     """Commands that prepare the workspace before the agent begins."""
     solution: Commands = ()
     """The reference solution, for the agent `oracle`."""
     image: str | None = Field(default=None, min_length=1)
-    """What its sandboxes are made from, in place of the profile's image."""
+    """An image for its sandboxes, instead of the profile's image."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Whatever else belongs to the row. Not used."""
+    """Other data of the row. Not used."""
 
 
 class TasksEnvironment(Environment):
     """Shell commands as tasks. The check runs in the agent's own slot, after the agent's processes are dead.
 
-    What the workspace holds is the agent's: a check that runs or imports something from there trusts it.
+    The contents of the workspace are the agent's: a check that runs or imports something from there trusts the agent.
     """
 
     name = "tasks"
@@ -138,7 +138,7 @@ class TasksEnvironment(Environment):
         return str(item["prompt"])
 
     def image(self, item: Item) -> str | None:
-        """Return the row's own, if it has one."""
+        """Return the row's own image, if it has one."""
         named: str | None = item["image"]
         return named
 
@@ -161,9 +161,9 @@ class TasksEnvironment(Environment):
 
     @hookimpl
     async def verify_and_score_trajectory(self, item: Item, rollout: Rollout) -> tuple[float, dict[str, Any]]:
-        """1.0 if every command of the check exits with 0, else 0.0 and what the failing one said.
+        """Return 1.0 if every command of the check exits with 0, else 0.0 and the output of the failing one.
 
-        A workspace that no check can be run in is the agent's doing, and 0.0 too.
+        A workspace in which no check can run is the agent's doing, so it gets 0.0 too.
         """
         try:
             env = await self._furnish(item, rollout)
@@ -175,10 +175,11 @@ class TasksEnvironment(Environment):
         return 0.0, {"exit_code": failed.returncode, "timed_out": failed.timed_out, "output": _tail(failed)}
 
     async def _furnish(self, item: Item, rollout: Rollout) -> dict[str, str]:
-        """Make the check's home, with the task's files in it, and its temporary directory; the variables of the check.
+        """Make the check's home, with the task's files in it, and its temporary directory. Return the variables of the
+        check.
 
         Raises:
-            CommandError: the agent has made that impossible.
+            CommandError: the agent's work makes that impossible.
         """
         commands = rollout.commands
         made = await commands.run(["/bin/sh", "-c", _ROOM], timeout_s=self.config.check_timeout_s)
@@ -195,7 +196,7 @@ class TasksEnvironment(Environment):
     async def _run(
         self, rollout: Rollout, commands: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
     ) -> CommandResult | None:
-        """Run the commands in order; the result of the first that fails, or None."""
+        """Run the commands in order. Return the result of the first that fails, or None."""
         for command in commands:
             done = await rollout.commands.run(command, env=env, timeout_s=timeout_s, merge_stderr=True)
             if not done.ok:

@@ -1,4 +1,4 @@
-"""The tokens of a trajectory, from the record of a token-exact server, and the check that they can be trained on."""
+"""The tokens of a trajectory, from the record of a token-exact server, and checks that they can be trained on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["MASKED", "TokenSequence", "Tokens", "tokens_of"]
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Three arrays of one length, not shifted: token ids; the same where the model wrote them, else -100; logprobs.
+    """Three arrays of one length, not shifted: token ids; masks (the token id if the model wrote it, else -100);
+    logprobs.
 
     Lists would take ten times the memory, for as long as a rollout waits for the others of its group.
     """
@@ -27,16 +28,17 @@ class TokenSequence:
 
     @classmethod
     def of(cls, tokens: Sequence[int], masks: Sequence[int], logprobs: Sequence[float]) -> TokenSequence:
-        """From any three sequences. Raises TypeError, ValueError or OverflowError for what is no number."""
+        """Return a sequence made from any three sequences. Raise TypeError, ValueError or OverflowError for invalid
+        numbers."""
         return cls(array("i", tokens), array("i", masks), array("d", logprobs))
 
     @property
     def trained(self) -> int:
-        """Tokens that the model wrote."""
+        """Return the number of tokens that the model wrote."""
         return len(self.masks) - self.masks.count(MASKED)
 
     def lists(self) -> dict[str, list[Any]]:
-        """As JSON has them."""
+        """Return the arrays as lists, for JSON."""
         return {"tokens": self.tokens.tolist(), "masks": self.masks.tolist(), "logprobs": self.logprobs.tolist()}
 
 
@@ -45,23 +47,24 @@ class Tokens:
     """The sequences of one trajectory; or the reason why there are none."""
 
     sequences: tuple[TokenSequence, ...] = ()
-    """One, unless the conversation's past was changed on the way: then what was said until then, and what after."""
+    """One sequence, or several if the conversation's past was changed: what was said before the change, and what
+    after."""
     refused: str | None = None
-    """Why what the server kept can't be trained on; None if it can, or if it kept nothing."""
+    """Why the server's tokens can't be trained on; None if they can, or if it kept none."""
 
     @property
     def only(self) -> TokenSequence | None:
-        """The sequence of a trajectory that has one."""
+        """Return the only sequence of a trajectory, if it has just one."""
         return self.sequences[0] if len(self.sequences) == 1 else None
 
 
 def tokens_of(managed_state: Mapping[str, Any] | None) -> Tokens:
-    """Return the server's tokens as they are, never made again from text, and checked.
+    """Return the server's tokens after checking them. They are never reconstructed from text.
 
     Args:
-        managed_state: `AgentResult.managed_state`: its `nodes` each have `tokens`, `masked_tokens` (the token where the
+        managed_state: `AgentResult.managed_state`. Each of its `nodes` has `tokens`, `masked_tokens` (the token if the
             model wrote it, else -100) and `logprobs`. A node with `turns` and `text_checksum`, as those of
-            `hermes_core.agents.exact`, is checked against what the server sampled too; for that the state has
+            `hermes_core.agents.exact`, is also checked against what the server sampled; for that the state has
             `end_tokens` and `decode`.
     """
     if managed_state is None:
@@ -105,15 +108,17 @@ def _refuse(sequence: TokenSequence) -> str | None:
 
 
 def _ended_twice(last: int, following: int, end_tokens: Collection[int]) -> bool:
-    """Whether an answer's last token and the one behind it are the same, or both end an answer and begin nothing.
+    """Return whether an answer's last token and the next one are the same, or both end an answer and begin nothing.
 
-    What follows an answer begins with an end token, unless the answer has one: so the same twice is one too many.
+    The text after an answer begins with an end token, unless the answer has one; so the same token twice is one too
+    many.
     """
     return last == following or (last in end_tokens and following in end_tokens)
 
 
 def _changed(node: Any, sequence: TokenSequence, state: Mapping[str, Any]) -> str | None:
-    """Why the sequence is not what was asked and sampled, turn by turn, or None. Nothing to check without turns."""
+    """Return how the sequence differs from what was asked and sampled, turn by turn, or None. Without turns, nothing is
+    checked."""
     turns = _field(node, "turns")
     if not turns:
         return None

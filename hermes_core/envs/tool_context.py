@@ -1,4 +1,4 @@
-"""What a reward function works with: commands and files of the rollout's own slot, under the names that users know."""
+"""The context of a reward function: commands and files of the rollout's own slot, under names that users know."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import MAX_FILE_BYTES
 
 _NO_SUCH_NAME = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
-"""What the names of a slot's files can meet here, where paths are longer and systems differ."""
+"""Errors on this host for names of a slot's files, where paths may be longer and the system may differ."""
 
 PART = 16 << 20
-"""Bytes of a file that are carried at a time."""
+"""Number of bytes of a file that are transferred at a time."""
 
 MAX_DIR_BYTES = 1 << 30
-"""Bytes of a directory, or of a file that goes to a disk, that are carried at most."""
+"""Maximum number of bytes that are transferred of a directory, or of a file to a disk."""
 
 PIECE = 1 << 20
-"""Bytes of a file that are unpacked at a time."""
+"""Number of bytes of a file that are unpacked at a time."""
 
 MAX_NAMES = 1000
-"""Names of what was left out of a directory that are told at most."""
+"""Maximum number of names in the report of what was left out of a directory."""
 
 _awaited = awaited("ctx.")
 
 
 class ToolContext:
-    """The slot of one rollout, for `compute_reward`. What the agent started is dead when it is called.
+    """The slot of one rollout, for `compute_reward`. The agent's processes are dead when that is called.
 
-    Bytes go both ways as they are, up to a limit. What fails for a reason of its own (no such file, too large a one) is
-    in the result, under `error`; an `InfraError` is raised, and is never a reward.
+    Bytes are transferred unchanged in both directions, up to a limit. A failed operation (no such file, too large) is
+    reported in the result, under `error`. An `InfraError` is raised, and never becomes a reward.
     """
 
     def __init__(self, rollout: Rollout) -> None:
         self.task_id = rollout.trajectory_id
         """The rollout's trajectory id."""
         self.rollout = rollout
-        """The same slot with all that environment hooks can do: fresh slots, diffs, prepared directories."""
+        """The same slot with everything that environment hooks can use: fresh slots, diffs, prepared directories."""
         self.calls = Calls()
-        """Those of its own methods that nobody has awaited."""
+        """Calls of its own methods that were not awaited."""
 
     @_awaited
     async def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:  # noqa: ASYNC109 - the known name
-        """Run a shell command; `exit_code` (124 after the time limit) and `output`, standard error included."""
+        """Run a shell command. Return `exit_code` (124 after the time limit) and `output`, including standard error."""
         try:
             done = await self.rollout.commands.run(command, timeout_s=timeout, merge_stderr=True)
         except CommandError as error:
@@ -62,7 +62,7 @@ class ToolContext:
 
     @_awaited
     async def read_file(self, path: str) -> dict[str, Any]:
-        """Read a text file: `content`, with U+FFFD for what is not UTF-8, and `size` in bytes; or `error`."""
+        """Read a text file. Return `content`, with U+FFFD for what is not UTF-8, and `size` in bytes; or `error`."""
         try:
             data = await self.read_bytes(path)
         except CommandError as error:
@@ -71,36 +71,38 @@ class ToolContext:
 
     @_awaited
     async def read_bytes(self, path: str) -> bytes:
-        """Read a whole file. `CommandError` if there is none, or it has more than 64 MiB."""
+        """Read a whole file. Raise `CommandError` if there is none, or it is larger than 64 MiB."""
         return b"".join([part async for part in self._parts(path, MAX_FILE_BYTES)])
 
     @_awaited
     async def write_file(self, path: str, content: str | bytes) -> dict[str, Any]:
-        """Replace a file, its directories made: `success` and `bytes`; or `error`."""
+        """Replace a file, making its directories. Return `success` and `bytes`; or `error`."""
         data = content.encode() if isinstance(content, str) else content
         return await _told(self._write(path, data))
 
     @_awaited
     async def upload_file(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a file of this host into the slot: `success` and `bytes`; or `error`."""
+        """Copy a file of this host into the slot. Return `success` and `bytes`; or `error`."""
         return await _told(self._write(remote, await asyncio.to_thread(Path(local).read_bytes)))
 
     @_awaited
     async def upload_dir(self, local: str | Path, remote: str) -> dict[str, Any]:
-        """Copy a directory of this host into the slot, links as links: `success` and `bytes`; or `error`."""
+        """Copy a directory of this host into the slot, with links as links. Return `success` and `bytes`; or
+        `error`."""
         packed = await asyncio.to_thread(_packed, Path(local))
         return await _told(self._unpack(remote, packed))
 
     @_awaited
     async def download_file(self, remote: str, local: str | Path) -> dict[str, Any]:
-        """Copy a file of the slot to this host: `success` and `bytes`; or `error`."""
+        """Copy a file of the slot to this host. Return `success` and `bytes`; or `error`."""
         return await _told(self._fetch(remote, Path(local)))
 
     @_awaited
     async def download_dir(self, remote: str, local: str | Path) -> dict[str, Any]:
-        """Copy a directory of the slot to this host: `success`, `bytes` and `left_out`; or `error`.
+        """Copy a directory of the slot to this host. Return `success`, `bytes` and `left_out`; or `error`.
 
-        Links, devices and names that this host can't have are left out, and named; nothing lands outside of `local`.
+        Links, devices and names that this host can't have are left out, and named. Nothing is written outside of
+        `local`.
         """
         folder = Path(local)
         with await asyncio.to_thread(_scratch_beside, folder) as packed:
@@ -117,13 +119,13 @@ class ToolContext:
 
     @_awaited
     async def search(self, query: str, path: str = ".") -> dict[str, Any]:
-        """Lines of the slot's files that match a pattern, as the tool `search_files` gives them."""
+        """Return lines of the slot's files that match a pattern, in the form of the tool `search_files`."""
         found: dict[str, Any] = json.loads(await self.call_tool("search_files", {"pattern": query, "path": path}))
         return found
 
     @_awaited
     async def call_tool(self, name: str, args: Mapping[str, Any] | None = None) -> str:
-        """Call any tool that runs in a sandbox; what the model would be told, as JSON text."""
+        """Call any tool that runs in a sandbox. Return the answer to a model, as JSON text."""
         result = await self.rollout.exec_tool(name, dict(args or {}))
         return json.dumps(result.to_tool_result(), ensure_ascii=False, default=str)
 
@@ -149,7 +151,7 @@ class ToolContext:
         return size
 
     async def _parts(self, path: str, most: int) -> AsyncIterator[bytes]:
-        """A file in parts; an empty one is one part. An agent can make it of any size, at no cost."""
+        """Yield a file in parts; an empty one is one part. An agent can make a file of any size at no cost."""
         size = 0
         while True:
             part = await self.rollout.commands.read_file(path, offset=size, limit=PART)
@@ -188,7 +190,8 @@ def _scratch_beside(folder: Path) -> IO[bytes]:
 
 
 def _unpacked(packed: IO[bytes], folder: Path) -> list[str]:
-    """Unpack files and directories; the names of what is neither (links, devices) or would land outside."""
+    """Unpack files and directories. Return the names of other things (links, devices), or of what would land
+    outside."""
     left_out: list[str] = []
     more = 0
     packed.seek(0)
@@ -206,11 +209,11 @@ def _unpacked(packed: IO[bytes], folder: Path) -> list[str]:
 
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> bool:
-    """Put a file or a directory where it belongs; False if it is neither, or can't have that name on this host."""
+    """Unpack a file or a directory. Return False if it is neither, or this host can't have that name."""
     try:
         if member.isdir():
             target.mkdir(parents=True, exist_ok=True)
-        elif member.isreg() and not member.issparse():  # a sparse one can be larger than the whole archive
+        elif member.isreg() and not member.issparse():  # a sparse file can be larger than the whole archive
             content = archive.extractfile(member)
             assert content is not None  # it is a regular file
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One rollout in the making: what happens, what it is worth, and why it has no reward if it has none."""
+"""One rollout in progress: what happens, its reward, and why it has no reward if it has none."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from hermes_core.errors import (
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 4000
-"""Characters of a failure's message."""
+"""Maximum number of characters of a failure's message."""
 
 
 @dataclass(eq=False)
 class Trajectory:
-    """One rollout in the making. Its methods are what `run_rollout` is written in; `to_record` is what is kept."""
+    """One rollout in progress. `run_rollout` uses its methods; `to_record` returns what is kept."""
 
     environment: str
     item_id: str
@@ -50,12 +50,12 @@ class Trajectory:
     failure: Failure | None = None
     patch: str | None = None
     result: AgentResult = field(default_factory=AgentResult)
-    """What the agent said and did; grows while it works."""
+    """What the agent said and did so far."""
     timings: dict[str, float] = field(default_factory=dict)
     infra_retries: int = 0
-    """How often this rollout was restarted after an infrastructure failure."""
+    """Number of restarts of this rollout after infrastructure failures."""
     repeated: str | None = None
-    """Why its check was run a second time, if it was."""
+    """Why its check was run a second time, or None."""
     _infra: InfraError | None = field(default=None, init=False)
     _failed_stage: str | None = field(default=None, init=False)
 
@@ -67,12 +67,12 @@ class Trajectory:
         self._infra = self._failed_stage = None
 
     def note_infra(self, error: InfraError) -> None:
-        """Remember the first infrastructure failure: it decides, whatever a hook makes of it."""
+        """Remember the first infrastructure failure. It decides the outcome, even if a hook hides it."""
         self._infra = self._infra or error
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Take down the seconds that a stage takes."""
+        """Record the seconds that a stage takes."""
         started = time.monotonic()
         try:
             yield
@@ -81,7 +81,7 @@ class Trajectory:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage. Leaving it raises the infrastructure failure noted in it, if there was one."""
+        """Time a stage. At its end, raise the infrastructure failure that was noted in it, if there was one."""
         with self.timed(name):
             try:
                 yield
@@ -98,11 +98,11 @@ class Trajectory:
 
     @contextmanager
     def records_failure(self) -> Iterator[None]:
-        """Turn what a rollout can meet into `failure`. Cancellation is recorded too, and goes on.
+        """Turn ordinary failures into `failure`. Cancellation is recorded too, and raised again.
 
         Raises:
-            UsageError, PolicyError: no slot can be had the way it was asked for, by this rollout or any other.
-            EndpointDown: the model answers nobody. It is recorded, too.
+            UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
+            EndpointDown: the model's endpoint answers nobody. It is recorded, too.
         """
         try:
             yield
@@ -127,7 +127,7 @@ class Trajectory:
         self.failure = Failure(kind, self._failed_stage or "acquire", message[:MAX_MESSAGE])
 
     def score(self, reward: float, details: Mapping[str, Any]) -> None:
-        """Take the reward and its details.
+        """Set the reward and its details.
 
         Raises:
             VerifierError: the reward is not a finite number.
@@ -137,7 +137,7 @@ class Trajectory:
         self.reward, self.details = reward, dict(details)
 
     def to_record(self, redact: Redact | None = None) -> Record:
-        """Return what is kept of it: plain values, secrets taken out, overlong texts cut and named."""
+        """Return the record: plain values, without secrets, with long texts cut and named."""
         result, failure = self.result, self.failure
         clean = Cleaner(redact)
         exact = tokens_of(result.managed_state)
@@ -171,7 +171,7 @@ class Trajectory:
 
 
 def failure_kind(error: Exception, stage: str) -> FailureKind:
-    """Return what an error in a stage means for the trainer: whose doing it was."""
+    """Return what an error in a stage means for the trainer, depending on who caused it."""
     if isinstance(error, InfraError):
         return FailureKind.INFRA
     if stage == "setup" or isinstance(error, (SetupFailed, DatasetError)):

@@ -1,7 +1,4 @@
-"""Are the tasks sound? The reference solution must score 1.0 and doing nothing 0.0, on each item, every time.
-
-An environment may know more of a rollout than its reward says, and doubt the item (`Environment.doubt`).
-"""
+"""Checks that tasks are sound: on each item, every time, the reference solution scores 1.0 and doing nothing 0.0."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        """Whether it got the expected reward every time, without a doubt."""
+        """Return whether it got the expected reward only sometimes."""
         return self._right == len(self.rewards)
 
     @property

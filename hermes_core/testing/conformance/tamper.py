@@ -48,7 +48,7 @@ class TamperedChannel(Channel):
         return data
 
     async def write(self, data: bytes) -> None:
-        """As the channel, until it is cut."""
+        """Write as the channel does, until it is cut."""
         if self._is_cut:
             raise ChannelLost("the channel was cut by the check")
         await self.inner.write(data)

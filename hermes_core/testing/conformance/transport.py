@@ -1,4 +1,4 @@
-"""Channels that are cut, spoilt or stalled: nothing is lost, nothing runs twice, nobody else waits."""
+"""Checks of channels that are cut, corrupted or stalled: nothing is lost, nothing runs twice, nobody else waits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hermes_core.testing.conformance.kit import Kit
 from hermes_core.testing.conformance.tamper import TamperedBackend
 
 OUTLIVES = "background processes that outlive"
-"""What a sandbox without Python lacks: there a command lives and dies with its channel."""
+"""What a sandbox without Python lacks: a command there depends on its channel."""
 
 
 @asynccontextmanager
 async def tampered(kit: Kit) -> AsyncIterator[tuple[TamperedBackend, SlotCommands]]:
-    """A slot behind channels that can be tampered with."""
+    """Return a slot behind channels that can be tampered with."""
     backend = TamperedBackend(kit.backend)
     async with kit.tools(seats=1, per_sandbox=1, backend=backend) as tools:
         slot = await tools.acquire()
@@ -27,7 +27,7 @@ async def tampered(kit: Kit) -> AsyncIterator[tuple[TamperedBackend, SlotCommand
 
 @check("failure", needs=OUTLIVES)
 async def a_cut_channel_loses_no_command(kit: Kit) -> None:
-    """A command goes on while its channel is cut, runs once, and its result arrives."""
+    """A command continues while its channel is cut, runs once, and its result arrives."""
     async with tampered(kit) as (backend, slot):
         running = asyncio.ensure_future(slot.run("echo x >>ran; sleep 1; echo done; exit 7"))
         await asyncio.sleep(0.4)
@@ -39,7 +39,7 @@ async def a_cut_channel_loses_no_command(kit: Kit) -> None:
 
 @check("failure", needs=OUTLIVES, limit_s=120)
 async def a_stalled_reader(kit: Kit) -> None:
-    """While nobody reads the channel, output waits in the sandbox; when somebody does again, it is all there."""
+    """While nobody reads the channel, output waits in the sandbox; later it is all there."""
     async with tampered(kit) as (backend, slot):
         channel = backend.channels[-1]
         running = asyncio.ensure_future(slot.run("seq 1 2000000; echo x >written", output_limit=32 << 20))
