@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +74,7 @@ async def test_the_dead_are_reaped_and_the_living_are_not(runtime: Runtime) -> N
             planned = {
                 each.found.info.sandbox_id: each.outcome for each in await leftovers.reap(runtime, mine, dry_run=True)
             }
-            assert planned == {living.id: "left", dead.id: "dead"}
+            assert planned == {living.id: "left", dead.id: "would end"}
             assert await dead.status() is SandboxStatus.RUNNING
             done = {
                 each.found.info.sandbox_id: (each.outcome, each.why) for each in await leftovers.reap(runtime, mine)
@@ -120,6 +122,51 @@ async def test_a_sandbox_that_is_being_made_is_left(runtime: Runtime, monkeypatc
             assert old.outcome == "ended"
         finally:
             await made.terminate()
+
+
+async def test_the_sandbox_of_a_driver_that_was_killed(
+    hermes: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "LISTEN_S", 2)
+    program = """if True:
+        import asyncio
+        from hermes_core import Runtime
+
+        async def main():
+            config = {"orphan_ttl_s": 60, "min_sandboxes": 1, "max_sandboxes": 1, "reserve_slots": 0}
+            opening = Runtime(load_entry_points=False)
+            async with opening as runtime, runtime.tool_backend("local", isolation="shared", config=config) as tools:
+                print((await tools.acquire("a")).sandbox_id, flush=True)
+                await asyncio.sleep(600)
+
+        asyncio.run(main())
+    """
+    owner = f"killed-{uuid.uuid4().hex[:8]}"
+    environ = {**os.environ, "HERMES_OWNER": owner}
+    driver = await asyncio.create_subprocess_exec(sys.executable, "-c", program, env=environ, stdout=-1)
+    try:
+        assert driver.stdout is not None
+        sandbox_id = (await driver.stdout.readline()).decode().strip()
+    finally:
+        driver.kill()
+        await driver.wait()
+    await asyncio.sleep(1)  # its last words make the heart beat once more
+
+    async def said(*arguments: str) -> list[tuple[Any, ...]]:
+        done = await asyncio.to_thread(hermes, *arguments, "--owner", owner, "--json")
+        rows = json.loads(done.stdout)
+        return [(row["sandbox"], row["status"], row.get("outcome"), row.get("why")) for row in rows]
+
+    assert await said("ps", "local") == [(sandbox_id, "running", None, None)]
+    dead = "its driver is dead"
+    assert await said("reap", "local", "--dry-run") == [(sandbox_id, "running", "would end", dead)]
+    assert await said("reap", "local") == [(sandbox_id, "running", "ended", dead)]
+    assert await said("ps", "local") == []
+
+
+@pytest.mark.parametrize("word", ["ended", "would end", "left", "failed"])
+def test_the_help_explains_every_outcome(hermes: Callable[..., Result], word: str) -> None:
+    assert f"\n  {word} " in hermes("reap", "--help").stdout
 
 
 @pytest.fixture

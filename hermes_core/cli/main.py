@@ -221,18 +221,16 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
     ctx.exit(0 if found.healthy else EXIT_BROKEN)
 
 
-_owner_option = click.option("--owner", metavar="NAME", help="Only sandboxes of this owner [all].")
-
-
 @main.command()
 @click.argument("backend", nargs=-1)
-@_owner_option
+@click.option("--owner", metavar="NAME", help="Only sandboxes of this owner [all].")
 @_json_option
 @click.pass_obj
 def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool) -> None:
-    """List all running sandboxes, of any owner.
+    """List all sandboxes, of any owner.
 
-    Asks the BACKENDs named, or all of them.
+    Asks the BACKENDs named, or all of them. The status is the sandbox's own: it is `running` or `ended`. It says
+    nothing about the driver; `hermes-rl reap --dry-run` finds out which drivers are dead.
     """
     import asyncio
 
@@ -250,10 +248,10 @@ def ps(verbose: int, backend: tuple[str, ...], owner: str | None, as_json: bool)
 
 @main.command()
 @click.argument("backend", nargs=-1)
-@_owner_option
-@click.option("--any-owner", is_flag=True, help="End sandboxes of every owner.")
+@click.option("--owner", metavar="NAME", help="Only sandboxes of this owner [HERMES_OWNER].")
+@click.option("--any-owner", is_flag=True, help="Sandboxes of every owner.")
 @click.option("--waiting", is_flag=True, help="Also end sandboxes that wait for their driver to come back.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be ended.")
+@click.option("--dry-run", is_flag=True, help="End nothing; print what would be done.")
 @_json_option
 @click.pass_context
 def reap(
@@ -268,9 +266,15 @@ def reap(
 ) -> None:
     """End sandboxes whose driver is dead.
 
-    Asks the BACKENDs named, or all of them. Give the owner by --owner or HERMES_OWNER, or use --any-owner. Sandboxes
-    with a live driver are not touched, and neither are shells and terminal tasks that wait for their driver. Exits
-    with 3 if a sandbox could not be ended.
+    Asks the BACKENDs named, or all of them. Give the owner by --owner or HERMES_OWNER, or use --any-owner. Prints for
+    each sandbox the outcome and why:
+
+    \b
+    ended      its driver is dead, or the sandbox has ended by itself and is removed
+    would end  the same with --dry-run
+    left       its driver is alive, may still be creating it, or cannot be listened to;
+               or it is a shell or terminal task that waits for its driver (--waiting ends it)
+    failed     it could not be ended: exit code 3
     """
     import asyncio
 

@@ -79,7 +79,7 @@ class Reaped:
 
     found: FoundSandbox
     outcome: str
-    """`ended`, `left` or `failed`; `dead` where nothing was to be ended."""
+    """`ended`, `left` or `failed`; in a dry run `would end` or `left`. The help of `reap` explains them."""
     why: str
 
     def row(self) -> dict[str, str]:
@@ -119,7 +119,7 @@ async def reap(
 
     Args:
         waiting: end those too that wait for a driver to come back, as a shell that was left does.
-        dry_run: end nothing, only say what would be.
+        dry_run: end nothing, only say what would be done.
     """
     places = asyncio.Semaphore(_AT_A_TIME)
 
@@ -150,9 +150,9 @@ async def _reap(backend: Backend, found: FoundSandbox, waiting: bool, dry_run: b
         alive = await _sign_of_life(backend, found.info, waiting)
     if alive is not None:
         return Reaped(found, "left", alive)
-    dead = "its driver is dead" if found.info.status is SandboxStatus.RUNNING else "it has ended"
+    why = "its driver is dead" if found.info.status is SandboxStatus.RUNNING else "the sandbox has ended by itself"
     if dry_run:
-        return Reaped(found, "dead", dead)
+        return Reaped(found, "would end", why)
     try:
         async with asyncio.timeout(_END_LIMIT_S):
             await backend.terminate_id(found.info.sandbox_id)
@@ -160,7 +160,7 @@ async def _reap(backend: Backend, found: FoundSandbox, waiting: bool, dry_run: b
         return Reaped(found, "failed", f"it was not gone within {_END_LIMIT_S:g} s")
     except HermesError as error:
         return Reaped(found, "failed", str(error))
-    return Reaped(found, "ended", dead)
+    return Reaped(found, "ended", why)
 
 
 async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> str | None:
