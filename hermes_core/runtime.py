@@ -376,8 +376,13 @@ class Runtime:
             return refused.get((kind, name)) or self.plugin_manager.registry(kind).explain(name)
 
         tools = ToolRegistry(explain)
-        for entry in self.plugin_manager.registry("tool").entries():
+        claimed = self.plugin_manager.registry("tool")
+        for entry in claimed.entries():
             tools.add(entry.value)
+        clashes = claimed.clashes()
+        for entry in claimed.claims:
+            if entry.name in clashes:  # its toolsets would be incomplete
+                refused.update({("toolset", name): clashes[entry.name] for name in entry.value.toolsets})
         for kind, add in (("toolset", tools.add_toolset), ("distribution", tools.add_distribution)):
             for entry in self.plugin_manager.registry(kind).entries():
                 try:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -166,7 +167,7 @@ async def test_two_runtimes_live_side_by_side() -> None:
         ("papre", UnknownNameError, "unknown backend 'papre'.*did you mean 'paper'"),
         ("torn", PluginError, "backend 'torn' of plugin 'paper' .*cannot be made: ZeroDivisionError"),
         ("missing-sdk", PluginError, "cannot be loaded: ModuleNotFoundError: No module named 'no_such_sdk'"),
-        ("impostor", PluginError, "cannot be made|no Backend"),
+        ("impostor", PluginError, "cannot be made|not a Backend"),
     ],
 )
 async def test_a_backend_that_cannot_be_had_is_explained(name: str, error: type[Exception], message: str) -> None:
@@ -226,7 +227,7 @@ async def test_environments_check_their_settings() -> None:
             runtime.environment("paper", {"page": 3})
         with pytest.raises(ConfigError, match=r"environment 'paper': pages must be .*'many'"):
             runtime.environment("paper", {"pages": "many"})
-        with pytest.raises(PluginError, match="no Environment class"):
+        with pytest.raises(PluginError, match="not an Environment class"):
             runtime.environment("impostor")
 
 
@@ -377,6 +378,27 @@ async def test_a_tool_that_two_plugins_claim_is_refused_by_name_when_used() -> N
             expand_toolset(runtime.tools, "file")
         with pytest.raises(PluginError, match="distribution 'default' is claimed by"):
             resolve_tools(runtime.tools, distribution="default")
+
+
+async def test_a_toolset_that_misses_a_tool_of_two_plugins_is_refused() -> None:
+    def register(registry: Any) -> None:
+        registry.add(tool("terminal", "paper"))
+        registry.add(tool("fold", "paper"))
+
+    async with new_runtime(tools_of(register=register, __name__="rival")) as runtime:
+        for toolset in ("paper", "terminal"):
+            with pytest.raises(PluginError, match=r"tool 'terminal' is claimed by .* and plugin 'rival'"):
+                resolve_tools(runtime.tools, [toolset])
+        assert resolve_tools(runtime.tools, ["safe"]) == ["read_file", "search_files"]
+
+
+async def test_a_tool_that_one_plugin_adds_twice_is_an_error_of_that_plugin() -> None:
+    def register(registry: Any) -> None:
+        registry.add(tool("fold"))
+        registry.add(replace(tool("fold"), description="Folds."))
+
+    with pytest.raises(PluginError, match=r"tool 'fold' is registered twice: as 'Does nothing\.' and as 'Folds\.'"):
+        new_runtime(tools_of(register=register))
 
 
 async def test_a_toolset_that_could_not_work_is_refused_alone() -> None:

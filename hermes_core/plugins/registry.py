@@ -81,6 +81,11 @@ class Entry:
     summary: str = ""
     requires: tuple[str, ...] = ()
 
+    @property
+    def described(self) -> str:
+        """Return what an error calls it, to tell it from another claim on the same name."""
+        return repr(self.summary or self.value)
+
     def load(self) -> Any:
         """Return the registered value, imported if it was given as a string.
 
@@ -123,7 +128,17 @@ class Claims:
         for word in (name, *entry.aliases):
             if not isinstance(word, str) or not re.fullmatch(r"[^\s-]\S*", word):
                 raise PluginError(f"{word!r} cannot be the name of a {kind}", hint="use letters, digits, '-' and '_'")
+        self._check_new(entry)
         self.entries.append(entry)
+
+    def _check_new(self, entry: Entry) -> None:
+        names = {entry.name, *entry.aliases}
+        for earlier in self.entries:
+            if earlier.kind == entry.kind and (taken := names & {earlier.name, *earlier.aliases}):
+                raise PluginError(
+                    f"{entry.kind} {min(taken)!r} is registered twice: as {earlier.described} and as {entry.described}",
+                    hint="give one of them another name",
+                )
 
 
 class Registrar(Claims):
@@ -146,7 +161,7 @@ class Registrar(Claims):
             requires: what it needs to work, in words: `docker daemon`, `MODAL_TOKEN_ID`.
 
         Raises:
-            PluginError: the name or the factory is malformed.
+            PluginError: the name or the factory is malformed, or the plugin has used the name before.
         """
         if not (callable(factory) or (isinstance(factory, str) and re.fullmatch(r"[\w.]+:\w+", factory))):
             raise PluginError(
@@ -163,7 +178,8 @@ class ToolRegistrar(Claims):
         """Add a tool, and claim its name.
 
         Raises:
-            PluginError: it is not a tool, or its parameters can't be described to a model.
+            PluginError: it is not a tool, its parameters can't be described to a model, or the plugin has used its name
+                before.
         """
         if not isinstance(tool, Tool):
             raise PluginError(f"{tool!r} is no tool", hint="make one: function_tool(function), or Tool(…)")

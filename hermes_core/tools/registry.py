@@ -105,10 +105,10 @@ class ToolRegistry:
 
     @property
     def toolsets(self) -> Mapping[str, Toolset]:
-        """Return all toolsets, including those that only tools name and nobody added."""
+        """Return the toolsets that can be used, including those that only tools name and nobody added."""
         named = {name for tool in self._tools.values() for name in tool.toolsets}
-        implied = {name: Toolset(name) for name in sorted(named) if self._reason("toolset", name) is None}
-        return {**implied, **self._toolsets}
+        known = {**{name: Toolset(name) for name in sorted(named)}, **self._toolsets}
+        return {name: toolset for name, toolset in known.items() if self._reason("toolset", name) is None}
 
     @property
     def distributions(self) -> Mapping[str, Distribution]:

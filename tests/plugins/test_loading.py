@@ -53,6 +53,16 @@ def only(manager: PluginManager, *names: str) -> dict[str, PluginInfo]:
     return {plugin.name: plugin for plugin in manager.plugins if plugin.name in names}
 
 
+def test_a_name_that_one_plugin_claims_twice_is_its_error(install: Install) -> None:
+    again = 'registry.add("beta", "os:getpid", aliases="alpha")'
+    install("hermes-rl-alpha", "alpha = t_alpha", t_alpha=f"{registering('backend', 'alpha')}    {again}\n")
+    manager = PluginManager()
+    plugin = only(manager, "alpha")["alpha"]
+    assert plugin.status is PluginStatus.FAILED
+    assert "backend 'alpha' is registered twice: as 'made by a test' and as 'os:getpid'" in plugin.reason
+    assert "alpha" not in manager.registry("backend").names()
+
+
 def test_a_plugin_is_found_and_its_names_carry_its_distribution(install: Install) -> None:
     install("hermes-rl-alpha", "alpha = t_alpha", t_alpha=registering("backend", "alpha"))
     manager = PluginManager()
