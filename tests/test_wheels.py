@@ -414,7 +414,6 @@ def test_the_core_alone(core_wheel: Path, dependencies: Path, tmp_path: Path) ->
     assert core.run("python", "-c", "import hermes_swe_smith").returncode != 0
     assert {name: row["status"] for name, row in core.listed("plugins").items()} == {
         "core": "loaded",
-        "tools": "loaded",
     }
     assert list(core.listed("backends")) == ["local"]
     assert list(core.listed("envs")) == ["tasks"]
@@ -427,6 +426,7 @@ def test_the_core_alone(core_wheel: Path, dependencies: Path, tmp_path: Path) ->
         assert rollout(core, "tasks", f"--env.dataset_name={tasks}", "--agent", agent) == reward
 
 
+@pytest.mark.full  # installs wheels once more
 def test_the_core_and_the_swe_smith_plugin(core_wheel: Path, dependencies: Path, tmp_path: Path) -> None:
     wheel = build(ROOT / "plugins" / "hermes_swe_smith", tmp_path)
     both = installed(tmp_path / "venv", dependencies, core_wheel, wheel)
@@ -440,6 +440,7 @@ def test_the_core_and_the_swe_smith_plugin(core_wheel: Path, dependencies: Path,
     assert loaded.stdout.strip() == "swe-smith", loaded.stderr
 
 
+@pytest.mark.full  # installs wheels once more
 def test_the_core_and_a_plugin_from_elsewhere(core_wheel: Path, dependencies: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     write(project, OUT_OF_TREE)

@@ -339,6 +339,7 @@ def counting(turns: int):
     return ToolScript(play)
 
 
+@pytest.mark.full  # a question of size
 async def test_two_hundred_at_once_finish_quickly_and_do_not_stall_the_event_loop():
     stalls = []
 

@@ -182,5 +182,5 @@ async def test_a_trainer_that_is_gone_ends_the_waiting() -> None:
 
 
 async def test_wrong_addresses_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no URL"):
+    with pytest.raises(ConfigError, match="not a URL"):
         TrainerApi("localhost:8000", {}, patience_s=1)

@@ -95,7 +95,7 @@ async def test_the_last_record_of_a_rollout_is_what_is_verified(runtime, tmp_pat
 async def test_an_item_that_is_gone_is_wrong_use(runtime, tmp_path):
     out = tmp_path / "out"
     await run_rollouts(runtime, Patched(("a",)), "nop", out_dir=out, **ISOLATION)
-    with pytest.raises(UsageError, match="no item 'a' any more"):
+    with pytest.raises(UsageError, match="the dataset no longer has item 'a'"):
         await rescore(runtime, out, environment=Patched(("z",)), **ISOLATION)
 
 

@@ -158,4 +158,4 @@ def test_many_members_cost_less_memory_than_their_archive(tmp_path):
     finally:
         tracemalloc.stop()
     assert (len(left_out), left_out[-1]) == (1001, "… and 19000 more")
-    assert peak < len(packed.getbuffer()) / 4
+    assert peak < len(packed.getbuffer()) / 2  # all members, kept, take more than the archive

@@ -38,8 +38,8 @@ def test_the_document_shows_the_very_file() -> None:
 @pytest.mark.parametrize(
     "groups",
     [
-        ("contract", "commands", "processes", "files"),
-        pytest.param(("slots",), marks=pytest.mark.full),
+        ("contract",),
+        pytest.param(("commands", "processes", "files", "slots"), marks=pytest.mark.full),
         pytest.param(("pools", "failure", "leaks", "speed"), marks=pytest.mark.full),
     ],
 )

@@ -41,6 +41,7 @@ def in_order(tools: ToolBackend) -> list[str]:
     return wrong
 
 
+@pytest.mark.full  # a question of size
 @pytest.mark.parametrize("v2", ["1", pytest.param("0", marks=pytest.mark.stress)])
 async def test_a_thousand_leases_while_a_sandbox_dies_every_second(
     own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch, v2: str

@@ -516,5 +516,5 @@ async def test_a_model_is_told_that_there_is_no_terminal(slot):
     for background in (False, True):
         args = {"command": "touch ran", "pty": True, "background": background}
         answer = (await tools.call(TERMINAL, context, args)).to_tool_result()
-        assert answer["exit_code"] == -1 and "no terminal" in answer["error"] and "without pty" in answer["error"]
+        assert answer["exit_code"] == -1 and "no terminal" in answer["error"] and "leave out pty" in answer["error"]
     assert (await slot.run("ls")).text == ""

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 from hermes_swe_smith import demo, demo_tasks
 
 
+@pytest.mark.full  # `make demo`; its tasks are those of test_environment.py
 def test_the_demo(tmp_path):
     environment = {**os.environ, "HERMES_ENV_FILE": ""}
     command = [sys.executable, "-m", "hermes_swe_smith.demo"]

@@ -82,6 +82,7 @@ async def test_slots_that_are_root_could_read_the_fix(runtime):
         await roll_out(runtime, env={"dataset_name": "demo"}, backend_config={"slot_user": "root"})
 
 
+@pytest.mark.full  # rescoring: tests/envs/test_rescore.py
 async def test_a_recorded_patch_scores_the_same_again(runtime, tmp_path):
     env = {"dataset_name": "demo", "max_items": 1}
     records = await roll_out(runtime, out_dir=tmp_path / "run", env=env)
@@ -171,6 +172,7 @@ def git(where, *words, data=None):
     return done.stdout.decode()
 
 
+@pytest.mark.full  # installs a real environment
 async def test_a_repository_from_a_url_with_nothing_known_of_it(runtime, swe_dataset, tmp_path):
     """A row of the oracle form: owner/name, a commit of the buggy tree, and the patch that mends it."""
     row = rows_of(swe_dataset)[0]
@@ -222,7 +224,9 @@ if sys.argv[2] == "take_work":
 """
 
 
-@pytest.mark.parametrize(("place", "program"), [(workspace, "_LOADER"), (dependencies, "_NOTES")])
+@pytest.mark.parametrize(
+    ("place", "program"), [(workspace, "_LOADER"), pytest.param(dependencies, "_NOTES", marks=pytest.mark.full)]
+)
 async def test_a_preparation_that_is_killed_is_infrastructure(runtime, swe_dataset, monkeypatch, place, program):
     """The kernel takes what it likes when there is no memory left; the row is not to blame."""
     monkeypatch.setattr(place, program, DIE)

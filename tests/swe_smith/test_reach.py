@@ -97,6 +97,7 @@ async def test_every_place_of_the_project_is_told_once(image, caplog):
     assert {record.levelno for record in shown} == {logging.WARNING}
 
 
+@pytest.mark.full  # installs two real environments
 async def test_the_environment_of_another_task_is_searched_too(caplog, tmp_path):
     """pytest needs what the second task's project is called, so that both tasks' environments hold a copy."""
     vendored = Shape(
