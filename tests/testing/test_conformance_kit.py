@@ -111,6 +111,7 @@ class Broken(LocalBackend):
 
     name = "broken"
     channel: type[Spoilt] = Spoilt
+    end_delay_s = 0.0
 
     def __init__(self, settings: Settings | None = None) -> None:
         super().__init__(settings)
@@ -215,6 +216,33 @@ class IgnoresSettings(Broken):
         return await super().create(dataclasses.replace(spec, config=config))
 
 
+class FindsNothingWrong(Broken):
+    async def check(self) -> Diagnosis:
+        return Diagnosis(True, "")
+
+
+class OpensNothing(FindsNothingWrong):
+    """`open` fails for every program."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        class Closed(SpoiltSandbox):
+            async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+                raise OSError("no such tunnel")
+
+        return Closed((await super().create(spec))._inner, self)  # type: ignore[attr-defined]
+
+
+class RunsNothing(FindsNothingWrong):
+    """A wrapper of every program fails, and says why on standard error."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        class Failing(SpoiltSandbox):
+            async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+                return await self._inner.open(["sh", "-c", "echo no such flag >&2; exit 3"], env=env)
+
+        return Failing((await super().create(spec))._inner, self)  # type: ignore[attr-defined]
+
+
 class OneLevel(Broken):
     """Declares one level. A rig tries out each that is declared, and waits in vain where channels are broken."""
 
@@ -242,6 +270,19 @@ async def outcomes(backend: type[LocalBackend], *names: str) -> dict[str, Result
     async with Runtime(plugins=[Plugin(backend)]) as runtime, Rig(runtime, backend.name) as rig:
         report = await run(rig, chosen(names=names))
     return {each.name: each for each in report.checks}
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [(OpensNothing, "OSError: no such tunnel"), (RunsNothing, "exit status 3, stderr: no such flag")],
+)
+async def test_without_a_guest_the_contract_is_checked_and_the_rest_says_why_it_could_not_start(backend, why):
+    seen = await outcomes(backend, "terminate_by_id", "exit_status_and_last_words", "killed_while_idle")
+    assert seen["terminate_by_id"].outcome is Outcome.PASSED
+    assert seen["exit_status_and_last_words"].outcome is Outcome.FAILED
+    assert seen["killed_while_idle"].outcome is Outcome.FAILED
+    assert seen["killed_while_idle"].reason.startswith("the guest could not start: `python3`")
+    assert why in seen["killed_while_idle"].reason
 
 
 @pytest.mark.parametrize(

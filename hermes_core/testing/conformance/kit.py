@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -34,6 +35,9 @@ SLOTS = 8
 
 ACQUIRE_S = 90.0
 """Seconds that a check waits for a slot, including the creation of its sandbox."""
+
+PROBE_S = 60.0
+"""How long a program that does nothing may take in a new sandbox, in seconds."""
 
 RAW_TTL_S = 120.0
 """Seconds that a sandbox without a guest lives, because its watchdog gets no heartbeat."""
@@ -90,6 +94,10 @@ class Rig:
         self.level = Isolation.SHARED
         self.missing: tuple[str, ...] = ()
         """What its sandboxes can't do because they have no guest: they have no Python, or their slots are root."""
+        self.no_guest = ""
+        """Why the guest can't start, if it can't."""
+        self.no_slots = ""
+        """Why no command can be run in a slot at all. Then only the checks of group `contract` can be run."""
         self.owner = f"kit-{secrets.token_hex(6)}"
         self.figures: dict[str, float] = {}
         self.refused: dict[Isolation, str] = {}
@@ -103,7 +111,7 @@ class Rig:
 
         Raises:
             ProvisionError: it can't be used here.
-            PolicyError: it can't grant the level that was asked for.
+            PolicyError: it does not declare the level that was asked for.
         """
         diagnosis = await self.backend.check()
         if not diagnosis.usable:
@@ -166,19 +174,24 @@ class Rig:
 
     async def _begin(self) -> None:
         levels = sorted(self.capabilities.isolation)
+        wanted = usual = [level for level in levels if level >= Isolation.USER] or levels
         guest = self.profile().slot_user is not SlotUser.ROOT and await self._has_python()
-        wanted = [level for level in levels if level >= Isolation.USER] or levels
         if not guest:
             wanted = [level for level in (Isolation.DEDICATED, Isolation.SHARED) if level in levels]
         if self._asked is not None:
-            wanted = [level for level in levels if level is self._asked]
-        if not wanted:
-            asked = "any level at which its sandboxes could be used" if self._asked is None else self._asked.label
+            wanted = usual = [level for level in levels if level is self._asked]
+        if not usual:
+            asked = "any isolation level" if self._asked is None else self._asked.label
             raise PolicyError(
-                f"backend {self.name!r} does not declare {asked}" + ("" if guest else ", and they have no guest"),
+                f"backend {self.name!r} does not declare {asked}",
                 hint=f"it declares: {', '.join(level.label for level in levels) or 'none'}",
             )
-        self.level = wanted[0]
+        self.level = (wanted or usual)[0]
+        if not wanted:
+            why = self.no_guest or "the profile's slots are root"
+            self.no_slots = self.no_slots or f"{why}; without a guest, only levels dedicated and shared work"
+        if self.no_slots:
+            return
         if guest:
             await self._try_levels(levels)
             return
@@ -201,12 +214,30 @@ class Rig:
                 await self.replace(level)
 
     async def _has_python(self) -> bool:
+        """Return whether the guest can start. If not, note why, and whether commands can be run at all."""
         weakest = min(self.capabilities.isolation, default=Isolation.SHARED)
-        python = False
-        with suppress(CheckFailed):  # the checks report what it leaves
+        with suppress(CheckFailed):  # what it leaves is a matter for the checks
             async with Kit(self, weakest) as kit, kit.sandbox() as sandbox:
-                python = (await ran(await sandbox.open(["python3", "-c", ""]))).status == 0
-        return python
+                self.no_guest = await _failure_of(sandbox, "python3", "-c", "")
+                if self.no_guest and await _failure_of(sandbox, "sh", "-c", ":"):
+                    self.no_slots = self.no_guest
+        return not self.no_guest
+
+
+async def _failure_of(sandbox: Sandbox, *argv: str) -> str:
+    """Return why a program that does nothing failed; empty if it did not."""
+    try:
+        async with asyncio.timeout(PROBE_S):
+            done = await ran(await sandbox.open(argv))
+    except TimeoutError:
+        why = f"it did not end within {PROBE_S:g} s"
+    except Exception as error:
+        why = reason_of(error)
+    else:
+        if done.status == 0:
+            return ""
+        why = f"exit status {done.status}" + (f", stderr: {done.err.strip()}" if done.err.strip() else ", no stderr")
+    return f"the guest could not start: `{argv[0]}` can't be run in the sandbox: {why}"
 
 
 class Kit:

@@ -12,7 +12,7 @@ from typing import Any
 from hermes_core.errors import PolicyError
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.testing.conformance.checks import Check
-from hermes_core.testing.conformance.expect import NotApplicable
+from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.testing.conformance.kit import Kit, Rig, reason_of
 
 
@@ -70,6 +70,8 @@ async def run_one(rig: Rig, check: Check) -> Result:
     outcome, reason = Outcome.PASSED, ""
     try:
         _applies(rig, check, level)
+        if rig.no_slots and check.group != "contract":
+            raise CheckFailed(rig.no_slots)
         async with asyncio.timeout(check.limit_s) as clock:
             async with Kit(rig, level) as kit:
                 await check.function(kit)
