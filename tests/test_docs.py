@@ -151,6 +151,32 @@ def test_the_guide_to_tools_defines_tools_that_work() -> None:
         assert result.success and says in result.output
 
 
+async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    class Keeping:
+        async def write(self, record: Any) -> None:
+            kept.append(record["trajectory_id"])
+
+        async def aclose(self) -> None:
+            kept.append("closed")
+
+    class Plugin:
+        @hermes_core.hookimpl
+        def hermes_register_sinks(self, registry: Any) -> None:
+            registry.add("rewards", lambda target: Keeping())
+
+    failures = {"good": None, "failed": {"kind": "setup"}, "cancelled": {"kind": "cancelled"}}
+    lines = [json.dumps({"trajectory_id": name, "failure": failure}) + "\n" for name, failure in failures.items()]
+    (tmp_path / "trajectories.jsonl").write_text("".join(lines))
+    (code,) = [block for block in blocks("docs/writing-a-sink.md", "python") if not block.startswith(INCLUDED)]
+    names: dict[str, Any] = {}
+    exec(code.partition("asyncio.run(")[0], names)
+    names["Runtime"] = lambda: Runtime(plugins=[Plugin()], load_entry_points=False)
+    await names["send"](tmp_path, "rewards", "x")
+    assert kept == ["good", "failed", "closed"]
+
+
 def test_what_the_guides_include_is_there() -> None:
     included = [
         path

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
@@ -19,10 +20,10 @@ from hermes_core.envs.options import RunOptions, agent_settings
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.session import Tools, broken, open_session, versions
-from hermes_core.envs.store import OutputFolder
+from hermes_core.envs.store import TRAJECTORIES, OutputFolder
 from hermes_core.envs.summary import NoProgress, Progress, RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory
-from hermes_core.errors import DatasetError, HermesError, UsageError
+from hermes_core.errors import DatasetError, HermesError, PluginError, UsageError, describe
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
 from hermes_core.sink import Sink
@@ -80,6 +81,7 @@ async def run_rollouts(
         UsageError: something that was asked for does not exist or is impossible.
         DatasetError: the dataset can't be used.
         OutputError: the records can't be written.
+        PluginError: a sink failed, or another part of a plugin.
         InfraError: the backend could not be started.
         ModelError: the model's endpoint is unreachable, or refuses the key or the model; raised before a sandbox is
             made.
@@ -87,10 +89,10 @@ async def run_rollouts(
     chosen = validated(RunOptions, options, "the run")
     filled = agent_settings(runtime, agent, settings, chosen.seed)
     async with AsyncExitStack() as stack:
-        opened: list[Sink] = []
+        opened: list[_OpenSink] = []
         for sink in sinks:
-            opened.append(_open_sink(runtime, sink) if isinstance(sink, str) else sink)
-            stack.push_async_callback(opened[-1].aclose)
+            opened.append(_open_sink(runtime, sink))
+            stack.push_async_exit(opened[-1].close)
         if resume and out_dir is None:
             raise UsageError("no run to resume was named", hint="give its folder: --out DIR")
         session = await stack.enter_async_context(
@@ -118,9 +120,49 @@ async def run_rollouts(
             return await run.all(context, session.room)
 
 
-def _open_sink(runtime: Runtime, spec: str) -> Sink:
-    name, _, target = spec.partition("=")
-    return runtime.sink(name, target)
+def _open_sink(runtime: Runtime, given: Sink | str) -> _OpenSink:
+    if not isinstance(given, str):
+        return _OpenSink(type(given).__name__, given)
+    name, _, target = given.partition("=")
+    return _OpenSink(name, runtime.sink(name, target))
+
+
+@dataclass(frozen=True)
+class _OpenSink:
+    """A sink of the run, with the name that its errors have."""
+
+    name: str
+    sink: Sink
+
+    async def write(self, record: Mapping[str, Any], folder: OutputFolder | None) -> None:
+        """Send the sink a record, which `folder` holds already.
+
+        Raises:
+            PluginError: the sink failed.
+        """
+        try:
+            await self.sink.write(record)
+        except Exception as error:
+            kept = f"; every record is in {folder.path / TRAJECTORIES}, to be sent again" if folder is not None else ""
+            raise PluginError(
+                f"sink {self.name!r} failed: {describe(error)}", hint=f"repair the sink or its target{kept}"
+            ) from error
+
+    async def close(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the sink. If the run has failed already, a failure here is only logged.
+
+        Raises:
+            PluginError: the sink failed.
+        """
+        try:
+            await self.sink.aclose()
+        except Exception as failed:
+            text = f"sink {self.name!r} failed when it was closed: {describe(failed)}"
+            if error is None:
+                raise PluginError(text, hint="check that its records are complete") from failed
+            log.warning("%s", text)
 
 
 @dataclass(frozen=True)
@@ -161,7 +203,7 @@ class Run:
     tools: Tools
     jobs: Jobs
     on_record: Callable[[Mapping[str, Any]], None] | None = None
-    sinks: Sequence[Sink] = ()
+    sinks: Sequence[_OpenSink] = ()
     progress: Progress = field(default_factory=NoProgress)
     stop_on_infra: float | None = None
     folder: OutputFolder | None = None
@@ -225,7 +267,7 @@ class Run:
             raise
         written = self._keep(context, trajectory)
         for sink in self.sinks:
-            await sink.write(written)
+            await sink.write(written, self.folder)
         if self.folder is not None and time.monotonic() - self._synced > SYNC_EVERY_S:
             self._synced = time.monotonic()
             await _in_thread(self.folder.sync)

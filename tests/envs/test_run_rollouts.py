@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hermes_core.agents.base import StopReason
+from hermes_core.cli.exits import exit_code
 from hermes_core.environment import Environment
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import (
@@ -19,6 +20,7 @@ from hermes_core.errors import (
     DatasetError,
     InfraError,
     ModelError,
+    PluginError,
     SetupFailed,
     UnknownNameError,
     UsageError,
@@ -237,6 +239,24 @@ async def test_records_go_to_the_sinks_that_plugins_register(tmp_path, tasks):
             with pytest.raises(error):
                 await run(sinks=["collect=there", wrong])
         assert plugin.closed == 3
+
+
+@pytest.mark.parametrize(("method", "says"), [("write", "failed"), ("aclose", "failed when it was closed")])
+async def test_a_sink_that_fails_ends_the_run_with_one_error(tmp_path, tasks, monkeypatch, method, says):
+    async def fail(*_):
+        raise OSError("no route to the database")
+
+    plugin = Collecting()
+    monkeypatch.setattr(plugin, method, fail, raising=False)
+    async with Runtime(Settings(state_dir=tmp_path), plugins=[plugin], load_entry_points=False) as runtime:
+        with pytest.raises(PluginError, match=f"sink 'collect' {says}: .*no route") as failed:
+            await run_rollouts(
+                runtime, "tasks", "nop", env=tasks(), sinks=["collect=x"], out_dir=tmp_path / "out", **ISOLATION
+            )
+    records = tmp_path / "out" / "trajectories.jsonl"
+    assert records.read_text()
+    assert (str(records) in failed.value.hint) == (method == "write")
+    assert exit_code(failed.value) == 1
 
 
 async def test_an_image_that_one_item_can_not_have_is_that_items_failure(runtime, tasks):
