@@ -210,6 +210,14 @@ async def test_no_repository_at_the_url(runtime, swe_dataset, tmp_path):
     assert "can't be cloned" in record["failure"]["message"] and "repo_base_url" in record["failure"]["message"]
 
 
+async def test_a_server_that_is_out_of_reach_is_infrastructure(runtime, swe_dataset, tmp_path):
+    row = {**rows_of(swe_dataset)[0], "repo": "someone/ledgerline"}
+    env = {"dataset_name": dataset_with(tmp_path / "tasks.jsonl", [row]), "repo_base_url": "http://127.0.0.1:9"}
+    (record,) = (await roll_out(runtime, "nop", env=env, infra_retries=0)).values()
+    assert record["failure"]["kind"] == "infra", record["failure"]
+    assert "can't be reached" in record["failure"]["message"]
+
+
 DIE = "import os, signal, sys; os.kill(os.getpid(), signal.SIGKILL)"
 DIE_ONCE = f"""
 import os, sys, tempfile

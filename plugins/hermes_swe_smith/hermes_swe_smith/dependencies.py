@@ -16,7 +16,17 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import SecretStr
 
-from hermes_core import CommandError, CommandResult, LeasedSlot, NewSandbox, Settings, SetupFailed, SlotCommands
+from hermes_core import (
+    CommandError,
+    CommandResult,
+    InfraError,
+    LeasedSlot,
+    NewSandbox,
+    Settings,
+    SetupFailed,
+    SlotCommands,
+)
+from hermes_swe_smith.network import pip_was_cut_off
 from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.scripts import wrapper
 from hermes_swe_smith.workspace import Repository, check_undisturbed, operate, prepare_programs
@@ -142,6 +152,7 @@ class _Installer:
 
         Raises:
             SetupFailed: it failed, with the end of what it said.
+            InfraError: the package index could not be reached.
             Disturbed: it was killed.
         """
         done = await self._commands.run(
@@ -151,7 +162,8 @@ class _Installer:
         if not done.ok:
             said = self._redact((done.error_text.strip() or done.text.strip())[-2000:])
             reason = f"no end after {self._timeout_s:g} s; {said}" if done.timed_out else said
-            raise SetupFailed(
+            kind = InfraError if pip_was_cut_off(done.error_text) else SetupFailed
+            raise kind(
                 f"preparing the test environment failed at {what}: {reason}",
                 hint="check the pins, the network and the package index (PIP_INDEX_URL), or raise install_timeout_s",
             )

@@ -35,6 +35,7 @@ from hermes_core import (
     alongside,
 )
 from hermes_swe_smith import doctests, guard, manifest, scripts, trees
+from hermes_swe_smith.network import git_was_cut_off
 from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.rows import Task
 
@@ -212,6 +213,7 @@ async def prepare_repository(
     Raises:
         DatasetError: the bundle or the commit can't be used.
         SetupFailed: it could not be cloned.
+        InfraError: its server could not be reached.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -224,6 +226,10 @@ async def prepare_repository(
             answer = await operate(commands, programs, "make_repository", arguments, env=env, timeout_s=timeout_s)
         except OperationRefused as refused:
             what = f"instance {task.instance_id!r}: repository {task.repo!r} at {source.commit or 'its head'}"
+            if source.bundle is None and git_was_cut_off(refused.message):
+                raise InfraError(
+                    f"{what} can't be reached: {refused.message}", hint="check the network, and repo_base_url"
+                ) from refused
             if source.bundle is None:
                 raise SetupFailed(f"{what} can't be cloned: {refused.message}", hint="check repo_base_url") from refused
             raise DatasetError(
