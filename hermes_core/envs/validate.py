@@ -1,4 +1,7 @@
-"""Checks that tasks are sound: on each item, every time, the reference solution scores 1.0 and doing nothing 0.0."""
+"""Checks that tasks are sound: on each item, every time, the reference solution scores 1.0 and doing nothing 0.0.
+
+An environment may know more about a rollout than its reward says, and doubt the item (`Environment.doubt`).
+"""
 
 from __future__ import annotations
 
@@ -21,27 +24,27 @@ EXPECTED = {"oracle": 1.0, "nop": 0.0}
 
 @dataclass
 class Verdict:
-    """What one baseline got on one item, and how often."""
+    """The results of one baseline on one item."""
 
     item_id: str
     agent: str
     rewards: list[float | None] = field(default_factory=list)
     """None for a rollout without a reward."""
     failures: list[str] = field(default_factory=list)
-    """What those said."""
+    """The messages of rollouts without a reward."""
     details: list[Mapping[str, Any]] = field(default_factory=list)
-    """What the verification said of each reward that is not the expected one."""
+    """Details of the verification for each reward that is not the expected one."""
     doubts: list[str] = field(default_factory=list)
-    """What the environment said of rollouts with the expected reward that show another fault of the item."""
+    """What the environment said about rollouts that have the expected reward but show another fault of the item."""
 
     @property
     def sound(self) -> bool:
-        """Return whether it got the expected reward only sometimes."""
+        """Return whether it got the expected reward every time, without a doubt."""
         return self._right == len(self.rewards)
 
     @property
     def flaky(self) -> bool:
-        """Whether that is so sometimes only."""
+        """Return whether it got the expected reward without a doubt only sometimes."""
         return 0 < self._right < len(self.rewards)
 
     @property
@@ -56,17 +59,17 @@ class Validation:
     items: int
     repeat: int
     unsound: tuple[Verdict, ...]
-    """What did not get the expected reward every time."""
+    """Baselines and items that were not sound every time."""
     stopped: str | None = None
-    """Why it ended before everything had been tried."""
+    """Why it ended before everything had been tried, or None."""
 
     @property
     def sound(self) -> bool:
-        """Whether every item passed every time."""
+        """Return whether every item passed every time."""
         return not self.unsound and self.stopped is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the outcome as JSON values."""
         unsound = [{**asdict(verdict), "flaky": verdict.flaky} for verdict in self.unsound]
         return {
             "items": self.items,
@@ -116,7 +119,7 @@ async def validate(
 def _collector(
     environment: Environment, items: Mapping[str, Item], agent: str, found: dict[str, Verdict]
 ) -> Callable[[Mapping[str, Any]], None]:
-    """Gathers the records of one agent by item."""
+    """Return a function that collects the records of one agent by item."""
 
     def doubt(item: Item, details: Mapping[str, Any]) -> str | None:
         try:

@@ -98,19 +98,19 @@ class TamperedSandbox(Sandbox):
 
 
 class TamperedBackend(Backend):
-    """The backend under test, with a hand on its answers and channels."""
+    """The backend under test, with tampered answers and channels."""
 
     name: ClassVar[str] = "tampered"
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
         self.channels: list[TamperedChannel] = []
-        """All that were opened, oldest first."""
+        """All channels that were opened, oldest first."""
         self.lose_answers = 0
-        """How many of the next sandboxes are made, and the caller is told that nobody knows."""
+        """For how many of the next creations the sandbox is made, but the caller gets an error instead of it."""
         self.lost = 0
         self.unreachable = False
-        """Whether no further channel is opened."""
+        """Whether opening further channels fails."""
         self.end_delay_s = 0.0
         """Seconds that `terminate` waits before it ends anything."""
         self.__dict__["config_class"] = inner.config_class

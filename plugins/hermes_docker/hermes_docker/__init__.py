@@ -1,4 +1,5 @@
-"""The Docker backend for hermes-rl: a container for many slots, its guest reached over one attached exec stream."""
+"""The Docker backend for hermes-rl: one container for many slots, whose guest is reached over one attached exec
+stream."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from hermes_docker.limits import Throttle
 
 
 class DockerBackend(Backend):
-    """Sandboxes that are containers of the daemon that DOCKER_HOST names, or of this host's."""
+    """Sandboxes that are containers of the daemon that DOCKER_HOST names, or of this host's daemon."""
 
     name: ClassVar[str] = "docker"
     config_class: ClassVar[type[SandboxConfig]] = DockerConfig
@@ -45,7 +45,7 @@ class DockerBackend(Backend):
         self._throttle = Throttle()
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start the container of this spec, or give the one that has its creation id."""
+        """Start the container of this spec, or return the one that has its creation id."""
         config = spec.config
         assert isinstance(config, DockerConfig)
         try:
@@ -63,7 +63,7 @@ class DockerBackend(Backend):
         return DockerSandbox(running.name, running.uid_base, self._daemon, self._throttle)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """The containers that carry our label."""
+        """Return the containers with our label."""
         return await self._daemon.call(lambda api: containers.found(api, owner))
 
     async def terminate_id(self, sandbox_id: str) -> None:
@@ -71,10 +71,10 @@ class DockerBackend(Backend):
         await (await self._handle(sandbox_id)).terminate()
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """A handle on a container that runs already.
+        """Return a handle on a running container.
 
         Raises:
-            SandboxLost: there is none of that name with our label, or it has ended.
+            SandboxLost: there is none with that name and our label, or it has ended.
         """
         sandbox = await self._handle(sandbox_id)
         if await sandbox.status() is not SandboxStatus.RUNNING:
@@ -82,11 +82,11 @@ class DockerBackend(Backend):
         return sandbox
 
     async def check(self) -> Diagnosis:
-        """Whether the daemon can be used, what it lacks, and what to do about it."""
+        """Return whether the daemon can be used, what it lacks, and what to do about it."""
         return await diagnosis.diagnose(self._daemon)
 
     async def aclose(self) -> None:
-        """Let the daemon go. Containers stay."""
+        """Close the connection to the daemon. Containers keep running."""
         await self._images.aclose()
         await self._daemon.aclose()
 
@@ -107,10 +107,10 @@ class DockerSandbox(Sandbox):
         self._throttle = throttle
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` by an exec of the daemon's, with its three streams attached."""
+        """Start `argv` with an exec of the daemon, with its three streams attached."""
 
         def start(api: APIClient) -> Exec:
-            # By a shell: the daemon itself would say on standard output that there is no such program.
+            # Use a shell: the daemon itself would report a missing program on standard output.
             command = ["/bin/sh", "-c", 'exec "$@"', "sh", *argv]
             made = api.exec_create(self.id, command, stdin=True, environment=dict(env or {}))
             return Exec(api, made["Id"], api.exec_start(made["Id"], socket=True))
@@ -122,21 +122,21 @@ class DockerSandbox(Sandbox):
         try:
             started = await self._daemon.call(start, undo=lambda _, late: late.close())
         except DaemonError as error:
-            if error.status in (404, 409):  # no such container; it is not running
+            if error.status in (404, 409):  # no such container, or it is not running
                 raise SandboxLost(f"the sandbox has ended: {error.message}", sandbox_id=self.id) from error
             raise ChannelLost(error.message, hint=error.hint, sandbox_id=self.id) from error
         return ExecChannel(started)
 
     async def status(self) -> SandboxStatus:
-        """What the daemon says of the container."""
+        """Return what the daemon says about the container."""
         return (await self._daemon.call(lambda api: containers.labels_of(api, self.id)))[0]
 
     async def cut_network(self) -> None:
-        """Take the container off its network; only its loopback is left."""
+        """Disconnect the container from its network. Only its loopback interface is left."""
         await self._daemon.call(lambda api: containers.cut_network(api, self.id))
 
     async def terminate(self) -> None:
-        """End the container, and what it has written. It is gone when this returns."""
+        """End the container and remove what it has written. It is gone when this returns."""
         if await self.status() is SandboxStatus.GONE:
             return
         async with self._throttle.turn():

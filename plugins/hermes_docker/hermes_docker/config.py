@@ -1,4 +1,4 @@
-"""What a profile of the `docker` backend can say."""
+"""The settings of a profile of the `docker` backend."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DockerConfig(SandboxConfig):
 
     @property
     def gpu_count(self) -> int | None:
-        """How many GPUs a container has; None for all that there are."""
+        """Return the number of GPUs of a container; None for all GPUs."""
         return None if self.gpus == -1 else self.gpus or 0
 
     @field_validator("network", mode="before")
@@ -80,7 +80,7 @@ class DockerConfig(SandboxConfig):
     @model_validator(mode="before")
     @classmethod
     def _one_source(cls, given: Any) -> Any:
-        """`image` has a default, which `dockerfile` stands in for."""
+        """`image` has a default, which `dockerfile` replaces."""
         if isinstance(given, Mapping) and given.get("dockerfile") and not given.get("image"):
             return {**given, "image": None}
         return given
@@ -97,10 +97,10 @@ class DockerConfig(SandboxConfig):
 
 
 def mount(volume: str) -> Mount:
-    """The mount that a line of `volumes` asks for.
+    """Return the mount for a line of `volumes`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the line is not valid.
     """
     source, colon, rest = volume.partition(":")
     target, _, mode = rest.partition(":")

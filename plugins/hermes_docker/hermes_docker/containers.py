@@ -1,4 +1,4 @@
-"""One container: what is asked of the daemon for a spec, and how it comes to run or goes. Blocking, for threads."""
+"""One container: the request to the daemon for a spec, and its start and removal. Blocking, so call it in threads."""
 
 from __future__ import annotations
 
@@ -31,49 +31,52 @@ OWNER, CREATION_ID, ISOLATION, UIDS = (
 )
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
-"""What the guest needs to give slots users of their own, without privileges, and to end those and their files."""
+"""Capabilities that the guest needs to give slots users of their own, without privileges, and to end their processes
+and remove their files."""
 
 _NAMESPACE_CAPABILITIES = ("NET_ADMIN", "SYS_CHROOT")
-"""What it needs besides SYS_ADMIN for namespaces: to bring up their loopback, and to enter their root."""
+"""What it needs besides SYS_ADMIN for namespaces: to bring up their loopback interface, and to enter their root."""
 _NO_SYSV_IPC = {"kernel.shmmni": "0", "kernel.msgmni": "0", "kernel.sem": "0 0 0 0", "fs.mqueue.queues_max": "0"}
-"""Kernel objects that no user id keeps apart: there are none."""
+"""Limits of 0 for kernel objects that user ids can't separate, so that none can exist."""
 
 UID_BLOCK = 512
-"""User ids of one sandbox. The kernel counts processes by user id over all containers: no two sandboxes share any."""
+"""Number of user ids of one sandbox. The kernel counts processes by user id over all containers, so no two sandboxes
+share any."""
 
 _HOST_UIDS = range(2_000_000_000 + (UID_BLOCK << 16), 2_147_000_000, UID_BLOCK)
-"""Above those that local sandboxes of the same host have."""
+"""User ids above those of local sandboxes on the same host."""
 _MAPPED_UIDS = range(20_480, 65_024, UID_BLOCK)
-"""Where the daemon gives containers the usual 65,536 ids."""
+"""User ids for daemons that give containers the usual 65,536 ids."""
 
 STARTING_S = 60.0
-"""How long a container may take from being made to running, in seconds."""
+"""Seconds that a container may take from its creation until it runs."""
 
 _GONE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Running:
-    """A container that runs."""
+    """A running container."""
 
     name: str
     uid_base: int | None
 
 
 def name_of(creation_id: str) -> str:
-    """Return the one name that a container with this creation id can have: the daemon allows one of each name."""
+    """Return the container name for this creation id. It makes creation ids unique, because the daemon allows each name
+    once."""
     return f"hermes-rl-{hashlib.sha256(creation_id.encode()).hexdigest()[:20]}"
 
 
 def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *, mapped: bool) -> Running:
-    """Make the spec's container and start it, or give the one that has its creation id.
+    """Make the spec's container and start it, or return the one that has its creation id.
 
     Args:
         mapped: whether the daemon maps containers' user ids to others.
 
     Raises:
         ProvisionError: the daemon can't start it.
-        PolicyError: the one that is there has a weaker level, or the daemon ignores a setting.
+        PolicyError: the existing one has a weaker level, or the daemon ignores a setting.
         docker.errors.APIError: as the daemon says.
     """
     name, taken = name_of(spec.creation_id), set[int]()
@@ -82,7 +85,7 @@ def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *
         try:
             _create(api, spec, config, image, uid_base)
         except docker.errors.APIError as error:
-            if error.status_code != 409 and "already in use" not in str(error.explanation):  # as Podman says it
+            if error.status_code != 409 and "already in use" not in str(error.explanation):  # Podman's wording
                 raise
             existing = _adopt(api, name, spec)
             if existing is None:
@@ -92,7 +95,7 @@ def start(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str, *
             remove(api, name)
             raise PolicyError(f"this daemon ignores gpus, which profile {config.name!r} sets", hint="Docker does not")
         taken = _blocks(api, but=name)
-        if uid_base in taken:  # somebody was as quick as we, and will find the same: both choose again
+        if uid_base in taken:  # another driver was equally fast and sees the same clash: both choose again
             remove(api, name)
             continue
         return Running(name, _start(api, name, uid_base))
@@ -108,7 +111,7 @@ def _start(api: APIClient, name: str, uid_base: int | None) -> int | None:
 
 
 def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> Running | None:
-    """The container that has the name; None if it was dead and is gone now."""
+    """Return the container with this name; None if it was dead and has been removed now."""
     try:
         found = api.inspect_container(name)
     except docker.errors.NotFound:
@@ -126,7 +129,8 @@ def _adopt(api: APIClient, name: str, spec: SandboxSpec) -> Running | None:
 
 
 def remove(api: APIClient, name: str) -> None:
-    """End a container and wait until it is gone. One that is not there, or is being removed already, is all right."""
+    """Remove a container and wait until it is gone. A missing one, or one that is being removed already, is not an
+    error."""
     deadline = time.monotonic() + _GONE_S
     while True:
         try:
@@ -141,10 +145,10 @@ def remove(api: APIClient, name: str) -> None:
 
 
 def cut_network(api: APIClient, name: str) -> None:
-    """Take the container off every network that it is on.
+    """Disconnect the container from all of its networks.
 
     Raises:
-        InfraError: one of them is left.
+        InfraError: it is still connected to one.
     """
     for network in _networks(api, name):
         api.disconnect_container_from_network(name, network, force=True)
@@ -157,7 +161,7 @@ def _networks(api: APIClient, name: str) -> list[str]:
 
 
 def found(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:
-    """The containers that carry our label, running or not."""
+    """Return the containers with our label, running or not."""
     label = OWNER if owner is None else f"{OWNER}={owner}"
     return [
         SandboxInfo(
@@ -172,7 +176,7 @@ def found(api: APIClient, owner: str | None = None) -> list[SandboxInfo]:
 
 
 def labels_of(api: APIClient, name: str) -> tuple[SandboxStatus, Mapping[str, str]]:
-    """How a container is, and its labels; GONE if there is none, or it is not ours."""
+    """Return a container's status and labels; GONE if there is none, or it is not ours."""
     try:
         found = api.inspect_container(name)
     except docker.errors.APIError as error:
@@ -186,12 +190,14 @@ def labels_of(api: APIClient, name: str) -> tuple[SandboxStatus, Mapping[str, st
 
 
 def _is_gone(error: docker.errors.APIError) -> bool:
-    """Whether there is no such container; Podman gives one that is just being removed another status than 404."""
+    """Return whether there is no such container. For one that is just being removed, Podman does not answer with
+    404."""
     return error.status_code == 404 or "no such container" in str(error.explanation).lower()
 
 
 def _status(state: str, created: float) -> SandboxStatus:
-    """How a container is. One that has just been made is about to run: whoever reaps shall not take it for dead."""
+    """Return a container's status. A new one counts as running, so that clean-up does not remove it before it
+    starts."""
     if state == "created" and time.time() - created < STARTING_S:
         return SandboxStatus.RUNNING
     return _STATUS.get(state, SandboxStatus.ENDED)
@@ -201,7 +207,7 @@ _STATUS = {"running": SandboxStatus.RUNNING, "paused": SandboxStatus.RUNNING, "r
 
 
 def uid_base_of(labels: Mapping[str, str]) -> int | None:
-    """The first user id of a container's slots."""
+    """Return the first user id of a container's slots."""
     return int(labels[UIDS]) if labels.get(UIDS) else None
 
 
@@ -215,7 +221,7 @@ def _free_block(taken: Collection[int], mapped: bool) -> int:
 
 
 def _blocks(api: APIClient, but: str) -> set[int]:
-    """The blocks of user ids that other containers have."""
+    """Return the blocks of user ids that other containers have."""
     others = api.containers(all=True, filters={"label": UIDS})
     return {int(each["Labels"][UIDS]) for each in others if f"/{but}" not in each["Names"]}
 
@@ -237,19 +243,21 @@ def _create(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str,
         command=arguments,
         environment={**spec.environment, "HERMES_SANDBOX_ID": name},
         user=config.user or "0:0",
-        working_dir=Sandbox.workspace_base,  # the daemon makes it
+        working_dir=Sandbox.workspace_base,  # the daemon creates it
         healthcheck={"test": ["NONE"]},
         platform=config.platform,
-        use_config_proxy=False,  # nothing of ours that was not named
+        use_config_proxy=False,  # pass on nothing of ours that was not named
         host_config=api.create_host_config(**host_settings(spec, config)),
     )
 
 
 def host_settings(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
-    """The limits and privileges of a container."""
+    """Return the limits and privileges of a container."""
     mounts = [mount(volume) for volume in config.volumes]
     if config.read_only:
-        mounts.append(Mount(Sandbox.workspace_base, None, type="volume"))  # nameless: it goes with the container
+        mounts.append(
+            Mount(Sandbox.workspace_base, None, type="volume")
+        )  # without a name, so that it is removed with the container
     capabilities = [*CAPABILITIES, *config.cap_add]
     if SYS_ADMIN in config.cap_add:
         capabilities += _NAMESPACE_CAPABILITIES

@@ -1,4 +1,4 @@
-"""The way to the daemon: its SDK called in threads of our own, and what it answers as errors of ours."""
+"""The connection to the daemon: calls its SDK in threads of our own, and turns its errors into ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hermes_core import InfraError, Workers
 
 ASK_THE_DOCTOR = "`hermes-rl doctor docker` says what to do"
 CALL_S = 60
-"""Seconds that the daemon may keep silent in one call."""
+"""Seconds that the daemon may be silent in one call."""
 
 _THREADS = 16
 _FORWARD = (
@@ -29,11 +29,11 @@ T = TypeVar("T")
 
 
 SAID = 1000
-"""Characters of the daemon's words that an error repeats at most."""
+"""Maximum number of characters of the daemon's message that an error repeats."""
 
 
 class DaemonError(InfraError):
-    """The daemon refused something or failed at it; `status` is that of its answer, None if it can't be reached."""
+    """The daemon refused a request or failed. `status` is the status of its answer, None if it can't be reached."""
 
     def __init__(self, message: str, *, status: int | None = None, **where: Any) -> None:
         super().__init__(message, **where)
@@ -41,10 +41,10 @@ class DaemonError(InfraError):
 
 
 class Daemon:
-    """The daemon that DOCKER_HOST names, or the one of this host. Connected to when first called."""
+    """The daemon that DOCKER_HOST names, or the one of this host. Connects at the first call."""
 
     def __init__(self) -> None:
-        self._threads = Workers(_THREADS)  # which can also be called while the program ends
+        self._threads = Workers(_THREADS)  # they also work while the program ends
         self._connecting = threading.Lock()
         self._api: APIClient | None = None
         self._info: dict[str, Any] | None = None
@@ -56,13 +56,13 @@ class Daemon:
         undo: Callable[[APIClient, T], object] | None = None,
         settle: bool = False,
     ) -> T:
-        """Do something with the SDK, in a thread.
+        """Call the SDK in a thread.
 
-        Cancelled, it goes on to its end there; its outcome, which nobody takes any more, is given to `undo`. With
-        `settle` the cancelled call ends when that is done.
+        If the caller is cancelled, the call still completes in its thread, and `undo` gets the outcome. With `settle`,
+        the cancelled caller waits for that.
 
         Raises:
-            DaemonError: the daemon can't be reached, or says no.
+            DaemonError: the daemon can't be reached, or refuses.
         """
         future = self._threads.submit(self._work, function)
         try:
@@ -75,13 +75,13 @@ class Daemon:
             raise
 
     async def info(self) -> dict[str, Any]:
-        """What the daemon says of itself, asked once."""
+        """Return the daemon's information about itself, which is requested once."""
         if self._info is None:
             self._info = dict(await self.call(lambda api: api.info()))
         return self._info
 
     async def aclose(self) -> None:
-        """Drop the connections. Calls that are under way end by themselves. Idempotent."""
+        """Drop the connections. Running calls end by themselves. Idempotent."""
         self._threads.shutdown(wait=False)
         if self._api is not None:
             await asyncio.to_thread(self._api.close)
@@ -106,14 +106,16 @@ class Daemon:
             return self._api
 
     def _undo(self, undo: Callable[[APIClient, T], object], future: Future[T]) -> None:
-        if not future.cancelled() and future.exception() is None:  # waits for its end, which has a thread of its own
+        if (
+            not future.cancelled() and future.exception() is None
+        ):  # waits for its end, which happens in a thread of its own
             undo(self._connected(), future.result())
 
 
 def translated(error: Exception) -> Exception:
-    """An error of the SDK as ours; another one as it is."""
+    """Return our error for an error of the SDK; other errors are returned unchanged."""
     if isinstance(error, docker.errors.APIError):
-        said = str(error.explanation or error).strip()  # it may repeat a path that a slot has made, of any length
+        said = str(error.explanation or error).strip()  # it may repeat a path of any length that a slot has made
         return DaemonError(f"the Docker daemon says: {said[:SAID]}", status=error.status_code)
     if isinstance(error, docker.errors.DockerException | requests.RequestException | OSError):
         return DaemonError(f"the Docker daemon can't be reached: {reason(error)}", hint=ASK_THE_DOCTOR)
@@ -121,7 +123,7 @@ def translated(error: Exception) -> Exception:
 
 
 def reason(error: BaseException) -> str:
-    """The system's own words, if there are some below what the libraries wrapped around them."""
+    """Return the operating system's message, if there is one inside the libraries' wrappers."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

@@ -1,4 +1,4 @@
-"""What the daemon can and can't do: for `hermes-rl doctor`, and before a container is asked for."""
+"""What the daemon can and can't do, for `hermes-rl doctor` and for checks before a container is created."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from hermes_docker.config import SYS_ADMIN, DockerConfig
 from hermes_docker.daemon import ASK_THE_DOCTOR, Daemon, DaemonError
 
 _LIMITS = {"memory": "MemoryLimit", "cpu": "CpuCfsQuota", "pids_limit": "PidsLimit"}
-"""A profile's limits, and what `docker info` calls the daemon's ability to enforce them."""
+"""A profile's limits, with the names that `docker info` uses for the daemon's ability to enforce them."""
 
 _DELEGATION = "give the rootless daemon's user the memory, cpu and pids controllers of cgroup v2 (systemd `Delegate=`)"
 
 
 def is_rootless(info: Mapping[str, Any]) -> bool:
-    """Whether an ordinary user runs the daemon. Docker says so among the security options, Podman by a field."""
+    """Return whether an ordinary user runs the daemon. Docker lists it in the security options, Podman has a field."""
     return bool(info.get("Rootless")) or any("name=rootless" in option for option in info["SecurityOptions"] or ())
 
 
 def cant_enforce(info: Mapping[str, Any], ability: str) -> bool:
-    """Whether the daemon ignores a limit. Podman claims all of them where an ordinary user has no cgroups at all."""
+    """Return whether the daemon ignores a limit. Podman claims to enforce all of them even for a user without
+    cgroups."""
     return info.get(ability) is False or (is_rootless(info) and str(info.get("CgroupVersion")) == "1")
 
 
 def maps_users(info: Mapping[str, Any]) -> bool:
-    """Whether containers' user ids are others outside: a rootless daemon, or one with `userns-remap`."""
+    """Return whether containers' user ids differ outside: with a rootless daemon, or one with `userns-remap`."""
     return is_rootless(info) or any("name=userns" in option for option in info["SecurityOptions"] or ())
 
 
 def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any]) -> None:
-    """Refuse what this daemon, or this profile, can't keep.
+    """Refuse settings that this daemon can't enforce, or that contradict the profile.
 
     Raises:
         PolicyError: says which setting it is.
@@ -55,7 +56,7 @@ def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any])
 
 
 def not_started(error: DaemonError) -> ProvisionError:
-    """The error for a container that the daemon could not start."""
+    """Return the error for a container that the daemon could not start."""
     said = error.message
     hint, passes = (
         error.hint or "`docker info` and the daemon's log say more",
@@ -78,11 +79,11 @@ _ADVICE = {
     "no space left on device": "`docker system prune` frees room on the daemon's disk",
     "network": "see `docker network ls` for the existing networks",
 }
-"""What to do, by what the daemon says. None of these passes by itself."""
+"""What to do, by the daemon's message. None of these problems is temporary."""
 
 
 async def diagnose(daemon: Daemon) -> Diagnosis:
-    """Ask the daemon who it is. Never raises."""
+    """Ask the daemon about itself. Never raises."""
     where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
         info = await daemon.info()

@@ -17,7 +17,7 @@ _POLL_S = (0.005, 0.25)
 
 
 class Exec:
-    """An exec that has been started, and its connection."""
+    """A started exec, and its connection."""
 
     def __init__(self, api: APIClient, exec_id: str, stream: Any) -> None:
         self._api, self._exec_id = api, exec_id
@@ -25,13 +25,13 @@ class Exec:
         self._closed = False
         self.connection: socket.socket = getattr(stream, "_sock", stream)
         self.connection.setblocking(False)
-        try:  # what came with the response's headers is in its reader's buffer
+        try:  # data that came with the response's headers is in its reader's buffer
             self.early: bytes = self._response.raw._fp.fp.peek()
         except ssl.SSLWantReadError:
             self.early = b""
 
     def wait(self) -> int:
-        """The exit status; the daemon knows it a moment after the stream has ended."""
+        """Return the exit status. The daemon knows it shortly after the stream has ended."""
         pause, longest = _POLL_S
         while not self._closed:
             found = self._api.exec_inspect(self._exec_id)
@@ -42,16 +42,16 @@ class Exec:
         raise ConnectionError("it was closed")
 
     def close(self) -> None:
-        """Let go of it; the process may live on."""
+        """Close the connection; the process may live on."""
         self._closed = True
         self._response.close()
 
 
 class ExecChannel(SocketChannel):
-    """Standard output of an exec, taken from the daemon's frames; its standard error is kept apart.
+    """Standard output of an exec, extracted from the daemon's frames. Its standard error is kept separately.
 
-    A frame is eight bytes, of which the first says which stream and the last four how long, and then as many bytes
-    (Docker Engine API, "attach to a container", stream format).
+    A frame has a header of eight bytes and then its data. The first byte of the header is the stream, the last four are
+    the length (Docker Engine API, "attach to a container", stream format).
     """
 
     def __init__(self, started: Exec) -> None:

@@ -1,4 +1,5 @@
-"""Images: there, pulled, or built from a folder; each once, a few at the same time, with progress in the log."""
+"""Images: already present, pulled, or built from a folder. Each is fetched once, a few at the same time, with progress
+in the log."""
 
 from __future__ import annotations
 
@@ -24,25 +25,25 @@ from hermes_docker.daemon import Daemon
 log = logging.getLogger("hermes_core.docker")
 
 AT_A_TIME = 2
-"""Images that are pulled or built at the same time."""
+"""Maximum number of images that are pulled or built at the same time."""
 
 PROGRESS_S = 5.0
-"""How often the log says how far it is, in seconds."""
+"""Seconds between progress messages in the log."""
 
 BUILT = "hermes-rl-built"
-"""The repository of the images that are built here, tagged by what they are built from."""
+"""The repository name of images that are built here. Their tag is derived from their sources."""
 
 _LOG_LINES = 20
 
 
 class ImageMissing(ProvisionError):
-    """There is no such image, here or in its registry."""
+    """There is no such image, neither here nor in its registry."""
 
     retryable = False
 
 
 class RegistryRefused(ProvisionError):
-    """The registry wants to know who asks, or does not let them have the image."""
+    """The registry requires a login, or does not allow this user to have the image."""
 
     retryable = False
 
@@ -52,7 +53,7 @@ class RegistryUnreachable(ProvisionError):
 
 
 class DiskFull(ProvisionError):
-    """The daemon's disk has no room for it."""
+    """The daemon's disk has no room for the image."""
 
     retryable = False
 
@@ -64,7 +65,7 @@ class BuildFailed(ProvisionError):
 
 
 class Images:
-    """Sees to it that the daemon has the images of the profiles."""
+    """Makes the images of the profiles available on the daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -74,12 +75,12 @@ class Images:
         self._closing = threading.Event()
 
     async def ensure(self, config: DockerConfig) -> str:
-        """The name of the profile's image, which the daemon has when this returns.
+        """Return the name of the profile's image, once the daemon has it.
 
-        Whoever is cancelled leaves the work to those who wait for the same image, or to the next who asks.
+        If a caller is cancelled, the work continues for others that wait for the same image, or for the next caller.
 
         Raises:
-            ImageMissing, RegistryRefused, RegistryUnreachable, DiskFull, BuildFailed: which of it, says the class.
+            ImageMissing, RegistryRefused, RegistryUnreachable, DiskFull, BuildFailed: the class says what went wrong.
             ConfigError: the profile names a folder without a Dockerfile.
             DaemonError: the daemon can't be reached.
         """
@@ -97,7 +98,7 @@ class Images:
         return tag
 
     async def aclose(self) -> None:
-        """Break off what is under way. Idempotent."""
+        """Cancel the work in progress. Idempotent."""
         self._closing.set()
         await self._work.aclose()
 
@@ -135,14 +136,14 @@ class Images:
         log.info("image %s is built", tag)
 
     def _told(self, events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[str, Any]]:
-        """The daemon's account of its work, some of it in the log. Raises `_Said` for an error that it reports."""
+        """Yield the daemon's progress events, and log some of them. Raise `_Said` for an error among them."""
         layers: dict[str, tuple[int, int]] = {}
         last, failed = time.monotonic(), ""
         for event in events:
             if self._closing.is_set():
                 raise ProvisionError(f"image {image!r}: broken off, the backend is being closed")
             if "error" in event:
-                failed = str(event["error"])  # the last that it says; what is read to the end can be used again
+                failed = str(event["error"])  # keep the last error; a connection that is read to its end can be reused
             detail = event.get("progressDetail") or {}
             if detail.get("total"):
                 layers[str(event.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
@@ -156,11 +157,11 @@ class Images:
 
 
 class _Said(Exception):
-    """An error in the middle of the daemon's account."""
+    """An error among the daemon's progress events."""
 
 
 def said_by(error: Exception) -> str:
-    """The daemon's words."""
+    """Return the daemon's message."""
     return str(getattr(error, "explanation", None) or error).strip()
 
 
@@ -171,7 +172,8 @@ _ANOTHER = "or name another image with `--backend.image=NAME`: `docker images` l
 _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
     (DiskFull, ("no space left on device",), "`docker system prune` frees room"),
     (RegistryRefused, ("toomanyrequests", "rate limit"), f"`docker login` raises the registry's limit; {_LOAD}"),
-    # A missing one may look the same: "repository does not exist or may require 'docker login': denied: …".
+    # The message for a missing image may look the same: "repository does not exist or may require 'docker login':
+    # denied: …".
     (
         RegistryRefused,
         ("unauthorized", "authentication required", "no basic auth", "denied: ", "forbidden"),
@@ -195,11 +197,11 @@ _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
         f"check the daemon's network and proxy; {_LOAD}",
     ),
 )
-"""What tells one failure from the other in the daemon's words; the first that is found."""
+"""Texts in the daemon's messages that identify a failure. The first one that is found counts."""
 
 
 def failure(error: Exception, otherwise: type[ProvisionError] = ProvisionError) -> tuple[type[ProvisionError], str]:
-    """Return the class and the hint of the error for an image that could not be had, by the daemon's words."""
+    """Return the error class and hint for an image that could not be made available, by the daemon's message."""
     said = said_by(error).lower()
     for kind, signs, hint in _SIGNS:
         if any(sign in said for sign in signs):
@@ -208,7 +210,7 @@ def failure(error: Exception, otherwise: type[ProvisionError] = ProvisionError) 
 
 
 def tag_of(folder: Path, platform: str | None = None) -> str:
-    """The tag for a build of this folder: it changes with any file that the build can see. Blocking.
+    """Return the tag for a build of this folder. It changes with any file that the build can see. Blocking.
 
     Raises:
         ConfigError: there is no Dockerfile in it.
@@ -239,7 +241,7 @@ def _has(api: APIClient, image: str) -> bool:
 
 
 def _split(image: str) -> tuple[str, str | None]:
-    """The name and tag (or digest) of an image: without one, the daemon would pull every tag."""
+    """Return the name and the tag (or digest) of an image. Without a tag, the daemon would pull every tag."""
     if "@" in image:
         return image, None
     name, colon, tag = image.rpartition(":")

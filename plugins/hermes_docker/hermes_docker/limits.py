@@ -1,4 +1,4 @@
-"""How hard the daemon is worked: so many creations and removals at a time, and a pause for all when it fails."""
+"""Limits the load on the daemon: a maximum number of creations and removals at a time, and a pause when it fails."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 from hermes_docker.daemon import DaemonError
 
 AT_A_TIME = 8
-"""Containers that are being made or removed at the same time, over all pools."""
+"""Maximum number of containers that are being made or removed at the same time, over all pools."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""The pause after a failure of the daemon's; it doubles with each that follows."""
+"""The pause in seconds after a failure of the daemon; it doubles with each further one."""
 
 
 class Throttle:
-    """Shared by everything that makes or removes containers. The daemon's failures slow all of it down."""
+    """Shared by all code that makes or removes containers. The daemon's failures slow all of it down."""
 
     def __init__(self, at_a_time: int = AT_A_TIME) -> None:
         self._places = asyncio.Semaphore(at_a_time)
@@ -26,7 +26,7 @@ class Throttle:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place, and for the end of a pause; note how it went."""
+        """Wait for a place and for the end of a pause, and record the outcome."""
         loop = asyncio.get_running_loop()
         async with self._places:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))

@@ -1,4 +1,4 @@
-"""The Modal backend for hermes-rl: sandboxes in the cloud with many slots in each, over one exec of the SDK's."""
+"""The Modal backend for hermes-rl: sandboxes in the cloud with many slots in each, reached over one exec of the SDK."""
 
 from __future__ import annotations
 

@@ -21,15 +21,15 @@ from hermes_modal.config import ModalSandboxConfig
 log = logging.getLogger(__name__)
 
 CALL_LIMIT_S = 30.0
-"""How long an ordinary call may take: the SDK's own retries may go on for ever."""
+"""Seconds that an ordinary call may take, because the SDK's own retries may never end."""
 CREATE_LIMIT_S = 600.0
-"""How long a sandbox may take to be created, its image built included."""
+"""Seconds that creating a sandbox may take, including building its image."""
 AT_A_TIME = 8
-"""Sandboxes being created at the same time, over all pools of the process."""
+"""Maximum number of sandboxes being created at the same time, over all pools of the process."""
 PER_SECOND = 5.0
-"""Creations begun in a second, over all pools of the process."""
+"""Maximum number of creations started per second, over all pools of the process."""
 LOOK_S = 0.02
-"""How often it is looked for a free place, in seconds."""
+"""Seconds between checks for a free place."""
 
 T = TypeVar("T")
 
@@ -49,11 +49,11 @@ _HINTS: dict[type[Exception], tuple[str, bool]] = {
     exception.InvalidError: ("change what the profile asks for", False),
     exception.VersionError: ("install the version of the SDK that Modal asks for", False),
 }
-"""What to do, and whether it may pass by itself."""
+"""What to do, and whether the problem may be temporary."""
 
 
 class Pace:
-    """Lets so many creations begin in a second, and so many be under way: over all event loops of the process."""
+    """Limits the creations per second and at the same time, over all event loops of the process."""
 
     def __init__(self, at_a_time: int, per_second: float) -> None:
         self._places = threading.BoundedSemaphore(at_a_time)
@@ -63,7 +63,7 @@ class Pace:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """A place among the creations, no sooner than the rate allows."""
+        """Take a place among the creations, no sooner than the rate allows."""
         while not self._places.acquire(blocking=False):  # noqa: ASYNC110 - who gives one up may be in another loop
             await asyncio.sleep(LOOK_S)
         try:
@@ -77,11 +77,11 @@ class Pace:
 
 
 pace = Pace(AT_A_TIME, PER_SECOND)
-"""The process's: Modal counts by account, whichever runtime it is."""
+"""Shared by the process, because Modal counts by account, not by runtime."""
 
 
 class Account:
-    """The client of one backend; connects when it is first used."""
+    """The client of one backend. It connects when it is first used."""
 
     def __init__(self) -> None:
         self._work = TaskSet()
@@ -89,7 +89,7 @@ class Account:
         self._apps: dict[str, Any] = {}
 
     async def client(self) -> Any:
-        """The SDK's client.
+        """Return the SDK's client.
 
         Raises:
             ConfigError: there is no token.
@@ -105,12 +105,12 @@ class Account:
         return await self.within(CALL_LIMIT_S, modal.Client.from_credentials.aio(*token))
 
     async def within(self, limit_s: float, call: Awaitable[T]) -> T:
-        """The outcome of a call; `TimeoutError` if it takes too long."""
+        """Return the outcome of a call. Raise `TimeoutError` if it takes too long."""
         async with asyncio.timeout(limit_s):
             return await call
 
     async def app(self, name: str, *, create: bool) -> Any:
-        """The app of that name; None if it is not there and not to be made."""
+        """Return the app with this name; None if it does not exist and should not be created."""
         if name not in self._apps:
             look_up = modal.App.lookup.aio(name, client=await self.client(), create_if_missing=create)
             try:
@@ -129,7 +129,7 @@ class Account:
 
 
 async def _check_there(url: str) -> None:
-    """A server on this host that does not listen will not by itself: the SDK would try for minutes.
+    """Check that a server on this host listens. The SDK would keep trying for minutes.
 
     Raises:
         ProvisionError: nobody listens there.
@@ -150,7 +150,7 @@ async def _check_there(url: str) -> None:
 
 
 def not_created(error: Exception, config: ModalSandboxConfig, step: str) -> HermesError:
-    """The error for a sandbox that could not be created."""
+    """Return the error for a sandbox that could not be created."""
     if isinstance(error, HermesError):
         return error
     hint, passes = _advice(error)
@@ -161,7 +161,7 @@ def not_created(error: Exception, config: ModalSandboxConfig, step: str) -> Herm
 
 
 def not_reached(error: Exception, sandbox_id: str) -> HermesError:
-    """The error for a sandbox that could not be asked something."""
+    """Return the error for a sandbox that could not be asked something."""
     if isinstance(error, HermesError):
         return error
     if isinstance(error, exception.NotFoundError | exception.ConflictError | exception.SandboxTerminatedError):

@@ -1,4 +1,4 @@
-"""The apps that this user's drivers have made sandboxes in: Modal lists sandboxes by app, and `ps` is told none."""
+"""The apps in which this user's drivers have made sandboxes. Modal lists sandboxes by app, and `ps` is given none."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hermes_modal.config import APP_NAME
 log = logging.getLogger(__name__)
 
 KEPT = 64
-"""How many of the remembered names are looked at, the latest: each costs a request."""
+"""Maximum number of remembered names that are checked, latest first, because each costs a request."""
 _READ_BYTES = KEPT * 80
 
 
 class Apps:
-    """Names of apps: those that a process knows of, and those in a file of the user's.
+    """Names of apps: those known in this process, and those in a file of the user.
 
     Args:
-        file: one name a line, appended to; None remembers nothing.
+        file: has one name per line, and is appended to; None remembers nothing.
     """
 
     def __init__(self, known: Iterable[str], file: Path | None) -> None:
@@ -29,15 +29,16 @@ class Apps:
         self._noted: set[str] = set()
 
     def add(self, name: str) -> None:
-        """The process has a profile with this app."""
+        """Note that the process has a profile with this app."""
         self._known.add(name)
 
     def names(self) -> list[str]:
-        """All of them. Blocks for as long as a small file is read."""
+        """Return all names. Blocks while a small file is read."""
         return sorted(self._known.union(self._remembered()))
 
     def note(self, name: str) -> None:
-        """A sandbox is about to be made there: remember it for other processes. Blocks as `names` does."""
+        """Note that a sandbox is about to be made there, and remember it for other processes. Blocks as `names`
+        does."""
         self._known.add(name)
         if self._file is None or name in self._noted:
             return
@@ -47,7 +48,7 @@ class Apps:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._file.open("a", encoding="ascii") as file:
-                file.write(f"{name}\n")  # in one write, so that two processes don't mix theirs
+                file.write(f"{name}\n")  # one write, so that the names of two processes don't mix
         except OSError as error:
             log.warning("`hermes-rl ps` will not know of the app %s: %s", name, error)
 

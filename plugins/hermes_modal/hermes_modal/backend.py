@@ -41,14 +41,14 @@ from hermes_modal.config import DEFAULT_APP, ModalSandboxConfig
 log = logging.getLogger(__name__)
 
 SNAPSHOT_LIMIT_S = 600
-"""How long a snapshot may take."""
+"""Seconds that a snapshot may take."""
 CHUNK_BYTES = 1 << 20
-"""What one write carries at most; the SDK refuses more than 16 MiB, and a server messages above its own limit."""
+"""Maximum size of one write. The SDK refuses more than 16 MiB, and a server refuses messages above its own limit."""
 _FIRST_UID, _BLOCK, _BLOCKS = 1_900_000_000, 512, 1 << 16
 
 
 class ModalBackend(Backend):
-    """Sandboxes of the Modal account that MODAL_TOKEN_ID, or `~/.modal.toml`, names."""
+    """Sandboxes of the Modal account that MODAL_TOKEN_ID or `~/.modal.toml` names."""
 
     name: ClassVar[str] = "modal"
     config_class: ClassVar[type[SandboxConfig]] = ModalSandboxConfig
@@ -69,12 +69,12 @@ class ModalBackend(Backend):
         self._apps = Apps((DEFAULT_APP, *named), file)
 
     def note_profile(self, config: SandboxConfig) -> None:
-        """Its app is one of those whose sandboxes are listed."""
+        """Add its app to those whose sandboxes are listed."""
         assert isinstance(config, ModalSandboxConfig)
         self._apps.add(config.get_app_name())
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Create the sandbox of this spec, or give the one that runs under its name."""
+        """Create the sandbox of this spec, or return the one that runs under its name."""
         config = spec.config
         assert isinstance(config, ModalSandboxConfig)
         await asyncio.to_thread(self._apps.note, config.get_app_name())
@@ -91,12 +91,12 @@ class ModalBackend(Backend):
         return ModalSandbox(sandbox, config.workspace_base, spec.creation_id, self._account, config.max_lifetime)
 
     async def snapshot(self, sandbox: Sandbox) -> str:
-        """Keep the sandbox's files as a Modal image, which Modal removes after 30 days; its id."""
+        """Save the sandbox's files as a Modal image, which Modal removes after 30 days. Return its id."""
         assert isinstance(sandbox, ModalSandbox)
         return await sandbox.snapshot()
 
     async def restore(self, spec: SandboxSpec, snapshot_id: str) -> Sandbox:
-        """As `create`, from a snapshot's image."""
+        """Create a sandbox from a snapshot's image. Otherwise like `create`."""
         source = {"image": None, "dockerfile": None, "snapshot_id": snapshot_id}
         return await self.create(replace(spec, config=spec.config.model_copy(update=source)))
 
@@ -113,7 +113,7 @@ class ModalBackend(Backend):
         return self._of_tags(found, tags)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """The running sandboxes that carry our tags, in the apps that this user's drivers have used."""
+        """Return the running sandboxes with our tags, in the apps that this user's drivers have used."""
         tags = {} if owner is None else {requests.OWNER: owner}
         names = await asyncio.to_thread(self._apps.names)
         try:
@@ -133,14 +133,14 @@ class ModalBackend(Backend):
         return [info for info in asked if isinstance(info, SandboxInfo)]
 
     async def terminate_id(self, sandbox_id: str) -> None:
-        """End a sandbox by its id, if it is there."""
+        """End a sandbox by its id, if it exists."""
         try:
             await (await self._handle(sandbox_id)).terminate()
         except SandboxLost:
             return
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """A handle on a sandbox that runs already. `SandboxLost` if it does not."""
+        """Return a handle on a running sandbox. Raise `SandboxLost` if it does not run."""
         sandbox = await self._handle(sandbox_id)
         if await sandbox.status() is not SandboxStatus.RUNNING:
             raise SandboxLost("no such sandbox runs", hint="create another one", sandbox_id=sandbox_id)
@@ -160,7 +160,7 @@ class ModalBackend(Backend):
         return ModalSandbox(found, base, creation_id, self._account, requests.life_left(tags))
 
     async def check(self) -> Diagnosis:
-        """Whether there is a token, Modal takes it, and what the profiles name is there."""
+        """Return whether there is a token that Modal accepts, and whether everything that the profiles name exists."""
         return await diagnosis.diagnose(self._account, self._profiles)
 
     async def aclose(self) -> None:
@@ -180,21 +180,24 @@ class ModalSandbox(Sandbox):
         self.lifetime_s = lifetime_s
         self.workspace_base = workspace_base
         self.state_dir = requests.state_dir(workspace_base)
-        # A machine of its own, where any ids would do; but emulated ones share a host, which counts by id.
+        # On a machine of its own any ids would do, but emulated ones share a host, which counts by id.
         block = int.from_bytes(hashlib.sha256(creation_id.encode()).digest()[:4], "big") % _BLOCKS
         self.uid_base = _FIRST_UID + block * _BLOCK
         self._sandbox, self._account = sandbox, account
         self._ended = False
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` by an exec, its streams as bytes."""
+        """Start `argv` with an exec, with its streams as bytes."""
         if self._ended:
             raise SandboxLost("the sandbox was ended", sandbox_id=self.id)
         try:
             process = await self._exec(argv, env)
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_reached(error, self.id) from error
-        put, drain = process.stdin.write, process.stdin.drain.aio  # once: the SDK wraps them anew at each look
+        put, drain = (
+            process.stdin.write,
+            process.stdin.drain.aio,
+        )  # once, because the SDK wraps them again at each access
 
         async def write(data: bytes) -> None:
             for at in range(0, len(data), CHUNK_BYTES):
@@ -209,7 +212,7 @@ class ModalSandbox(Sandbox):
         start = self._sandbox.exec.aio(*argv, env=dict(env or {}), text=False)
         try:
             return await self._account.within(CALL_LIMIT_S, start)
-        except exception.AuthError:  # a handle keeps its token until that expires, also one that is refused
+        except exception.AuthError:  # a handle keeps its token until that expires, even if it is refused
             client, old = await self._account.client(), self._sandbox
             self._sandbox = await self._account.within(CALL_LIMIT_S, modal.Sandbox.from_id.aio(self.id, client=client))
             await self._detach(old)
@@ -217,14 +220,14 @@ class ModalSandbox(Sandbox):
             return await self._account.within(CALL_LIMIT_S, again)
 
     async def _detach(self, sandbox: Any) -> None:
-        """Close a handle's connection, which would stay for half a minute."""
+        """Close a handle's connection, which would otherwise stay open for half a minute."""
         try:
             await self._account.within(CALL_LIMIT_S, sandbox.detach.aio())
         except (exception.Error, TimeoutError, OSError) as error:
             log.debug("sandbox %s: a handle's connection was not closed: %s", self.id, error)
 
     async def snapshot(self) -> str:
-        """Keep its files; the image's id."""
+        """Save its files. Return the image's id."""
         try:
             keep = self._sandbox.snapshot_filesystem.aio(SNAPSHOT_LIMIT_S)
             image = await self._account.within(SNAPSHOT_LIMIT_S, keep)
@@ -233,7 +236,7 @@ class ModalSandbox(Sandbox):
         return str(image.object_id)
 
     async def status(self) -> SandboxStatus:
-        """What Modal says of it."""
+        """Return what Modal says about it."""
         if self._ended:
             return SandboxStatus.ENDED
         try:

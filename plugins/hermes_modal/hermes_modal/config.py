@@ -1,4 +1,4 @@
-"""What a profile of the `modal` backend can say, and where people keep profiles: files, variables, settings."""
+"""The settings of a profile of the `modal` backend, and the places of profiles: files, variables, settings."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class ModalSandboxConfig(SandboxConfig):
     @model_validator(mode="before")
     @classmethod
     def _one_source(cls, given: Any) -> Any:
-        """`image` has a default, which the other two stand in for."""
+        """`image` has a default, which the other two replace."""
         if isinstance(given, Mapping) and (given.get("dockerfile") or given.get("snapshot_id")):
             if given.get("image"):
                 return {**given}
@@ -153,7 +153,7 @@ class ModalSandboxConfig(SandboxConfig):
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs a sandbox has: `A100:2` is two."""
+        """Return the number of GPUs of a sandbox: `A100:2` is two."""
         if self.gpu is None:
             return 0
         _, _, count = self.gpu.partition(":")
@@ -161,15 +161,15 @@ class ModalSandboxConfig(SandboxConfig):
 
     @property
     def has_secrets(self) -> bool:
-        """Whether Modal sets secrets in the sandbox."""
+        """Return whether Modal sets secrets in the sandbox."""
         return bool(self.secrets) or super().has_secrets
 
     def get_app_name(self, fallback: str = DEFAULT_APP) -> str:
-        """The app that the sandboxes belong to."""
+        """Return the app that the sandboxes belong to."""
         return self.app_name or fallback
 
     def with_app_name(self, base: str) -> Self:
-        """A copy whose app is `{base}-{name}`. `ConfigError` if no app can be called that."""
+        """Return a copy with the app `{base}-{name}`. Raise `ConfigError` if that is not a valid app name."""
         return self._with({"app_name": f"{base}-{self.name}"})
 
     def _with(self, changes: Mapping[str, Any]) -> Self:
@@ -178,7 +178,7 @@ class ModalSandboxConfig(SandboxConfig):
 
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any]) -> Self:
-        """Return the profile of a mapping of its keys, which may say `min_pool`, `max_pool` and `scale_down_idle` too.
+        """Return the profile for a mapping of its keys, which may include `min_pool`, `max_pool` and `scale_down_idle`.
 
         Raises:
             ConfigError, UnknownNameError: names the profile and the key.
@@ -232,7 +232,7 @@ class ModalSandboxConfig(SandboxConfig):
 
     @classmethod
     def from_yaml(cls, path: str | Path, profile: str | None = None) -> Self:
-        """Return one profile of a profiles file; its default one if none is named."""
+        """Return one profile of a profiles file; the default one if none is named."""
         found, default = read_profiles(cls, path)
         if (profile or default) not in found:
             raise UnknownNameError("profile", str(profile), found, where=f"of {path}")
@@ -263,22 +263,22 @@ _VARIABLES = {
     "ACQUIRE_TIMEOUT": "acquire_timeout_s",
     "EXECUTION_TIMEOUT": "execution_timeout_s",
 }
-"""The variables' last part, and the key that each sets."""
+"""The last part of each variable, with the key that it sets."""
 _ALIASES = {
     "min_pool": "min_sandboxes",
     "max_pool": "max_sandboxes",
     "acquire_timeout": "acquire_timeout_s",
     "execution_timeout": "execution_timeout_s",
 }
-"""Names of `modal_profiles.yaml` and of the `modal_…` settings, and ours."""
+"""Names in `modal_profiles.yaml` and of the `modal_…` settings, with ours."""
 _AGENT_KEYS = (*_VARIABLES.values(), "acquire_timeout", "execution_timeout")
 
 
 def load_profiles(
     config_file: str | Path | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, ModalSandboxConfig]:
-    """Profiles by name: of the file, else of the one that ATROPOS_MODAL_PROFILES_FILE names, else those whose names
-    ATROPOS_MODAL_PROFILES lists, from variables. There is always one called `default`.
+    """Return profiles by name: from the file, else from the one that ATROPOS_MODAL_PROFILES_FILE names, else those
+    listed in ATROPOS_MODAL_PROFILES, from variables. There is always one called `default`.
 
     Raises:
         ConfigError, UnknownNameError: names the profile and the key.
@@ -289,7 +289,7 @@ def load_profiles(
 def load_profiles_and_default(
     config_file: str | Path | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[dict[str, ModalSandboxConfig], str]:
-    """As `load_profiles`, and the name of the profile to use where none is named."""
+    """Return the result of `load_profiles`, and the name of the profile to use if none is named."""
     environ = os.environ if environ is None else environ
     file, default = config_file or environ.get(FILE_VARIABLE), "default"
     if file:
@@ -303,7 +303,7 @@ def load_profiles_and_default(
 
 
 def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Config], str]:
-    """The profiles of a YAML file, and the name of its default one.
+    """Return the profiles of a YAML file, and the name of its default one.
 
     Raises:
         ConfigError: it can't be read, has no profiles, or a profile has a wrong value.
@@ -314,7 +314,7 @@ def read_profiles(kind: type[Config], path: str | Path) -> tuple[dict[str, Confi
 
 
 def _check_words(environ: Mapping[str, str]) -> None:
-    """Refuse a variable of ours that sets nothing. Of which profile it is can't be told: names may have a `_`."""
+    """Refuse a variable of ours that sets nothing. Its profile can't be determined, because names may contain `_`."""
     for variable in environ:
         word = variable.removeprefix(f"{PREFIX}_")
         if word == variable or variable in (FILE_VARIABLE, NAMES_VARIABLE) or word in _VARIABLES:
@@ -326,7 +326,7 @@ def _check_words(environ: Mapping[str, str]) -> None:
 
 
 def _variables(value: str, named: str) -> dict[str, str]:
-    """Those of `KEY=VALUE;KEY=VALUE`. Errors show none of the text, which may be part of a value."""
+    """Return the variables in `KEY=VALUE;KEY=VALUE`. Errors show none of the text, which may be part of a value."""
     found = {}
     for number, part in enumerate(value.split(";"), 1):
         name, equals, text = part.strip().partition("=")

@@ -19,13 +19,13 @@ from hermes_modal.account import Account
 from hermes_modal.config import FILE_VARIABLE, NAMES_VARIABLE, ModalSandboxConfig, load_profiles
 
 HELLO_LIMIT_S = 10.0
-"""How long Modal may take to answer at all."""
+"""Seconds that Modal may take to answer at all."""
 
 Read = Callable[[], Mapping[str, ModalSandboxConfig]]
 
 
 async def diagnose(account: Account, profiles: Mapping[str, Mapping[str, Any]]) -> Diagnosis:
-    """Connect, and look up what the profiles name. Never raises.
+    """Connect, and look up everything that the profiles name. Never raises.
 
     Args:
         profiles: those of the runtime's settings.
@@ -67,7 +67,7 @@ def _token_source() -> str:
 
 
 def _sources(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> Iterator[tuple[str, Read]]:
-    """Where profiles are from, and what reads them."""
+    """Yield the places of profiles, with a function that reads each."""
     if profiles:
         yield "the settings (HERMES_PROFILES_FILE)", lambda: _ours(profiles, details)
     if any(os.environ.get(name) for name in (FILE_VARIABLE, NAMES_VARIABLE)):
@@ -76,10 +76,10 @@ def _sources(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> I
 
 
 def _terminals() -> dict[str, ModalSandboxConfig]:
-    """The terminal tool's, where Modal is its backend."""
+    """Return the terminal tool's profiles, if Modal is its backend."""
     try:
         settings, _ = explain({"modal": lambda: ModalSandboxConfig})
-    except HermesError:  # told by doctor, whatever the backend
+    except HermesError:  # doctor reports it, for any backend
         return {}
     return _made(settings.profiles) if settings.backend == "modal" else {}
 
@@ -89,7 +89,7 @@ def _made(profiles: Mapping[str, Mapping[str, Any]]) -> dict[str, ModalSandboxCo
 
 
 def _ours(profiles: Mapping[str, Mapping[str, Any]], details: list[str]) -> dict[str, ModalSandboxConfig]:
-    """Those that are in Modal's terms: others may be for another backend."""
+    """Return the profiles that are valid for Modal. Others may be for another backend."""
     found = {}
     for name, given in profiles.items():
         try:

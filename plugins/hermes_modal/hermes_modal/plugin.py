@@ -1,4 +1,4 @@
-"""What the plugin registers: the entry point `modal`."""
+"""Registers the backend: the entry point `modal`."""
 
 from __future__ import annotations
 

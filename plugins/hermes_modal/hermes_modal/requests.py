@@ -1,4 +1,4 @@
-"""What Modal is asked for, from a profile: image, secrets, volumes, and every argument of a creation."""
+"""The requests to Modal for a profile: image, secrets, volumes, and every argument of a creation."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ OWNER, CREATION_ID, PROFILE, ISOLATION, CREATED, LIFETIME, WORKSPACES = (
     f"hermes-rl.{word}"
     for word in ("owner", "creation-id", "profile", "isolation", "created", "lifetime", "workspaces")
 )
-"""The tags of our sandboxes: whose they are, and what a driver who did not make them has to know."""
+"""The tags of our sandboxes: their owner, and everything that a driver needs to know about another driver's
+sandboxes."""
 
 
 LEAST_IDLE_S = 60
-"""Seconds without use that Modal waits at least: a new sandbox is idle until its guest is there."""
+"""Minimum seconds without use before Modal ends a sandbox: a new one is idle until its guest has started."""
 
 
 def name_of(creation_id: str) -> str:
-    """Return a sandbox's name within its app, of which Modal allows one at a time: one creation id, one sandbox."""
+    """Return a sandbox's name within its app. Modal allows each name once at a time, so there is one sandbox per
+    creation id."""
     return f"hermes-rl-{creation_id}"[:64]
 
 
 def tags_of(spec: SandboxSpec, config: ModalSandboxConfig) -> dict[str, str]:
-    """What tells ours from others', whose it is, and where its files are."""
+    """Return tags that mark the sandbox as ours, with its owner, and the place of its files."""
     return {
         OWNER: spec.owner,
         CREATION_ID: spec.creation_id,
@@ -40,24 +42,24 @@ def tags_of(spec: SandboxSpec, config: ModalSandboxConfig) -> dict[str, str]:
         ISOLATION: spec.isolation.label,
         CREATED: f"{time.time():.3f}",
         LIFETIME: str(config.max_lifetime),
-        WORKSPACES: config.workspace_base.encode().hex(),  # of an app's tags the SDK refuses all but letters and digits
+        WORKSPACES: config.workspace_base.encode().hex(),  # app tags may have only letters and digits
     }
 
 
 def workspaces(tags: Mapping[str, str]) -> str:
-    """Where the workspaces of the sandbox of these tags are."""
+    """Return the directory of the workspaces of a sandbox with these tags."""
     return bytes.fromhex(tags[WORKSPACES]).decode() if WORKSPACES in tags else Sandbox.workspace_base
 
 
 def life_left(tags: Mapping[str, str]) -> float | None:
-    """Seconds until Modal ends the sandbox of these tags; None if they don't say."""
+    """Return the seconds until Modal ends a sandbox with these tags; None if they don't say."""
     if LIFETIME not in tags or CREATED not in tags:
         return None
     return max(0.0, float(tags[CREATED]) + float(tags[LIFETIME]) - time.time())
 
 
 def state_dir(workspace_base: str) -> str:
-    """The guest's directory, which the watchdog watches."""
+    """Return the guest's directory, which the watchdog watches."""
     return f"{workspace_base}/.hermes"
 
 
@@ -67,8 +69,8 @@ for limit in shmmni msgmni; do echo 0 >/proc/sys/kernel/$limit; done 2>/dev/null
 shift
 exec "$@"
 """
-"""Before the watchdog: the workspaces' directory, and no System V objects, which slots would share. The second needs a
-kernel that lets root say so."""
+"""Runs before the watchdog: makes the workspaces' directory, and disables System V objects, which slots would share.
+The second needs a kernel that lets root do so."""
 
 
 def main_process(spec: SandboxSpec, workspace_base: str) -> list[str]:
@@ -77,10 +79,10 @@ def main_process(spec: SandboxSpec, workspace_base: str) -> list[str]:
 
 
 async def arguments(spec: SandboxSpec, config: ModalSandboxConfig, account: Account) -> dict[str, Any]:
-    """The arguments of `Sandbox.create` for this spec.
+    """Return the arguments of `Sandbox.create` for this spec.
 
     Raises:
-        ProvisionError: a secret or a volume that the profile names is not there.
+        ProvisionError: a secret or a volume that the profile names does not exist.
     """
     client = await account.client()
     given: dict[str, Any] = {
@@ -112,10 +114,10 @@ def _idle_timeout(config: ModalSandboxConfig) -> int:
 
 
 async def check_names(config: ModalSandboxConfig, account: Account) -> None:
-    """Look up what the profile names in Modal.
+    """Look up everything that the profile names in Modal.
 
     Raises:
-        ProvisionError: something is not there.
+        ProvisionError: something does not exist.
     """
     for secret in (*config.secrets, *filter(None, [config.registry_secret])):
         await _secret(secret, config, account)

@@ -1,4 +1,4 @@
-"""`ModalToolBackend`: slots of Modal sandboxes without a runtime of one's own, by the names that people know."""
+"""`ModalToolBackend`: slots of Modal sandboxes for programs without a runtime, under names that users know."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 class ModalToolBackend:
-    """Slots in Modal sandboxes. Starts when the first slot is asked for; an async context manager.
+    """Slots in Modal sandboxes. Starts when the first slot is requested. It is an async context manager.
 
-    Its sandboxes live in an event loop of their own, so it can be used from several; without `async with` or `stop()`
-    they end with the program.
+    Its sandboxes live in an event loop of their own, so it can be used from several loops. Without `async with` or
+    `stop()` they end with the program.
 
     Args:
-        config: the one profile; None is the default one of `load_profiles()`. `with_profiles` takes several.
-        isolation: the least that every slot gets.
+        config: the only profile; None is the default one of `load_profiles()`. `with_profiles` takes several.
+        isolation: the minimum isolation of every slot.
         settings: None reads them from the environment when it starts.
     """
 
@@ -68,17 +68,17 @@ class ModalToolBackend:
         isolation: str | Isolation = Isolation.USER,
         settings: Settings | None = None,
     ) -> Self:
-        """Several profiles, each with a pool of its own, made when it is first asked for.
+        """Return a tool backend with several profiles. Each has a pool of its own, made when it is first requested.
 
         Args:
             app_name: profiles that name no app of their own get `{app_name}-{name}`.
             profiles: by name; None is `load_profiles(profiles_file)`.
-            default_profile: the one used when none is named; None is the file's (also that of
+            default_profile: the profile that is used if none is named; None is the file's (also that of
                 ATROPOS_MODAL_PROFILES_FILE), or `default`.
 
         Raises:
             UnknownNameError: there is no such default profile.
-            ConfigError: a profile is wrong, or is called otherwise than its key.
+            ConfigError: a profile is wrong, or its name differs from its key.
         """
         default = default_profile
         if profiles is None:
@@ -97,7 +97,7 @@ class ModalToolBackend:
 
     @property
     def default_timeout_s(self) -> float:
-        """The time limit of a command that names none."""
+        """Return the time limit in seconds of a command that names none."""
         return self._profiles[self._default].execution_timeout_s
 
     async def __aenter__(self) -> Self:
@@ -110,13 +110,14 @@ class ModalToolBackend:
         await self.stop()
 
     async def start(self, profiles_to_start: Sequence[str] | None = None) -> None:
-        """Make the warm sandboxes of these profiles (the default one), in parallel. Raises as `ToolBackend.start`."""
+        """Make the warm sandboxes of these profiles (by default the default one), in parallel. Raise as
+        `ToolBackend.start`."""
         engine = await self._opened()
         await engine.thread.run(engine.tools.start(profiles_to_start))
 
     def stop(self, *, purge: bool = False) -> Coroutine[Any, Any, None]:
-        """End all sandboxes: begins when it is called, and awaited returns when nothing is left. Idempotent; a slot
-        asked for later begins anew. `purge` is accepted: nothing is kept."""
+        """End all sandboxes. The work begins at the call; awaiting it waits until nothing is left. Idempotent; a slot
+        requested later starts again. `purge` is accepted but has no effect, because nothing is kept."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.thread.begin_close()
@@ -125,39 +126,42 @@ class ModalToolBackend:
     aclose = stop
 
     async def acquire(self, trajectory_id: str | None = None, profile: str | None = None) -> Slot:
-        """A slot of the profile (the default one), in order of arrival. Raises as `ToolBackend.acquire`."""
+        """Return a slot of the profile (by default the default one), in order of arrival. Raise as
+        `ToolBackend.acquire`."""
         engine = await self._opened()
         return await engine.thread.run(engine.tools.acquire(trajectory_id, profile=profile), engine.tools.release)
 
     async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
-        """End the lease: its processes are killed and, if asked, its files removed. Idempotent."""
+        """End the lease: kill its processes and, if asked, remove its files. Idempotent."""
         if (engine := self._engine) is not None:
             await engine.thread.run(engine.tools.release(slot, reset_workspace=reset_workspace))
 
     async def execute(
         self, slot: Slot, tool_name: str, args: Mapping[str, Any], *, timeout_s: float | None = None
     ) -> ExecutionResult:
-        """Call a tool in the slot. Raises as `ToolBackend.execute`."""
+        """Call a tool in the slot. Raise as `ToolBackend.execute`."""
         engine = self._started()
         return await engine.thread.run(engine.tools.execute(slot, tool_name, args, timeout_s=timeout_s))
 
     async def execute_batch(
         self, requests: Sequence[tuple[Slot, str, Mapping[str, Any]]], *, timeout_s: float | None = None
     ) -> list[ExecutionResult]:
-        """Call many tools at the same time, over slots of any profiles; the results in the order of the requests."""
+        """Call many tools at the same time, in slots of any profiles. Return the results in the order of the
+        requests."""
         engine = self._started()
         return await engine.thread.run(engine.tools.execute_batch(requests, timeout_s=timeout_s))
 
     def get_status(self) -> dict[str, Any]:
-        """Counts of sandboxes and slots: over all profiles, and by profile under `pools`."""
+        """Return the counts of sandboxes and slots: over all profiles, and by profile under `pools`."""
         return self._open().ask(ToolBackend.get_status)
 
     def list_profiles(self) -> dict[str, dict[str, Any]]:
-        """The profiles' settings, and whether each has been started."""
+        """Return the profiles' settings, and whether each has been started."""
         return self._open().ask(ToolBackend.list_profiles)
 
     async def _opened(self) -> _Engine:
-        """As `_open`, which imports the SDK at first, for as long as a second: not in the caller's loop."""
+        """Return `_open`'s result. The first call imports the SDK, which takes up to a second, so not in the caller's
+        loop."""
         running = self._running()
         return running if running is not None else await asyncio.to_thread(self._open)
 
@@ -184,13 +188,13 @@ async def _closed(engine: _Engine | None) -> None:
 
 
 class _Droppable(Coroutine[Any, Any, None]):
-    """A coroutine that may be left without an `await`, and Python does not complain: its work goes on by itself."""
+    """A coroutine that may be left without an `await`, without a warning from Python: its work continues by itself."""
 
     def __init__(self, waiting: Coroutine[Any, Any, None]) -> None:
         self._waiting = waiting
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return (yield from self._waiting.__await__())  # and not the iterator itself: this object has to live on
+        return (yield from self._waiting.__await__())  # not the iterator itself, because this object must stay alive
 
     def send(self, value: Any) -> Any:
         return self._waiting.send(value)
@@ -240,7 +244,7 @@ class _Engine:
             raise
 
     def ask(self, what: Callable[[ToolBackend], T]) -> T:
-        """What the tool backend says of itself, in its own loop."""
+        """Return what the tool backend says about itself, from its own loop."""
 
         async def asked() -> T:
             return what(self.tools)
@@ -249,5 +253,6 @@ class _Engine:
 
 
 def _all_slots(config: ModalSandboxConfig) -> ModalSandboxConfig:
-    """No slots kept for verification, which nobody asks for here, unless the profile says so."""
+    """Return the config without slots reserved for verification, which is never requested here, unless the profile sets
+    it."""
     return config if "reserve_slots" in config.model_fields_set else config.model_copy(update={"reserve_slots": 0})

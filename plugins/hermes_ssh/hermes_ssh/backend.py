@@ -28,12 +28,13 @@ from hermes_ssh.hosts import Host, HostPool
 
 
 class SshBackend(Backend):
-    """Sandboxes on hosts that are reached by SSH; the account there need not be root's.
+    """Sandboxes on hosts that are reached by SSH. The account there need not be root.
 
-    What a host can really give its account is found out when a sandbox is made there, and refused with the reason.
+    What a host really allows its account is found out when a sandbox is made there. A request for more is refused with
+    the reason.
 
     Args:
-        settings: of the runtime: its secrets open keys and accounts, its profiles name hosts.
+        settings: the runtime's settings: its secrets open keys and accounts, its profiles name hosts.
     """
 
     name: ClassVar[str] = "ssh"
@@ -49,7 +50,7 @@ class SshBackend(Backend):
         self._pool = HostPool(self._secret)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start the sandbox of this spec on one of the profile's hosts, or give the one that has its creation id."""
+        """Start the sandbox of this spec on one of the profile's hosts, or return the one that has its creation id."""
         config = spec.config
         if not isinstance(config, SshConfig) or not config.all_hosts:
             raise ConfigError(f"profile {config.name!r} names no host", hint="set `host`, or several `hosts`")
@@ -59,7 +60,7 @@ class SshBackend(Backend):
         return SshSandbox(self._pool, host, answer)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """Every sandbox that our accounts have on the hosts that we know: those used so far and those in profiles."""
+        """Return every sandbox of our accounts on the known hosts: those used so far and those in profiles."""
         return [
             SandboxInfo(
                 f"{host.name}/{each['sandbox_id']}",
@@ -79,7 +80,7 @@ class SshBackend(Backend):
             await host.ask({"op": "terminate", "sandbox_id": name})
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """A handle on a sandbox that runs already. SandboxLost: there is none of that id, or it has ended."""
+        """Return a handle on a running sandbox. Raise `SandboxLost` if there is none with that id, or it has ended."""
         for host, name in self._places(sandbox_id):
             found = (await host.ask({"op": "find", "sandbox_id": name}))["sandbox"]
             if found is not None and found["running"]:
@@ -87,12 +88,12 @@ class SshBackend(Backend):
         raise SandboxLost("no such sandbox runs there", hint="create another one", sandbox_id=sandbox_id)
 
     def _places(self, sandbox_id: str) -> Sequence[tuple[Host, str]]:
-        """Return the hosts that a sandbox of this id may be on, and what it is called there."""
+        """Return the hosts that may have a sandbox with this id, and its id there."""
         host_name, _, name = sandbox_id.rpartition("/")
         return [(host, name) for host in configured(self._pool, self._settings) if host.name == host_name]
 
     async def check(self) -> Diagnosis:
-        """Whether the hosts of the profiles can be reached, and what each gives."""
+        """Return whether the hosts of the profiles can be reached, and what each one allows."""
         return await diagnose(configured(self._pool, self._settings))
 
     async def aclose(self) -> None:
@@ -118,14 +119,15 @@ class SshSandbox(Sandbox):
         self.state_dir = f"{self.workspace_base}/.hermes"
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` in the sandbox, over a new connection if the last one is lost. It may outlive the channel."""
+        """Start `argv` in the sandbox, over a new connection if the last one is lost. The program may outlive the
+        channel."""
         return await self._host.enter(self._name, argv, env or {})
 
     async def status(self) -> SandboxStatus:
-        """What the host says about it."""
+        """Return what the host says about it."""
         return SandboxStatus((await self._host.ask({"op": "status", "sandbox_id": self._name}))["status"])
 
     async def terminate(self) -> None:
-        """End it: every process killed, its directory removed."""
+        """End the sandbox: kill every process, and remove its directory."""
         await self._host.ask({"op": "terminate", "sandbox_id": self._name})
         self._pool.forget(self._host, self._creation_id)

@@ -14,9 +14,9 @@ _HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<name>\[[0-9a-fA-F:.%\w]+\]|[^@:\
 
 
 class SshConfig(SandboxConfig):
-    """A profile of the `ssh` backend. The processor, the memory and the system are the hosts' own.
+    """A profile of the `ssh` backend. Processor, memory and system are those of the hosts.
 
-    What is not set here comes from the configuration file of OpenSSH's own client.
+    Settings that are missing here come from the configuration file of OpenSSH's client.
     """
 
     unsupported = ("image", "cpu", "memory")
@@ -80,11 +80,11 @@ class SshConfig(SandboxConfig):
 
     @property
     def all_hosts(self) -> tuple[str, ...]:
-        """Every host of the profile, as written."""
+        """Return every host of the profile, as written."""
         return (self.host, *self.hosts) if self.host else self.hosts
 
     def access(self, host: str) -> Access:
-        """How one of the hosts is reached."""
+        """Return how to reach one of the hosts."""
         return Access(
             host=host,
             user=self.user,
@@ -105,7 +105,7 @@ class SshConfig(SandboxConfig):
 
 @dataclass(frozen=True)
 class Access:
-    """What a connection to one host depends on; profiles with equal ones share it."""
+    """Everything that a connection to one host depends on. Profiles with equal values share a connection."""
 
     host: str
     user: str | None
@@ -124,7 +124,7 @@ class Access:
 
 
 def split_host(text: str) -> tuple[str | None, str, int | None]:
-    """`[user@]name[:port]` in its parts."""
+    """Return the parts of `[user@]name[:port]`."""
     match = _HOST.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a host")

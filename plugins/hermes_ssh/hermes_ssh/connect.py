@@ -1,4 +1,4 @@
-"""Connections: made hop by hop, every host key verified, every way to log in that is configured tried, none guessed."""
+"""Makes connections hop by hop. Every host key is verified; every configured way to log in is tried, and no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hermes_ssh.known_hosts import HostKeyError, KnownHosts
 from hermes_ssh.routes import Hop, route
 
 log = logging.getLogger(__name__)
-# What the library has to say of a lost connection is a traceback at level ERROR; we say it in one line ourselves.
+# The library logs a traceback at level ERROR when a connection is lost. We report it in one line ourselves.
 logging.getLogger(f"{__name__}.paramiko").setLevel(logging.CRITICAL)
 
 _NOISE_BYTES = 1 << 20
@@ -28,27 +28,27 @@ _CLOSE_S = 2.0
 _LAST_WORDS_S = 0.25
 
 Secret = Callable[[str], str]
-"""The value of a secret by its name."""
+"""Returns the value of a secret by its name."""
 
 
 class Unreachable(ProvisionError):
-    """A host, or one on the way to it, could not be reached, or broke off while the connection was made."""
+    """A host, or one on the way to it, could not be reached, or dropped the connection while it was being made."""
 
 
 class LoginRefused(ProvisionError):
-    """A host does not let this account in with what we have."""
+    """A host refuses the login with the credentials that we have."""
 
     retryable = False
 
 
 class SessionRefused(Exception):
-    """The server allows no further session in this connection."""
+    """The server allows no more sessions in this connection."""
 
 
 class Connection:
-    """A connection to a host that is logged in. Blocking; owned by a `Host`.
+    """A logged-in connection to a host. Blocking; owned by a `Host`.
 
-    It asks the server for a sign of life every `keepalive_s`, and is dead when none has come before the next is due.
+    It asks the server for a sign of life every `keepalive_s`, and is dead if none has come before the next is due.
     """
 
     def __init__(self, transports: Sequence[paramiko.Transport], processes: Sequence[Any], access: Access) -> None:
@@ -59,23 +59,23 @@ class Connection:
         self._closed = threading.Event()
         self._opening = threading.Lock()  # the library keeps one error for all channels that are being opened
         self.sessions = 0
-        """Sessions that are open, or being opened."""
+        """Number of sessions that are open or being opened."""
         self.proved = False
         """Whether the server has opened a session in it."""
         self.room = access.max_sessions
-        """How many it may have."""
+        """Maximum number of sessions."""
         begin_thread(self._watch, "ssh-keepalive")
 
     @property
     def alive(self) -> bool:
-        """Whether it can still carry something, as far as we know."""
+        """Return whether it still works, as far as we know."""
         return self._transport.is_active() and not self._closed.is_set()
 
     def start(self, command: str) -> Session:
         """Run a command on the host.
 
         Raises:
-            SessionRefused: the server has enough of them.
+            SessionRefused: the server allows no more sessions.
             Unreachable: the connection is dead.
         """
         try:
@@ -90,7 +90,7 @@ class Connection:
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
-            if self._answers():  # else it was cut just now, which looks the same at first
+            if self._answers():  # otherwise it has just been cut, which looks the same at first
                 raise SessionRefused(str(error)) from error
             raise Unreachable(f"the connection is lost: {error or type(error).__name__}") from error
         return Session(channel, self)
@@ -107,7 +107,7 @@ class Connection:
         self.close()
 
     def _answers(self) -> bool:
-        """Whether the server is there. Waits for its answer, or for the connection's end."""
+        """Return whether the server answers. Wait for its answer, or for the connection's end."""
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             self._transport.global_request("keepalive@openssh.com", wait=True)
         return self.alive
@@ -115,7 +115,7 @@ class Connection:
 
 @contextlib.contextmanager
 def _or_else(give_up: Callable[[], object], limit_s: float) -> Iterator[None]:
-    """Call `give_up` if the block takes longer than that: it is to end what the block waits for."""
+    """Call `give_up` if the block takes longer than that. It must end what the block waits for."""
     over = threading.Event()
     begin_thread(lambda: over.wait(limit_s) or give_up(), "ssh-overdue")
     try:
@@ -125,7 +125,7 @@ def _or_else(give_up: Callable[[], object], limit_s: float) -> Iterator[None]:
 
 
 class Session:
-    """One program on the host, as the calls that core's bridge takes: `read`, `write`, `close` and `wait`."""
+    """One program on the host, with the calls that core's channel takes: `read`, `write`, `close` and `wait`."""
 
     def __init__(self, channel: paramiko.Channel, connection: Connection) -> None:
         self._channel = channel
@@ -134,7 +134,8 @@ class Session:
         self._stderr_ended = threading.Event()
 
     def read(self, n: int) -> bytes:
-        """At most `n` bytes of standard output, from behind the mark on; `b""` at the end. EOFError if cut off."""
+        """Return at most `n` bytes of standard output after the mark; `b""` at the end. Raise EOFError if the
+        connection was cut."""
         if not self._begun:
             data = self._first()
             self._begun = True
@@ -143,11 +144,11 @@ class Session:
         return self._receive(n)
 
     def write(self, data: bytes) -> None:
-        """All of `data` to standard input."""
+        """Write all of `data` to standard input."""
         self._channel.sendall(data)
 
     def wait(self) -> int:
-        """The exit status. EOFError if the connection was cut before it came, or a signal ended the program."""
+        """Return the exit status. Raise EOFError if the connection was cut first, or a signal ended the program."""
         status: int = self._channel.recv_exit_status()
         self._stderr_ended.wait(_LAST_WORDS_S)
         if status < 0:
@@ -155,12 +156,12 @@ class Session:
         return status
 
     def close(self) -> None:
-        """End the stream; a connection that can't even carry that is dead, and closed as a whole."""
+        """End the stream. If the connection can't even transmit that, it is dead, and is closed completely."""
         with _or_else(self._connection.close, _CLOSE_S):
             self._channel.close()
 
     def carry_stderr(self, feed: Callable[[bytes], object]) -> None:
-        """Read standard error on a thread of its own, so that the program never waits for us to do it."""
+        """Read standard error in a thread of its own, so that the program never has to wait for us to do it."""
 
         def run() -> None:
             with contextlib.suppress(OSError, EOFError):
@@ -189,13 +190,13 @@ class Session:
 
 
 def connect(access: Access, secret: Secret) -> Connection:
-    """Make a connection. Blocking, for `connect_timeout_s` per hop at most.
+    """Make a connection. Blocks for at most `connect_timeout_s` per hop.
 
     Raises:
         HostKeyError: a server's key is unknown or has changed.
-        LoginRefused: no key and no password was good.
+        LoginRefused: no key and no password was accepted.
         Unreachable: a server does not answer.
-        ConfigError: the configuration names what is not there.
+        ConfigError: the configuration names something that does not exist.
     """
     transports: list[paramiko.Transport] = []
     processes: list[Any] = []
@@ -216,7 +217,7 @@ def connect(access: Access, secret: Secret) -> Connection:
 
 
 def _close_all(transports: Sequence[paramiko.Transport], processes: Sequence[Any]) -> None:
-    """The last hop first, as it goes through the others; their ends are not news by then."""
+    """Close the last hop first, because it goes through the others. By then, nobody needs to hear of their ends."""
     for transport in reversed(transports):
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             transport.close()
@@ -237,12 +238,12 @@ def _explained(hop: Hop) -> Iterator[None]:
 
 
 def _reach(hop: Hop, through: paramiko.Transport | None, processes: list[Any], limit_s: float) -> Any:
-    """A stream to the server, through the one before it, a program, or the network."""
+    """Return a stream to the server: through the previous server, a program, or the network."""
     if through is not None:
         return through.open_channel("direct-tcpip", (hop.hostname, hop.port), ("127.0.0.1", 0), timeout=limit_s)
     if hop.proxy_command is not None:
         ours, theirs = socket.socketpair()
-        with theirs:  # the user's own line, from the user's own configuration, as OpenSSH runs it
+        with theirs:  # the user's own command from the user's own configuration, run as OpenSSH does
             processes.append(
                 subprocess.Popen(
                     ["/bin/sh", "-c", f"exec {hop.proxy_command}"],
@@ -259,7 +260,7 @@ def _reach(hop: Hop, through: paramiko.Transport | None, processes: list[Any], l
 
 
 def _greet(transport: paramiko.Transport, hop: Hop, known: KnownHosts, limit_s: float) -> None:
-    """Agree on keys, and verify the server's before anything else is said."""
+    """Agree on keys, and verify the server's key before anything else is sent."""
     transport.set_log_channel(f"{__name__}.paramiko")
     transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = limit_s
     options = transport.get_security_options()
@@ -299,7 +300,7 @@ def _log_in(transport: paramiko.Transport, hop: Hop, access: Access, secret: Sec
 
 
 def _check_not_cut(transport: paramiko.Transport, hop: Hop, tried: list[str], error: Exception) -> None:
-    """The library calls a connection that is lost meanwhile a refusal, too."""
+    """Raise if the connection was lost: the library reports this as a refusal, too."""
     if not transport.is_active():
         raise Unreachable(
             f"host {hop.name!r} ({hop}) broke off the login after: {'; '.join(tried)}",
@@ -308,7 +309,7 @@ def _check_not_cut(transport: paramiko.Transport, hop: Hop, tried: list[str], er
 
 
 def _keys(hop: Hop, access: Access, secret: Secret, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
-    """The keys to try, in order; what can't be tried is noted in `tried`."""
+    """Yield the keys to try, in order. Keys that can't be tried are noted in `tried`."""
     passphrase = secret(access.passphrase_secret) if access.passphrase_secret is not None else None
     for path in hop.identities:
         if path.exists():

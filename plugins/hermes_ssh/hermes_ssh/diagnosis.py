@@ -1,4 +1,4 @@
-"""What `hermes-rl doctor` says of the hosts, and which hosts there are."""
+"""What `hermes-rl doctor` says about the hosts, and which hosts are known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def configured(pool: HostPool, settings: Settings | None) -> list[Host]:
-    """The hosts that were used, and those that the runtime's profiles name."""
+    """Return the hosts that were used, and those that the runtime's profiles name."""
     for name, values in (settings.profiles if settings is not None else {}).items():
         if "host" in values or "hosts" in values:
             try:
@@ -28,10 +28,11 @@ def configured(pool: HostPool, settings: Settings | None) -> list[Host]:
 
 
 async def ask_all(hosts: Sequence[Host], request: Mapping[str, Any]) -> list[tuple[Host, dict[str, Any]]]:
-    """What the hosts answer. Those that can't be reached are warned of: the others are not to suffer.
+    """Return the answers of the hosts. For those that can't be reached a warning is logged, so that they don't affect
+    the others.
 
     Raises:
-        HermesError: none of them answers; the first one's reason.
+        HermesError: none of them answers; gives the first one's reason.
     """
     answers: list[tuple[Host, dict[str, Any]]] = []
     failures: list[HermesError] = []

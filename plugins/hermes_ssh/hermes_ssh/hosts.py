@@ -1,4 +1,4 @@
-"""The hosts: one connection to each, shared by all that is done there; a pool that spreads sandboxes over them."""
+"""The hosts: one shared connection to each, and a pool that spreads sandboxes over them."""
 
 from __future__ import annotations
 
@@ -42,42 +42,42 @@ _TRIES = 4
 
 
 class Host:
-    """A host and the connections to it: one, unless the server's MaxSessions makes more of them necessary."""
+    """A host and the connections to it: one, unless the server's MaxSessions requires more."""
 
     def __init__(self, access: Access, secret: Secret) -> None:
         self.access = access
         self.name = access.host
         self.sandboxes: set[str] = set()
-        """The creation ids of our sandboxes that run there, or are being made."""
+        """The creation ids of our sandboxes that run there or are being made."""
         self.packages: list[str] | None = None
-        """Where its Pythons keep packages, as it has found."""
+        """The directories where its Pythons keep packages, as reported by the host."""
         self.aside_until = 0.0
         self._failures = 0
         self._reached = False
-        """Whether it ever let us in: what was there once may come back."""
+        """Whether it was ever reached. A host that once worked may come back."""
         self._secret = secret
         self._connections: list[Connection] = []
         self._work = TaskSet()
         self._dialling: SingleFlight[None] = SingleFlight("the connection to the host")
 
     def set_aside(self, seconds: float) -> None:
-        """It has failed: others first for a while, for longer each time."""
+        """Note that the host failed: others are preferred for a while, longer each time."""
         self.aside_until = time.monotonic() + min(seconds * 2**self._failures, _LONGEST_ASIDE_S)
         self._failures += 1
 
     def works(self) -> None:
-        """It has done what it was asked for."""
+        """Note that the host has done what it was asked to do."""
         self.aside_until, self._failures = 0.0, 0
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Have our program on the host do something, and give its answer.
+        """Have our program on the host do something, and return its answer.
 
-        All that it does may be done twice, so it is asked again when the connection is cut meanwhile.
+        Every request may be carried out twice, so it is repeated if the connection is cut.
 
         Raises:
-            PolicyError, ConfigError, ProvisionError: what the host refuses, with the reason.
+            PolicyError, ConfigError, ProvisionError: the host refuses; gives the reason.
             Unreachable, HostKeyError, LoginRefused: there is no connection.
-            ChannelLost: the connection was cut, again and again; it may have been done.
+            ChannelLost: the connection was cut repeatedly; the request may have been carried out.
         """
         for _ in range(_TRIES - 1):
             try:
@@ -103,7 +103,7 @@ class Host:
         return self._checked(answer, status, channel.stderr_tail)
 
     async def open(self, request: Mapping[str, Any]) -> BlockingStreamChannel:
-        """Start our program on the host with a request; the stream to it. Raises as `ask` does."""
+        """Start our program on the host with a request, and return the stream to it. Raise as `ask` does."""
         session, connection = await self._session()
         over = functools.partial(self._ended, connection, asyncio.get_running_loop())
         channel = BlockingStreamChannel(
@@ -113,17 +113,17 @@ class Host:
         try:
             await channel.write(remote.message({**request, "directory": self.access.directory, "usual": _PLACE}))
         except ChannelLost:
-            pass  # it has ended already, or is cut off: what is read from it says which
+            pass  # it has ended already, or is cut off: its output says which
         except BaseException:
             await channel.aclose()
             raise
         return channel
 
     async def enter(self, sandbox_id: str, argv: Sequence[str], env: Mapping[str, str]) -> Channel:
-        """Start a program in a sandbox; the stream to it.
+        """Start a program in a sandbox, and return the stream to it.
 
         Raises:
-            SandboxLost: the sandbox is not there any more.
+            SandboxLost: the sandbox does not exist any more.
             ChannelLost: the host can't be reached.
         """
         place = f"{self.name}/{sandbox_id}"
@@ -143,7 +143,7 @@ class Host:
             raise
 
     async def aclose(self) -> None:
-        """Close the connections. What runs on the host runs on."""
+        """Close the connections. Programs on the host keep running."""
         await self._work.aclose()
         connections, self._connections = self._connections, []
         for connection in connections:
@@ -160,7 +160,7 @@ class Host:
             except SessionRefused as error:
                 self._release(connection)
                 self._refused(connection, error)
-            except Unreachable:  # it was dead, and nobody had noticed: another one
+            except Unreachable:  # it was dead, but nobody had noticed: try another one
                 self._release(connection)
             except BaseException:
                 self._release(connection)
@@ -171,7 +171,8 @@ class Host:
         raise Unreachable(f"host {self.name!r} opens no session, tried {_TRIES} times")
 
     def _refused(self, connection: Connection, error: SessionRefused) -> None:
-        """The server allows no more than there are in this connection; or not even one in a new one, which is final."""
+        """Note that the server allows no more sessions in this connection. If it allows none in a new one, that is
+        final."""
         if not connection.proved:
             raise ProvisionError(
                 f"host {self.name!r} allows no session: {error}",
@@ -181,12 +182,12 @@ class Host:
         if connection.sessions:
             connection.room = min(connection.room, connection.sessions)
             log.debug("host %s allows %d sessions in one connection", self.name, connection.room)
-        elif connection in self._connections:  # it counts those that have ended, and that it has not noticed yet
+        elif connection in self._connections:  # it still counts sessions that have ended, which it has not noticed yet
             self._connections.remove(connection)
             _close_apart(connection)
 
     async def _with_room(self) -> Connection:
-        """A connection that may have another session, which is counted from now on."""
+        """Return a connection that may have another session, and count that session."""
         while True:
             self._connections = [each for each in self._connections if each.alive]
             for connection in self._connections:
@@ -209,7 +210,7 @@ class Host:
         self._connections.append(connection)
 
     def _ended(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        """A session is over. Called in a thread of its own."""
+        """Note that a session has ended. Called in a thread of its own."""
         try:
             loop.call_soon_threadsafe(self._release, connection)
         except RuntimeError:  # the loop is closed: nobody counts any more
@@ -254,7 +255,7 @@ def _close(session: Session, over: Callable[[], object]) -> None:
 
 
 class HostPool:
-    """Every host that a backend has to do with."""
+    """All hosts that a backend uses."""
 
     def __init__(self, secret: Secret) -> None:
         self._secret = secret
@@ -262,11 +263,11 @@ class HostPool:
         self._placed: dict[str, Host] = {}
 
     def hosts(self) -> list[Host]:
-        """Those that were used or asked for."""
+        """Return the hosts that were used or asked for."""
         return list(self._hosts.values())
 
     def of(self, config: SshConfig) -> list[Host]:
-        """The hosts of a profile."""
+        """Return the hosts of a profile."""
         found = []
         for name in config.all_hosts:
             access = config.access(name)
@@ -276,8 +277,8 @@ class HostPool:
         return found
 
     def candidates(self, config: SshConfig, creation_id: str) -> Iterable[Host]:
-        """Where a new sandbox may go, the best first: where it was tried before, the least loaded, and last
-        those that are set aside."""
+        """Return the hosts for a new sandbox, best first: one where it was tried before, then the least loaded, and at
+        the end those that are set aside."""
         now = time.monotonic()
         last = self._placed.get(creation_id)
 
@@ -290,10 +291,10 @@ class HostPool:
     async def place(
         self, config: SshConfig, creation_id: str, request: Mapping[str, Any]
     ) -> tuple[Host, dict[str, Any]]:
-        """Have a sandbox made on one of the profile's hosts; that host, and what it says of it.
+        """Make a sandbox on one of the profile's hosts. Return that host, and its answer.
 
         Raises:
-            InfraError, PolicyError, ConfigError: none of them could, and why.
+            InfraError, PolicyError, ConfigError: none of them could make it; says why.
         """
         failures: list[HermesError] = []
         for host in self.candidates(config, creation_id):
@@ -306,7 +307,7 @@ class HostPool:
                 if not isinstance(error, HermesError):
                     raise
                 host.set_aside(config.retry_host_after_s)
-                if isinstance(error, ChannelLost):  # it may be there: the next try is to find it
+                if isinstance(error, ChannelLost):  # it may exist: the next attempt must find it
                     raise
                 log.warning("host %s is set aside: %s", host.name, error)
                 failures.append(error)
@@ -318,7 +319,7 @@ class HostPool:
         raise _combined(failures)
 
     def forget(self, host: Host, creation_id: str) -> None:
-        """A sandbox has ended."""
+        """Note that a sandbox has ended."""
         host.sandboxes.discard(creation_id)
         self._placed.pop(creation_id, None)
 
@@ -329,7 +330,7 @@ class HostPool:
 
 
 def _combined(failures: list[HermesError]) -> HermesError:
-    """One error for all of them."""
+    """Return one error for all of these."""
     if len(failures) == 1:
         return failures[0]
     text = "no host can have the sandbox: " + "; ".join(str(error) for error in failures)

@@ -1,4 +1,5 @@
-"""Host keys: read from `known_hosts` files, compared with what a server shows, refused with the line that accepts."""
+"""Host keys: reads `known_hosts` files, compares them with a server's key, and refuses with the line that would accept
+it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class _Known:
     blob: str
 
     def matches(self, name: str) -> bool:
-        """Whether the line is about this host: `!` excludes, `*` and `?` are wild, `|1|…` is hashed."""
+        """Return whether the line is about this host: `!` excludes, `*` and `?` are wildcards, `|1|…` is hashed."""
         found = False
         for pattern in self.patterns:
             if pattern.startswith("|1|"):
@@ -40,10 +41,10 @@ class _Known:
 
 
 class KnownHosts:
-    """The keys that some files hold. Files that are not there hold none.
+    """The keys in some files. Missing files have none.
 
     Args:
-        files: the first is where a new key is to be accepted.
+        files: a new key is to be added to the first one.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -51,14 +52,14 @@ class KnownHosts:
         self._entries = [entry for path in self._files for entry in _read(path)]
 
     def kinds(self, name: str) -> list[str]:
-        """The kinds of the keys that are known of a host: what it is to be asked for first."""
+        """Return the kinds of the known keys of a host. The host is asked for these first."""
         return [entry.kind for entry in self._entries if not entry.marker and entry.matches(name)]
 
     def check(self, name: str, key: paramiko.PKey) -> None:
-        """Whether `name` may have this key.
+        """Check that `name` may have this key.
 
         Raises:
-            HostKeyError: it is unknown, revoked, or another one than is known.
+            HostKeyError: it is unknown, revoked, or differs from the known one.
         """
         kind, blob = key.get_name(), key.get_base64()
         known = [entry for entry in self._entries if entry.matches(name)]
@@ -94,5 +95,5 @@ def _read(path: Path) -> list[_Known]:
 
 
 def _literal_brackets(pattern: str) -> str:
-    """`[name]:port` is no set of characters."""
+    """Return the pattern with `[name]:port` escaped, because it is not a set of characters."""
     return pattern.replace("[", "[[]")

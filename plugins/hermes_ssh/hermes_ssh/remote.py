@@ -1,4 +1,4 @@
-"""What is sent to a host to be run there: a line that every shell understands, and our programs on standard input."""
+"""What is sent to a host to run there: a line that every shell understands, and our programs on standard input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CORE = (
     "sandbox.uids",
 )
 
-# No quote, no newline and no `!` in it, so that one pair of single quotes carries it through any login shell.
+# No quote, no newline and no `!` in it, so that a pair of single quotes carries it through any login shell.
 _LOADER = (
     "import sys\\n"
     "if sys.version_info < (3, 7):\\n"
@@ -58,12 +58,12 @@ main(request)
 
 
 def command_line(python: str) -> str:
-    """The command for the account's login shell: an interpreter that waits for `message` on standard input."""
+    """Return the command for the account's login shell: an interpreter that waits for `message` on standard input."""
     return f"exec {shlex.quote(python)} -I -S -X utf8 -c 'exec(\"{_LOADER}\")' big"
 
 
 def message(request: Mapping[str, Any]) -> bytes:
-    """Our programs and a request to them; what follows on the stream is for the program that is entered."""
+    """Return our programs and a request to them. What follows on the stream is for the program that is entered."""
     packed = zlib.compress(json.dumps([_START, [_sources(), request]]).encode("ascii"), 6)
     return struct.pack(">I", len(packed)) + packed
 

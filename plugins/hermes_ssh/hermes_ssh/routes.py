@@ -1,4 +1,4 @@
-"""The way to a host: what OpenSSH's configuration file says of it, and of the hosts that lie between."""
+"""The route to a host: what OpenSSH's configuration file says about it, and about the hosts in between."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 @dataclass(frozen=True)
 class Hop:
-    """One server on the way: the last is the host itself."""
+    """One server on the route. The last one is the host itself."""
 
     name: str
     hostname: str
@@ -29,11 +29,11 @@ class Hop:
     user: str
     identities: tuple[Path, ...]
     named_identities: bool
-    """Whether somebody named them: else they are the usual ones, and need not be there."""
+    """Whether the user named them. Otherwise they are the usual ones, which need not exist."""
     agent: bool
     known_hosts: tuple[Path, ...]
     key_name: str
-    """What `known_hosts` calls it."""
+    """Its name in `known_hosts`."""
     proxy_command: str | None = None
 
     def __str__(self) -> str:
@@ -41,17 +41,17 @@ class Hop:
 
 
 def route(access: Access) -> tuple[Hop, ...]:
-    """The servers to go through, the host last.
+    """Return the servers to go through, the host last.
 
     Raises:
-        ConfigError: the configuration file can't be read, or goes in circles.
+        ConfigError: the configuration file can't be read, or contains a circle.
     """
     config = _read(access.config_file)
     return tuple(_hops(access, config, access.host, final=True, depth=0))
 
 
 def _hops(access: Access, config: paramiko.SSHConfig, host: str, *, final: bool, depth: int) -> Iterator[Hop]:
-    """The servers on the way to `host`, itself the last."""
+    """Yield the servers on the route to `host`, which comes last."""
     if depth > _HOPS:
         raise ConfigError(f"ProxyJump leads through more than {_HOPS} hosts, or in circles, at {host!r}")
     found = _found(config, host)
@@ -59,14 +59,14 @@ def _hops(access: Access, config: paramiko.SSHConfig, host: str, *, final: bool,
     command = found.get("proxycommand") or "none"
     if jumps[0].lower() != "none":
         yield from _hops(access, config, jumps[0], final=False, depth=depth + 1)
-        for jump in jumps[1:]:  # reached through the one before, whatever the file says of the way to it
+        for jump in jumps[1:]:  # reached through the previous one, whatever the file says about its own route
             yield _hop(access, _found(config, jump), jump, final=False, command=None)
         command = "none"
     yield _hop(access, found, host, final=final, command=None if command.lower() == "none" else command)
 
 
 def _found(config: paramiko.SSHConfig, host: str) -> SSHConfigDict:
-    """What the file says of a host."""
+    """Return what the file says about a host."""
     try:
         return config.lookup(split_host(host)[1])
     except (paramiko.SSHException, ValueError) as error:
@@ -111,7 +111,7 @@ def _read(wanted: str | None) -> paramiko.SSHConfig:
 
 
 def _lines(path: Path, depth: int) -> Iterator[str]:
-    """The lines of a file with those of the files that it includes, which paramiko leaves out."""
+    """Yield the lines of a file and of the files that it includes, which paramiko leaves out."""
     if depth > _INCLUDES:
         raise ConfigError(f"Include goes deeper than {_INCLUDES} files, at {path}")
     for line in path.read_text("utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""Blocking calls that give something which has to be closed: awaited, and undone when nobody wants it any more."""
+"""Blocking calls whose result must be closed: awaited, and undone if nobody wants the result any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """What `call` gives, called in a daemon thread. Cancelled, this returns at once, and the outcome goes to `undo`."""
+    """Return the result of `call`, which runs in a daemon thread. If cancelled, return at once, and give the outcome to
+    `undo`."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -49,7 +50,7 @@ def _fail(outcome: asyncio.Future[T], error: Exception) -> None:
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> bool:
-    """Call in the event loop's thread; False if the loop is closed."""
+    """Call a function in the event loop's thread. Return False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
