@@ -1,4 +1,4 @@
-"""The direct mode: slots of a sandbox without a guest, each command by `sh` over a channel of its own."""
+"""The direct mode: slots of a sandbox without a guest. Each command is run by `sh` over a channel of its own."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ mkdir -p "$1" "$2/home" "$2/tmp" "$2/run"
 
 
 class DirectClient:
-    """What `GuestClient` is, for a sandbox without Python, or with a slot that is root: `shared` slots, or the one slot
+    """What `GuestClient` is, for a sandbox without Python or with a slot that is root: `shared` slots, or the one slot
     of a `dedicated` sandbox.
 
-    What a slot started is known by a mark in its environment. That finds everything that keeps its environment, and
-    proves nothing: so a `dedicated` sandbox that was used is never reset but replaced.
+    Processes that a slot started are recognised by a mark in their environment. That finds everything that keeps its
+    environment, but proves nothing, so a used `dedicated` sandbox is never reset but replaced.
     """
 
     own_users = False
@@ -102,13 +102,13 @@ class DirectClient:
 
     @classmethod
     async def start(cls, sandbox: Sandbox, settings: GuestSettings, *, as_root: bool = False) -> Self:
-        """Find out what the sandbox's `sh` can do, and begin the heartbeat.
+        """Find out what the sandbox's `sh` can do, and start the heartbeat.
 
         Args:
             as_root: refuse a sandbox whose own user is not root.
 
         Raises:
-            PolicyError: the isolation asked for can't be had without Python, or commands would not be root's.
+            PolicyError: the requested isolation is impossible without Python, or commands would not run as root.
             ProvisionError: programs are missing that everything here needs.
             ChannelLost, SandboxLost: the sandbox could not be reached.
         """
@@ -152,7 +152,7 @@ class DirectClient:
         return client
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
-        """Let go of the sandbox; with `end_sandbox` its watchdog is told to end it. Idempotent."""
+        """Release the sandbox. With `end_sandbox`, its watchdog is told to end it. Idempotent."""
         if self._shell.closed:
             return
         self._shell.closed = True
@@ -164,7 +164,7 @@ class DirectClient:
     # --- slots ------------------------------------------------------------------------------------------------------
 
     def _slot(self, index: int) -> DirectSlot:
-        """Return what is kept of a slot; index -1 is the preparation's, which here runs as the same user."""
+        """Return the state of a slot. Index -1 is the preparation's, which here runs as the same user."""
         if index not in self._slots:
             base = self.settings.workspace_base
             workspace = f"{base}/prepared" if index == PREPARE else f"{base}/slot_{index}"
@@ -177,16 +177,16 @@ class DirectClient:
         return DirectCommands(self._shell, self.settings.env, self._slot(index), call)
 
     async def open_slot(self, index: int) -> str:
-        """Make the slot's directories; its workspace. Idempotent."""
+        """Make the slot's directories, and return its workspace. Idempotent."""
         slot = self._slot(index)
         await self._shell.script(_OPEN, *slot.directories)
         return slot.workspace
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
-        """Kill all that the slot started and that still carries its mark; its background processes are forgotten.
+        """Kill everything that the slot started and that still has its mark. Its background processes are forgotten.
 
         Raises:
-            SlotLost: processes are left, or can't be looked for.
+            SlotLost: processes are left, or can't be searched for.
         """
         slot = self._slot(index)
         if slot.used:
@@ -194,11 +194,11 @@ class DirectClient:
             await slot.forget_processes()
 
     async def reset_slot(self, index: int) -> None:
-        """Kill all that the slot started, and remove its files.
+        """Kill everything that the slot started, and remove its files.
 
         Raises:
-            SlotLost: it is the one slot of a dedicated sandbox and was used, or something is left of it.
-            SandboxLost: the sandbox has ended, which nothing else has told yet.
+            SlotLost: it is the used slot of a dedicated sandbox, or something of it is left.
+            SandboxLost: the sandbox has ended, which nothing else has reported yet.
         """
         await self._shell.check_alive(None)
         slot = self._slot(index)
@@ -222,7 +222,7 @@ class DirectClient:
         return f"{self.settings.state_dir}/heartbeat"
 
     async def _heartbeat(self) -> None:
-        """Tell the sandbox's watchdog that we live; find out when the sandbox can't be reached any more."""
+        """Tell the sandbox's watchdog that we live, and detect when the sandbox can't be reached any more."""
         heard = time.monotonic()
         while not self.lost.is_set():
             try:

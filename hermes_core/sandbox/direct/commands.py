@@ -1,4 +1,4 @@
-"""The commands of one slot in the direct mode: `SlotCommands` by `sh`, documented there."""
+"""The commands of one slot in the direct mode: implements `SlotCommands`, which documents them, with `sh`."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ from hermes_core.sandbox.guest.background import KEEP_S, MOST
 from hermes_core.sandbox.guest.output import Rolling
 
 MAX_WORD = 100_000
-"""Bytes of a command line that still fit into one parameter of a program; longer ones go through a file."""
+"""Maximum number of bytes of a command line that fit into one parameter of a program. Longer ones are sent as a
+file."""
 
 
 @dataclass(eq=False)
 class _Process:
-    """A background process, with the channel that it hangs on."""
+    """A background process, with the channel that it depends on."""
 
     process_id: str
     command: str
@@ -118,28 +119,28 @@ def _no_pty(pty: WindowSize | None) -> None:
 
 @dataclass(eq=False)
 class DirectSlot:
-    """What is kept of one slot, whoever has its commands."""
+    """The state of one slot, shared by everyone who has its commands."""
 
     workspace: str
     scratch: str
-    """Where its home and temporary files are."""
+    """The directory of its home and temporary files."""
     mark: str
-    """What everything that the slot starts carries in its environment, followed by the command's number."""
+    """A mark in the environment of everything that the slot starts, followed by the command's number."""
     used: bool = False
-    """Whether something was done in it since it was last clean."""
+    """Whether anything was done in it since it was last clean."""
     processes: dict[str, _Process] = field(default_factory=dict)
     starting: int = 0
 
     @property
     def directories(self) -> tuple[str, str]:
-        """Its workspace, and where its home and temporary files are."""
+        """Return its workspace, and the directory of its home and temporary files."""
         return self.workspace, self.scratch
 
     def make_room(self) -> None:
-        """Drop, as the guest does, those that ended long ago, and then those that ended first.
+        """Drop processes that ended long ago, and then those that ended first, as the guest does.
 
         Raises:
-            CommandError: as many as there may be run already.
+            CommandError: the maximum number of processes is running.
         """
         now = time.monotonic()
         ended = [process for process in self.processes.values() if process.ended.is_set()]
@@ -153,7 +154,7 @@ class DirectSlot:
         return len(self.processes) + self.starting >= MOST
 
     async def forget_processes(self) -> None:
-        """Let go of its background processes: they were killed with the slot."""
+        """Forget its background processes, which were killed with the slot."""
         for process in self.processes.values():
             await process.channel.aclose()
         self.processes.clear()
@@ -163,7 +164,7 @@ class DirectCommands:
     """The commands of one slot.
 
     Args:
-        environment: of every command, besides its own.
+        environment: variables of every command, in addition to its own.
         call: carries them out.
     """
 
@@ -175,7 +176,7 @@ class DirectCommands:
 
     @property
     def workspace_dir(self) -> str:
-        """The slot's workspace, as seen from inside the sandbox."""
+        """Return the slot's workspace, as a path inside the sandbox."""
         return self._slot.workspace
 
     # --- commands ---------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class DirectCommands:
         spool: bool = False,
         pty: WindowSize | None = None,
     ) -> CommandResult:
-        """Run a command to its end; there is no spooling here, so `spool_path` stays None."""
+        """Run a command and wait for its end. Spooling is not supported here, so `spool_path` stays None."""
         _no_pty(pty)
         data = stdin or b"" if stdin is None or isinstance(stdin, bytes) else await gathered(stdin)
         run = await self._prepared(command, cwd, env)
@@ -251,7 +252,7 @@ class DirectCommands:
         spool: bool = False,
         pty: WindowSize | None = None,
     ) -> ProcessStatus:
-        """Start a background process on a channel of its own; there is no spooling here."""
+        """Start a background process on a channel of its own. Spooling is not supported here."""
         _no_pty(pty)
         self._slot.make_room()
         self._slot.starting += 1
@@ -290,19 +291,19 @@ class DirectCommands:
 
     @operation
     async def processes(self) -> Sequence[ProcessStatus]:
-        """The slot's background processes, oldest first."""
+        """Return the slot's background processes, oldest first."""
         return [process.status() for process in self._slot.processes.values()]
 
     @operation
     async def poll(self, process_id: str) -> ProcessStatus:
-        """One background process."""
+        """Return one background process."""
         return self._process(process_id).status()
 
     @operation
     async def log(
         self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
     ) -> LogChunk:
-        """Its output from a byte offset on."""
+        """Return its output from a byte offset on."""
         process = self._process(process_id)
         output = process.output
         if wait_s and output.total <= offset:
@@ -318,7 +319,7 @@ class DirectCommands:
 
     @operation
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
-        """Write to its standard input, which has no end here."""
+        """Write to its standard input, which can't be closed here."""
         process = self._process(process_id)
         if eof:
             raise CommandError("input can't be ended in a sandbox without Python", hint="kill the process instead")
@@ -329,13 +330,13 @@ class DirectCommands:
 
     @operation
     async def resize(self, process_id: str, size: WindowSize) -> ProcessStatus:
-        """There is no terminal here."""
+        """Refuse, because there are no terminals here."""
         self._process(process_id)
         raise CommandError("the process has no terminal", code="no_pty")
 
     @operation
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
-        """TERM, then KILL after the grace period, to it and all that it started."""
+        """Send TERM, then KILL after the grace period, to the process and everything that it started."""
         process = self._process(process_id)
         if not process.ended.is_set():
             await self._shell.kill(f"HERMES_DIRECT={process.mark}", "TERM", rounds=1)
@@ -354,7 +355,7 @@ class DirectCommands:
 
     @operation
     async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
-        """Up to `limit` bytes of a regular file from `offset`."""
+        """Return up to `limit` bytes of a regular file from `offset`."""
         if offset < 0 or limit < 0:
             raise CommandError("offset and limit must not be negative", code="invalid")
         answer = await self._file(READ, path, str(offset + 1), str(limit), limit=limit + 64)
@@ -363,7 +364,7 @@ class DirectCommands:
 
     @operation
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
-        """Replace or extend a file; all of it or an error."""
+        """Replace or append to a file. Either all is written or an error is raised."""
         await self._write(path, data, mode=mode, append=append)
 
     async def _write(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
@@ -373,14 +374,14 @@ class DirectCommands:
 
     @operation
     async def stat(self, path: str) -> FileStat:
-        """What the path is; a link is not followed."""
+        """Return information about the path. Links are not followed."""
         return file_stat(path, await self._file(STAT, path))
 
     @operation
     async def list_dir(
         self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
     ) -> Sequence[FileStat]:
-        """The entries of a directory, sorted by path."""
+        """Return the entries of a directory, sorted by path."""
         answer = await self._file(LIST, path, "1" if recursive else "", limit=MAX_FILE_BYTES)
         entries = parse_list(answer)
         if len(entries) > max_entries:
@@ -394,7 +395,7 @@ class DirectCommands:
 
     @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
-        """Remove all files of the slot, but for some entries of its workspace."""
+        """Remove all files of the slot, except some entries of its workspace."""
         await self._file(CLEAR, ".", f"{self._slot.scratch}/home", f"{self._slot.scratch}/tmp", *keep)
 
     @operation
@@ -411,14 +412,14 @@ class DirectCommands:
 
     @operation
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """A plain tar of a directory's contents."""
+        """Return a plain tar of a directory's contents."""
         return await self._tar(path, max_bytes)
 
     @operation
     async def tar_out_to(
         self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
     ) -> int:
-        """The same in one piece."""
+        """Write a plain tar of a directory's contents to `sink`, in one piece."""
         data = await self._tar(path, max_bytes)
         await sink(data)
         return len(data)

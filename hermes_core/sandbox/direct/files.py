@@ -1,4 +1,5 @@
-"""The file operations of the direct mode: what sh runs, with the path as $1; what it answers; what a tar may hold."""
+"""The file operations of the direct mode: scripts for sh with the path as $1, their answers, and checks of tar
+archives."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from hermes_core.errors import CommandError
 from hermes_core.sandbox.commands import FileStat
 
 MAX_TAR_IN = 1 << 30
-"""The most that `tar_in` and a streamed input take, as their length must be known before they are sent."""
+"""Maximum size for `tar_in` and a streamed input, whose length must be known before they are sent."""
 
 COMPRESSIONS: Mapping[str, str] = {"": "-xof", "gz": "-xzof"}
-"""Options of tar for what an archive may be compressed with."""
+"""Options of tar for the compression of an archive."""
 
 # $2 the first byte, counted from 1; $3 how many. First a line with the size, then the bytes.
 READ = """
@@ -137,7 +138,7 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
 
 
 def with_path(script: str, path: str) -> tuple[str, str]:
-    """The script, and the path as its $1."""
+    """Return the script, and the path as its $1."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -146,10 +147,10 @@ def with_path(script: str, path: str) -> tuple[str, str]:
 
 
 def file_stat(path: str, line: bytes) -> FileStat:
-    """What `stat -c '%f %s %Y'` says.
+    """Return the file status from the output of `stat -c '%f %s %Y'`.
 
     Raises:
-        CommandError: it says something else.
+        CommandError: the output is different.
     """
     if not re.fullmatch(rb"[0-9a-f]+ [0-9]+ -?[0-9]+\n?", line):
         raise CommandError(f"stat gave {line[:200]!r}")
@@ -159,7 +160,7 @@ def file_stat(path: str, line: bytes) -> FileStat:
 
 
 def parse_list(answer: bytes) -> list[FileStat]:
-    """The entries in the answer of `LIST`, sorted by path."""
+    """Return the entries in the answer of `LIST`, sorted by path."""
     entries, at = [], 0
     while at < len(answer):
         names = answer.find(b"./", at)
@@ -177,14 +178,15 @@ def parse_list(answer: bytes) -> list[FileStat]:
 
 
 def headed(archive: bytes) -> bytes:
-    """The plain archive behind an entry of ours: some programs guess from the first bytes, and those are a name."""
+    """Return the plain archive after an entry of ours: some programs guess from the first bytes, and those are a
+    name."""
     first = tarfile.TarInfo("./")
     first.type, first.mode = tarfile.DIRTYPE, 0o755
     return first.tobuf() + archive
 
 
 async def gathered(stream: AsyncIterator[bytes]) -> bytes:
-    """The whole of a stream.
+    """Return the whole stream.
 
     Raises:
         CommandError: it is too long, with code `too_large`.
@@ -201,7 +203,8 @@ def check_archive(data: bytes, compression: str) -> None:
     """Refuse a tar whose members could end up outside the directory that it is unpacked in.
 
     Raises:
-        CommandError: it is no tar, or a member is absolute, climbs, or lies behind a link; with code `invalid`.
+        CommandError: it is not a tar, or a member is absolute, contains `..`, or lies behind a link; with code
+            `invalid`.
     """
     links: set[PurePosixPath] = set()
     try:
@@ -218,5 +221,5 @@ def check_archive(data: bytes, compression: str) -> None:
                     raise CommandError(f"the link {member.name!r} leaves the archive's directory", code="invalid")
     except CommandError:
         raise
-    except Exception as error:  # of numbers that fit nowhere `tarfile` says so by errors of many kinds
+    except Exception as error:  # for numbers out of range, `tarfile` raises errors of many kinds
         raise CommandError(f"not a tar archive: {error}", code="invalid") from error

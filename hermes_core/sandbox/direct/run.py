@@ -1,4 +1,4 @@
-"""One command in the direct mode: started by `sh`, its streams kept apart, ended at its time limit."""
+"""One command in the direct mode: started by `sh`, with separate streams, ended at its time limit."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ GRACE_S = 2.0
 """Seconds between TERM and KILL at a time limit."""
 
 LOOKS = 20
-"""How often within the grace period it is found out whether anything is left."""
+"""How often within the grace period it is checked whether anything is left."""
 
 
 def exit_or_signal(status: int) -> tuple[int | None, int | None]:
-    """A shell's status as exit code or signal; sh does not tell 128 + n from signal n, and signals are likelier."""
+    """Return a shell's status as exit code or signal. sh does not distinguish 128 + n from signal n; signals are more
+    likely."""
     return (None, status - 128) if 128 < status <= 192 else (status, None)
 
 
 async def _reason(channel: Channel) -> str | None:
-    """Why a script of ours ended before its time; None if it was killed."""
+    """Return why a script of ours ended early; None if it was killed."""
     try:
         status = await channel.wait()
-    except ChannelLost:  # a signal ended it, as it does when the sandbox ends
+    except ChannelLost:  # a signal ended it, as happens when the sandbox ends
         return None
     return (channel.stderr_tail.strip()[-500:] or f"status {status}") if 0 < status < 128 else None
 
 
 class RunningCommand:
-    """One command on its way: two channels, as sh gives no other way to keep its streams apart.
+    """One command in progress. It uses two channels, because sh has no other way to keep its streams separate.
 
     Args:
-        mark: what everything that the slot starts carries in its environment, followed by the command's number.
-        scratch: the slot's directory for what is ours.
+        mark: a mark in the environment of everything that the slot starts, followed by the command's number.
+        scratch: the slot's directory for our own files.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class RunningCommand:
         self._timed_out = False
 
     async def result(self, stdin: bytes, timeout_s: float | None, limit: int, merge: bool) -> CommandResult:
-        """Run it to its end.
+        """Run it and wait for its end.
 
         Args:
             limit: bytes that are kept of each stream.
-            merge: its standard error goes where its standard output does.
+            merge: send its standard error to its standard output.
 
         Raises:
             CommandError: it could not be started.
@@ -102,10 +103,10 @@ class RunningCommand:
         return outcome
 
     async def open_background(self) -> tuple[Channel, str, bytes]:
-        """Start it with both streams in one, and an input without end.
+        """Start it with both streams in one, and an input that stays open.
 
         Returns:
-            Its channel, the token that its output ends with, and what has come of that by now.
+            Its channel, the token that its output ends with, and the output so far.
 
         Raises:
             CommandError: it could not be started.
@@ -124,10 +125,10 @@ class RunningCommand:
             raise
 
     async def _begun(self, channel: Channel) -> bytes:
-        """What has come of its output by the time that it is known to run.
+        """Return the output so far, once it is known that it runs.
 
         Raises:
-            CommandError: it could not be started; so nobody will ever write to what is read as its standard error.
+            CommandError: it could not be started, so nobody will ever write to its standard error.
         """
         try:
             return await sh.begun(channel, self._token, cwd=self.cwd, program=self._argv[0])
@@ -142,7 +143,7 @@ class RunningCommand:
         """Open its channel.
 
         Args:
-            stdin_size: how many bytes of input follow; `-` for as many as there will be.
+            stdin_size: number of bytes of input that follow; `-` if that is not known.
         """
         args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._shell.session, *self._argv]
         channel = await self._shell.open(sh.COMMAND, args, self._env)
@@ -154,7 +155,7 @@ class RunningCommand:
         try:
             await sh.send(channel, stdin)
             return await sh.until_token(channel, self._token, out.feed, await self._begun(channel))
-        except sh.Ended:  # it killed its own shell: its doing, not ours
+        except sh.Ended:  # it killed its own shell, which is not our fault
             return sh.Status("exit", str(128 + 9))
         except ChannelLost as error:
             await self._shell.check_alive(error)

@@ -22,10 +22,10 @@ READ_SIZE = 1 << 16
 KILL_ROUNDS = 100
 
 DYING_S = 0.3
-"""How long a sandbox may take from killing its processes to being gone, in seconds."""
+"""Seconds that a sandbox may take from killing its processes until it is gone."""
 
 _SHOWN = 1000
-"""Characters of a name that could not be used, in what is said about it."""
+"""Number of characters of an unusable name that are shown in a message."""
 
 # $1 the token; the script's own parameters follow. What it says on stderr becomes part of the outcome.
 _HELPER = """
@@ -109,17 +109,17 @@ class Ended(Exception):
 
 @dataclass(frozen=True)
 class Status:
-    """What stood behind the token: `0 `, `1 No such file or directory`, `exit 3`."""
+    """The text after the token: `0 `, `1 No such file or directory`, `exit 3`."""
 
     word: str
     rest: str
 
 
 async def begun(channel: Channel, token: str, *, cwd: str, program: str) -> bytes:
-    """Wait until a command of `COMMAND` was begun; what has come of its output by then.
+    """Wait until a command of `COMMAND` was started. Return its output so far.
 
     Raises:
-        CommandError: it can't be; the code begins with `cwd_` where it is the directory that can't be used.
+        CommandError: it can't be started; the code begins with `cwd_` if the directory can't be used.
         Ended, ChannelLost: as `until_token`.
     """
     line = b""
@@ -140,10 +140,10 @@ async def begun(channel: Channel, token: str, *, cwd: str, program: str) -> byte
 
 
 async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None], held: bytes = b"") -> Status:
-    """Feed the output to `feed`, piece by piece, and give its outcome.
+    """Pass the output to `feed`, piece by piece, and return its outcome.
 
     Args:
-        held: what has been read of it already.
+        held: the part of it that has been read already.
 
     Raises:
         Ended: the stream ended before the token.
@@ -151,7 +151,7 @@ async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None
     """
     mark = token.encode()
     while (at := held.find(mark)) < 0:
-        # What may be the beginning of the token is held back, and nothing else: it can be a prompt.
+        # Hold back only what may be the beginning of the token, because the rest can be a prompt.
         begun = next((n for n in range(len(mark) - 1, 0, -1) if held.endswith(mark[:n])), 0)
         if len(held) > begun:
             feed(held[: len(held) - begun])
@@ -171,7 +171,7 @@ async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None
 
 
 def new_token() -> str:
-    """What marks the end of one script's output."""
+    """Return a mark for the end of one script's output."""
     return secrets.token_hex(16)
 
 
@@ -183,10 +183,10 @@ async def helper(
     env: Mapping[str, str] | None = None,
     limit: int = 1 << 20,
 ) -> bytes:
-    """Run one of our scripts and give its output.
+    """Run one of our scripts and return its output.
 
     Raises:
-        CommandError: the script failed, with the code of what it said; `too_large` when the output passes the limit.
+        CommandError: the script failed, with a code for its message; `too_large` if the output exceeds the limit.
         Ended: it was killed before it had an outcome.
         ChannelLost, SandboxLost: the sandbox could not be reached.
     """
@@ -212,7 +212,7 @@ async def helper(
 
 
 async def send(channel: Channel, data: bytes) -> None:
-    """Write a script's input. One that ended early says why in its outcome, so a lost channel is no error here."""
+    """Write a script's input. If it ended early, its outcome says why, so a lost channel is not an error here."""
     try:
         for start in range(0, len(data), READ_SIZE):
             await channel.write(data[start : start + READ_SIZE])
@@ -237,13 +237,13 @@ _CODES = {
 
 
 def failure(message: str) -> CommandError:
-    """The error for what a script said before it failed."""
+    """Return the error for a script's message before it failed."""
     code = next((code for words, code in _CODES.items() if words in message), "failed")
     return CommandError(message.strip()[-2000:] or "it failed without a word", code=code)
 
 
 def check_words(*words: str) -> None:
-    """Refuse what can't be a program's parameter.
+    """Refuse words that can't be a program's parameter.
 
     Raises:
         CommandError: a word has a NUL byte, with code `invalid`.
@@ -253,10 +253,10 @@ def check_words(*words: str) -> None:
 
 
 class Shell:
-    """A sandbox's `sh`: runs scripts there, and finds and kills the processes that carry a mark in their environment.
+    """A sandbox's `sh`. It runs scripts there, and finds and kills the processes with a mark in their environment.
 
     Args:
-        program: what runs the slots' commands: `bash` or `sh`.
+        program: the program that runs the slots' commands: `bash` or `sh`.
         session: the program that begins a session, if there is one.
         can_kill: whether `/proc` shows the environments of processes.
     """
@@ -273,7 +273,7 @@ class Shell:
         self._numbers = itertools.count(1)
 
     async def script(self, source: str, *args: str, stdin: bytes = b"", limit: int = 1 << 20) -> bytes:
-        """`shell.helper`, with a sandbox that ended meanwhile told apart from a script that was killed."""
+        """Run `helper` in this shell, and distinguish a sandbox that ended meanwhile from a script that was killed."""
         self._check_open()
         try:
             return await helper(self.sandbox, source, *args, stdin=stdin, limit=limit)
@@ -288,10 +288,10 @@ class Shell:
             raise
 
     async def kill(self, mark: str, signal: str, *, rounds: int = KILL_ROUNDS) -> None:
-        """Signal everything whose environment carries the mark, until nothing is left.
+        """Signal everything whose environment has the mark, until nothing is left.
 
         Raises:
-            SlotLost: something is left, or can't be looked for.
+            SlotLost: something is left, or can't be searched for.
         """
         if not self._can_kill:
             raise SlotLost("without /proc processes can't be found", sandbox_id=self.sandbox.id)
@@ -301,10 +301,10 @@ class Shell:
             raise SlotUnclean(f"the slot could not be killed: {error}", sandbox_id=self.sandbox.id) from error
 
     async def is_there(self, mark: str) -> bool:
-        """Whether anything runs whose environment carries the mark.
+        """Return whether anything runs whose environment has the mark.
 
         Raises:
-            SlotLost: it can't be looked for.
+            SlotLost: it can't be searched for.
         """
         try:
             return bool(await self.script(FIND, mark))
@@ -312,7 +312,7 @@ class Shell:
             raise SlotLost(f"processes can't be looked for: {error}", sandbox_id=self.sandbox.id) from error
 
     async def open(self, source: str, args: list[str], env: dict[str, str]) -> Channel:
-        """A channel to a script.
+        """Return a channel to a script.
 
         Raises:
             ChannelLost, SandboxLost: the sandbox could not be reached.
@@ -328,7 +328,7 @@ class Shell:
             raise
 
     async def check_alive(self, cause: BaseException | None) -> None:
-        """Tell a lost channel from a lost sandbox.
+        """Distinguish a lost channel from a lost sandbox.
 
         Raises:
             SandboxLost: the provider says that it is not running.
@@ -338,7 +338,8 @@ class Shell:
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 
     async def confirm_alive(self, cause: BaseException | None = None) -> None:
-        """Tell what was killed inside the sandbox from what died with it: its processes go first, it a moment later.
+        """Distinguish what was killed inside the sandbox from what died with it. The sandbox ends a moment after its
+        processes.
 
         Raises:
             ChannelLost, SandboxLost: it can't be reached any more.
@@ -352,7 +353,7 @@ class Shell:
             raise ChannelLost("the sandbox does not answer", sandbox_id=self.sandbox.id) from error
 
     def next_number(self) -> int:
-        """A number that no other command of this sandbox has."""
+        """Return a number that no other command of this sandbox has."""
         return next(self._numbers)
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""The driver's end of a guest: one channel at a time, many requests in flight, resumed when the channel is lost."""
+"""The driver's end of a guest: one channel at a time, many requests in progress, resumed when the channel is lost."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
-"""How long the guest may take to kill and remove everything when it is told to end the sandbox. What it leaves there, a
-provider may not be able to remove."""
+"""Seconds that the guest may take to kill and remove everything when it is told to end the sandbox. A provider may not
+be able to remove what it leaves."""
 FIRST_ATTEMPTS = 3
-"""Tries at a guest that has never answered: what stops it then will not pass by itself."""
+"""Attempts to reach a guest that has never answered. The reason then is not temporary."""
 _ACK_AT_ONCE = 16 << 10
 _ACK_BATCH = 64
 
 
 @dataclass(eq=False)
 class _Pending:
-    """A request that is not answered yet; sent again on every new channel."""
+    """A request without an answer so far. It is sent again on every new channel."""
 
     header: dict[str, Any]
     body: bytes
@@ -50,11 +50,11 @@ class _Pending:
 
 
 class GuestClient:
-    """Speaks to the guest of one sandbox. Made by `start`, ended by `aclose`.
+    """The connection to the guest of one sandbox. Made by `start`, ended by `aclose`.
 
-    A lost channel is not a lost sandbox: another is opened, every unanswered request is asked again (the guest does
-    nothing twice) and every stream goes on at its byte offset. `lost` is set, and everything pending fails with
-    `SandboxLost`, once the sandbox has ended or could not be reached for as long as it would wait for us.
+    A lost channel is not a lost sandbox: another one is opened, every unanswered request is sent again (the guest does
+    nothing twice), and every stream continues at its byte offset. Once the sandbox has ended, or could not be reached
+    for as long as it would wait for us, `lost` is set, and everything pending fails with `SandboxLost`.
     """
 
     missing: tuple[str, ...] = ()
@@ -78,12 +78,12 @@ class GuestClient:
         self._closing = False
         self._ending = False
         self.life = settings.take_over if isinstance(settings.take_over, GuestLife) else None
-        """Which guest it is, once it has said hello."""
+        """The identity of the guest, once it has said hello."""
         self._reason: HermesError | None = None
 
     @classmethod
     async def start(cls, sandbox: Sandbox, settings: GuestSettings) -> Self:
-        """Start the guest of this sandbox, or join the one that is there.
+        """Start the guest of this sandbox, or join the existing one.
 
         Raises:
             PolicyError: the sandbox can't grant the isolation, or another driver holds it.
@@ -91,7 +91,7 @@ class GuestClient:
             SandboxLost, ChannelLost: it could not be reached.
         """
         client = cls(sandbox, settings)
-        # Lives as long as the client, which `aclose` ends: no task group of a caller's spans that.
+        # Lives as long as the client, which `aclose` ends; no task group of a caller lasts that long.
         client._runner = asyncio.create_task(client._serve(), name=f"guest {sandbox.id}")
         try:
             await client._greeted_within(HELLO_TIMEOUT_S)
@@ -111,11 +111,11 @@ class GuestClient:
             raise PolicyError(message, hint="use a weaker level or another backend", sandbox_id=self.sandbox.id)
 
     async def aclose(self, *, end_sandbox: bool = False) -> None:
-        """Let go of the channel; with `end_sandbox` the guest kills everything and ends the sandbox. Idempotent."""
+        """Release the channel. With `end_sandbox`, the guest kills everything and ends the sandbox. Idempotent."""
         if end_sandbox and self._runner is not None and not self._runner.done() and not self._closing:
             self._ending = True
             self._post({"op": "end"})
-            # Not for `lost`: `asyncio.run` cancels every task at its end, what would set that included.
+            # Don't wait for `lost`: `asyncio.run` cancels every task at its end, including the one that would set it.
             await asyncio.wait([self._runner], timeout=END_TIMEOUT_S)
         self._closing = True
         if self._runner is not None:
@@ -146,7 +146,7 @@ class GuestClient:
         return RemoteCommands(self.request, index, workspace, call)
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
-        """Kill every process of the slot; all are dead when this returns. Its files stay, and its logs unless `forget`.
+        """Kill every process of the slot. All are dead when this returns. Its files stay, and its logs unless `forget`.
 
         Raises:
             SlotLost: that could not be proved; the slot is quarantined.
@@ -154,7 +154,7 @@ class GuestClient:
         await self.request({"op": "recycle", "slot": index, "wipe": False, "forget": forget})
 
     async def reset_slot(self, index: int) -> None:
-        """Kill, prove, empty the directories, and have the slot ready for its next lease.
+        """Kill the slot's processes, verify that, empty its directories, and make it ready for its next lease.
 
         Raises:
             SlotLost: it could not be proved clean; the slot is quarantined.
@@ -171,11 +171,12 @@ class GuestClient:
         output: OutputStream | None = None,
         input: InputPump | None = None,  # noqa: A002
     ) -> tuple[dict[str, Any], bytes]:
-        """Ask the guest, across lost channels, and return its answer. Cancelling kills what the request started.
+        """Send a request to the guest, across lost channels, and return its answer. Cancelling kills what the request
+        started.
 
         Raises:
             SandboxLost: the sandbox is gone.
-            HermesError: what the guest refused, as the error of its kind.
+            HermesError: the guest refused, with the corresponding error.
         """
         if self.lost.is_set() or self._closing:
             raise self._lost_error()
@@ -196,7 +197,7 @@ class GuestClient:
         try:
             answer, data = await pending.answer
         except asyncio.CancelledError:
-            # Even if the answer is here: what was started would otherwise live on, known to nobody.
+            # Even if the answer has arrived: what was started would otherwise live on, and nobody would know of it.
             if identity in self._pending or identity in self._acks:
                 self._post({"op": "cancel", "id": identity})
             raise
@@ -219,7 +220,7 @@ class GuestClient:
             while not self._closing:
                 connection = await self._reach()
                 try:
-                    # A task of its own: Python 3.11.2's task groups leave the task that they failed in marked as being
+                    # A separate task: after a failure, Python 3.11.2's task groups leave their task marked as being
                     # cancelled, and `asyncio.timeout` in it then ends in CancelledError.
                     await asyncio.create_task(self._session(connection), name=f"channel of {self.sandbox.id}")
                 except ChannelLost as error:
@@ -235,7 +236,7 @@ class GuestClient:
             self._give_up(InfraError(f"the guest client failed: {error!r}", sandbox_id=self.sandbox.id))
 
     async def _reach(self) -> GuestConnection:
-        """Return a connection to the guest; try until the guest would have given us up."""
+        """Return a connection to the guest. Keep trying for as long as the guest waits for us."""
         delay = 0.02
         for attempt in itertools.count(1):
             try:
@@ -250,13 +251,13 @@ class GuestClient:
         raise AssertionError("unreachable")
 
     async def _check_alive(self, cause: ChannelLost) -> None:
-        """Raise `SandboxLost` if there is no use in trying again."""
+        """Raise `SandboxLost` if another attempt is useless."""
         if time.monotonic() - self._heard > self.settings.orphan_ttl_s:
             message = f"the sandbox could not be reached for {self.settings.orphan_ttl_s:.0f} s"
             raise SandboxLost(message, sandbox_id=self.sandbox.id) from cause
         try:
             status = await self.sandbox.status()
-        except InfraError as error:  # its provider is out of reach too, which says nothing of the sandbox
+        except InfraError as error:  # its provider is unreachable too, which says nothing about the sandbox
             logger.info("sandbox %s: its status is not known: %s", self.sandbox.id, error)
             return
         if status is not SandboxStatus.RUNNING:
@@ -284,7 +285,7 @@ class GuestClient:
         self.own_users = header["mechanism"] != "shared"
         self.processors = int(header["processors"])
         self._heard = time.monotonic()
-        # A new channel: whatever was on its way on the old one is said again; the guest does nothing twice.
+        # On a new channel, everything in transit on the old one is sent again; the guest does nothing twice.
         self._outbox.clear()
         self._acks = [identity for identity in header["known"] if identity not in self._pending]
         for pending in list(self._pending.values()):
@@ -311,7 +312,7 @@ class GuestClient:
                 tasks.create_task(self._beat())
         except* HermesError as group:
             lost = group.exceptions[0]
-        if lost is not None:  # raised out here, as Python 3.11.2 wraps what is raised in there into another group
+        if lost is not None:  # raised outside, because Python 3.11.2 wraps errors from inside into another group
             raise lost
 
     async def _read(self, connection: GuestConnection) -> None:
@@ -347,7 +348,7 @@ class GuestClient:
             del self._pending[identity]
             if not pending.answer.done():
                 pending.answer.set_result((header, body))
-        # The guest may forget this answer: said with the next batch, at once if it is a large one.
+        # Tell the guest to forget this answer, with the next batch, or at once if it is large.
         self._acks.append(identity)
         if len(body) > _ACK_AT_ONCE or len(self._acks) >= _ACK_BATCH:
             self._post_acks()
@@ -370,7 +371,7 @@ class GuestClient:
                 await channel.write(batch)
 
     async def _beat(self) -> None:
-        """Tell the guest that we live, and find out when it can't be heard any more."""
+        """Tell the guest that we live, and detect when it can't be reached any more."""
         interval = wire.beat_interval_s(self.settings.orphan_ttl_s)
         while True:
             self._post_acks()

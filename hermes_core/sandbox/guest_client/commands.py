@@ -1,4 +1,4 @@
-"""The commands of one slot, spoken to the guest: `SlotCommands` as frames."""
+"""The commands of one slot, sent to the guest: implements `SlotCommands` with frames."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ MAX_BUFFER = 8 << 20
 MAX_PATH = 4096
 MAX_ARGUMENTS = 1536 << 10
 MAX_SIDE = 1000
-"""Rows or columns of a terminal at most."""
+"""Maximum number of rows or columns of a terminal."""
 LONGEST_WAIT_S = 3600.0
-"""How long a log is waited for at most, before an empty answer."""
+"""Maximum seconds to wait for a log, before an empty answer."""
 _LABEL = 2000
-"""Characters of a background process's command that are listed."""
+"""Number of characters of a background process's command in a listing."""
 _JOINED_AT_ONCE = 4 << 20
-"""Bytes up to which the pieces of a stream are put together on the event loop: 100 MB would stall it for 50 ms."""
+"""Maximum number of bytes for which the pieces of a stream are joined on the event loop: 100 MB would stall it for 50
+ms."""
 
 
 class SendRequest(Protocol):
@@ -61,7 +62,7 @@ class SendRequest(Protocol):
 
 
 class RemoteCommands:
-    """`SlotCommands` over a guest. Documented there."""
+    """`SlotCommands` over a guest. See there for documentation."""
 
     def __init__(self, request: SendRequest, index: int, workspace_dir: str, call: Call = unguarded) -> None:
         self.call = call
@@ -71,7 +72,7 @@ class RemoteCommands:
 
     @property
     def workspace_dir(self) -> str:
-        """The slot's workspace, as seen from inside the sandbox."""
+        """Return the slot's workspace, as a path inside the sandbox."""
         return self._workspace_dir
 
     # --- commands ---------------------------------------------------------------------------------------------------
@@ -110,7 +111,8 @@ class RemoteCommands:
     async def _run_streamed(
         self, header: dict[str, Any], script: bytes, stdin: bytes | AsyncIterator[bytes] | None, output_limit: int
     ) -> CommandResult:
-        """Standard output under the window, so that a result of many megabytes never delays a neighbour."""
+        """Run with standard output limited by the window, so that a result of many megabytes never delays a
+        neighbour."""
         stream, kept = OutputStream(), HeadTail(output_limit)
         async with alongside(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
             async for piece in stream:
@@ -125,7 +127,7 @@ class RemoteCommands:
         stdin: bytes | AsyncIterator[bytes] | None,
         output: OutputStream | None = None,
     ) -> Answer:
-        """Run with input of any size: small ones travel with the request."""
+        """Run with input of any size. Small input is sent with the request."""
         header |= {"slot": self._index, "script": len(script)}
         if stdin is None:
             return await self._request(header, script, output=output)
@@ -167,20 +169,20 @@ class RemoteCommands:
 
     @operation
     async def processes(self) -> Sequence[ProcessStatus]:
-        """The slot's background processes, oldest first."""
+        """Return the slot's background processes, oldest first."""
         answer, _ = await self._request({"op": "processes", "slot": self._index})
         return [_process_status(process) for process in answer["processes"]]
 
     @operation
     async def poll(self, process_id: str) -> ProcessStatus:
-        """One background process."""
+        """Return one background process."""
         return await self._about("poll", process_id)
 
     @operation
     async def log(
         self, process_id: str, *, offset: int = 0, limit: int = 200_000, wait_s: float | None = None
     ) -> LogChunk:
-        """Its output from a byte offset on."""
+        """Return its output from a byte offset on."""
         header = {
             "op": "log",
             "slot": self._index,
@@ -200,7 +202,7 @@ class RemoteCommands:
 
     @operation
     async def write(self, process_id: str, data: bytes, *, eof: bool = False) -> int:
-        """Write to its standard input; the number of bytes taken."""
+        """Write to its standard input. Return the number of bytes taken."""
         taken = 0
         while True:
             part = data[taken : taken + WINDOW]
@@ -218,7 +220,7 @@ class RemoteCommands:
 
     @operation
     async def kill(self, process_id: str, *, grace_s: float = 2.0) -> ProcessStatus:
-        """TERM, then KILL after the grace period, to it and all that it started."""
+        """Send TERM, then KILL after the grace period, to the process and everything that it started."""
         return await self._about("kill", process_id, grace=_seconds("grace_s", grace_s, least=0.0) or 0.0)
 
     async def _about(self, op: str, process_id: str, **arguments: Any) -> ProcessStatus:
@@ -230,7 +232,7 @@ class RemoteCommands:
 
     @operation
     async def read_file(self, path: str, *, offset: int = 0, limit: int = MAX_FILE_BYTES) -> FileContent:
-        """Up to `limit` bytes of a regular file from `offset`."""
+        """Return up to `limit` bytes of a regular file from `offset`."""
         if offset < 0 or limit < 0:
             raise CommandError("offset and limit must not be negative", code="invalid")
         data, result = await self._stream(
@@ -240,12 +242,12 @@ class RemoteCommands:
 
     @operation
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
-        """Replace or extend a file; all of it or an error."""
+        """Replace or append to a file. Either all is written or an error is raised."""
         await self._builtin("write", {"path": _path(path), "size": len(data), "mode": mode, "append": append}, data)
 
     @operation
     async def stat(self, path: str) -> FileStat:
-        """What the path is."""
+        """Return information about the path."""
         result, _ = await self._builtin("stat", {"path": _path(path)})
         return FileStat(**result["stat"])
 
@@ -253,7 +255,7 @@ class RemoteCommands:
     async def list_dir(
         self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
     ) -> Sequence[FileStat]:
-        """The entries of a directory, sorted by path."""
+        """Return the entries of a directory, sorted by path."""
         arguments = {"path": _path(path), "recursive": recursive, "max_entries": max_entries}
         data, _ = await self._stream("list", arguments)
         return [FileStat(**entry) for entry in json.loads(data)]
@@ -265,7 +267,7 @@ class RemoteCommands:
 
     @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
-        """Remove all files of the slot, but for some entries of its workspace."""
+        """Remove all files of the slot, except some entries of its workspace."""
         await self._builtin("clear", {"keep": list(keep)})
 
     @operation
@@ -275,7 +277,7 @@ class RemoteCommands:
 
     @operation
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """A plain tar of a directory's contents."""
+        """Return a plain tar of a directory's contents."""
         data, _ = await self._stream("tar_out", {"path": _path(path), "max_bytes": max_bytes})
         return data
 
@@ -283,7 +285,7 @@ class RemoteCommands:
     async def tar_out_to(
         self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
     ) -> int:
-        """The same, piece by piece."""
+        """Write a plain tar of a directory's contents to `sink`, piece by piece."""
         size, _ = await self._stream_to("tar_out", {"path": _path(path), "max_bytes": max_bytes}, sink)
         return size
 
@@ -295,7 +297,7 @@ class RemoteCommands:
         return self._outcome(name, result), result.stdout
 
     async def _stream(self, name: str, arguments: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
-        """What a file operation gives, in one."""
+        """Return the whole output of a file operation."""
         pieces: list[bytes] = []
 
         async def keep(piece: bytes) -> None:
@@ -308,7 +310,8 @@ class RemoteCommands:
     async def _stream_to(
         self, name: str, arguments: Mapping[str, Any], sink: Callable[[bytes], Awaitable[object]]
     ) -> tuple[int, dict[str, Any]]:
-        """A file operation whose data flows under the window, so that a large one never delays a neighbour."""
+        """Carry out a file operation with its data limited by the window, so that a large one never delays a
+        neighbour."""
         stream = OutputStream()
         header = {"op": "exec", "mode": "stream", "slot": self._index, "builtin": name, "args": arguments}
         async with alongside(self._request(header, output=stream)) as call:
@@ -318,14 +321,14 @@ class RemoteCommands:
         return stream.received, self._outcome(name, result)
 
     def _outcome(self, name: str, result: CommandResult) -> dict[str, Any]:
-        """What a file operation says of itself on standard error."""
+        """Return what a file operation reports on standard error."""
         slot_id = f"slot_{self._index}"
         try:
             outcome: dict[str, Any] = json.loads(result.stderr)
             if outcome.get("ok"):
                 return outcome
             message, code = str(outcome["message"]), str(outcome["code"])
-        except (ValueError, KeyError, AttributeError, RecursionError) as error:  # killed, or not what we wrote
+        except (ValueError, KeyError, AttributeError, RecursionError) as error:  # killed, or the output is not ours
             text = result.error_text[-500:] or f"it ended with status {result.returncode}"
             code = "killed" if result.signal == signal.SIGKILL else "failed"
             raise CommandError(f"{name} failed: {text}", code=code, slot_id=slot_id) from error
@@ -333,7 +336,7 @@ class RemoteCommands:
 
 
 def _joined(pieces: list[bytes]) -> bytes:
-    """All of them in one; the list is emptied. Copying many bytes lets go of the interpreter's lock."""
+    """Return all pieces joined, and empty the list. Copying many bytes releases the interpreter's lock."""
     data = b"".join(pieces)
     pieces.clear()
     return data
@@ -348,7 +351,7 @@ def _path(path: str) -> str:
 
 
 def _seconds(name: str, value: float, *, least: float | None = None) -> float | None:
-    """A time limit as it is sent: above zero, or at least `least`; None for one without end."""
+    """Return a time limit in the form that is sent: above zero, or at least `least`; None for no limit."""
     if math.isnan(value) or (value <= 0 if least is None else value < least):
         raise CommandError(f"{name} must be a number of seconds above zero, not {value}", code="invalid")
     return None if math.isinf(value) else value

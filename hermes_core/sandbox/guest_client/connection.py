@@ -1,4 +1,4 @@
-"""Reaching a guest: a channel on which it has been greeted, and the frames that come over it."""
+"""Reaching a guest: a channel with a finished greeting, and the frames that arrive on it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _NO_PYTHON = (TOO_OLD, 126, 127)
 
 @dataclass(frozen=True)
 class GuestLife:
-    """Which guest it is, so that none is taken for another: a process id alone names nobody for long."""
+    """The identity of a guest, so that it is not confused with another: a process id alone is soon reused."""
 
     instance: str
-    """Random, of this one guest."""
+    """A random id of this one guest."""
     boot_id: str
-    """Of the kernel that it runs on, by `/proc/sys/kernel/random/boot_id`."""
+    """The id of the kernel that it runs on, from `/proc/sys/kernel/random/boot_id`."""
     began: int
-    """When it started, in clock ticks since that kernel did."""
+    """Its start time, in clock ticks since the kernel's start."""
 
 
 @dataclass(frozen=True)
@@ -53,27 +53,27 @@ class GuestSettings:
     orphan_ttl_s: float
     uid_base: int | None = None
     own_system: bool = False
-    """As `Sandbox.own_system`."""
+    """See `Sandbox.own_system`."""
     max_processes: int = 512
     process_memory: int | None = None
-    """MiB that each process of a slot may allocate."""
+    """Memory that each process of a slot may allocate, in MiB."""
     env: Mapping[str, str] = field(default_factory=dict)
     inherit: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
-    """Those of the inherited variables whose values are masked in output."""
+    """The inherited variables whose values are masked in output."""
     has_secrets: bool = False
-    """Whether the sandbox's own variables have secrets among them, these or others."""
+    """Whether the sandbox's own variables include secrets, these or others."""
     visible_paths: tuple[str, ...] = ()
     network: Network = Network.OPEN
     take_over: GuestLife | Literal["silent"] | None = None
-    """Which guest of a dead driver's this one goes on with. `silent` is whichever there is, once its driver is silent;
-    None takes over nothing."""
+    """The guest of a dead driver that this client continues with. `silent` means any guest there, once its driver is
+    silent; None takes over nothing."""
     restored: bool = False
-    """Whether the sandbox's files are a snapshot's."""
+    """Whether the sandbox's files come from a snapshot."""
 
 
 class GuestConnection:
-    """A channel whose guest has been greeted, and what of its frames has arrived."""
+    """A channel whose guest has been greeted, with the frames received so far."""
 
     def __init__(self, channel: Channel, sandbox_id: str) -> None:
         self.channel = channel
@@ -97,15 +97,16 @@ class GuestConnection:
 async def greet(
     sandbox: Sandbox, settings: GuestSettings, session: str, *, join: bool, limit_s: float
 ) -> tuple[GuestConnection, dict[str, Any]]:
-    """Open a channel to the sandbox's guest and say hello; return the connection, and the guest's answer.
+    """Open a channel to the sandbox's guest and say hello. Return the connection and the guest's answer.
 
     Args:
-        session: one id per client. The guest keeps a session's requests across channels, and no other's.
+        session: one id per client. The guest keeps a session's requests across channels, but not those of other
+            sessions.
         join: never start a guest.
 
     Raises:
-        ChannelLost: that did not work; it may the next time.
-        HermesError: it never will.
+        ChannelLost: it failed, but may work the next time.
+        HermesError: it can never work.
     """
     channel: Channel | None = None
     try:
@@ -159,7 +160,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
 
 
 async def _no_greeting(channel: Channel, sandbox_id: str) -> HermesError:
-    """Return why the guest's bridge ended without a word."""
+    """Return why the guest's bridge ended without a message."""
     status = await channel.wait()
     words = channel.stderr_tail.strip()[-2000:]
     if status == NO_GUEST:
@@ -178,7 +179,7 @@ _HINTS = {
 
 
 def error_from_guest(error: Mapping[str, Any], sandbox_id: str, slot: int | None) -> HermesError:
-    """Return the typed error for what the guest says."""
+    """Return the typed error for an error of the guest."""
     message, code = str(error.get("message")), str(error.get("code"))
     slot_id = None if slot is None else f"slot_{slot}"
     match error.get("kind"):

@@ -1,4 +1,4 @@
-"""The driver's ends of a request's streams: each resumes at its byte offset when the channel was lost in between."""
+"""The driver's ends of a request's streams. Each resumes at its byte offset after a lost channel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class OutputStream:
-    """The receiving end of a stream: pieces in order, none twice, the sender held to a window."""
+    """The receiving end of a stream: pieces in order, none twice, with the sender limited by a window."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -33,7 +33,7 @@ class OutputStream:
         self._identity, self._post = identity, post
 
     def feed(self, offset: int, data: bytes) -> None:
-        """Take a piece that starts at `offset`; what is known already is left out.
+        """Take a piece that starts at `offset`. Known bytes are left out.
 
         Raises:
             ChannelLost: bytes are missing before this piece, so the channel can't be trusted.
@@ -47,7 +47,7 @@ class OutputStream:
             self._changed.set()
 
     def end(self) -> None:
-        """Take note that no more pieces will come."""
+        """Note that no more pieces will come."""
         self._ended = True
         self._changed.set()
 
@@ -67,7 +67,7 @@ class OutputStream:
 
 
 class InputPump:
-    """The sending end of a command's input: never more than a window ahead of what the command has taken."""
+    """The sending end of a command's input. It is never more than a window ahead of what the command has taken."""
 
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = source
@@ -84,12 +84,12 @@ class InputPump:
         self._identity, self._post = identity, post
 
     def resume(self) -> None:
-        """Send again all that the command may not have: on a new channel, after the request itself."""
+        """Send again everything that the command may not have: on a new channel, after the request itself."""
         self._sent = self._base
         self._send_kept()
 
     def taken(self, offset: int) -> None:
-        """Take note that the command has everything before `offset`."""
+        """Note that the command has everything before `offset`."""
         if offset > self._base:
             del self._kept[: offset - self._base]
             self._base = offset
@@ -121,7 +121,8 @@ async def once(data: bytes) -> AsyncIterator[bytes]:
 
 
 async def fed(work: Coroutine[Any, Any, T], feeding: Coroutine[Any, Any, None]) -> T:
-    """Return the outcome of `work`, fed meanwhile. It may end before all is fed; if feeding fails, so does this."""
+    """Return the outcome of `work`, which gets its input meanwhile. It may end before all input is sent. If sending
+    fails, so does this."""
     async with alongside(work) as working, alongside(feeding) as feeder:
         await asyncio.wait({working, feeder}, return_when=asyncio.FIRST_COMPLETED)
         if feeder.done() and not working.done():
