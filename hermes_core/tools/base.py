@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -93,8 +94,7 @@ class Tool:
     """A tool that the model can call. `function_tool` makes one from a function.
 
     Raises:
-        ConfigError: model endpoints don't accept the name, the schema is not valid, or the time limit is not a positive
-            number.
+        ConfigError: a field has a value that can't work; says what to change.
     """
 
     name: str
@@ -120,15 +120,57 @@ class Tool:
     def __post_init__(self) -> None:
         for several in ("toolsets", "requires"):
             object.__setattr__(self, several, words(getattr(self, several)))
-        if not _NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(f"{self.name!r} can't be a tool's name", hint="use 1 to 64 letters, digits, '_' or '-'")
-        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
-            message = f"tool {self.name!r} has a time limit of {self.timeout_s!r} seconds"
+        if not isinstance(self.description, str) or not self.description.strip():
+            raise ConfigError(f"tool {self.name!r} has no description", hint="write one: models choose tools by it")
+        if self.where not in ("sandbox", "driver"):
+            message = f"tool {self.name!r} has where={self.where!r}"
+            raise ConfigError(message, hint="use 'sandbox', or 'driver' for a tool without access to the slot")
+        limit = self.timeout_s
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf
+        ):
+            message = f"tool {self.name!r} has a time limit of {limit!r} seconds"
             raise ConfigError(message, hint="use a positive number, or None for the default")
-        if isinstance(self.params, Mapping):
-            check_schema(self.name, self.params)
+        _check_handler(self.name, self.handler)
+        _check_params(self.name, self.params)
 
     def time_limit(self, given: float | None, default: float) -> float:
         """Return the time limit of a call in seconds: the shorter of the tool's own and the caller's, or the
         default."""
         return min((limit for limit in (self.timeout_s, given) if limit is not None), default=default)
+
+
+def _check_handler(tool: str, handler: Any) -> None:
+    what = f"the handler of tool {tool!r}"
+    if not callable(handler):
+        raise ConfigError(f"{what} is {handler!r}, which can't be called", hint="give an async function")
+    if not any(map(inspect.iscoroutinefunction, (handler, inspect.unwrap(handler), type(handler).__call__))):
+        hint = "write `async def`; function_tool(function) makes a tool of a plain function"
+        raise ConfigError(f"{what} is not async", hint=hint)
+    try:
+        inspect.signature(handler).bind(None, None)
+    except TypeError as error:
+        hint = "let it take the context and the arguments: `async def handler(ctx, params)`"
+        raise ConfigError(f"{what} can't be called with two arguments: {error}", hint=hint) from error
+
+
+def _check_params(tool: str, params: Any) -> None:
+    if isinstance(params, Mapping):
+        if wrapped := _wrapped_schema(params):
+            message = f"the parameters of tool {tool!r} are the definition of a whole tool"
+            raise ConfigError(message, hint=f"pass its {wrapped}")
+        check_schema(tool, params)
+    elif not (isinstance(params, type) and issubclass(params, BaseModel)):
+        message = f"the parameters of tool {tool!r} are {params!r}"
+        raise ConfigError(message, hint="give a pydantic class, or a JSON schema of type object")
+
+
+def _wrapped_schema(params: Mapping[str, Any]) -> str:
+    """Return where the schema is in a tool of OpenAI's or Anthropic's API; empty if this is none."""
+    if isinstance(params.get("function"), Mapping):
+        return '`parameters`, here `["function"]["parameters"]`'
+    if params.get("type") == "function" or ("name" in params and "parameters" in params):
+        return "`parameters`"
+    return "`input_schema`" if "input_schema" in params else ""

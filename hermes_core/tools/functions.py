@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
@@ -79,7 +79,7 @@ def function_tool(
         raise _unfit(name, "runs in a slot, and does not take the call's context", hint)
     if where == "sandbox" and not is_async:
         raise _unfit(name, "runs in a slot, and is not async", "write `async def`, or say where='driver'")
-    if not (description or explained):
+    if not (description or explained).strip():
         raise _unfit(name, "has no description", "write a docstring: models choose tools by it")
     return Tool(
         name=name,
@@ -121,9 +121,33 @@ def _parameters(name: str, function: Callable[..., Any], described: Mapping[str,
         model = create_model(name, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
         parameters_schema(model)
     except (PydanticUserError, TypeError, ValueError) as error:
-        problem = f"takes what JSON can't describe: {str(error).partition(chr(10))[0]}"
-        raise _unfit(name, problem, "use JSON's types, or pydantic models of them") from error
+        hint = "use str, int, float, bool, list, dict, Literal, an enum, a dataclass or a pydantic class"
+        raise _unfit(name, f"takes what JSON can't describe: {_undescribed(own, hints) or error}", hint) from error
+    for parameter in own:
+        _check_default(name, parameter, hints[parameter.name])
     return takes_context, model
+
+
+def _undescribed(parameters: Iterable[inspect.Parameter], hints: Mapping[str, Any]) -> str:
+    """Return the first of these parameters whose type JSON can't describe, and the type; empty if each can."""
+    for parameter in parameters:
+        try:
+            TypeAdapter(hints[parameter.name]).json_schema()
+        except (PydanticUserError, TypeError, ValueError):
+            return f"parameter {parameter.name!r} of type {inspect.formatannotation(hints[parameter.name])}"
+    return ""
+
+
+def _check_default(name: str, parameter: inspect.Parameter, hint: Any) -> None:
+    if parameter.default is parameter.empty:
+        return
+    try:
+        TypeAdapter(hint).validate_python(parameter.default)
+    except ValidationError as error:
+        said = error.errors(include_url=False)[0]["msg"]
+        problem = f"has the default {parameter.default!r} for parameter {parameter.name!r}, which does not fit: {said}"
+        advice = "write `TYPE | None = None`" if parameter.default is None else "use a default of the parameter's type"
+        raise _unfit(name, problem, advice) from error
 
 
 def _is_context(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:

@@ -398,10 +398,13 @@ async def test_a_plugins_infrastructure_error_is_never_told_to_the_model(tmp_pat
 
 
 async def test_a_plugins_tool_that_hangs_is_cut_off_and_the_model_goes_on(tmp_path, tasks):
+    async def hang(ctx, params):
+        await asyncio.sleep(600)
+
     class Tools:
         @hookimpl
         def hermes_register_tools(self, registry):
-            tool = Tool("hang", ToolParams, lambda ctx, params: asyncio.sleep(600), "Hang.", "driver", ("theirs",))
+            tool = Tool("hang", ToolParams, hang, "Hang.", "driver", ("theirs",))
             registry.add(replace(tool, timeout_s=0.2))
 
     seen = []

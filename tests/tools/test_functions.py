@@ -220,6 +220,41 @@ def test_a_function_that_can_be_no_tool_is_refused_when_it_is_made(function: Any
         function_tool(function)
 
 
+class Opaque:
+    """A type that pydantic does not know."""
+
+
+def opaque(foo: Opaque) -> str:
+    """Take one."""
+    return str(foo)
+
+
+def unfit_default(x: int = "a") -> str:  # type: ignore[assignment]
+    """Take one."""
+    return str(x)
+
+
+def no_default(x: int = None) -> str:  # type: ignore[assignment]  # noqa: RUF013
+    """Take one."""
+    return str(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "says"),
+    [
+        (opaque, {}, r"parameter 'foo' of type .*Opaque \(use str, int, .* pydantic class\)"),
+        (unfit_default, {}, "the default 'a' for parameter 'x', which does not fit.*valid integer"),
+        (no_default, {}, r"the default None .*TYPE \| None = None"),
+        (lambda: "", {"name": "it", "description": " "}, "has no description"),
+        (lambda: "", {"name": "it", "description": "It.", "where": "moon"}, "where='moon'.*'driver'"),
+    ],
+)
+def test_a_definition_that_can_t_work_says_what_to_change(function: Any, more: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        function_tool(function, **more)
+    assert "arbitrary_types_allowed" not in str(refused.value)
+
+
 def test_a_tool_of_the_slot_needs_the_context() -> None:
     with pytest.raises(ConfigError, match="does not take the call's context"):
         function_tool(several_words, where="sandbox")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,41 @@ def test_schemas_are_in_the_order_asked_for() -> None:
 def test_names_that_endpoints_refuse_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="can't be a tool's name"):
         tool(name=name)
+
+
+def plain(ctx: CallContext, params: Any) -> str:
+    return ""
+
+
+async def without_arguments(ctx: CallContext) -> str:
+    return ""
+
+
+WRAPPED = {"name": "it", "description": "Does it.", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"description": " "}, "has no description"),
+        ({"where": "moon"}, "where='moon'.*'sandbox'"),
+        ({"handler": plain}, "is not async.*function_tool"),
+        ({"handler": without_arguments}, "two arguments.*handler.ctx, params"),
+        ({"handler": None}, "can't be called"),
+        ({"params": None}, "a pydantic class, or a JSON schema"),
+        ({"params": dict}, "a pydantic class, or a JSON schema"),
+        ({"params": {"type": "function", "function": WRAPPED}}, "pass its `parameters`, here"),
+        ({"params": {"type": "function", **WRAPPED}}, "pass its `parameters`"),
+        ({"params": {"name": "it", "input_schema": {"type": "object"}}}, "pass its `input_schema`"),
+        ({"timeout_s": "10"}, "time limit of '10' seconds"),
+        ({"timeout_s": True}, "time limit of True seconds"),
+        ({"timeout_s": -1}, "time limit of -1 seconds"),
+    ],
+)
+def test_a_definition_that_can_t_work_is_refused(fields: dict[str, Any], says: str) -> None:
+    good = tool()
+    with pytest.raises(ConfigError, match=says):
+        replace(good, **fields)
 
 
 async def test_text_is_the_output() -> None:
