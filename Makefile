@@ -75,8 +75,9 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Not with --quiet: MkDocs counts no warnings then, and --strict finds none.
 docs: setup $(VENV)/.extra-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ARGS)

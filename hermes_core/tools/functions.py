@@ -62,7 +62,10 @@ def function_tool(
         name: None is the function's name.
         description: None is the docstring.
         where: None is `sandbox` for a function that takes the context, and `driver` for one that does not.
-        toolsets, parallel_safe, timeout_s, requires: see `Tool`.
+        toolsets: toolsets that the tool joins.
+        parallel_safe: see `Tool`.
+        timeout_s: see `Tool`.
+        requires: see `Tool`.
 
     Raises:
         ConfigError: the function can't be a tool; says what is missing.
