@@ -167,7 +167,10 @@ async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> s
     """Why a running sandbox is to be left; None if its heart does not beat and, unless `waiting`, nobody is to come."""
     attach: Any = getattr(backend, "attach", None)
     if attach is None or not backend.capabilities.attach:
-        return "its heartbeat can't be read: the backend can't attach"
+        return (
+            f"it is not known whether its driver lives: backend {backend.name!r} does not implement `attach`; "
+            "if nobody uses it, end it where it runs"
+        )
     try:
         async with asyncio.timeout(LISTEN_S + LIST_LIMIT_S):
             sandbox = await attach(info.sandbox_id)
