@@ -241,3 +241,20 @@ def describe(error: BaseException) -> str:
     if isinstance(error, HermesError):
         return str(error)
     return f"{type(error).__name__}: {error}".split("\n", 1)[0].rstrip(": ")
+
+
+def plugin_fault(made_by_plugin: object, method: str, error: Exception, **where: Any) -> ProvisionError:
+    """Return the error for an exception that a backend or its sandbox should not have raised.
+
+    Args:
+        made_by_plugin: the backend or sandbox.
+        method: its method that raised `error`.
+        where: see `HermesError`.
+    """
+    return ProvisionError(
+        f"{type(made_by_plugin).__name__}.{method}() raised {describe(error)}",
+        hint="a bug in the plugin: `hermes-rl --traceback …` shows where; what users can mend should be a "
+        "ProvisionError, PolicyError or ChannelLost",
+        retryable=False,
+        **where,
+    )

@@ -571,6 +571,23 @@ async def test_start_fails_after_a_few_attempts_says_why_once_and_leaves_nothing
     assert world.provider.living == {}
 
 
+async def test_a_bug_of_the_backend_is_told_as_one(world, caplog):
+    world.provider.before = failing(10**6, lambda: RuntimeError("no key"))
+    with pytest.raises(ProvisionError) as caught:
+        await world.pool().start()
+    assert "Provider.create() raised RuntimeError: no key" in str(caught.value)
+    assert "a bug in the plugin: `hermes-rl --traceback" in str(caught.value)
+    assert len([each for each in caplog.records if "no key" in each.getMessage()]) <= 1
+
+
+async def test_a_bug_of_a_sandbox_is_told_as_one_and_once(world, caplog):
+    provisioner = Provisioner(world.provider, isolation=Isolation.USER, owner="me")
+    world.pools.append(Pool(SandboxConfig(slots_per_sandbox=2, max_sandboxes=2), provisioner, Events()))
+    with pytest.raises(ProvisionError, match=r"Box\.open\(\) raised NotImplementedError.*a bug in the plugin"):
+        await world.pools[-1].start()
+    assert "guest client failed" not in caplog.text
+
+
 async def test_a_guest_that_does_not_start_takes_its_sandbox_with_it(world):
     world.trouble_at_start = [SandboxLost("it died at once")]
     pool = world.pool(min_sandboxes=0)

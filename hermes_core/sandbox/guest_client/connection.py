@@ -18,6 +18,7 @@ from hermes_core.errors import (
     SandboxLost,
     SlotLost,
     SlotUnclean,
+    plugin_fault,
 )
 from hermes_core.sandbox.contract import Channel, Isolation, Network, Sandbox
 from hermes_core.sandbox.guest import wire
@@ -111,7 +112,12 @@ async def greet(
     channel: Channel | None = None
     try:
         async with asyncio.timeout(limit_s):
-            channel = await sandbox.open(guest_argv(settings.state_dir, join=join))
+            try:
+                channel = await sandbox.open(guest_argv(settings.state_dir, join=join))
+            except (HermesError, TimeoutError):
+                raise
+            except Exception as error:
+                raise plugin_fault(sandbox, "open", error, sandbox_id=sandbox.id) from error
             connection = GuestConnection(channel, sandbox.id)
             answer = await _ask(connection, payload() + _hello(settings, session))
             if answer is None:

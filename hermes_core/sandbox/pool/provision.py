@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, cast
 
 from hermes_core.aio import SingleFlight, TaskSet, complete
-from hermes_core.errors import InfraError, NoPythonError, PolicyError, ProvisionError
+from hermes_core.errors import HermesError, InfraError, NoPythonError, PolicyError, ProvisionError, plugin_fault
 from hermes_core.sandbox.commands import PREPARE
 from hermes_core.sandbox.contract import (
     Backend,
@@ -193,9 +193,15 @@ class Provisioner:
         return creation_id
 
     async def _create(self, spec: SandboxSpec, snapshot_id: str | None) -> Sandbox:
-        if snapshot_id is None:
-            return await self.backend.create(spec)
-        return await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
+        method = "create" if snapshot_id is None else "restore"
+        try:
+            if snapshot_id is None:
+                return await self.backend.create(spec)
+            return await cast(CanSnapshot, self.backend).restore(spec, snapshot_id)
+        except HermesError:
+            raise
+        except Exception as error:
+            raise plugin_fault(self.backend, method, error) from error
 
     async def _take_over(self, config: SandboxConfig, meter: Meter, creation_id: str) -> PooledSandbox | None:
         """Return the sandbox that an earlier driver created, emptied; None if it has ended or that driver lives."""
