@@ -1,4 +1,4 @@
-"""What `hermes-rl doctor` finds: whether each backend can be used here, and what to do if not."""
+"""The checks of `hermes-rl doctor`: whether each backend can be used here, and what to do if not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings, backend by backend, and what is wrong with the plugins."""
+    """The findings for each backend, and the problems of plugins."""
 
     backends: dict[str, Diagnosis]
     problems: tuple[str, ...]
@@ -31,11 +31,11 @@ class Findings:
 
     @property
     def healthy(self) -> bool:
-        """Whether every backend that was asked about can be used, and no plugin is broken."""
+        """Return whether every checked backend can be used, and no plugin is broken."""
         return not self.problems and all(found.usable for found in self.backends.values())
 
     def as_json(self) -> str:
-        """The report for programs."""
+        """Return the report for programs."""
         backends = {name: asdict(found) for name, found in self.backends.items()}
         found = {
             "healthy": self.healthy,
@@ -47,7 +47,8 @@ class Findings:
         return json.dumps(found, indent=2)
 
     def as_text(self, terminal_width: int | None = None) -> str:
-        """The report for people: a line for each backend, with details and advice below it; wrapped for a terminal."""
+        """Return the report for people: a line for each backend, with details and advice below it; wrapped for a
+        terminal."""
         lines = []
         for name, found in self.backends.items():
             lines.append(f"{name}: {'usable' if found.usable else 'NOT usable'}: {found.summary}")
@@ -62,7 +63,8 @@ class Findings:
 
 
 def _wrapped(line: str, width: int) -> str:
-    """The line in as many as it takes, those after the first indented further. Long words, as paths, stay whole."""
+    """Return the line wrapped, with all lines but the first indented further. Long words such as paths are not
+    split."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
@@ -102,7 +104,7 @@ def _profiles(settings: Settings) -> list[str]:
 
 
 async def _check(runtime: Runtime, name: str) -> Diagnosis:
-    """One backend's own diagnosis; a backend that can't even be made, or hangs, is not usable."""
+    """Return one backend's own diagnosis. A backend that can't be made, or hangs, is not usable."""
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             return await runtime.backend(name).check()

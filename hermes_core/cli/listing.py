@@ -1,4 +1,4 @@
-"""What `hermes-rl plugins`, `envs`, `backends`, `tools` and their like show, for people and as JSON."""
+"""The tables of `hermes-rl plugins`, `envs`, `backends`, `tools` and similar commands, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hermes_core.tools.schema import parameters_schema, type_words
 from hermes_core.tools.toolsets import Toolset
 
 Cell = str | Sequence[str] | Mapping[str, Sequence[str]]
-"""A text, several, or several by kind."""
+"""A text, several texts, or several by kind."""
 
 Row = Mapping[str, Cell]
 """One line, by column. Every row of a table has the same columns."""
@@ -33,7 +33,7 @@ DETAILS = frozenset({"hooks", "reason", "advice", "key"})
 
 
 def plugins(runtime: Runtime) -> Tables:
-    """Every plugin that was found: its origin, whether it is in use, and what it provides."""
+    """Return every plugin that was found: its origin, whether it is in use, and what it provides."""
     manager = runtime.plugin_manager
     rows = []
     for plugin in manager.plugins:
@@ -57,7 +57,7 @@ def plugins(runtime: Runtime) -> Tables:
 
 
 def backends(runtime: Runtime, name: str | None = None) -> Tables:
-    """The backends; or one, with what its profiles can set."""
+    """Return the backends; or one, with the settings of its profiles."""
     if name is None:
         return {"backends": _entries(runtime.backends)}
     entry = runtime.backends.entry(name)
@@ -66,7 +66,7 @@ def backends(runtime: Runtime, name: str | None = None) -> Tables:
 
 
 def environments(runtime: Runtime, name: str | None = None) -> Tables:
-    """The environments; or one, with its settings."""
+    """Return the environments; or one, with its settings."""
     if name is None:
         return {"environments": _entries(runtime.environments)}
     settings = settings_table(runtime.environment_class(name).config_class, "env")
@@ -74,7 +74,7 @@ def environments(runtime: Runtime, name: str | None = None) -> Tables:
 
 
 def agents(runtime: Runtime, name: str | None = None) -> Tables:
-    """The agents; or one, with its settings."""
+    """Return the agents; or one, with its settings."""
     if name is None:
         return {"agents": _entries(runtime.agents)}
     entry = runtime.agents.entry(name)
@@ -86,20 +86,21 @@ def agents(runtime: Runtime, name: str | None = None) -> Tables:
 
 
 def parsers(runtime: Runtime) -> Tables:
-    """The parsers of tool calls."""
+    """Return the parsers of tool calls."""
     return {"parsers": _entries(runtime.parsers)}
 
 
 def sinks(runtime: Runtime) -> Tables:
-    """The sinks."""
+    """Return the sinks."""
     return {"sinks": _entries(runtime.sinks)}
 
 
 def tools(runtime: Runtime, name: str | None = None) -> Tables:
-    """The tools, and the two kinds of groups of them; or one tool with its parameters, or one toolset with its tools.
+    """Return the tools and the two kinds of groups of them; or one tool with its parameters, or one toolset with its
+    tools.
 
     Raises:
-        UnknownNameError: there is neither a tool nor a toolset of that name.
+        UnknownNameError: there is neither a tool nor a toolset with that name.
     """
     known = runtime.tools
     entries = runtime.plugin_manager.registry("tool").entries()
@@ -158,7 +159,7 @@ def _parameters(tool: Tool) -> list[Row]:
 
 
 def as_json(tables: Tables) -> str:
-    """One table as a list of objects, several as an object of lists."""
+    """Return one table as a list of objects, several as an object of lists."""
     data: Any = next(iter(tables.values())) if len(tables) == 1 else tables
     return json.dumps(data, indent=2, ensure_ascii=False, default=list)
 
@@ -195,7 +196,7 @@ def _row(entry: Entry) -> Row:
 
 
 def _members(known: ToolRegistry, toolset: str) -> list[str]:
-    """The toolset's tools, or what is wrong with it."""
+    """Return the toolset's tools, or what is wrong with it."""
     try:
         return expand_toolset(known, toolset)
     except HermesError as error:
@@ -222,7 +223,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _paragraphs(columns: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
-    """A paragraph for each row, beside its name: the summary if it has one, and the other columns, named."""
+    """Return a paragraph for each row, next to its name: the summary if it has one, and the other columns, named."""
     name, *others = columns
     margin = 2 + max(len(_text(row[name])) for row in rows)
     lines = []

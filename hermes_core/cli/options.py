@@ -1,4 +1,5 @@
-"""`--env.KEY=VALUE` and its like: taken out of the command line, typed by the configuration they are for, merged."""
+"""Reads options like `--env.KEY=VALUE` from the command line, typed by the configuration they are for, and merges
+them."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from pydantic import BaseModel
 from hermes_core.errors import ConfigError, UnknownNameError, UsageError
 
 SECTIONS = ("env", "backend", "agent")
-"""What `--SECTION.KEY=VALUE` can be about; the configuration file has the same sections, and `run`."""
+"""The sections that `--SECTION.KEY=VALUE` can name. The configuration file has the same sections, and `run`."""
 
 _DOTTED = "hermes_core.dotted"
 
 
 class DottedCommand(click.Command):
-    """A command that takes `--env.KEY=VALUE` (or `--env.KEY VALUE`) beside its own options.
+    """A command that takes `--env.KEY=VALUE` (or `--env.KEY VALUE`) in addition to its own options.
 
     Args:
-        sections: those of `SECTIONS` that it has a use for.
+        sections: those of `SECTIONS` that it uses.
     """
 
     def __init__(self, *args: Any, sections: Sequence[str] = SECTIONS, **options: Any) -> None:
@@ -35,7 +36,7 @@ class DottedCommand(click.Command):
         self.sections = tuple(sections)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the dotted options out, and leave the others to click."""
+        """Remove the dotted options, and pass the others to click."""
         rest, ctx.meta[_DOTTED] = split_dotted(args, self.sections)
         return super().parse_args(ctx, rest)
 
@@ -45,7 +46,7 @@ Written = Mapping[str, str | None]
 
 
 def dotted(ctx: click.Context, section: str) -> Written:
-    """The dotted options of one section."""
+    """Return the dotted options of one section."""
     found: Mapping[str, Written] = ctx.meta[_DOTTED]
     return found.get(section, {})
 
@@ -53,7 +54,7 @@ def dotted(ctx: click.Context, section: str) -> Written:
 def split_dotted(
     args: Sequence[str], sections: Sequence[str] = SECTIONS
 ) -> tuple[list[str], dict[str, dict[str, str | None]]]:
-    """The arguments without the dotted options, and those by section.
+    """Return the arguments without the dotted options, and the dotted options by section.
 
     Raises:
         UnknownNameError: there is no such section.
@@ -84,11 +85,11 @@ def split_dotted(
 
 
 def read_config(path: Path | None) -> dict[str, dict[str, Any]]:
-    """The sections of a configuration file.
+    """Return the sections of a configuration file.
 
     Raises:
-        UnknownNameError: there is a section of another name.
-        ConfigError: the file can't be read, or a section is no mapping.
+        UnknownNameError: there is a section with another name.
+        ConfigError: the file can't be read, or a section is not a mapping.
     """
     from hermes_core.settings import read_yaml
 
@@ -108,13 +109,14 @@ def read_config(path: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def merged(config: Mapping[str, Any], written: Written, model: type[BaseModel]) -> dict[str, Any]:
-    """A section of the file with the command line's options in it, each read as its key's type asks.
+    """Return a section of the file, overridden by the command line's options. Each value is read by the type of its
+    key.
 
-    `a.b` sets key `b` of the mapping `a`. A switch without a value is on. Keys that the model does not have stay as
-    they are, for its own check to refuse.
+    `a.b` sets key `b` of the mapping `a`. A switch without a value is on. Unknown keys are left as they are, for the
+    model's own check to refuse.
 
     Raises:
-        UsageError: something else than a switch has no value.
+        UsageError: an option that is not a switch has no value.
     """
     values: dict[str, Any] = dict(config)
     for path, given in written.items():
@@ -140,9 +142,9 @@ def _value_of(path: str, given: str | None, model: type[BaseModel]) -> str:
 
 
 def read_value(text: str, annotation: Any) -> Any:
-    """What a written value means where this type is expected: text stays text unless it can't be meant.
+    """Return the value of a text for an expected type. Where the type allows text, it stays text.
 
-    A list is JSON or comma-separated, a mapping is JSON, and `null` or `none` is None where that is allowed.
+    A list is JSON or comma-separated, a mapping is JSON, and `null` or `none` is None if that is allowed.
     """
     kinds = set(_kinds(annotation))
     if type(None) in kinds and text.lower() in ("null", "none"):
@@ -159,7 +161,7 @@ def read_value(text: str, annotation: Any) -> Any:
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """The types that an annotation allows, without their parameters."""
+    """Yield the types that an annotation allows, without their parameters."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         for part in typing.get_args(annotation):

@@ -1,4 +1,4 @@
-"""How a run shows where it stands: a live display on a terminal, plain lines in a pipe."""
+"""The progress display of a run: live on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 LINE_EVERY_S = 2.0
-"""Seconds between two plain lines at least; the last one always comes."""
+"""Minimum seconds between two plain lines; the last one is always printed."""
 
 
 class PlainProgress:
-    """A line now and then: done, solved, failed, rate, time left."""
+    """Prints a line now and then: done, solved, failed, rate, time left."""
 
     def __init__(self, stream: TextIO, title: str = "", every_s: float = LINE_EVERY_S) -> None:
         self._stream = stream
@@ -27,20 +27,20 @@ class PlainProgress:
         self._next = 0.0
 
     def begin(self, total: int, tally: Tally) -> None:
-        """Start with a line of what there is to do."""
+        """Print a line with the number of rollouts to do."""
         self._total = total
         earlier = f", {tally.scored} of them scored before" if tally.scored else ""
         self._write(f"{total} rollout{'' if total == 1 else 's'}{earlier}")
         self._next = time.monotonic() + self._every_s
 
     def update(self, tally: Tally) -> None:
-        """A line, if the last one is old enough."""
+        """Print a line, if the last one is old enough."""
         if time.monotonic() >= self._next:
             self._write_status(tally)
             self._next = time.monotonic() + self._every_s
 
     def end(self, tally: Tally) -> None:
-        """The last line."""
+        """Print the last line."""
         if self._shown != (tally.scored, tally.failed):
             self._write_status(tally)
 
@@ -54,7 +54,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A bar that moves, on a terminal."""
+    """A moving bar on a terminal."""
 
     def __init__(self, stream: TextIO, title: str = "") -> None:
         from rich.console import Console
@@ -74,7 +74,7 @@ class LiveProgress:
         self._task: TaskID | None = None
 
     def begin(self, total: int, tally: Tally) -> None:
-        """Put the bar up."""
+        """Show the bar."""
         self._total = total
         self._task = self._display.add_task("starting", total=total, completed=tally.scored)
         self._display.start()
@@ -86,23 +86,23 @@ class LiveProgress:
             self._display.update(self._task, completed=done, description=text)
 
     def end(self, tally: Tally) -> None:
-        """Leave the bar as it is now."""
+        """Leave the bar in its final state."""
         self.update(tally)
         self._display.stop()
 
 
 def progress_on(stream: TextIO, title: str = "") -> Progress:
-    """The display that suits the stream."""
+    """Return the display that suits the stream."""
     return LiveProgress(stream, title) if stream.isatty() else PlainProgress(stream, title)
 
 
 def status_line(tally: Tally, total: int) -> str:
-    """`12/24 done, 10 solved, 1 failed, 431/h, 0:01:40 left`."""
+    """Return `12/24 done, 10 solved, 1 failed, 431/h, 0:01:40 left`."""
     return f"{_done(tally)}/{total} done, {counts(tally, total)}"
 
 
 def counts(tally: Tally, total: int) -> str:
-    """Solved, failed, rate and time left, as far as there are any."""
+    """Return solved, failed, rate and time left, as far as they are known."""
     parts = [f"{tally.solved} solved"]
     if tally.failed:
         parts.append(f"{tally.failed} failed")

@@ -52,13 +52,13 @@ class LocalBackend(Backend):
     """Sandboxes made of this host's own processes.
 
     At `user` and `namespace` a sandbox has its own mounts, processes and ipc. Its root shows the system's directories
-    and the interpreter that runs us; not our home, files, environment or processes. An ordinary user gets that by way
-    of a user namespace, root as it is, with user ids of its own for each slot. At `shared` there is a directory, and
-    nothing is kept apart.
+    and the interpreter that runs us, but not our home, files, environment or processes. An ordinary user gets this
+    through a user namespace, just like root, with user ids of its own for each slot. At `shared` a sandbox is only a
+    directory, and nothing is separated.
 
     Args:
-        settings: of the runtime; none of them matters here.
-        state_dir: where sandboxes are kept for profiles that do not say; `LocalConfig.state_dir` has the default.
+        settings: the runtime's settings, which are not used here.
+        state_dir: directory of sandboxes for profiles that don't set it; `LocalConfig.state_dir` has the default.
     """
 
     name: ClassVar[str] = "local"
@@ -75,7 +75,7 @@ class LocalBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """What this host allows, tried out at the first look (30 ms)."""
+        """Return what this host allows. It is tested at the first access (30 ms)."""
         probe = self._probe
         levels = {Isolation.SHARED}
         networks = {Network.OPEN}
@@ -85,7 +85,7 @@ class LocalBackend(Backend):
         return Capabilities(isolation=frozenset(levels), network=frozenset(networks), attach=True, on_driver_host=True)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Start the sandbox of this spec, or give the one that runs under its creation id."""
+        """Start the sandbox of this spec, or return the one that runs under its creation id."""
         config = spec.config if isinstance(spec.config, LocalConfig) else LocalConfig(**spec.config.model_dump())
         wanted = host.description(spec, tmpfs_mib=config.tmpfs_size)
         host.check(wanted, await asyncio.to_thread(lambda: self._probe))
@@ -104,7 +104,7 @@ class LocalBackend(Backend):
         return LocalSandbox(place, record)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
-        """Every sandbox that this user has on this host, living or dead, whoever's driver made it."""
+        """Return every sandbox of this user on this host, living or dead, of any driver."""
         return [
             SandboxInfo(
                 record.sandbox_id,
@@ -125,10 +125,10 @@ class LocalBackend(Backend):
             await found.terminate()
 
     async def attach(self, sandbox_id: str) -> Sandbox:
-        """A handle on a sandbox that runs already.
+        """Return a handle on a sandbox that runs already.
 
         Raises:
-            SandboxLost: there is none of that id, or it has ended.
+            SandboxLost: there is none with that id, or it has ended.
         """
         found = await self._find(sandbox_id)
         if found is None or await found.status() is not SandboxStatus.RUNNING:
@@ -136,16 +136,17 @@ class LocalBackend(Backend):
         return found
 
     async def check(self) -> Diagnosis:
-        """What levels this host grants, tried out with a real sandbox; why not the others, and what to do."""
+        """Return the levels that this host grants, tested with a real sandbox; and for the others, the reason and what
+        to do."""
         probe = await asyncio.to_thread(lambda: self._probe)
         return await diagnosis.diagnose(self, probe)
 
     async def aclose(self) -> None:
-        """Break off what is under way. Sandboxes stay."""
+        """Cancel the work in progress. Sandboxes stay."""
         await self._work.aclose()
 
     async def _place(self, wanted: str | None) -> str:
-        """The state directory, swept of dead sandboxes when first used."""
+        """Return the state directory. Dead sandboxes are removed from it when it is first used."""
         return await self._places.get(self._work, partial(asyncio.to_thread, _open, wanted), wanted)
 
     async def _all_places(self) -> set[str]:

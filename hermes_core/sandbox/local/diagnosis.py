@@ -1,4 +1,4 @@
-"""What `hermes-rl doctor` says of local sandboxes: what a real one gives here, and what to do about the rest."""
+"""What `hermes-rl doctor` says about local sandboxes: what a real one can do here, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LIMITS = (  # what can stand in the way of a user namespace, the value that doe
 
 
 async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
-    """Try a sandbox of the strongest level that the host seems to allow."""
+    """Test a sandbox of the strongest level that the host seems to allow."""
     capabilities = backend.capabilities
     strongest = max(capabilities.isolation)
     try:
@@ -73,7 +73,7 @@ def _advice(probe: Probe) -> list[str]:
 
 
 async def _try(backend: Backend, level: Isolation) -> str:
-    """Make a sandbox, run the interpreter in it, end it; the interpreter's version."""
+    """Make a sandbox, run the interpreter in it, end it, and return the interpreter's version."""
     spec = SandboxSpec(
         creation_id=f"doctor-{uuid.uuid4().hex}",
         owner="doctor",

@@ -1,7 +1,7 @@
 """A sandbox's directory on the host: made, held by its supervisor's lock, and removed. Light imports only.
 
-Its supervisor holds a lock on the directory itself from before it has its name until after it is gone. So who can take
-that lock knows that the sandbox is dead, whatever process ids say, and from another pid namespace too.
+Its supervisor holds a lock on the directory itself from before it has its name until after it is gone. So if the lock
+can be taken, the sandbox is dead. This works without process ids, and from another pid namespace too.
 """
 # pathlib is slow to import
 # ruff: noqa: PTH101, PTH102, PTH104, PTH118, PTH120, PTH123, PTH208
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 RECORD, DATA, TMP, VAR_TMP, ROOT, DISK = "record.json", "data", "tmp", "vartmp", "root", "disk"
-"""What is in it: the record, three writable directories, and two empty ones to mount on."""
+"""Its contents: the record, three writable directories, and two empty ones to mount on."""
 
 PREFIX = "local-"
-"""How the name of every sandbox begins."""
+"""Prefix of the names of all sandboxes."""
 
 _NEW, _TRASH = ".new-", ".trash-"
 _UNFINISHED_S = 60.0
@@ -60,7 +60,7 @@ def furnish(place: str) -> None:
 
 
 def read_record(path: str) -> dict[str, Any]:
-    """Return the record of the sandbox in this directory. Raises OSError or ValueError if there is none to read."""
+    """Return the record of the sandbox in this directory. Raise OSError or ValueError if there is none to read."""
     import json
 
     with open(os.path.join(path, RECORD), "rb") as stream:
@@ -69,7 +69,7 @@ def read_record(path: str) -> dict[str, Any]:
 
 
 def held(path: str) -> bool:
-    """Whether there is such a sandbox with a living supervisor."""
+    """Return whether there is such a sandbox with a living supervisor."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -84,9 +84,9 @@ def held(path: str) -> bool:
 
 
 def discard(path: str) -> bool:
-    """Remove a directory that the caller holds, or that nobody does; True when all of it is gone.
+    """Remove a directory that the caller holds, or that nobody holds. Return whether all of it is gone.
 
-    It loses its name first: a half-removed directory is nobody's sandbox, and its name may be used again at once.
+    It is renamed first: a half-removed directory is not a sandbox, and its name may be used again at once.
     """
     trash = os.path.join(os.path.dirname(path), _TRASH + os.urandom(8).hex())
     try:
@@ -97,7 +97,7 @@ def discard(path: str) -> bool:
 
 
 def discard_dead(path: str) -> bool:
-    """Remove a directory unless its supervisor lives; whether it was there, dead, and is gone now."""
+    """Remove a directory unless its supervisor lives. Return whether it existed, was dead, and is gone now."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -114,7 +114,7 @@ def discard_dead(path: str) -> bool:
 
 
 def leftovers(state_root: str) -> list[str]:
-    """The paths of what may be dead: sandboxes without a supervisor, and remains of unfinished work."""
+    """Return paths that may be dead: sandboxes without a supervisor, and remains of unfinished work."""
     found = []
     for name in os.listdir(state_root):
         path = os.path.join(state_root, name)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hermes_core.sandbox.contract import SandboxSpec
 
 MARK = b"\0hermes-host\0"
-"""What `main` writes first: whatever an account's login files have printed before it is not ours."""
+"""The first output of `main`. Everything before it was printed by the account's login files."""
 
 _DATA = "/data"
 _LEVELS = ("shared", "user", "namespace")
@@ -46,19 +46,19 @@ _USERNS_HINT = (
 
 @dataclass(frozen=True)
 class Probe:
-    """What a host allows an account: the outcome of `guest.probe.what_works`."""
+    """What a host allows an account: the result of `guest.probe.what_works`."""
 
     root: bool
     namespaces: bool
-    """Namespaces as we are."""
+    """Whether namespaces work directly."""
     user_namespaces: bool
-    """Namespaces by way of a user namespace."""
+    """Whether namespaces work through a user namespace."""
     network: bool
     reason: str
 
     @property
     def isolates(self) -> bool:
-        """Whether sandboxes can have namespaces of their own, one way or the other."""
+        """Return whether sandboxes can have namespaces of their own, in one of the two ways."""
         return self.namespaces or self.user_namespaces
 
 
@@ -75,18 +75,19 @@ class SandboxRecord:
     supervisor: tuple[int, int]
     """Process id and start time."""
     init: tuple[int, int]
-    """The same of the first process; its pid as seen from outside."""
+    """Process id and start time of the first process; the id is the one seen from outside."""
     uid_base: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def isolated(self) -> bool:
-        """Whether the sandbox has namespaces of its own."""
+        """Return whether the sandbox has namespaces of its own."""
         return self.isolation != "shared"
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> SandboxRecord:
-        """Return what a supervisor reports or has written. Raises KeyError, TypeError or ValueError if wrong."""
+        """Return the record from a supervisor's report or file. Raise KeyError, TypeError or ValueError if it is not
+        valid."""
         identities = {}
         for key in ("supervisor", "init"):
             pid, started = values[key]
@@ -98,18 +99,18 @@ class SandboxRecord:
 
 
 def place_of(wanted: str | None, usual: str) -> str:
-    """Return the directory of an account's sandboxes: the one wanted, or the usual one with the account's uid."""
+    """Return the directory of an account's sandboxes: the requested one, or the usual one with the account's uid."""
     return f"{usual}-{os.geteuid()}" if wanted is None else os.path.abspath(os.path.expanduser(wanted))
 
 
 def open_place(place: str, setting: str) -> str:
-    """Make that directory if need be. Slots' users may pass through it but not list it.
+    """Make that directory if necessary. Slots' users may pass through it but not list it.
 
     Args:
-        setting: what names another one, for the hint.
+        setting: the setting that names another directory, for the hint.
 
     Raises:
-        PolicyError: it can't be made, is a link, or someone else could put things there.
+        PolicyError: it can't be made, is a link, or others could put things there.
     """
     hint = f"name another one by `{setting}`"
     try:
@@ -125,7 +126,7 @@ def open_place(place: str, setting: str) -> str:
 
 
 def sweep(place: str) -> int:
-    """Remove what supervisors have left that were killed themselves; return the number of directories removed."""
+    """Remove what killed supervisors have left. Return the number of removed directories."""
     removed = 0
     for path in directories.leftovers(place):
         record = _read(path)
@@ -158,19 +159,19 @@ def records(place: str) -> list[SandboxRecord]:
 
 
 def runs(place: str, sandbox_id: str) -> bool:
-    """Whether a sandbox runs: it does as long as its supervisor lives."""
+    """Return whether a sandbox runs. It does as long as its supervisor lives."""
     return directories.held(os.path.join(place, sandbox_id))
 
 
 def status(place: str, sandbox_id: str) -> str:
-    """Return `running`, `ended`, or `gone` if there is nothing left of it."""
+    """Return `running`, `ended`, or `gone` if nothing of it is left."""
     if runs(place, sandbox_id):
         return "running"
     return "ended" if os.path.lexists(os.path.join(place, sandbox_id)) else "gone"
 
 
 def workspace_base(place: str, record: SandboxRecord) -> str:
-    """Return where the slots' workspaces are, as seen from inside the sandbox."""
+    """Return the directory of the slots' workspaces, as a path inside the sandbox."""
     return _DATA if record.isolated else os.path.join(place, record.sandbox_id, directories.DATA)
 
 
@@ -185,7 +186,7 @@ def _read(path: str) -> SandboxRecord | None:
 
 
 def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None) -> dict[str, Any]:
-    """Return what a host has to know of a sandbox to create it, as plain data. Called by the driver."""
+    """Return what a host must know to create a sandbox, as plain data. Called by the driver."""
     from hermes_core.sandbox.guest.workspace import slot_users  # hosts are not sent it
 
     one_etc = spec.isolation.label == "user"  # at `namespace` the guest gives each slot its own
@@ -209,7 +210,7 @@ def check(wanted: Mapping[str, Any], probe: Probe) -> None:
     """Refuse what this host can't give this account.
 
     Raises:
-        PolicyError: with the kernel's reason.
+        PolicyError: gives the kernel's reason.
     """
     level = wanted["record"]["isolation"]
     isolated = level != "shared"
@@ -269,9 +270,9 @@ def creation(
 
 
 def entry(place: str, record: SandboxRecord, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the request of a program that is started in a sandbox; `python3` is the interpreter that runs us.
+    """Return the request for a program that is started in a sandbox. `python3` there is the interpreter that runs us.
 
-    Its environment is PATH, LANG, HERMES_SANDBOX_ID, the sandbox's own, and `env`: nothing of ours.
+    Its environment has PATH, LANG, HERMES_SANDBOX_ID, the sandbox's own variables and `env`, but nothing of ours.
     """
     given = {processes.MARKER: record.sandbox_id, **record.environment, **env}
     return {
@@ -284,10 +285,10 @@ def entry(place: str, record: SandboxRecord, argv: Sequence[str], env: Mapping[s
 
 
 def end(place: str, record: SandboxRecord) -> None:
-    """End a sandbox and remove what it had. Idempotent; blocks for some ms, or half a minute if it does not end.
+    """End a sandbox and remove everything of it. Idempotent; blocks for some ms, or half a minute if it does not end.
 
     Raises:
-        InfraError: something of it can't be ended from here.
+        InfraError: a part of it can't be ended from here.
     """
     path = os.path.join(place, record.sandbox_id)
     if not processes.stop(record.supervisor, signal.SIGTERM, _END_S):
@@ -308,7 +309,8 @@ def end(place: str, record: SandboxRecord) -> None:
 
 
 def main(request: dict[str, Any]) -> None:
-    """Do what a request over a connection says, and answer as JSON; `enter` becomes a program in a sandbox."""
+    """Carry out a request that came over a connection, and answer with JSON. For `enter`, become a program in a
+    sandbox."""
     os.write(1, MARK)
     place = place_of(request["directory"], request["usual"])
     if request["op"] == "enter":
@@ -330,7 +332,7 @@ def _create(place: str, request: dict[str, Any]) -> dict[str, Any]:
     if packages is None:  # looking takes seconds on a cold disk: the driver tells us what we have found
         packages = list(view.package_folders(view.interpreter_prefixes()))
     if select.select([0], [], [], 0)[0] and not os.read(0, 1):
-        sys.exit(1)  # the connection was closed while we looked: nobody is to find a sandbox later
+        sys.exit(1)  # the connection was closed while we looked: don't create a sandbox that nobody knows of
     for _ in range(_ATTEMPTS):
         open_place(place, "directory")
         sweep(place)
@@ -404,7 +406,7 @@ def _terminate(place: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remove_if_empty(place: str) -> None:
-    """Nothing of us stays on the host: the last sandbox takes the directory with it."""
+    """Remove the directory with the last sandbox, so that nothing of ours stays on the host."""
     try:
         os.rmdir(place)
     except OSError:  # it is not the last one

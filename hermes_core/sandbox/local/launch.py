@@ -1,4 +1,4 @@
-"""Start the launcher: its command line, its request, the report of a supervisor, and what it finds of the host."""
+"""Starts the launcher: its command line, its request, a supervisor's report, and what it finds out about the host."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _PROBE_S, _REPORT_S = 30.0, 60.0
 
 
 def launcher_argv(mode: str, descriptor: int) -> list[str]:
-    """The command line of a launcher: the bare interpreter, without its site packages or the caller's settings."""
+    """Return the command line of a launcher: the bare interpreter, without its site packages or the caller's
+    settings."""
     return [view.interpreter(), "-I", "-S", str(LAUNCHER), mode, str(descriptor)]
 
 
 @contextlib.contextmanager
 def request_file(request: Mapping[str, object]) -> Iterator[int]:
-    """A descriptor to read the request from. Not on the command line, which all users of a host can read."""
+    """Yield a descriptor to read the request from. All users of a host could read it on the command line."""
     descriptor = os.memfd_create("request")
     try:
         with open(descriptor, "wb", closefd=False) as stream:
@@ -40,7 +41,7 @@ def request_file(request: Mapping[str, object]) -> Iterator[int]:
 
 
 def probe_host() -> Probe:
-    """Try out what this host allows, in a process of its own, as that means to fork. Blocks for about 30 ms."""
+    """Find out what this host allows, in a separate process because that forks. Blocks for about 30 ms."""
     try:
         done = subprocess.run(
             launcher_argv("probe", 0),
@@ -58,10 +59,10 @@ def probe_host() -> Probe:
 
 
 async def create(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Start a supervisor and return its report. Cancelled, or without a report, it leaves nothing behind.
+    """Start a supervisor and return its report. If cancelled, or without a report, nothing is left behind.
 
     Raises:
-        ProvisionError: it could not be started, or gave no report.
+        ProvisionError: it could not be started, or returned no report.
     """
     directory = Path(request["state_root"], request["sandbox_id"])
     try:
@@ -87,7 +88,8 @@ async def create(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
-    """Return a supervisor's pid, and where to read its report. It may outlive us; who ends the sandbox reaps it."""
+    """Return a supervisor's pid, and a descriptor for its report. It may outlive us; whoever ends the sandbox reaps
+    it."""
     reader, writer = os.pipe()
     try:
         with request_file(request) as descriptor:
@@ -111,7 +113,7 @@ def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _abandon(pid: int, directory: Path) -> None:
-    """Undo a start, wherever it has got to: the first process dies with its supervisor."""
+    """Undo a start at any stage. The first process dies with its supervisor."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -119,7 +121,7 @@ def _abandon(pid: int, directory: Path) -> None:
 
 
 async def _read_all(descriptor: int) -> bytes:
-    """Everything up to the end of a pipe."""
+    """Return everything up to the end of a pipe."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     os.set_blocking(descriptor, False)

@@ -1,7 +1,7 @@
-"""The program beside every local sandbox: `create` starts one and stays, `enter` joins one, `probe` tries things out.
+"""The program beside every local sandbox: `create` starts one and stays, `enter` joins one, `probe` tests the host.
 
-Run as a file by the bare interpreter (`python -I -S launcher.py MODE FD`), because it forks, and what it forks must be
-small, without threads, and quick to start: 15 ms with what it imports, where our package would take 300.
+It is run as a file by the bare interpreter (`python -I -S launcher.py MODE FD`). Because it forks, it must be small,
+without threads, and quick to start: 15 ms with its imports, while our package would take 300 ms.
 """
 # pathlib is slow to import
 # ruff: noqa: PTH100, PTH120
@@ -13,7 +13,7 @@ import sys
 
 
 def _bare_packages() -> None:
-    """Let modules of our package be imported by name without running the package's own `__init__` files."""
+    """Make modules of our package importable by name without running the package's own `__init__` files."""
     directory = os.path.dirname(os.path.abspath(__file__))
     names = ("hermes_core.sandbox.local", "hermes_core.sandbox", "hermes_core")
     for name in names:
@@ -27,7 +27,7 @@ def _bare_packages() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Do what the mode says with the request that a descriptor holds."""
+    """Carry out the mode with the request from a descriptor."""
     _bare_packages()
     from hermes_core.sandbox.local import supervisor
 

@@ -1,4 +1,4 @@
-"""Processes of this host by identity: a pid alone may soon be another's, so it goes with its start time.
+"""Processes of this host by identity: a pid and its start time, because a pid alone may soon belong to another process.
 
 Light imports only.
 """
@@ -11,25 +11,26 @@ import os
 import time
 
 MARKER = "HERMES_SANDBOX_ID"
-"""The environment variable that everything opened in a sandbox carries: how a `shared` one's processes are found."""
+"""The environment variable of everything that was opened in a sandbox. The processes of a `shared` one are found by
+it."""
 
 _ROUNDS, _PAUSE_S, _CLEAN_ROUNDS = 100, 0.01, 2
 
 
 def start_time(pid: int) -> int:
-    """When the process began, in clock ticks since boot; 0 if there is none, or only its zombie."""
+    """Return when the process began, in clock ticks since boot; 0 if there is none, or only its zombie."""
     fields = _fields(pid)
     return 0 if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def began(pid: int) -> int:
-    """The same, of a zombie too."""
+    """Return when the process or its zombie began, in clock ticks since boot; 0 if there is neither."""
     fields = _fields(pid)
     return int(fields[19]) if fields else 0
 
 
 def _fields(pid: int) -> list[bytes]:
-    """What /proc says of a process, from its state on; nothing if there is none."""
+    """Return /proc's fields of a process, beginning with its state; empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             return stream.read().rpartition(b")")[2].split()  # the name before it may hold anything
@@ -38,12 +39,12 @@ def _fields(pid: int) -> list[bytes]:
 
 
 def alive(pid: int, started: int) -> bool:
-    """Whether that very process runs."""
+    """Return whether this very process runs."""
     return started > 0 and start_time(pid) == started
 
 
 def stop(process: tuple[int, int], number: int, limit_s: float) -> bool:
-    """Send a signal to that very process, or to nobody, and wait for its end; return whether it came in time."""
+    """Send a signal to this very process, or to none, and wait for its end. Return whether it ended in time."""
     pid, started = process
     deadline = time.monotonic() + limit_s
     try:
@@ -75,9 +76,9 @@ def _send(pid: int, started: int, number: int) -> None:
 
 
 def reap(process: tuple[int, int]) -> None:
-    """Take the exit status of that very process, if it is a child of ours that has ended.
+    """Reap this very process, if it is a child of ours that has ended.
 
-    Its pid alone may be that of another child by now, whose status is somebody else's to take.
+    Its pid alone may be another child's by now, whose status must not be taken here.
     """
     if began(process[0]) == process[1]:
         try:
@@ -87,7 +88,8 @@ def reap(process: tuple[int, int]) -> None:
 
 
 def marked(sandbox_id: str) -> list[int]:
-    """The processes that carry this sandbox's marker in their environment, as far as we may read it; not ourselves."""
+    """Return the processes with this sandbox's marker in their environment, as far as we may read it, without
+    ourselves."""
     wanted = f"{MARKER}={sandbox_id}".encode()
     found = []
     for name in os.listdir("/proc"):
@@ -103,7 +105,8 @@ def marked(sandbox_id: str) -> list[int]:
 
 
 def kill_marked(sandbox_id: str) -> bool:
-    """SIGKILL to all that carry the marker, again until none is found; False if some are left (best effort)."""
+    """Send SIGKILL to all processes with the marker until none is found. Return False if some are left (best
+    effort)."""
     clean = 0
     for _ in range(_ROUNDS):
         pids = marked(sandbox_id)

@@ -1,4 +1,4 @@
-"""Removing a directory tree of any depth: no link followed, no mount left, few descriptors. Light imports only."""
+"""Removes a directory tree of any depth: no link followed, no mount removed, few descriptors. Light imports only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: str) -> bool:
-    """Remove a directory with all in it, whatever its modes; True when nothing of it is left.
+    """Remove a directory with everything in it, whatever its modes. Return whether nothing of it is left.
 
-    Directories are moved up to the top before they are emptied. So a tree that is deeper than any path may be long, or
-    than Python recurses, goes like any other. What is mounted inside stays, as does what we have no right to.
+    Directories are moved up to the top before they are emptied. So a tree can be deeper than the longest path, or than
+    Python recurses. What is mounted inside stays, as does everything that we have no right to remove.
     """
     try:
         top = os.open(path, _DIRECTORY)
@@ -51,7 +51,7 @@ def _empty(top: int) -> None:
 
 
 def _unlink_files(directory: int) -> list[str]:
-    """Remove all but the directories of a directory; the names of those."""
+    """Remove all files of a directory, and return the names of its directories."""
     directories = []
     try:
         with os.scandir(directory) as entries:
@@ -67,7 +67,7 @@ def _unlink_files(directory: int) -> list[str]:
 
 
 def _open(name: str, parent: int) -> int:
-    """A descriptor of the directory, its owner made able to empty it; -1 if that can't be."""
+    """Return a descriptor of the directory, with modes that let its owner empty it; -1 if that is impossible."""
     try:
         descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
         if os.fstat(descriptor).st_mode & 0o700 != 0o700:
@@ -96,7 +96,7 @@ def _move(name: str, source: int, new: str, target: int) -> bool:
 
 
 def _open_up(name: str, parent: int) -> bool:
-    """Mode 0700 for a directory that can't be opened: by way of a descriptor, so that no link is followed."""
+    """Set mode 0700 for a directory that can't be opened, through a descriptor so that no link is followed."""
     try:
         handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError:
@@ -108,7 +108,7 @@ def _open_up(name: str, parent: int) -> bool:
 
 
 def _works(call: Callable[..., object], *arguments: object, **options: object) -> bool:
-    """Make the call; whether the system let it."""
+    """Make the call, and return whether the system allowed it."""
     try:
         call(*arguments, **options)
     except OSError:

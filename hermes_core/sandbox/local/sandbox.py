@@ -1,4 +1,4 @@
-"""A local sandbox as its driver holds it: opening channels into it, asking how it is, ending it."""
+"""A local sandbox for its driver: opens channels into it, asks for its status, ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LocalSandbox(Sandbox):
     """A process tree of this host, and its directory. Made by `LocalBackend`.
 
     Args:
-        place: the directory that holds the sandbox's.
+        place: the directory that contains the sandbox's directory.
     """
 
     def __init__(self, place: str, record: SandboxRecord) -> None:
@@ -31,7 +31,8 @@ class LocalSandbox(Sandbox):
         self._place = place
 
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
-        """Start `argv` in the sandbox. It lives on when the channel is closed. `host.entry` says what it is given."""
+        """Start `argv` in the sandbox. It lives on when the channel is closed. `host.entry` describes its
+        environment."""
         if not host.runs(self._place, self.id):
             raise SandboxLost("the sandbox has ended", hint="create another one", sandbox_id=self.id)
         try:
@@ -43,10 +44,10 @@ class LocalSandbox(Sandbox):
             raise ChannelLost(f"a channel into the sandbox can't be opened: {error}", sandbox_id=self.id) from error
 
     async def status(self) -> SandboxStatus:
-        """Running as long as its supervisor lives; gone with its directory."""
+        """Return its status: running as long as its supervisor lives, gone when its directory is."""
         processes.reap(self.record.supervisor)
         return SandboxStatus(host.status(self._place, self.id))
 
     async def terminate(self) -> None:
-        """End it: every process killed, its directory removed."""
+        """End the sandbox: kill every process, and remove its directory."""
         await asyncio.to_thread(host.end, self._place, self.record)

@@ -1,8 +1,8 @@
-"""Keep a sandbox from its first process to its last file, or enter one: what a process of its own does. Light imports.
+"""Keeps a sandbox from its first process to its last file, or enters one. Each is a process of its own. Light imports.
 
-A supervisor is outside of everything: it is the parent of the sandbox's first process (for a sandbox with namespaces,
-the init of its pid namespace, whose death is the death of all in it), waits for its end, and removes the directory. If
-the supervisor itself is killed, the kernel kills that first process; the directory is then left to the next sweep.
+A supervisor is outside of the sandbox. It is the parent of the sandbox's first process (for a sandbox with namespaces,
+the init of its pid namespace, whose death kills everything in it), waits for its end, and removes the directory. If the
+supervisor itself is killed, the kernel kills that first process; the next sweep then removes the directory.
 
 Requests and reports are marshalled: both ends are the same interpreter, and `json` would take longer than all the rest.
 """
@@ -29,7 +29,7 @@ KINDS = ("user", "mnt", "pid", "ipc", "net")
 """The namespaces that a sandbox may have of its own."""
 
 NOT_THERE, CANNOT_RUN, NOT_FOUND = 125, 126, 127
-"""Exit statuses of `enter` itself: no such sandbox, a program that can't be run, none of that name."""
+"""Exit statuses of `enter` itself: no such sandbox, a program that can't be run, no program with that name."""
 
 _ATTEMPTS, _PAUSE_S, _START_S = 5, 0.01, 30.0
 _SHM_BYTES = 1 << 30
@@ -94,7 +94,7 @@ def _claim(state_root: str, sandbox_id: str) -> dict[str, Any] | None:
 
 
 def _existing(path: str) -> dict[str, Any] | None:
-    """Return the record of the sandbox that has this directory; None if it is dead, and now out of the way."""
+    """Return the record of the sandbox in this directory; None if it is dead, and has now been moved away."""
     deadline = time.monotonic() + _START_S
     while directories.held(path):
         try:
@@ -140,7 +140,7 @@ def _start(request: dict[str, Any], directory: str) -> tuple[int, dict[str, Any]
 
 
 def _prepare_to_stay(init: int) -> None:
-    """TERM from now on is the sandbox's end. (The imports take their time while the first process sets itself up.)"""
+    """Make TERM end the sandbox from now on. (The imports take place while the first process sets itself up.)"""
     import json  # noqa: F401 (for the record)
     import signal
 
@@ -178,7 +178,7 @@ def _report(report: dict[str, Any]) -> None:
 
 
 def _silence() -> None:
-    """Let go of the standard streams."""
+    """Close the standard streams."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
@@ -190,7 +190,7 @@ def _silence() -> None:
 
 
 def _be_init(request: dict[str, Any], directory: str, block: tuple[int, int] | None, go: int, ready: int) -> NoReturn:
-    """Become the sandbox's first process: what goes wrong is written to `ready`, which the exec closes."""
+    """Become the sandbox's first process. Errors are written to `ready`, which the exec closes."""
     try:
         namespaces.death_signal(_SIGKILL)
         if os.read(go, 1) != b"g":  # the supervisor died before the death signal was set
@@ -213,7 +213,7 @@ def _be_init(request: dict[str, Any], directory: str, block: tuple[int, int] | N
 
 
 def _build(request: dict[str, Any], directory: str, first_uid: int | None) -> None:
-    """Namespaces, and a root that shows the system, what the request names, and three directories to write to."""
+    """Make namespaces, and a root with the system, the requested paths, and three writable directories."""
     namespaces.unshare(mount=True, ipc=True, net=request["no_network"])
     place = directory
     if request["tmpfs_bytes"] is not None:
@@ -245,7 +245,8 @@ def _build(request: dict[str, Any], directory: str, first_uid: int | None) -> No
 def _named_users(
     wanted: list[tuple[int, str, str]], directory: str, first_uid: int | None
 ) -> list[tuple[str, str, bool]]:
-    """Return the mounts of our own copies of the lists of users, in which the slots' have names: the host's stay.
+    """Return the mounts of copies of the user lists in which the slots' users have names. The host's lists are not
+    changed.
 
     Args:
         wanted: ids counted from `first_uid`, names, homes.
@@ -271,7 +272,7 @@ def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 
 def enter(request: dict[str, Any]) -> int:
-    """Run a program in a sandbox with our standard streams as its own; its exit status, 128 + n for signal n."""
+    """Run a program in a sandbox with our standard streams. Return its exit status, 128 + n for signal n."""
     pid, started = request["init"]
     try:
         joined = namespaces.open_namespaces(pid, KINDS) if request["isolated"] else []

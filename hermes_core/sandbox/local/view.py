@@ -1,4 +1,5 @@
-"""What a local sandbox sees of this host: the system's directories, our interpreter, nothing of the driver's own."""
+"""What a local sandbox sees of this host: the system's directories and our interpreter, but nothing of the driver's
+own."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _INSTALLER = "pip"  # without it every new virtual environment would have to unp
 
 @dataclass(frozen=True)
 class View:
-    """The allow-list of a sandbox's root, as `mounts.build_root` takes it."""
+    """The allow-list for a sandbox's root, as `mounts.build_root` takes it."""
 
     binds: tuple[tuple[str, str, bool], ...]
     symlinks: tuple[tuple[str, str], ...]
@@ -33,15 +34,15 @@ class View:
 
 
 def interpreter() -> str:
-    """The interpreter that runs the driver, behind its virtual environment and any links."""
+    """Return the interpreter that runs the driver, without its virtual environment and links."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def interpreter_prefixes() -> tuple[str, ...]:
-    """The directories that this interpreter needs.
+    """Return the directories that this interpreter needs.
 
     Raises:
-        PolicyError: one of them holds the driver's home.
+        PolicyError: one of them contains the driver's home.
     """
     found = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter()).parent.parent)}
     prefixes = tuple(sorted(map(os.path.normpath, found)))
@@ -61,17 +62,17 @@ def view(
     own: Iterable[str] | None = None,
     packages: Iterable[str] | None = None,
 ) -> View:
-    """What the sandbox sees: the system, this interpreter, and the `visible` paths; without the `hidden` ones.
+    """Return what the sandbox sees: the system, this interpreter, and the `visible` paths, without the `hidden` ones.
 
-    Our `own` directories are hidden too where they lie in a system directory; anywhere else they are not there in the
-    first place. If not named, they are our home, working directory, checkout and virtual environment.
+    Our `own` directories are hidden too if they are inside a system directory; others are not visible anyway. If not
+    named, they are our home, working directory, checkout and virtual environment.
 
-    The packages that any Python on this host has installed are hidden as well, but for pip and for what lies below a
-    `visible` path: a task's package among them would be its solution. They are looked for, unless the `packages` that
-    were found before are given.
+    The packages that any Python on this host has installed are hidden as well, because a task's package among them
+    would be its solution. Exceptions are pip and everything below a `visible` path. The packages are searched for,
+    unless earlier results are given as `packages`.
 
     Raises:
-        ConfigError: a visible path is relative, missing, or the sandbox's own; or one of the hidden can't be hidden.
+        ConfigError: a visible path is relative, missing, or the sandbox's own; or a hidden path can't be hidden.
         PolicyError: the interpreter can't be shown without the home.
     """
     named = list(map(_checked, visible))
@@ -96,10 +97,10 @@ def view(
 
 @functools.lru_cache(maxsize=None)
 def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    """Where Pythons keep installed packages, in the system's directories and below `prefixes`.
+    """Return where Pythons keep installed packages, in the system's directories and below `prefixes`.
 
-    Any Python's, whatever its version or place: of the distribution, built by hand, a virtual environment, conda's with
-    its cache. Looked for once per process, as that takes a tenth of a second.
+    This includes any Python: of the distribution, built by hand, a virtual environment, conda's with its cache. The
+    search runs once per process, because it takes a tenth of a second.
     """
     tops = [top for top in (*mounts.SYSTEM_DIRECTORIES, *prefixes) if not Path(top).is_symlink() or not _is_shown(top)]
     found: set[str] = set()
@@ -121,12 +122,12 @@ def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_shown(link: str) -> bool:
-    """Whether what a top-level link points at is shown by itself."""
+    """Return whether the target of a top-level link is shown by itself."""
     return is_below(os.path.realpath(link), [top for top in mounts.SYSTEM_DIRECTORIES if not Path(top).is_symlink()])
 
 
 def base_environment(given: Mapping[str, str] | None) -> dict[str, str]:
-    """The whole environment of something opened in a sandbox: a minimum, and what is given."""
+    """Return the whole environment of something opened in a sandbox: a minimum, and the given variables."""
     return {"PATH": f"{Path(interpreter()).parent}:{PATH}", "LANG": "C.UTF-8", **(given or {})}
 
 
@@ -143,7 +144,7 @@ def _checked(path: str) -> str:
 
 
 def homes() -> set[str]:
-    """The home of this account, as the environment says it and as the system does."""
+    """Return the homes of this account, from the environment and from the system."""
     homes = {os.environ.get("HOME", "")}
     try:
         homes.add(pwd.getpwuid(os.geteuid()).pw_dir)
@@ -153,7 +154,7 @@ def homes() -> set[str]:
 
 
 def _driver_directories() -> set[str]:
-    """The places of ours that nobody in a sandbox is to read."""
+    """Return our directories that nobody in a sandbox may read."""
     found = homes()
     try:
         found.add(str(Path.cwd()))
@@ -168,7 +169,7 @@ def _driver_directories() -> set[str]:
 
 
 def _can_mask(path: str, shown: list[str]) -> bool:
-    """Whether a path needs to be masked, and can be without taking away what programs and our interpreter need."""
+    """Return whether a path needs to be masked, and can be without hiding what programs and our interpreter need."""
     system = {os.path.realpath(top) for top in mounts.SYSTEM_DIRECTORIES}
     if not Path(path).is_dir() or not is_below(path, system) or path in system or path in shown:
         return False
