@@ -1,4 +1,4 @@
-"""A subclass of `HermesAgentBaseEnv` as core sees it: an `Environment` whose hooks are that subclass's methods."""
+"""Presents a subclass of `HermesAgentBaseEnv` to core as an `Environment` whose hooks are that subclass's methods."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hermes_core.sandbox.contract import Isolation
 
 
 class AdaptedEnvironment(Environment):
-    """The items come from Atropos one at a time, so `items` is empty.
+    """An environment made from a subclass. Its items come from Atropos one at a time, so `items` is empty.
 
     Args:
-        compute_reward: the reward of a rollout, where there is no `verify`.
-        image: names the image of an item's sandboxes, or gives None.
+        compute_reward: returns the reward of a rollout, if there is no `verify`.
+        image: returns the image of an item's sandboxes, or None.
         setup: the hook `setup_trajectory_workspace`, if there is one.
         verify: the hook `verify_and_score_trajectory`, if there is one.
     """
@@ -50,15 +50,15 @@ class AdaptedEnvironment(Environment):
         self.verify_and_score_trajectory = verify if verify is not None else self._rewarded
 
     def items(self) -> Sequence[Item]:
-        """None: they come one at a time."""
+        """Return none, because items come one at a time."""
         return ()
 
     def format_prompt(self, item: Item) -> str:
-        """As the subclass says."""
+        """Return the subclass's prompt."""
         return self._format_prompt(item)
 
     def item_id(self, item: Item) -> str:
-        """Return the item's id, or a digest of what it says."""
+        """Return the item's id, or a digest of its contents."""
         try:
             return super().item_id(item)
         except (DatasetError, AttributeError):
@@ -66,11 +66,11 @@ class AdaptedEnvironment(Environment):
             return f"item-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def image(self, item: Item) -> str | None:
-        """Return the image of the item's sandboxes, where the subclass names one."""
+        """Return the image of the item's sandboxes, if the subclass names one."""
         return self._image(item)
 
     async def _rewarded(self, item: Item, result: Any, rollout: Rollout) -> tuple[float, Mapping[str, Any]]:
-        """Return the subclass's reward, in the rollout's own slot; what that started is killed."""
+        """Return the subclass's reward, computed in the rollout's own slot. What the computation started is killed."""
         context = ToolContext(rollout)
 
         async def computed() -> Any:

@@ -28,7 +28,7 @@ SECTIONS = ("env", "openai")
 
 
 class Modes(Protocol):
-    """An environment, as far as the commands use it."""
+    """The parts of an environment that the commands use."""
 
     name: str | None
 
@@ -36,7 +36,7 @@ class Modes(Protocol):
 
     @classmethod
     def config_init(cls) -> tuple[Any, Any]:
-        """Return the settings and the servers when nothing is said."""
+        """Return the default settings and servers."""
 
     async def process_manager(self) -> None:
         """Run the command `process`."""
@@ -48,11 +48,11 @@ class Modes(Protocol):
         """Run the command `evaluate`."""
 
     def outcome(self, mode: str) -> dict[str, Any]:
-        """Return what came of it: counts, and where it was written."""
+        """Return the outcome: counts, and where it was written."""
 
 
 Named = Callable[[Runtime, str | None], type[Modes]]
-"""The environment's class, in this runtime, for the name that was given, if any is."""
+"""Returns the environment's class, in this runtime, for the given name, if any."""
 
 
 class EnvironmentCommands(Program):
@@ -93,12 +93,12 @@ def _command(mode: str, summary: str, named: Named, *, takes_name: bool) -> clic
 
 
 def run_class(kind: type[Modes]) -> None:
-    """The commands for a class; what `HermesAgentBaseEnv.cli` calls. Exits."""
+    """Run the commands for a class. `HermesAgentBaseEnv.cli` calls it. Exits."""
     run_alone(lambda runtime, _: kind)
 
 
 def run_alone(named: Named) -> None:
-    """The commands as a program of their own. Exits."""
+    """Run the commands as a program of their own. Exits."""
     group = commands(named, takes_name=False)
     group.params += [
         click.Option(["-v", "--verbose"], count=True, help="Log more: -v progress, -vv everything."),

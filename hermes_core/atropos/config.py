@@ -1,4 +1,4 @@
-"""The settings of an Atropos environment of ours, and what follows from them for backends, rollouts and the agent."""
+"""The settings of our Atropos environments, and their translation for backends, rollouts and the agent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from hermes_core.environment import EnvironmentConfig
 from hermes_core.envs.options import MOST_AT_A_TIME, RunOptions
 
 _RENAMED = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execution_timeout_s"}
-"""What users know some settings of sandboxes as."""
+"""Users' names for some settings of sandboxes."""
 
 _BACKENDS = ("local", "docker", "ssh", "modal")
-"""Backends whose `NAME_…` settings are taken, used or not; those of another one only when it is the one in use."""
+"""Backends whose `NAME_…` settings are always accepted. Those of other backends are accepted only for the one in
+use."""
 
 
 class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib has no types
@@ -132,7 +133,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
         return self.terminal_backend if self.tool_pool_mode == "default" else self.tool_pool_mode
 
     def run_options(self, groups: int) -> RunOptions:
-        """Return how core is to run this many groups at the same time."""
+        """Return core's options for running this many groups at the same time."""
         return RunOptions(
             backend=self.backend,
             backend_config=self.backend_config(),
@@ -149,12 +150,12 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
         )
 
     def backend_config(self) -> dict[str, Any]:
-        """Return the sandboxes' settings in the backend's own terms."""
+        """Return the sandboxes' settings under the backend's own names."""
         common = {"execution_timeout_s": self.terminal_timeout, "idle_timeout": self.terminal_lifetime}
         return {**common, **self.sandbox.get(self.backend, {})}
 
     def agent_settings(self) -> AgentSettings:
-        """Return how the agent is to sample, without the server."""
+        """Return the agent's sampling settings, without the server."""
         return AgentSettings(
             max_turns=self.max_agent_turns,
             temperature=self.agent_temperature,
@@ -164,6 +165,6 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
         )
 
     def environment_settings(self) -> dict[str, Any]:
-        """Return what of these an `EnvironmentConfig` has, as far as it was set."""
+        """Return the settings that belong to `EnvironmentConfig`, if they were set."""
         known = set(EnvironmentConfig.model_fields) & set(type(self).model_fields)
         return {key: getattr(self, key) for key in known & self.model_fields_set if getattr(self, key) is not None}

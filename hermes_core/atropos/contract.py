@@ -1,4 +1,4 @@
-"""What of the original's contract a subclass can't override here, as one rollout, core's, does the work."""
+"""Parts of the original's contract that a subclass can't override here, because core's rollout does that work."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ INSTEAD = {
     "get_cli_evaluate_config_cls": "env_config_cls and config_init, which the command line reads",
     "server_cls": "the setting --openai.server_type",
 }
-"""Methods of Atropos, and of the original, that nothing here would call; and what stands in for them."""
+"""Methods of Atropos and of the original that nothing here would call, with what to use instead."""
 
 
 def check_overrides(kind: type, base: type) -> None:
-    """Refuse a subclass whose methods would be ignored without a word.
+    """Refuse a subclass whose methods would be silently ignored.
 
     Args:
-        base: whose own methods are no overrides.
+        base: the class whose own methods are not overrides.
 
     Raises:
         ConfigError: it has one; names what to use.

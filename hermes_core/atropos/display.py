@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 REASONING_SHOWN, ARGUMENTS_SHOWN, RESULT_SHOWN = 300, 200, 500
-"""Characters that rollout tables show."""
+"""Maximum number of characters in rollout tables."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -55,7 +55,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def write_page(groups: Path, page: Path, title: str) -> None:
-    """Write one HTML page of a JSONL file of groups. It loads nothing from anywhere.
+    """Write one HTML page for a JSONL file of groups. The page loads nothing from elsewhere.
 
     Raises:
         OSError: a file can't be read or written.

@@ -1,4 +1,4 @@
-"""`HermesAgentBaseEnv`: the base environment that people subclass for Atropos, on core's one rollout."""
+"""`HermesAgentBaseEnv`: the base environment to subclass for Atropos, built on core's rollout."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ from hermes_core.sandbox.contract import Isolation
 log = logging.getLogger(__name__)
 
 MOST_PUT_BACK = 3
-"""How often an item is rolled out again whose group stayed short."""
+"""How often an item is rolled out again if its group was incomplete."""
 
 
 class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no types
     """An Atropos environment whose rollouts are core's.
 
-    Subclasses implement `setup`, `get_next_item`, `format_prompt`, `compute_reward` and `evaluate`, and may have the
-    hooks `setup_trajectory_workspace(item, …)` and `verify_and_score_trajectory(item, result, …)`, which take those of
-    core's arguments (`trajectory_id`, `exec_tool`, `workspace_meta`, `rollout`) that they want.
+    Subclasses implement `setup`, `get_next_item`, `format_prompt`, `compute_reward` and `evaluate`. They may also have
+    the hooks `setup_trajectory_workspace(item, …)` and `verify_and_score_trajectory(item, result, …)`, which take any
+    of core's arguments (`trajectory_id`, `exec_tool`, `workspace_meta`, `rollout`).
 
     Args:
         config: its settings.
         server_configs: the model's servers: all of type `openai` (no tokens; for data, verifiers, evaluation), or all
             `vllm` or `sglang` (tokens and logprobs as sampled; for training).
-        runtime: None makes one of its own. A runtime that is given stays the caller's to close.
+        runtime: None makes one. The caller closes a runtime that is passed in.
 
     Raises:
-        ConfigError, UnknownNameError: what was asked for can't be.
+        ConfigError, UnknownNameError: a setting is wrong, or something that it names does not exist.
     """
 
     jsonl_writer: Any
@@ -82,7 +82,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     """The weakest isolation between slots that the tasks accept."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses methods that nothing would call, as `check_overrides` does."""
+        """Refuse methods that nothing would call, as `check_overrides` does."""
         super().__init_subclass__(**kwargs)
         check_overrides(cls, HermesAgentBaseEnv)
 
@@ -97,10 +97,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     ) -> None:
         self.server_configs = checked_servers(server_configs, config)
         self.exact = self.server_configs[0].server_type in EXACT
-        """Whether the servers give tokens and logprobs (phase 2)."""
+        """Whether the servers return tokens and logprobs (phase 2)."""
         try:
             super().__init__(config, with_key(self.server_configs), slurm, testing)
-        except (OSError, ValueError) as error:  # what transformers raises for a tokenizer that is not there
+        except (OSError, ValueError) as error:  # transformers raises these if the tokenizer does not exist
             raise ConfigError(
                 f"the tokenizer {config.tokenizer_name!r} can't be loaded: {str(error).splitlines()[0]}",
                 hint="name a folder that `save_pretrained` wrote, or a model that the hub gives you",
@@ -110,35 +110,36 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         self.reporter = Reporter()
         self.metrics, self.evaluation = self.reporter.training, self.reporter.evaluation
         self.endless = False
-        """Whether `get_next_item` is to begin anew after the last item."""
+        """Whether `get_next_item` starts again after the last item."""
         self.crew = GroupWorkers(self, self.metrics)
         """The workers of serve mode."""
         self.source = ItemSource(str(self.name), self.get_next_item)
-        """`get_next_item`, watched, in whose place it is while the environment runs: Atropos calls it as well."""
+        """`get_next_item`, wrapped to observe it. It replaces that method while the environment runs, because Atropos
+        calls it too."""
         self.evaluate = partial(evaluating, self.evaluate)  # type: ignore[method-assign]
         self._roller: GroupRoller | None = None
         self._put_back: Counter[str] = Counter()
         if config.data_path_to_save_groups is not None:
-            # Atropos made it, and may not come to need it. Its writer has a buffer, that a killed run would lose.
+            # Atropos made it, but may not need it. Its writer has a buffer, which a killed run would lose.
             self.jsonl_writer.close()
             self.jsonl_writer = None
             Path(config.data_path_to_save_groups).unlink()
 
     @classmethod
     def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
-        """Return the settings and servers when nothing is said; both read the `ATROPOS_…` variables."""
+        """Return the default settings and servers. Both read the `ATROPOS_…` variables."""
         return default_config(cls.env_config_cls, wandb_name=cls.name), [default_server()]
 
     @classmethod
     def cli(cls) -> None:
-        """The command line `{process,serve,evaluate} [--env.KEY=VALUE --openai.KEY=VALUE --config FILE]`. Exits."""
+        """Run the command line `{process,serve,evaluate} [--env.KEY=VALUE --openai.KEY=VALUE --config FILE]`. Exits."""
         run_class(cls)
 
     # ------------------------------------------------------------------ for subclasses
 
     @abstractmethod
     async def setup(self) -> None:
-        """Load the dataset. Called once, before the first item is asked for."""
+        """Load the dataset. Called once, before the first item is requested."""
 
     @abstractmethod
     async def get_next_item(self) -> Item | None:
@@ -146,22 +147,22 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @abstractmethod
     def format_prompt(self, item: Item) -> str:
-        """Return what the agent is asked to do: the user's message."""
+        """Return the user message that tells the agent what to do."""
 
     @abstractmethod
     async def compute_reward(self, item: Item, result: AgentResult, ctx: ToolContext) -> float:
-        """Return the reward of a rollout, from what really happened in its slot. A finite number."""
+        """Return the reward of a rollout, from what really happened in its slot. It must be a finite number."""
 
     @abstractmethod
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Evaluate, every `steps_per_eval` steps of the trainer and for the command `evaluate`."""
+        """Evaluate. Called every `steps_per_eval` steps of the trainer, and by the command `evaluate`."""
 
     def image(self, item: Item) -> str | None:
-        """Return the image that this item's sandboxes are made from; None is that of the profile."""
+        """Return the image for this item's sandboxes, or None for the profile's image."""
         return None
 
     def make_environment(self, runtime: Runtime) -> Environment:
-        """Return the environment as core's rollout takes it."""
+        """Return the environment in the form that core's rollout takes."""
         return AdaptedEnvironment(
             str(self.name),
             EnvironmentConfig(**self.config.environment_settings()),
@@ -179,16 +180,16 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     async def running(
         self, *, start: bool = True, groups: int | None = None, evaluating: bool = False
     ) -> AsyncIterator[None]:
-        """Everything that rollouts need, from the dataset to the sandboxes; all of it is gone at the end.
+        """Set up everything that rollouts need, from the dataset to the sandboxes, and remove all of it at the end.
 
         Args:
             start: whether to make the sandboxes and to begin the wandb run now.
-            groups: at the same time; None is `max_num_workers`.
-            evaluating: whether it is for an evaluation alone: the training records are not touched.
+            groups: number of groups at the same time; None is `max_num_workers`.
+            evaluating: whether it is only for an evaluation, which does not touch the training records.
 
         Raises:
-            UsageError: what was asked for can't be; before a sandbox is made.
-            ModelError: a model server does not give what is needed of it.
+            UsageError: something that was asked for is impossible; raised before a sandbox is made.
+            ModelError: a model server does not provide what is needed.
             InfraError: the backend, or the wandb run, could not be started.
         """
         async with AsyncExitStack() as stack:
@@ -245,10 +246,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @property
     def roller(self) -> GroupRoller:
-        """What rolls out groups, while the environment runs.
+        """Return the object that rolls out groups, while the environment runs.
 
         Raises:
-            UsageError: it does not.
+            UsageError: it does not run.
         """
         if self._roller is None:
             raise UsageError("the environment is not running", hint="use `async with env.running():`")
@@ -256,14 +257,15 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @property
     def wandb_run(self) -> WandbRun | None:
-        """There while the environment runs, if wandb is asked for."""
+        """Return the wandb run, if wandb is enabled and the environment runs."""
         return self.reporter.wandb_run
 
     async def env_manager(self) -> None:
-        """Serve mode: groups for the trainer behind `rollout_server_url`, until it has had `total_steps` batches.
+        """Run serve mode: send groups to the trainer behind `rollout_server_url` until it has had `total_steps`
+        batches.
 
         Raises:
-            ConfigError: the servers give no tokens, no group could be sent, or sizes do not fit the trainer's.
+            ConfigError: the servers return no tokens, no group could be sent, or sizes do not fit the trainer's.
             UsageError, InfraError, ModelError: as `running` does, or as `Serving.run`.
         """
         config = self.config
@@ -281,11 +283,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             await Serving(self, config, api, self.roller, self.source, self.reporter, self.crew).run()
 
     def take_over(self, said: Mapping[str, Any], info: Mapping[str, Any]) -> None:
-        """Take over what the trainer said.
+        """Apply the trainer's settings.
 
         Args:
             said: the API's answer when the environment registered.
-            info: the trainer's `batch_size` and `max_token_len`, -1 where it has not said.
+            info: the trainer's `batch_size` and `max_token_len`, -1 if it has not set them.
         """
         config = self.config
         self.env_id, self.wandb_prepend = said["env_id"], said["wandb_name"]
@@ -304,10 +306,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             self.load_checkpoint()
 
     async def process_manager(self) -> None:
-        """Process mode: `total_steps` groups into `data_path_to_save_groups`, and a page to look at beside it.
+        """Run process mode: write `total_steps` groups to `data_path_to_save_groups`, with a page to view them beside
+        it.
 
         Raises:
-            ConfigError: `total_steps` names no number of groups.
+            ConfigError: `total_steps` is not a number of groups.
             UsageError, InfraError, ModelError: as `running` does, or as `process`.
         """
         steps, path = self.config.total_steps, self.config.data_path_to_save_groups
@@ -327,12 +330,12 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             log.info("wrote %s and %s", groups, page)
 
     async def evaluate_manager(self) -> None:
-        """Evaluate mode: `evaluate` once."""
+        """Run evaluate mode: call `evaluate` once."""
         async with self.running(groups=self.config.max_eval_workers, evaluating=True):
             await self.evaluate()
 
     def outcome(self, mode: str) -> dict[str, Any]:
-        """What is said at the end of a mode: counts, and where groups, or evaluations, and records were written."""
+        """Return the outcome of a mode: counts, and where groups, or evaluations, and records were written."""
         config, totals = self.config, self.metrics.totals.copy()
         written, records = config.data_path_to_save_groups, self.trajectories_path
         if mode == "evaluate":
@@ -342,7 +345,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @property
     def trajectories_path(self) -> Path:
-        """Where every rollout's record goes."""
+        """Return the path of the file with every rollout's record."""
         config = self.config
         if config.trajectories_path is not None:
             return Path(config.trajectories_path)
@@ -351,16 +354,16 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
 
     @property
     def evaluations_path(self) -> Path:
-        """Where the records of rollouts of evaluations go: no trainer may find them among its own."""
+        """Return the path of the file with the records of evaluations, which are kept separate from the trainer's."""
         path = self.trajectories_path
         return path.with_name(f"{path.stem.removesuffix('.trajectories')}.evaluations.jsonl")
 
     # ------------------------------------------------------------------ rollouts
 
     async def collect_trajectories(self, item: Item) -> tuple[list[dict[str, Any]] | None, list[Item]]:
-        """Roll out a group of one item, with the same tools: what is to be sent, or None if it stayed short.
+        """Roll out a group of one item, with the same tools. Return what to send, or None if the group is incomplete.
 
-        With None comes the item, to be rolled out again, if that may help: its sandboxes or the model failed.
+        With None, the item is returned too if rolling it out again may help, because its sandboxes or the model failed.
         """
         try:
             group = await self.roller.roll(item, self.config.group_size)
@@ -380,10 +383,10 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         return None, [item] if again else []
 
     async def collect_trajectory(self, item: Item) -> tuple[dict[str, Any] | None, list[Item]]:
-        """Do one rollout, and return it as a scored item; None if it can't be used. Not for subclasses to override.
+        """Do one rollout, and return it as a scored item; None if it can't be used. Subclasses must not override it.
 
         Raises:
-            UsageError: it has several sequences; `collect_trajectories` gives them all.
+            UsageError: it has several sequences; `collect_trajectories` returns them all.
         """
         group = await self.roller.roll_one(item)
         return (scored_item(group) if group.whole else None), []
@@ -391,7 +394,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     # ------------------------------------------------------------------ what Atropos calls
 
     async def handle_env(self, item_uuid: str) -> Any:
-        """As Atropos' own, and known to those who end the workers."""
+        """Run Atropos' own method, and register the work so that it can be ended."""
         return await self.crew.known(super().handle_env(item_uuid))
 
     async def handle_send_to_api(
@@ -401,7 +404,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> None:
-        """Write whole groups down, and send them; each until the API has acknowledged it."""
+        """Write complete groups to the file, and send each until the API has acknowledged it."""
         groups = [group for group in (scored_data if isinstance(scored_data, list) else [scored_data]) if group]
         if not groups or not self._worth_sending(groups, abort_on_any_max_length_exceeded):
             return
@@ -440,7 +443,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep]
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log what happened since the last time: as JSON beside the trajectories, and to wandb where that is on."""
+        """Log what happened since the last time: as JSON beside the trajectories, and to wandb if that is enabled."""
         counts = self.api.counts if self.api is not None else None
         told = {**self.metrics.take(counts), **lengths(self.completion_lengths, self.max_token_len)}
         told |= wandb_metrics or {}

@@ -1,4 +1,4 @@
-"""What a run has to say of itself between two logs: rewards, failures, tool errors, tokens, seconds by stage."""
+"""The metrics of a run between two logs: rewards, failures, tool errors, tokens, seconds by stage."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hermes_core.envs.record import STAGES
 from hermes_core.envs.summary import SOLVED
 
 MAX_ERRORS = 50
-"""Tool errors that are told one by one."""
+"""Maximum number of tool errors that are listed one by one."""
 
 ARGUMENTS_SHOWN, ERROR_SHOWN = 80, 150
 
 
 class Metrics:
-    """Adds up until `take`. The names of the metrics are those of the original.
+    """Adds up values until `take`. The names of the metrics are those of the original.
 
     Args:
-        kind: what they stand under: `train` or `eval`.
+        kind: the prefix of the metrics: `train` or `eval`.
     """
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self.totals: Counter[str] = Counter()
-        """Counts since the start: `groups`, `groups_short`, `rollouts`, `refused`, `failures_infra`, …"""
+        """Counts since the start: `groups`, `groups_short`, `rollouts`, `refused`, `failures_infra`, and so on."""
         self._begin()
 
     def _begin(self) -> None:
@@ -38,32 +38,33 @@ class Metrics:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to tell."""
+        """Return whether there is something to report."""
         return bool(self._counts or self._values)
 
     def add_group(self, group: Group) -> None:
-        """A group that ended, whole or short."""
+        """Count a group that ended, complete or not."""
         self._count("groups" if group.whole else "groups_short")
         self._count("rollouts_replaced", len(group.failed) if group.whole else 0)
 
     def put_back(self) -> None:
-        """An item whose group stayed short for no reason of its own, to be rolled out again."""
+        """Count an item that will be rolled out again, because its group was incomplete for reasons other than the
+        item."""
         self._count("items_put_back")
 
     def same_score(self) -> None:
-        """A group whose scores are all the same, where that is not wanted."""
+        """Count a group whose scores are all the same, if that is not wanted."""
         self._count("groups_same_score")
 
     def too_long(self) -> None:
-        """A group with a sequence that is longer than the trainer takes."""
+        """Count a group with a sequence that is longer than the trainer accepts."""
         self._count("groups_too_long")
 
     def evaluation_failed(self) -> None:
-        """An evaluation that raised while the training went on."""
+        """Count an evaluation that raised while the training continued."""
         self._count("evaluations_failed")
 
     def add(self, rolled: Rolled, tool_errors: Iterable[Any], turns: int) -> None:
-        """A rollout that ended."""
+        """Add a rollout that ended."""
         record = rolled.record
         self._count("rollouts")
         if record.failure is not None:
@@ -89,7 +90,7 @@ class Metrics:
                 self._errors.append(f"[turn {error.turn}] {error.tool_name}({arguments}) -> {said}")
 
     def take(self, api: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Return what there is to tell since the last time.
+        """Return the metrics since the last time.
 
         Args:
             api: `TrainerApi.counts`, since the start.

@@ -1,4 +1,4 @@
-"""What an environment tells: records and metrics as JSON lines, and a wandb run where that is asked for."""
+"""The reports of an environment: records and metrics as JSON lines, and a wandb run if enabled."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hermes_core.envs.group import Group, Rolled
 log = logging.getLogger(__name__)
 
 _EVALUATING: ContextVar[bool] = ContextVar("evaluating", default=False)
-"""Whether what runs was started by `evaluate`."""
+"""Whether the current code was started by `evaluate`."""
 
 
 async def evaluating(evaluate: Callable[..., Awaitable[None]], *args: Any, **kwargs: Any) -> None:
-    """Call `evaluate`; what it rolls out is taken down as an evaluation."""
+    """Call `evaluate`, and record its rollouts as an evaluation."""
     before = _EVALUATING.set(True)
     try:
         await evaluate(*args, **kwargs)
@@ -31,14 +31,14 @@ async def evaluating(evaluate: Callable[..., Awaitable[None]], *args: Any, **kwa
 
 
 class Reporter:
-    """Counts rollouts, writes their records down, and tells of both; the trainer's apart from those of evaluations."""
+    """Counts rollouts, writes their records, and reports both. The trainer's are kept separate from evaluations."""
 
     def __init__(self) -> None:
         self.training = Metrics("train")
         self.evaluation = Metrics("eval")
-        """Of the rollouts that are not for the trainer."""
+        """Metrics of the rollouts that are not for the trainer."""
         self.wandb_run: WandbRun | None = None
-        """There while the environment runs, if wandb is asked for."""
+        """The wandb run, if wandb is enabled and the environment runs."""
         self._paths: dict[Metrics, Path] = {}
         self._files: dict[Metrics, JsonLines] = {}
         self._told: Path | None = None
@@ -46,7 +46,7 @@ class Reporter:
 
     @contextmanager
     def open(self, training: Path, evaluations: Path, *, only_evaluates: bool) -> Iterator[None]:
-        """The files in which the records go. That of the training is not touched where there is none.
+        """Open the files for the records. The training's file is not touched if there is no training.
 
         Raises:
             OutputError: one can't be opened.
@@ -65,7 +65,7 @@ class Reporter:
 
     @property
     def metrics(self) -> Metrics:
-        """What the rollouts of whoever calls are counted in."""
+        """Return the metrics in which the caller's rollouts are counted."""
         return self.evaluation if _EVALUATING.get() else self.training
 
     def add(self, rolled: Rolled, result: AgentResult) -> None:
