@@ -441,11 +441,12 @@ class ToolBackend:
 
         Raises:
             UnknownNameError: there is none.
+            UsageError: it is a driver tool.
         """
         if (tool := SLOT_TOOLS.get(name)) is not None:
             return tool
-        if name in self._tool_names():
-            return self._tools.get(name)
+        if name in self._tools:
+            return _in_sandbox(self._tools.get(name))
         raise UnknownNameError("tool of the slot", name, self._tool_names())
 
     def _tool_names(self) -> set[str]:
@@ -483,10 +484,8 @@ class ToolBackend:
         self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], timeout_s: float | None
     ) -> ExecutionResult:
         try:
-            tool = self.tool(wanted) if isinstance(wanted, str) else wanted
-            if tool.where != "sandbox":
-                raise UnknownNameError("tool of the slot", tool.name, self._tool_names())
-        except UnknownNameError as error:
+            tool = self.tool(wanted) if isinstance(wanted, str) else _in_sandbox(wanted)
+        except UsageError as error:
             return ExecutionResult(False, error=str(error), error_kind=ErrorKind.COMMAND)
         limit = tool.time_limit(timeout_s, lease.config.execution_timeout_s)
         context = CallContext(
@@ -607,6 +606,20 @@ class ToolBackend:
 
 def _about(saved: SavedSandbox) -> tuple[str, str, str]:
     return saved.sandbox_id, saved.backend, saved.profile
+
+
+def _in_sandbox(tool: Tool) -> Tool:
+    """Return the tool.
+
+    Raises:
+        UsageError: it is a driver tool.
+    """
+    if tool.where == "driver":
+        raise UsageError(
+            f"{tool.name!r} is a driver tool: it runs in the driver's process, not in the slot",
+            hint=f"call its function, or `runtime.tools.call(runtime.tools.get({tool.name!r}), CallContext(), …)`",
+        )
+    return tool
 
 
 def check_time_limit(timeout_s: float) -> float:

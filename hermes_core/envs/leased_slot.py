@@ -106,6 +106,7 @@ class LeasedSlot:
         Raises:
             UnknownNameError, ToolArgumentError: there is no such tool, or it does not take these arguments. A model
                 would get this as an answer; a hook that continued would score its own mistake.
+            UsageError: it is a driver tool.
             InfraError: the sandbox failed. All other failures are in the result.
             StaleSlotError: the slot was released.
         """

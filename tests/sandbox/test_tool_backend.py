@@ -163,12 +163,12 @@ async def test_tools_of_the_registry_and_unknown_ones(backend):
     await backend.release(slot)
     slot = await backend.acquire("other")
     assert (await backend.execute(slot, "remember", {})).output.startswith("1 other")
-    for name, hint in (("bsh", "'bash'"), ("remembr", "'remember'"), ("outside", "known")):
+    for name, hint in (("bsh", "'bash'"), ("remembr", "'remember'"), ("outside", "driver's process, not in the slot")):
         result = await backend.execute(slot, name, {})
         assert not result.success and hint in result.error
     assert not (await backend.execute(slot, "bash", {"comand": "true"})).success
     outside = registry().get("outside")
-    assert not (await backend.execute(slot, outside, {})).success
+    assert "'outside' is a driver tool" in (await backend.execute(slot, outside, {})).error
 
 
 @pytest.mark.usefixtures("loop_lag")
