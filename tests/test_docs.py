@@ -140,7 +140,10 @@ def test_the_parsers_page_names_every_parser() -> None:
     assert named == {*Runtime(load_entry_points=False).parsers.names(), "deepseek_v31"}
 
 
-def test_the_guide_to_tools_defines_tools_that_work() -> None:
+def test_the_guide_to_tools_defines_tools_that_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in blocks("docs/writing-a-tool.md", "python"):
         if not block.startswith(INCLUDED):
@@ -149,6 +152,7 @@ def test_the_guide_to_tools_defines_tools_that_work() -> None:
     for name, (arguments, says) in calls.items():
         result = asyncio.run(ToolRegistry().call(names[name], CallContext(), arguments))
         assert result.success and says in result.output
+    assert capsys.readouterr().out == "Rome: rain for 1 days\n1.0\n"
 
 
 async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:
