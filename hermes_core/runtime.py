@@ -238,7 +238,7 @@ class Runtime:
 
     def agent_config_class(self, name: str) -> type[AgentSettings]:
         """Return the settings class of the agent with this name. Raise as `agent` does."""
-        from hermes_core.agents.base import AgentSettings
+        from hermes_core.agents.base import AgentSettings, retyped_settings
 
         entry = self.agents.entry(name)
         kind = getattr(entry.load(), "config_class", AgentSettings)
@@ -246,6 +246,11 @@ class Runtime:
             raise PluginError(
                 f"agent {name!r} of {entry.plugin.label} has {kind!r} as config_class",
                 hint="make it a subclass of AgentSettings",
+            )
+        if retyped := retyped_settings(kind):
+            raise PluginError(
+                f"agent {name!r} of {entry.plugin.label} gives {', '.join(retyped)} of AgentSettings another type",
+                hint="give its setting another name; `hermes-rl agents model` lists those that are taken",
             )
         return kind
 

@@ -410,3 +410,28 @@ async def test_a_toolset_that_could_not_work_is_refused_alone() -> None:
         assert "terminal" in runtime.tools.names()
         with pytest.raises(ConfigError, match="120"):
             resolve_tools(runtime.tools, distribution="wrong")
+
+
+def test_an_agent_that_gives_a_setting_of_every_agent_another_type_is_refused() -> None:
+    class Agent:
+        config_class: type[AgentSettings]
+
+    class Narrow(Agent):
+        class config_class(AgentSettings):
+            model: str = "mine"
+            max_turns: int = 3
+
+    class Other(Agent):
+        class config_class(AgentSettings):
+            seed: tuple[str, ...] = ()  # type: ignore[assignment]
+
+    class Plugin:
+        @hookimpl
+        def hermes_register_agents(self, registry: Any) -> None:
+            registry.add("narrow", Narrow)
+            registry.add("other", Other)
+
+    runtime = new_runtime(Plugin())
+    assert runtime.agent_config_class("narrow") is Narrow.config_class
+    with pytest.raises(PluginError, match=r"agent 'other' .* gives seed of AgentSettings another type .*another name"):
+        runtime.agent_config_class("other")

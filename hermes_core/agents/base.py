@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from types import UnionType
+from typing import Any, Protocol, Union, get_args, get_origin, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
@@ -202,3 +203,18 @@ class AgentSettings(BaseModel):
     """Maximum wait in seconds before a retry, whatever `Retry-After` says."""
     max_response_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
     """Maximum size of one response in bytes."""
+
+
+def retyped_settings(kind: type[AgentSettings]) -> list[str]:
+    """Return the fields of `AgentSettings` to which this subclass gives another type. A type without its None is not
+    another one."""
+    return [
+        name
+        for name, field in AgentSettings.model_fields.items()
+        if not _choices(kind.model_fields[name].annotation) <= _choices(field.annotation)
+    ]
+
+
+def _choices(annotation: Any) -> set[Any]:
+    """Return the types of a union, or the one type."""
+    return set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
