@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.errors import ConfigError, HermesError, UnknownNameError, describe
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -35,7 +35,7 @@ def validated(
 
     Raises:
         UnknownNameError: a key that the model does not have; names the nearest one.
-        ConfigError: a value that the model refuses; names every such key.
+        ConfigError: a value that the model refuses, or a default that can't be made; names every such key.
     """
     try:
         return model.model_validate(data)
@@ -51,6 +51,27 @@ def validated(
         lines = "; ".join(f"{key} {requirement(one)}".lstrip() for key, one in zip(called, problems, strict=True))
         hints = (HINTS[problem["type"]] for problem in problems if problem["type"] in HINTS)
         raise ConfigError(f"{what}: {lines}", hint=next(hints, None)) from None
+    except HermesError:
+        raise
+    except Exception as error:  # pydantic does not catch what a `default_factory` raises
+        unmade = _key_without_default(model, data)
+        if unmade is None:
+            raise
+        called_so = (names or {}).get(unmade, unmade)
+        message = f"{what}: the default of {called_so} can't be made: {describe(error)}"
+        raise ConfigError(message, hint=f"set {called_so}, or what its default is made from") from error
+
+
+def _key_without_default(model: type[BaseModel], data: Mapping[str, Any]) -> str | None:
+    """Return the first key that is not given and whose `default_factory` fails."""
+    for key, field in model.model_fields.items():
+        if key in data or field.default_factory is None:
+            continue
+        try:
+            field.get_default(call_default_factory=True, validated_data=dict(data))
+        except Exception:
+            return key
+    return None
 
 
 _REQUIREMENTS = {

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from hermes_core.errors import ConfigError, UnknownNameError
+from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.settings import RedactingFormatter, Redactor, Settings, read_yaml
 from hermes_core.validation import validated
 
@@ -255,3 +256,12 @@ def test_a_refused_secret_is_not_shown() -> None:
     assert "sk-tooshort" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_a_default_that_cannot_be_made_is_told_with_its_setting():
+    class Config(SandboxConfig):
+        port: int = Field(default_factory=lambda: int("many"))
+
+    with pytest.raises(ConfigError, match=r"profile 'a': the default of port can't be made: ValueError: .*'many'"):
+        Config.from_dict("a", {})
+    assert Config.from_dict("a", {"port": 3}).port == 3
