@@ -68,12 +68,18 @@ class Capabilities:
     ignored."""
 
     isolation: frozenset[Isolation]
+    """The levels that its sandboxes can give their slots."""
     network: frozenset[Network] = frozenset({Network.OPEN})
+    """The network policies that it enforces."""
     attach: bool = False
+    """Whether it has `attach`, a handle on a running sandbox. `hermes-rl reap` and taking over sandboxes need it."""
     snapshot: bool = False
+    """Whether it has `snapshot` and `restore`."""
     gpu: bool = False
+    """Whether its sandboxes can have GPUs. For users to see: a setting for them is one of the `config_class`."""
     memory_limit: bool = True
-    """Whether `memory` is a limit. Some providers only reserve that much, and the sandbox may use more."""
+    """Whether `memory`, if the profile can set it, is a limit. Some providers only reserve that much, and the sandbox
+    may use more. It means nothing if the `config_class` names `memory` in `unsupported`."""
     on_driver_host: bool = False
     """Whether its sandboxes run on the driver's host. Below level `user`, commands then have the driver's rights
     there."""
@@ -247,7 +253,11 @@ class SandboxSpec:
     isolation: Isolation
     """The weakest level that the sandbox must be able to give its slots."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that every program gets which `Sandbox.open` starts. `config.env_vars` need not be added to them: core
+    gives those to the commands of slots itself."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Further labels for people who look at the provider's list, such as the profile's name. Core does not read them
+    again."""
 
     def command(self, state_dir: str) -> tuple[str, ...]:
         """Return the main process of the sandbox: core's watchdog, whose exit ends the sandbox.
@@ -260,6 +270,11 @@ class SandboxSpec:
 
     def check_existing(self, isolation: str, sandbox_id: str) -> None:
         """Refuse an existing sandbox with this creation id if it was made with a weaker level.
+
+        Call it in `create` before an existing sandbox is returned, if your sandboxes differ by level.
+
+        Args:
+            isolation: the label of the level that the sandbox was made with, as kept with it at its creation.
 
         Raises:
             PolicyError: it was made with a weaker level.
@@ -346,8 +361,8 @@ class Sandbox(ABC):
     """Whether its root directory is its own, as a container's is, and no host's. The guest then adds the slots' users
     to its /etc/passwd and /etc/group."""
     lifetime_s: float | None = None
-    """Seconds after which the provider ends the sandbox in any case; None is never. The pool replaces it before
-    that."""
+    """Seconds, from when `create` returns it, after which the provider ends the sandbox in any case; None is never. The
+    pool replaces it before that."""
 
     @abstractmethod
     async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:

@@ -78,7 +78,7 @@ class ExampleBackend(Backend):
         config = spec.config
         assert isinstance(config, ExampleBackendConfig)
         sandbox_id = f"example-{spec.creation_id}"
-        environment = {"GREETING": config.greeting, **config.env_vars, **spec.environment}
+        environment = {"GREETING": config.greeting, **spec.environment}  # core adds `config.env_vars`
         labels = {"owner": spec.owner, "creation_id": spec.creation_id, "created": str(time.time())}
         command = provider.starter(sandbox_id, labels, spec.command(".hermes"))
         try:
