@@ -15,10 +15,10 @@ from hermes_core.plugins.registry import Entry, Registry
 from hermes_core.runtime import Runtime
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry, expand_toolset
-from hermes_core.tools.schema import parameters_schema, type_words
+from hermes_core.tools.schema import function_schema, parameters_schema, type_words
 from hermes_core.tools.toolsets import Toolset
 
-Cell = str | Sequence[str] | Mapping[str, Sequence[str]]
+Cell = str | Sequence[str] | Mapping[str, Any]
 """A text, several texts, or several by kind."""
 
 Row = Mapping[str, Cell]
@@ -28,7 +28,7 @@ Tables = Mapping[str, Sequence[Row]]
 """Tables by title."""
 
 
-DETAILS = frozenset({"hooks", "reason", "advice", "key"})
+DETAILS = frozenset({"hooks", "reason", "advice", "key", "schema"})
 """Columns that only the JSON has; the reasons are told on standard error."""
 
 
@@ -85,14 +85,20 @@ def agents(runtime: Runtime, name: str | None = None) -> Tables:
     }
 
 
-def parsers(runtime: Runtime) -> Tables:
-    """Return the parsers of tool calls."""
-    return {"parsers": _entries(runtime.parsers)}
+def parsers(runtime: Runtime, name: str | None = None) -> Tables:
+    """Return the parsers of tool calls; or one, with the option that uses it."""
+    if name is None:
+        return {"parsers": _entries(runtime.parsers)}
+    entry = runtime.parsers.entry(name)
+    return {"parser": [{**_row(entry), "use": f"hermes-rl atropos process ENV --env.tool_call_parser={entry.name}"}]}
 
 
-def sinks(runtime: Runtime) -> Tables:
-    """Return the sinks."""
-    return {"sinks": _entries(runtime.sinks)}
+def sinks(runtime: Runtime, name: str | None = None) -> Tables:
+    """Return the sinks; or one, with the option that uses it."""
+    if name is None:
+        return {"sinks": _entries(runtime.sinks)}
+    entry = runtime.sinks.entry(name)
+    return {"sink": [{**_row(entry), "use": f"hermes-rl rollout ENV --sink {entry.name}=TARGET"}]}
 
 
 def tools(runtime: Runtime, name: str | None = None) -> Tables:
@@ -121,7 +127,11 @@ def tools(runtime: Runtime, name: str | None = None) -> Tables:
         }
     tool = known.get(name)
     limit = "" if tool.timeout_s is None else f"{tool.timeout_s:g} s"
-    row = {**_tool_row(runtime.plugin_manager.registry("tool").entry(name)), "time limit": limit}
+    row = {
+        **_tool_row(runtime.plugin_manager.registry("tool").entry(name)),
+        "time limit": limit,
+        "schema": function_schema(tool),
+    }
     return {"tool": [{**row, "summary": tool.description}], "parameters": _parameters(tool)}
 
 

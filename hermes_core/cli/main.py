@@ -183,19 +183,21 @@ def tools(verbose: int, name: str | None, as_json: bool) -> None:
 
 
 @main.command()
+@_name_argument
 @_json_option
 @click.pass_obj
-def parsers(verbose: int, as_json: bool) -> None:
-    """List available parsers of tool calls that models write as text."""
-    _list("parsers", verbose, as_json)
+def parsers(verbose: int, name: str | None, as_json: bool) -> None:
+    """List available parsers of tool calls that models write as text, or how to use the parser NAME."""
+    _list("parsers", verbose, as_json, name)
 
 
 @main.command()
+@_name_argument
 @_json_option
 @click.pass_obj
-def sinks(verbose: int, as_json: bool) -> None:
-    """List available sinks: further places for the records of a run."""
-    _list("sinks", verbose, as_json)
+def sinks(verbose: int, name: str | None, as_json: bool) -> None:
+    """List available sinks: further places for the records of a run, or how to use the sink NAME."""
+    _list("sinks", verbose, as_json, name)
 
 
 @main.command()

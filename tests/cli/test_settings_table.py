@@ -17,6 +17,8 @@ from hermes_core.cli import listing
 from hermes_core.cli.main import main
 from hermes_core.cli.settings_table import settings_table
 from hermes_core.environment import EnvironmentConfig
+from hermes_core.plugins.hookspecs import hookimpl
+from hermes_core.plugins.registry import Registrar
 from hermes_core.runtime import Runtime
 
 
@@ -121,6 +123,7 @@ def test_a_tool_lists_its_parameters_and_a_toolset_its_tools() -> None:
         (["agents", "modl"], "'model'"),
         (["backends", "locl"], "'local'"),
         (["tools", "terminl"], "'terminal'"),
+        (["parsers", "hrmes"], "'hermes'"),
     ],
 )
 def test_a_misspelt_name_suggests_a_near_one(command: list[str], near: str) -> None:
@@ -132,6 +135,26 @@ def test_lists_without_a_name() -> None:
     for command, name in (("agents", "oracle"), ("parsers", "hermes")):
         assert name in {row["name"] for row in json.loads(run(command, "--json").output)}
     assert run("sinks").exit_code == 0
+
+
+def test_one_parser_or_sink_says_how_it_is_used() -> None:
+    assert "--env.tool_call_parser=hermes" in run("parsers", "hermes").output
+    refused = run("sinks", "nope")
+    assert refused.exit_code == 2 and "unknown sink 'nope'" in refused.output
+
+    class Plugin:
+        @hookimpl
+        def hermes_register_sinks(self, registry: Registrar) -> None:
+            registry.add("rewards", "os:getcwd", summary="Rewards as CSV")
+
+    (row,) = listing.sinks(Runtime(plugins=[Plugin()], load_entry_points=False), "rewards")["sink"]
+    assert (row["summary"], row["use"]) == ("Rewards as CSV", "hermes-rl rollout ENV --sink rewards=TARGET")
+
+
+def test_the_json_of_a_tool_has_the_schema_that_the_model_gets() -> None:
+    (tool,) = json.loads(run("tools", "terminal", "--json").output)["tool"]
+    assert tool["schema"]["function"]["parameters"]["properties"]["command"]["type"] == "string"
+    assert '"parameters"' not in run("tools", "terminal").output
 
 
 def test_a_terminal_of_80_columns_shows_all_of_it() -> None:
