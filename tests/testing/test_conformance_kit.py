@@ -478,6 +478,21 @@ def test_the_table_has_every_check_the_figures_and_the_sums() -> None:
     assert not REPORT.sound
 
 
+def test_failures_name_their_promise_and_checks_with_one_reason_are_folded() -> None:
+    failed = Result("terminate_by_id", "contract", Outcome.FAILED, "no", 0.0)
+    others = [Result(name, "slots", Outcome.NOT_APPLICABLE, "not declared", 0.0) for name in ("a", "b")]
+    lines = as_text(Report("some", (failed, *others), {})).splitlines()
+    promise = next(each.promise for each in all_checks() if each.name == "terminate_by_id")
+    assert any(f"no (promised: {promise})" in line for line in lines)
+    assert "not applicable: not declared: a, b" in lines
+
+
+def test_the_promises_are_listed_without_a_run() -> None:
+    done = CliRunner().invoke(main, ["conformance", "local", "--list", "--group", "contract"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("contract\n  one_creation_id_is_one_sandbox: ")
+
+
 def test_the_json_is_what_is_promised() -> None:
     data = json.loads(json.dumps(REPORT.to_dict()))
     assert set(data) == {"backend", "checks", "figures"}

@@ -29,13 +29,20 @@ from hermes_core.testing.conformance.runner import Report, Result
 @click.option("--isolation", metavar="LEVEL", help="Isolation level of the checks that are not about levels [user].")
 @click.option("--group", "groups", multiple=True, metavar="G", help="Run only the checks of this group.")
 @click.option("--check", "names", multiple=True, metavar="NAME", help="Run only this check.")
+@click.option("--list", "only_list", is_flag=True, help="Only print what each check expects; run none.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def conformance(ctx: click.Context, /, backend: str, as_json: bool, **given: Any) -> None:
+def conformance(ctx: click.Context, /, backend: str, as_json: bool, only_list: bool, **given: Any) -> None:
     """Test BACKEND against the backend contract, and measure its speed.
 
     Exits with 0 if no check failed, 1 if one did, and 2 for wrong use.
     """
+    if only_list:
+        from hermes_core.testing.conformance.checks import chosen
+        from hermes_core.testing.conformance.report import as_list
+
+        click.echo(as_list(chosen(given["groups"], given["names"])))
+        return
     report = asyncio.run(_report(ctx.obj or 0, backend, **given))
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 
+from hermes_core.testing.conformance.checks import Check, all_checks
 from hermes_core.testing.conformance.runner import Outcome, Report
 
 FIGURES = {
@@ -30,13 +33,24 @@ def as_text(report: Report, terminal_width: int | None = None) -> str:
     for heading, justify in (("group", "left"), ("check", "left"), ("outcome", "left"), ("s", "right")):
         table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("reason", overflow="fold")
+    promises = {each.name: each.promise for each in all_checks()}
+    inapplicable: dict[str, list[str]] = {}
     for each in report.checks:
-        outcome = Text(_MARKS[each.outcome], _STYLES[each.outcome])
-        table.add_row(each.group, Text(each.name), outcome, f"{each.seconds:.2f}", Text(_harmless(each.reason)))
+        if each.outcome is Outcome.NOT_APPLICABLE:
+            inapplicable.setdefault(each.reason, []).append(each.name)
+            continue
+        outcome, reason = Text(_MARKS[each.outcome], _STYLES[each.outcome]), _harmless(each.reason)
+        if each.outcome is Outcome.FAILED and (promise := promises.get(each.name)):
+            reason += f" (promised: {promise})"
+        table.add_row(each.group, Text(each.name), outcome, f"{each.seconds:.2f}", Text(reason))
     stream = io.StringIO()
     console = Console(file=stream, width=terminal_width or 240, force_terminal=terminal_width is not None)
     console.print(table)
     console.print()
+    for reason, names in inapplicable.items():  # many checks share a reason
+        console.print(Text(f"not applicable: {_harmless(reason)}: {', '.join(names)}"))
+    if inapplicable:
+        console.print()
     for name, value in report.figures.items():
         words, unit = FIGURES.get(name, (name, ""))
         console.print(f"{words}: {value:g} {unit}", highlight=False)
@@ -44,6 +58,14 @@ def as_text(report: Report, terminal_width: int | None = None) -> str:
     sums = ", ".join(f"{count[outcome]} {_MARKS[outcome].lower()}" for outcome in Outcome)
     console.print(f"{report.backend}: {len(report.checks)} checks, {sums}", highlight=False)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def as_list(checks: Sequence[Check]) -> str:
+    """Return the promise of each check, by group."""
+    lines = []
+    for group, members in itertools.groupby(checks, key=lambda each: each.group):
+        lines += [group, *(f"  {each.name}: {each.promise}" for each in members)]
+    return "\n".join(lines)
 
 
 def _harmless(text: str) -> str:
