@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hermes_core.cli.main import main
-from hermes_core.cli.new import KINDS, spellings, template
+from hermes_core.cli.new import KINDS, spellings, template, write_package
+from hermes_core.runtime import Runtime
 from hermes_core.version import __version__
 
 SLOW = {"backend": pytest.mark.full}
@@ -145,3 +146,10 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     done = new("tool", "my-first", "--dir", str(tmp_path))
     assert done.exit_code == 2 and "exists already" in done.output
     assert list((tmp_path / "my-first").iterdir()) == []
+
+
+def test_nothing_in_a_backend_is_called_example(tmp_path: Path) -> None:
+    folder = write_package(Runtime(), "backend", "acme-cloud", tmp_path)
+    sources = "".join(path.read_text() for path in folder.rglob("*.py"))
+    assert "class AcmeCloudBackendSandbox(" in sources and "acme-cloud-{spec.creation_id}" in sources
+    assert "Example" not in sources and "example-" not in sources

@@ -34,7 +34,7 @@ class ExampleBackendConfig(SandboxConfig):
     """What commands see as GREETING."""
 
 
-class ExampleSandbox(Sandbox):
+class ExampleBackendSandbox(Sandbox):
     """One machine of the provider."""
 
     def __init__(self, sandbox_id: str, environment: Mapping[str, str]) -> None:
@@ -77,7 +77,7 @@ class ExampleBackend(Backend):
         """Create a sandbox, or return the one that has this creation id: an answer may be lost, and asked for again."""
         config = spec.config
         assert isinstance(config, ExampleBackendConfig)
-        sandbox_id = f"example-{spec.creation_id}"
+        sandbox_id = f"example-backend-{spec.creation_id}"
         environment = {"GREETING": config.greeting, **spec.environment}  # core adds `config.env_vars`
         labels = {"owner": spec.owner, "creation_id": spec.creation_id, "created": str(time.time())}
         command = provider.starter(sandbox_id, labels, spec.command(".hermes"))
@@ -92,7 +92,7 @@ class ExampleBackend(Backend):
         except BaseException:  # cancelled, too: what was begun is ended
             await self.terminate_id(sandbox_id)
             raise
-        return ExampleSandbox(sandbox_id, environment)
+        return ExampleBackendSandbox(sandbox_id, environment)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """List the machines by their labels, whoever's driver made them."""
