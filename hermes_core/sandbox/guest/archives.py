@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 def _in_archive(path: str) -> str:
-    """A path as archives have it: its bytes, read as UTF-8, whatever this interpreter takes file names for."""
+    """Return a path as archives store it: its bytes, decoded as UTF-8, whatever encoding this interpreter uses."""
     return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
@@ -58,7 +58,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def unpack(path: str, compression: str = "") -> dict[str, Any]:
-    """Unpack a tar stream from standard input below `path`; nothing but `compression` says how to read it."""
+    """Unpack a tar stream from standard input below `path`. Only `compression` decides how it is decompressed."""
     if compression not in COMPRESSIONS:
         raise Refused("invalid", "unknown compression: %r" % compression)
     os.makedirs(path, exist_ok=True)
@@ -96,7 +96,7 @@ class _Folders:
         self._known = {root}
 
     def resolve(self, folder: str) -> str:
-        """The real path of a directory below the root, which the caller makes if it is not there."""
+        """Return the real path of a directory below the root. The caller makes the directory if it is missing."""
         unknown = []
         above = folder
         while above not in self._known:
@@ -169,9 +169,9 @@ def _extract_file(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str
 
 
 def pack(path: str, max_bytes: int) -> dict[str, Any]:
-    """A plain tar of what is below `path` to standard output. What can't be read is left out, as are devices.
+    """Write a plain tar of what is below `path` to standard output, without devices and unreadable files.
 
-    A file of several names is read once: its further names are hard links.
+    A file with several names is read once; its other names become hard links.
     """
     sink = os.fdopen(os.dup(1), "wb")
     with sink, tarfile.open(
@@ -203,7 +203,7 @@ def pack(path: str, max_bytes: int) -> dict[str, Any]:
 
 
 def _member(archive: tarfile.TarFile, full: str, name: str) -> tuple[tarfile.TarInfo | None, BinaryIO | None]:
-    """The header for a path, and its open file if it is one; opened so that a pipe in its place can't hold us."""
+    """Return a path's header, and its open file if it is a file. The open doesn't block if a pipe took its place."""
     source = None
     if stat.S_ISREG(os.lstat(full).st_mode):
         source = os.fdopen(os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
@@ -238,7 +238,7 @@ def _pass_over(error: OSError) -> None:
 
 
 def _walk(path: str, most: int) -> Iterator[str]:
-    """Relative paths below `path`, directories before what is in them, in a stable order; links are not followed."""
+    """Yield relative paths below `path` in a stable order, parents first. Links are not followed."""
     pending = _names(path, "", most)
     most -= len(pending)
     while pending:
@@ -255,7 +255,7 @@ def _walk(path: str, most: int) -> Iterator[str]:
 
 
 def _names(folder: str, relative: str, most: int) -> list[str]:
-    """The relative paths of what is in a directory, the first one last; refused if there are more than `most`."""
+    """Return the relative paths of a directory's entries in reverse order. More than `most` are refused."""
     found: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:

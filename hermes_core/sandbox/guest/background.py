@@ -43,7 +43,7 @@ class BackgroundProcess:
 
     @property
     def log(self) -> Rolling:
-        """The end of its output."""
+        """Return the last part of its output."""
         ring = self.execution.sinks[0]
         assert isinstance(ring, Rolling)
         return ring
@@ -55,7 +55,7 @@ class BackgroundProcess:
             answer()
 
     def describe(self) -> dict[str, Any]:
-        """The fields of a ProcessStatus."""
+        """Return the fields of a ProcessStatus."""
         execution = self.execution
         fields = execution.outcome() if execution.ended else {}
         fields.update(
@@ -83,7 +83,7 @@ class BackgroundProcesses:
         self._of_slots: dict[int, dict[str, BackgroundProcess]] = {}
 
     def by_name(self) -> dict[str, Operation]:
-        """Them."""
+        """Return the operations by name."""
         names = ("start", "processes", "poll", "log", "wait", "write", "resize", "kill")
         return {name: getattr(self, name) for name in names}
 
@@ -111,17 +111,17 @@ class BackgroundProcesses:
         self._operations.launch(slot, execution, dict(header, input=True), body)
 
     def processes(self, request: Request, header: Header, _body: bytes) -> None:
-        """All of a slot, oldest first."""
+        """Answer with all processes of a slot, oldest first."""
         known = self._known(self._operations.slot(header))
         _forget_old(known)
         self._requests.reply(request, {"processes": [process.describe() for process in known.values()]})
 
     def poll(self, request: Request, header: Header, _body: bytes) -> None:
-        """One of them."""
+        """Answer with the status of one process."""
         self._requests.reply(request, {"process": self._process(header).describe()})
 
     def log(self, request: Request, header: Header, _body: bytes) -> None:
-        """Its output from an offset on; with `wait`, once there is some, it has ended, or so many seconds are over."""
+        """Answer with its output from an offset on. `wait`: wait up to so many seconds for output or its end."""
         process = self._process(header)
         offset, limit, wait = header["offset"], header["limit"], header.get("wait")
 
@@ -138,7 +138,7 @@ class BackgroundProcesses:
             answer()
 
     def wait(self, request: Request, header: Header, _body: bytes) -> None:
-        """Answered at its end, or after `timeout` seconds."""
+        """Answer when it ends, or after `timeout` seconds."""
         self._answer_at_end(request, self._process(header), header.get("timeout"))
 
     def write(self, request: Request, header: Header, body: bytes) -> None:
@@ -178,7 +178,7 @@ class BackgroundProcesses:
         process.slot.sweep(process.execution.id, grace, done)
 
     def _known(self, slot: Slot) -> dict[str, BackgroundProcess]:
-        """The processes of a slot that are known of; none once it has been recycled."""
+        """Return a slot's known processes. After the slot is recycled there are none."""
         if slot.index not in self._of_slots:
             known = self._of_slots[slot.index] = {}
             slot.on_forget = known.clear
@@ -202,7 +202,7 @@ class BackgroundProcesses:
             self._answer_later(request, process.at_end, answer, limit)
 
     def _answer_later(self, request: Request, waiting: list[Answer], answer: Answer, limit: float | None) -> None:
-        """When what is waited for comes, or the limit does."""
+        """Answer when the awaited event happens, or at the time limit."""
 
         def give_up() -> None:
             if answer in waiting:
@@ -227,7 +227,7 @@ def _forget_old(known: dict[str, BackgroundProcess]) -> None:
 
 
 def _make_room(known: dict[str, BackgroundProcess]) -> None:
-    """For one more: those that ended first have to go. Raises Refusal if all that there may be run."""
+    """Make room for one more: forget those that ended first. Raises Refusal if the maximum are still running."""
     _forget_old(known)
     ended = [process for process in known.values() if process.execution.ended]
     for process in sorted(ended, key=lambda each: each.ended)[: max(0, len(known) - MOST + 1)]:

@@ -86,7 +86,7 @@ class Plan:
 
 
 def become_subreaper() -> None:
-    """Orphans of our descendants become our children."""
+    """Make orphans of our descendants our children."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
@@ -95,7 +95,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
-    """The forked child's whole life: confine itself as `plan` says, say so, then serve. Never returns."""
+    """Run the forked child: confine it as `plan` says, report that, then serve. Never returns."""
     try:
         _detach(sock)
         if plan.mechanism == "user" and not _proved_alone(plan.uid or 0):
@@ -177,17 +177,17 @@ def _hard(limit: int) -> int:
 
 
 def _bound(limit: int, wanted: int) -> int:
-    """Lower a limit for good; what it is then."""
+    """Lower a limit permanently, and return its new value."""
     value = min(wanted, _hard(limit))
     resource.setrlimit(limit, (value, value))
     return value
 
 
 def _proved_alone(uid: int) -> bool:
-    """Whether we would be this user's only process on the host, by the kernel's own count; we stay root.
+    """Return whether we would be this user's only process on the host, as the kernel counts. We stay root.
 
-    With a limit of two, a second task can start only if nobody else counts against the user: a scan of /proc can miss
-    a process that forks all the time, this can't. Zombies count too, so those that are being reaped get a moment.
+    With a limit of two, a second task can start only if the user has no other process. A scan of /proc can miss a
+    process that forks all the time; this can't. Zombies count too, so those being reaped get a moment.
     """
     limits = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (2, limits[1]))

@@ -53,7 +53,7 @@ class Connection:
         loop.add(sock.fileno(), select.POLLIN, self._on_bridge)
 
     def send(self, header: Mapping[str, Any], data: bytes = b"") -> None:
-        """Queue one frame; written with the others of this round, as far as the channel takes them."""
+        """Queue one frame. It is written with the others of this round, as far as the channel takes them."""
         if not self._open:
             return
         frame = wire.encode(header, data)
@@ -63,7 +63,7 @@ class Connection:
             self._loop.after(self._flush)
 
     def congested(self) -> bool:
-        """Whether streams have to wait."""
+        """Return whether streams have to wait."""
         return self._size > CONGESTED
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Connection:
         self._on_end(self)
 
     def _on_bridge(self, _events: int) -> None:
-        """It brings the channel's streams; whatever comes later is its end."""
+        """Take the channel's streams from the bridge. Anything that comes later means that the bridge has ended."""
         try:
             _, fds = descriptors.receive(self._sock, 1)
         except BlockingIOError:
@@ -142,7 +142,7 @@ class Connection:
         self._blocked = bool(self._outgoing)
 
     def _forget(self, sent: int) -> None:
-        """So many bytes are on their way."""
+        """Forget so many bytes, which are on their way."""
         self._size -= sent
         while sent:
             frame = self._outgoing.popleft()
@@ -165,16 +165,16 @@ class Outlet:
             self.connection.send(header, data)
 
     def congested(self) -> bool:
-        """Whether streams have to wait: no driver, or enough under way already."""
+        """Return whether streams have to wait: there is no driver, or enough is under way already."""
         return self.connection is None or self.connection.congested()
 
     def pause(self, resume: Callable[[], object]) -> None:
-        """A stream waits for room, and is to be resumed when there is some."""
+        """Remember a stream that waits for room, to resume it when there is some."""
         if resume not in self._paused:
             self._paused.append(resume)
 
     def resume_paused(self) -> None:
-        """There is room again."""
+        """Resume the paused streams, as there is room again."""
         waiting, self._paused = self._paused, []
         for resume in waiting:
             resume()

@@ -140,11 +140,11 @@ class Daemon:
         return None
 
     def _silence_left(self) -> float:
-        """Seconds until it can be said that the driver lives no more."""
+        """Return the seconds until the driver counts as dead."""
         return self._heard + wire.silence_s(self.site.config["orphan_ttl_s"]) - time.monotonic()
 
     def _grant_claim(self) -> None:
-        """The one that waits takes the driver's place, if nothing was heard of that until now."""
+        """Let the waiting claimant replace the driver, if the driver has stayed silent."""
         if self._claim is None:
             return
         left = self._silence_left()
@@ -155,7 +155,7 @@ class Daemon:
         self._frame(connection, header, b"")
 
     def _refuse_claim(self) -> None:
-        """The driver lives."""
+        """Refuse the waiting claim, because the driver is alive."""
         if self._claim is not None:
             (connection, _), self._claim = self._claim, None
             connection.send({"ev": "refused", "error": _HELD})

@@ -16,13 +16,13 @@ _CLOEXEC = 0x40000000
 
 
 def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
-    """One message with descriptors; raises BlockingIOError when the other side is not reading."""
+    """Send one message with descriptors. Raises BlockingIOError when the other side is not reading."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary)
 
 
 def receive(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
-    """Up to `size` bytes of one message and its descriptors (close-on-exec); no bytes when the other side is gone."""
+    """Return up to `size` bytes of one message and its descriptors (close-on-exec); no bytes if the peer is gone."""
     data, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(_MOST * 4), _CLOEXEC)
     fds = array.array("i")
     for level, kind, payload in ancillary:
@@ -32,7 +32,7 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
 
 
 def memory_file(data: bytes, folder: str) -> int:
-    """A descriptor to read `data` from; of a file in `folder` where there are no memory files. Raises OSError."""
+    """Return a descriptor to read `data` from: a memory file, or else a file in `folder`. Raises OSError."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("hermes", os.MFD_CLOEXEC)
     else:

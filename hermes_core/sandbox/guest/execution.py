@@ -127,16 +127,16 @@ class Execution:
 
     @property
     def fetches(self) -> bool:
-        """Whether the slot's parent makes its pipes, as the guest can't be sure that it can send any."""
+        """Return whether the slot's parent makes its pipes, because the guest may be unable to send any."""
         return self._takes_pipes and self.pty is None
 
     @property
     def stream(self) -> Stream | None:
-        """The stream to the driver, if it is of that mode."""
+        """Return the stream to the driver, if its output is streamed."""
         return self.sinks[0] if isinstance(self.sinks[0], Stream) else None
 
     def descriptors(self, wants_input: bool) -> list[int]:
-        """What the child gets as 0, 1 and 2, if it gets no terminal; closed by `spawned`. Raises OSError."""
+        """Return the child's descriptors 0, 1 and 2, if it gets no terminal. `spawned` closes them. Raises OSError."""
         if self.pty is not None:
             self.stdin = Input(self._loop, None, self.id, self._outlet.send, terminal=True)
             return []
@@ -154,13 +154,13 @@ class Execution:
         return [reader, self._child_fds[1], self._child_fds[-1]]
 
     def spawned(self) -> None:
-        """The slot's parent has the child's descriptors: let go of our copies. Idempotent."""
+        """Close our copies of the child's descriptors, as the slot's parent has them. Idempotent."""
         for fd in self._child_fds:
             os.close(fd)
         self._child_fds = []
 
     def started(self, pid: int, fds: list[int]) -> None:
-        """The slot's parent has started it; what of `fds` is taken from the list is ours: its terminal or pipes."""
+        """Note that the slot's parent started it. Take our terminal or pipes out of the list `fds`."""
         self.pid = pid
         if self.fetches:
             for sink in self.sinks[: len(fds)]:
@@ -203,14 +203,14 @@ class Execution:
         self._timers.append(self._loop.later(grace + LAST_RESORT_S, lambda: self._last_resort(self)))
 
     def exited(self, status: int) -> None:
-        """The command's wait status is known; the result is complete once the pipes are drained."""
+        """Record the command's wait status. The result is complete once the pipes are drained."""
         if self.status is None and not self.ended:
             self.status = status
             self._settled()
             self._finish_if_drained()
 
     def killed_with_slot(self, error: dict[str, str] | None = None) -> None:
-        """The slot was emptied under it, or lost for the reason of `error`. What its pipes hold is kept."""
+        """Record that the slot was emptied while it ran, or lost because of `error`. What its pipes hold is kept."""
         if self.ended:
             return
         self.error = error
@@ -223,7 +223,7 @@ class Execution:
         self._end()
 
     def failed(self, error: dict[str, str]) -> None:
-        """It could not be started."""
+        """Record that it could not be started."""
         if self.status is None and not self.ended:
             if self._stopping:
                 self.status = int(signal.SIGKILL)
@@ -239,7 +239,7 @@ class Execution:
         self._timers = []
 
     def _finish_if_drained(self) -> None:
-        """After the exit: what is in the pipes is the command's; what others write later is not waited for."""
+        """After the exit, keep what the pipes hold, and don't wait for what other processes write later."""
         drained = True
         for fd in list(self._open):
             sink = self._open[fd]
@@ -276,7 +276,7 @@ class Execution:
             os.close(fd)
 
     def outcome(self) -> dict[str, Any]:
-        """The header's fields that tell how it ended."""
+        """Return the header's fields that tell how it ended."""
         fields: dict[str, Any] = {"duration": self.duration, "timed_out": self.timed_out}
         if self.spool is not None:
             fields["spool"] = self.spool.path
@@ -290,7 +290,7 @@ class Execution:
     # --- its output -------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """There may be room again: go on reading what was paused."""
+        """Resume paused reading, as there may be room again."""
         for fd in list(self._paused):
             self._paused.discard(fd)
             self._watch(fd)
@@ -353,11 +353,11 @@ class Execution:
                 self.on_output()
 
     def _keep_held(self, fd: int) -> None:
-        """What may have been the beginning of a secret was none, as far as can be told."""
+        """Keep held-back bytes: what looked like the beginning of a secret seems to be none."""
         if fd in self._masks and fd in self._open:
             self._keep(self._open[fd], self._masks[fd].rest())
 
     def _look_again(self, fd: int) -> None:
-        """Its programs may open their terminal again; until it ends it is not ours to hang up."""
+        """Look at the terminal again later. Programs may reopen it, so we don't hang it up before the command ends."""
         self._loop.remove(fd)
         self._look = self._loop.later(_HUNG_UP_S, lambda: self._watch(fd))  # one at a time

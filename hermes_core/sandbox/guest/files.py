@@ -133,9 +133,9 @@ def _append(target: str, size: int, mode: int | None) -> None:
 
 
 def _overwrite(target: str, size: int, mode: int | None) -> None:
-    """Change a file where it is: another name of it shows the same then, and its directory need not be writable.
+    """Change a file in place, so that its other names show the change and its directory need not be writable.
 
-    A full disk or a cut stream leaves the old file as it was: all of the data comes first, and then room for it.
+    A full disk or a cut stream leaves the old file as it was: we first receive all data, then reserve room for it.
     """
     data = bytearray()
     while len(data) < size:
@@ -156,7 +156,7 @@ def _overwrite(target: str, size: int, mode: int | None) -> None:
 
 
 def _replace(target: str, size: int, mode: int | None, path: str) -> None:
-    """All of it or nothing: a full disk or a cut stream leaves the old file as it was."""
+    """Replace a file completely or not at all: a full disk or a cut stream leaves the old file as it was."""
     temporary = os.path.join(os.path.dirname(target), ".hermes-%d-%s" % (os.getpid(), os.urandom(4).hex()))
     _begun.append(lambda: os.unlink(temporary))
     try:

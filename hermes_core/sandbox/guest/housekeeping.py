@@ -35,12 +35,12 @@ class Heartbeat:
         self._beats = 0
 
     def beat(self, ttl_s: float) -> None:
-        """A driver has been heard. Raises OSError."""
+        """Record that a driver was heard. Raises OSError."""
         self._beats += 1
         os.pwrite(self._fd, b"%020d %020d\n" % (self._beats, ttl_s), 0)
 
     def end(self) -> None:
-        """The watchdog may end the sandbox now. Raises OSError."""
+        """Let the watchdog end the sandbox now. Raises OSError."""
         os.pwrite(self._fd, END.encode("ascii") + b"\n", 0)
 
 
@@ -59,7 +59,7 @@ class Trash:
         self._pid = 0
 
     def empty(self) -> None:
-        """There is something to remove. Raises OSError."""
+        """Start to remove what the trash holds. Raises OSError."""
         try:
             self._ring()
         except BlockingIOError:
@@ -175,6 +175,6 @@ def _search(writer: int, skip: Collection[str]) -> None:
 
 
 def complain(text: str) -> None:
-    """A line for the guest's log."""
+    """Write a line to the guest's log."""
     sys.stderr.write("hermes guest: %s\n" % text)
     sys.stderr.flush()

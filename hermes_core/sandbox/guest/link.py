@@ -34,7 +34,7 @@ class Spawn:
 
 
 def out_of_resources(error: OSError) -> dict[str, str]:
-    """What a command fails with when the guest itself could not do its part: never the slot's doing."""
+    """Return a command's error for when the guest itself failed, which is never the slot's fault."""
     return {"kind": "infra", "code": "resources", "message": "the guest could not start it: %s" % error}
 
 
@@ -83,7 +83,7 @@ class Link:
         loop.watch(pid, self._ended if plan.mechanism != "namespace" else self._maker_ended, since)
 
     def kill(self) -> None:
-        """SIGKILL to the parent; `on_death` follows once it is reaped."""
+        """Send SIGKILL to the parent. `on_death` is called once it is reaped."""
         self._killed = True
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)

@@ -126,7 +126,7 @@ class Loop:
                 self._unclaimed.popitem(last=False)
 
     def reaped(self, pid: int, since: float) -> bool:
-        """Whether such a child has ended, unwatched."""
+        """Return whether this unwatched child has ended."""
         return self._unclaimed.get(pid, (0, -1.0))[1] >= since
 
     def stop(self) -> None:
@@ -153,7 +153,7 @@ class Loop:
         self.reap()
 
     def _timeout(self) -> int:
-        """Milliseconds to the next timer, rounded up: never to wake before it and find nothing to do."""
+        """Return the milliseconds to the next timer, rounded up so that we never wake before it with nothing to do."""
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
             self._cancelled -= 1

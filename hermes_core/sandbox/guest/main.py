@@ -72,7 +72,7 @@ def _connect(state_dir: str) -> socket.socket | None:
 
 
 def _by_short_name(call: Callable[[str], object], state_dir: str) -> None:
-    """A socket's address is at most 108 bytes long: go through the directory's descriptor."""
+    """Use a short name by the directory's descriptor, as a socket's address is at most 108 bytes long."""
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         call("/proc/self/fd/%d/guest.sock" % fd)

@@ -13,7 +13,7 @@ SHORTEST = 8
 
 
 def values_of(names: Iterable[str], environment: Mapping[bytes, bytes]) -> tuple[bytes, ...]:
-    """The values of these variables, and each line of those that have several; the longest first."""
+    """Return these variables' values, and each line of values that have several; the longest first."""
     found: set[bytes] = set()
     for name in names:
         value = environment.get(name.encode("utf-8", "surrogateescape"), b"")
@@ -36,23 +36,23 @@ class Mask:
 
     @property
     def holds(self) -> bool:
-        """Whether something is held back."""
+        """Return whether something is held back."""
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """What can go on, now that the stream's next piece is here."""
+        """Take the stream's next piece, and return what can be passed on."""
         masked = self._pattern.sub(_stars, self._held + data)
         cut = len(masked) - self._begun(masked)
         self._held = masked[cut:]
         return masked[:cut]
 
     def rest(self) -> bytes:
-        """What is held back, as nothing more comes for now."""
+        """Return what is held back, as nothing more comes for now."""
         held, self._held = self._held, b""
         return held
 
     def _begun(self, data: bytes) -> int:
-        """The length of the longest end of `data` that a value begins with."""
+        """Return the length of the longest end of `data` that a value begins with."""
         for length in range(min(self._longest - 1, len(data)), 0, -1):
             end = data[-length:]
             if any(value.startswith(end) for value in self._values):

@@ -39,7 +39,7 @@ _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stde
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
     result = libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
     check(result, "mount %s on %s" % (source or kind or "(again)", target))
@@ -53,11 +53,11 @@ def make_private() -> None:
 def system_binds(
     extra: Iterable[str] = (), masks: Iterable[str] = ()
 ) -> tuple[list[tuple[str, str, bool]], list[tuple[str, str]]]:
-    """The read-only binds and the top-level links of a root for ordinary programs: `(binds, symlinks)` of `build_root`.
+    """Return `(binds, symlinks)` for `build_root`: the read-only binds and top-level links that ordinary programs need.
 
     Args:
-        extra: further files and directories to show, at their own paths (an interpreter's prefix, say). Their parents
-            are made afresh, so a directory below a private home does not show that home. Missing ones are left out.
+        extra: more files and directories to show, at their own paths (such as an interpreter's prefix). Their parents
+            are created empty, so a directory below a private home does not show that home. Missing ones are left out.
         masks: what will be masked; an `extra` below one of them is bound again, on top of the mask.
     """
     links = [path for path in SYSTEM_DIRECTORIES if os.path.islink(path) and os.path.isdir(path)]
@@ -167,7 +167,7 @@ def restrict(path: str, flags: int) -> None:
 
 
 def restrict_by_remount(path: str, flags: int) -> None:
-    """The same without mount_setattr(2): each mount again, with the flags that it has and those added."""
+    """Restrict without mount_setattr(2): remount each mount with its flags and the added ones."""
     path = os.path.realpath(path)
     found = {}  # type: dict[str, int]
     with open("/proc/self/mountinfo", "rb") as lines:
@@ -186,12 +186,12 @@ def restrict_by_remount(path: str, flags: int) -> None:
 
 
 def is_below(path: str, tops: Iterable[str]) -> bool:
-    """Whether a normalised absolute path is one of `tops` or lies below one, by name."""
+    """Return whether a normalised absolute path is one of `tops` or lies below one, by name."""
     return any(path == top or path.startswith(top.rstrip("/") + "/") for top in tops)
 
 
 def _innermost(path: str, tops: Iterable[str]) -> int:
-    """The length of the longest of `tops` that holds `path`, or -1."""
+    """Return the length of the longest of `tops` that holds `path`, or -1."""
     return max([len(top) for top in tops if is_below(path, [top])], default=-1)
 
 

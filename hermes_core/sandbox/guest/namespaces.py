@@ -34,7 +34,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, call: str) -> int:
-    """What a function of the C library returned, unless it failed."""
+    """Return what a C library function returned, unless it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, "%s: %s" % (call, os.strerror(number)))
@@ -47,7 +47,7 @@ def _prctl(option: int, argument: int, call: str, second: int = 0) -> int:
 
 
 def death_signal(number: int) -> None:
-    """Have the kernel send this signal to the calling process when its parent dies; 0 for none."""
+    """Make the kernel send this signal to the calling process when its parent dies; 0 for none."""
     _prctl(_PR_SET_PDEATHSIG, number, "PR_SET_PDEATHSIG")
 
 
@@ -83,7 +83,7 @@ def unshare(
 
 
 def open_namespaces(pid: int, kinds: Iterable[str]) -> list[tuple[str, int]]:
-    """Descriptors of a process's namespaces, in the order for `join`, without those that the caller is in already."""
+    """Return descriptors of a process's namespaces in the order for `join`, without those the caller is already in."""
     wanted = set(kinds)
     unknown = wanted.difference(_FLAGS)
     if unknown:
@@ -128,7 +128,7 @@ def setns(pid: int, kinds: Iterable[str]) -> None:
 
 
 def loopback_up() -> None:
-    """Bring up `lo` of a fresh network namespace."""
+    """Enable `lo` of a fresh network namespace."""
     import socket  # only here, as it takes as long as everything else together
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe_socket:
@@ -138,7 +138,7 @@ def loopback_up() -> None:
 
 
 def has_capability(number: int) -> bool:
-    """Whether this process has a capability, in its user namespace."""
+    """Return whether this process has a capability in its user namespace."""
     for line in _read("/proc/self/status").split("\n"):
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
@@ -157,10 +157,10 @@ def no_sysv_ipc() -> bool:
 
 
 def become(uid: int, gid: int) -> None:
-    """Be this user for good: no groups, no capability (not even as uid 0 of a user namespace), none to be gained.
+    """Become this user for good: no groups, no capabilities (even as a user namespace's uid 0), no way to get any.
 
-    The parent-death signal, which the kernel drops on a change of user, is set again. In a user namespace of an
-    ordinary user, supplementary groups can't be given up.
+    Set the parent-death signal again, as the kernel drops it on a change of user. Supplementary groups can't be given
+    up in a user namespace of an ordinary user.
     """
     signal_number = ctypes.c_int(0)
     check(libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(signal_number)), "prctl PR_GET_PDEATHSIG")
@@ -202,7 +202,7 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """One write(2), as the files of /proc want it."""
+    """Write with one write(2), as files in /proc require."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode("ascii"))

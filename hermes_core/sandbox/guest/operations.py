@@ -36,11 +36,11 @@ class Operations:
         self._slots = slots
 
     def by_name(self) -> dict[str, Operation]:
-        """Them."""
+        """Return the operations by name."""
         return {"open_slot": self._open_slot, "recycle": self._recycle, "exec": self._exec}
 
     def slot(self, header: Header) -> Slot:
-        """The slot that a request names. Raises Refusal."""
+        """Return the slot that a request names. Raises Refusal."""
         slot = self._slots.get(header["slot"])
         if slot is None:
             raise Refusal("infra", "no_slot", "the slot %r was never opened" % header["slot"])
@@ -85,7 +85,7 @@ class Operations:
         merge: bool,
         on_end: Callable[[Execution], object],
     ) -> Execution:
-        """A command of the slot that is still to be launched. Raises Refusal, OSError."""
+        """Return a command of the slot that is yet to be launched. Raises Refusal, OSError."""
         if slot.broken:
             raise Refusal(**slot.error)
 
@@ -122,12 +122,12 @@ class Operations:
 
     @staticmethod
     def directory(slot: Slot, header: Header) -> str:
-        """Where a command is to run."""
+        """Return the directory that a command runs in."""
         cwd = header.get("cwd")
         return os.path.join(slot.workspace.path, cwd) if cwd else slot.workspace.path
 
     def _message(self, slot: Slot, header: Header, script: bytes) -> tuple[Header, bytes]:
-        """What the slot's parent is told, and a script for its descriptor."""
+        """Return the message for the slot's parent, and a script to be sent by descriptor."""
         message: Header = {"cwd": self.directory(slot, header)}
         if "builtin" in header:
             message.update(builtin=header["builtin"], args=header["args"])

@@ -9,7 +9,7 @@ _LONGEST_CHARACTER = 4
 
 
 def trim_end(data: bytes) -> bytes:
-    """`data` without the first bytes of a character that its end cuts in two; other bytes stay as they are."""
+    """Return `data` without an incomplete character at its end. Other bytes stay as they are."""
     for back in range(1, min(_LONGEST_CHARACTER, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -19,7 +19,7 @@ def trim_end(data: bytes) -> bytes:
 
 
 def trim_start(data: bytes) -> bytes:
-    """`data` without the last bytes of a character whose beginning was cut off, three at most."""
+    """Return `data` without the rest (at most three bytes) of a character whose beginning was cut off."""
     cut = 0
     while cut < min(_LONGEST_CHARACTER - 1, len(data)) and data[cut] & 0xC0 == 0x80:
         cut += 1
@@ -35,7 +35,7 @@ def _character_length(lead: int) -> int:
 
 
 def join_capture(head: bytes, tail: bytes, total: int) -> bytes:
-    """Head and tail of a stream of `total` bytes, with a notice in between of how much is missing, if it is."""
+    """Join head and tail of a stream of `total` bytes, with a notice in between if bytes are missing."""
     if len(head) + len(tail) >= total:
         return head + tail
     head, tail = trim_end(head), trim_start(tail)
@@ -70,11 +70,11 @@ class HeadTail:
 
     @property
     def truncated(self) -> bool:
-        """Whether something was left out."""
+        """Return whether something was left out."""
         return self.total > self.limit
 
     def value(self) -> bytes:
-        """What was kept, with a notice between head and tail that says how much is missing."""
+        """Return what was kept, with a notice between head and tail that says how much is missing."""
         return join_capture(bytes(self._head), self._tail.value(), self.total)
 
 
@@ -92,7 +92,7 @@ class Rolling:
 
     @property
     def start(self) -> int:
-        """The offset of the oldest byte that is promised to be held."""
+        """Return the offset of the oldest byte that is promised to be held."""
         return max(0, self.total - self.limit)
 
     def feed(self, data: bytes) -> None:
@@ -107,11 +107,11 @@ class Rolling:
             del self._data[: len(self._data) - self.limit]
 
     def read(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """Up to `limit` bytes from `offset` on, or from the oldest held; and the offset that they start at."""
+        """Return up to `limit` bytes from `offset` on, or from the oldest held, and the offset that they start at."""
         begin = min(max(offset, self.start), self.total)
         at = begin - (self.total - len(self._data))
         return bytes(self._data[at : at + max(limit, 0)]), begin
 
     def value(self) -> bytes:
-        """All that is held."""
+        """Return all that is held."""
         return self.read(0, self.limit)[0]

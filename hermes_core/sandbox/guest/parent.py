@@ -46,18 +46,18 @@ class _NoDirectory(OSError):
 
 
 def receive_message(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """One message and its descriptors (close-on-exec); (None, []) when the other side is gone."""
+    """Return one message and its descriptors (close-on-exec), or (None, []) when the other side is gone."""
     data, fds = descriptors.receive(sock, _MESSAGE)
     return (json.loads(data.decode("ascii")) if data else None), fds
 
 
 def encode_message(message: dict[str, Any]) -> bytes:
-    """A message as it travels between the guest and a slot's parent."""
+    """Encode a message between the guest and a slot's parent."""
     return json.dumps(message, separators=(",", ":")).encode("ascii")
 
 
 def in_parts(message: bytes) -> list[bytes]:
-    """The datagrams of a message to a slot's parent."""
+    """Split a message to a slot's parent into datagrams."""
     parts = [message[start : start + _PART] for start in range(0, len(message), _PART)]
     if len(parts) == 1:
         return parts
@@ -150,7 +150,7 @@ class Parent:
                 os.close(fd)
 
     def _joined(self, data: bytes) -> bytes:
-        """The message that a datagram is or completes; nothing if more of it is to come."""
+        """Return the message that a datagram is or completes, or no bytes if more is to come."""
         kind, rest = data[:1], data[1:]
         if kind not in (_NEXT, _LAST):
             self._begun = []
@@ -160,7 +160,7 @@ class Parent:
         return b"".join(self._begun) if kind == _LAST else b""
 
     def _leave(self) -> NoReturn:
-        """The guest is gone: nothing of the slot shall outlive it."""
+        """Exit because the guest is gone: nothing of the slot may outlive it."""
         self._kill_everything()
         os._exit(0)
 
@@ -236,7 +236,7 @@ class Parent:
 
     @staticmethod
     def _terminal(message: dict[str, Any], ends: list[int]) -> str | None:
-        """The path of a new terminal, if the command is to have one; its two ends are put into the list."""
+        """Return the path of a new terminal, if the command gets one, and add its two ends to the list."""
         if "pty" not in message:
             return None
         try:
@@ -309,7 +309,7 @@ class Parent:
     def _fork_and_execute(
         self, path: str, argv: list[str], env: dict[str, str], fds: list[int], tty: str | None
     ) -> int:
-        """What posix_spawn does, for Python 3.7: an exec that fails is our own error, not the command's."""
+        """Do what posix_spawn does, for Python 3.7: a failed exec is our own error, not the command's."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
 
         def execute() -> int:
@@ -335,9 +335,9 @@ class Parent:
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def _end(self, identity: str, grace: float, mark: str | None) -> None:
-        """TERM to a command and all that it started; `_advance` sees to the rest.
+        """Send TERM to a command and all that it started. `_advance` does the rest.
 
-        With `mark` the command may have ended: then to what it has left running.
+        With `mark` the command may have ended; then the signal goes to what it left running.
         """
         pid = next((pid for pid, command in self._running.items() if command.identity == identity), None)
         if pid is None and mark is not None:
@@ -355,14 +355,14 @@ class Parent:
                 processes.send_signal(target, signal.SIGCONT)
 
     def _ghost(self, identity: str, mark: str) -> int:
-        """A place among the running ones for a command that has ended; no process has a negative id."""
+        """Add an ended command to the running ones, under a negative id, which no process has. Return the id."""
         self._ghosts -= 1
         command = self._running[self._ghosts] = _Command(identity, mark)
         command.start, command.status, command.left = _NEVER, 0, set()
         return self._ghosts
 
     def _advance(self, pid: int) -> None:
-        """See whether all that a command started has ended by itself; KILL when its grace period is over."""
+        """Check whether all that a command started has ended. Send KILL when its grace period is over."""
         command = self._running[pid]
         if command.deadline is not None and time.monotonic() >= command.deadline:
             self._kill_family(pid)
@@ -442,7 +442,7 @@ class Parent:
 
 
 def _places(fds: list[int], tty: str | None) -> list[tuple[int, int]]:
-    """Where a command finds its descriptors; its input and output are not among them if it has a terminal."""
+    """Return where a command finds its descriptors, without its input and output if it has a terminal."""
     return list(zip(fds, (SCRIPT_FD,) if tty is not None else (0, 1, 2, SCRIPT_FD)))
 
 
@@ -473,6 +473,6 @@ def close_all_but(keep: set[int]) -> None:
 
 
 def flush_streams() -> None:
-    """Nothing buffered by the guest may be written twice by a fork."""
+    """Flush what the guest has buffered, so that a fork does not write it twice."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def what_works() -> dict[str, Any]:
-    """What this process may do, found by trying it in a child.
+    """Return what this process may do, found by trying it in a child.
 
-    `root`: it is uid 0. `namespaces`: mount, pid and ipc namespaces of its own, as it is. `user_namespaces`: the same
-    by way of a new user namespace. `network`: a network namespace with them. `reason`: why not, as the kernel says it.
+    `root`: it is uid 0. `namespaces`: it can make mount, pid and ipc namespaces as it is. `user_namespaces`: the same
+    by a new user namespace. `network`: a network namespace with them. `reason`: why not, in the kernel's words.
     """
     direct = _try_namespaces(user=False, net=False)
     by_user = _try_namespaces(user=True, net=False)

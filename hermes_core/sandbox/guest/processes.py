@@ -32,7 +32,7 @@ class Process:
 
 
 def living() -> dict[int, Process]:
-    """Every process that can be seen and still runs."""
+    """Return every visible process that still runs."""
     table = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -43,7 +43,7 @@ def living() -> dict[int, Process]:
 
 
 def start_of(pid: int) -> int:
-    """When a process began, in clock ticks since the boot; 0 if that can't be known."""
+    """Return when a process began, in clock ticks since the boot; 0 if unknown."""
     fields = _fields(str(pid))
     return int(fields[19]) if fields else 0
 
@@ -59,7 +59,7 @@ def _look_at(name: str) -> Process | None:
 
 
 def _fields(name: str) -> list[bytes]:
-    """The fields of /proc/PID/stat from the third (the state) on."""
+    """Return the fields of /proc/PID/stat from the third (the state) on."""
     try:
         file = os.open("/proc/%s/stat" % name, os.O_RDONLY | os.O_CLOEXEC)  # a third less than `open` for all of /proc
         try:
@@ -71,7 +71,7 @@ def _fields(name: str) -> list[bytes]:
 
 
 def mark_of(pid: int) -> str | None:
-    """The mark that a process carries; None if it has none, or does not show its environment."""
+    """Return a process's mark; None if it has none, or its environment can't be read."""
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             variables = file.read().split(b"\0")
@@ -85,12 +85,12 @@ def mark_of(pid: int) -> str | None:
 
 
 def family(leader: int, start: int, adopted: Callable[[int, Process], bool]) -> list[int]:
-    """The living processes of the leader's session, its descendants, and the descendants of what `adopted` says.
+    """Return the living processes of the leader's session, its descendants, and descendants of those in `adopted`.
 
-    The oldest first, so that signals reach a shell before they reach its child, of whose end it would tell otherwise.
+    The oldest come first, so that a signal reaches a shell before its child; else it would report the child's end.
 
     Args:
-        start: when the leader began; a later process of its pid is a stranger. 0 where it can't have ended.
+        start: when the leader began; a later process with its pid is another one. 0 if it can't have ended.
         adopted: `adopted(pid, process)` is asked about our own children: as we are subreaper, what has left its
             session and lost its parent is one of them.
     """

@@ -136,7 +136,7 @@ def sweep(folders: Iterable[str], uids: Collection[int]) -> None:
 
 
 def _sweep(fd: int, uids: Collection[int], depth: int) -> None:
-    """Sweep one directory, and close it."""
+    """Remove the users' files below one directory, and close it."""
     try:
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -171,17 +171,17 @@ def _sweep_entry(entry: os.DirEntry[str], folder: int, uids: Collection[int], de
 
 
 def _may_hold_others_files(directory: os.stat_result) -> bool:
-    """Whether not only its owner and root may have written to a directory: any user but root may have opened one."""
+    """Return whether others than root and its owner may have written there: any owner but root may have let them."""
     return directory.st_uid != 0 or _is_open(directory)
 
 
 def _is_open(directory: os.stat_result) -> bool:
-    """Whether others may write to a directory. Where an access list lets them, the bits of the group say so."""
+    """Return whether others may write to a directory. If an access list lets them, the group's bits show it."""
     return bool(directory.st_mode & (stat.S_IWOTH | stat.S_IWGRP))
 
 
 def are_open(folders: Iterable[str]) -> list[str]:
-    """Those of the directories that others than their owner may write to."""
+    """Return those of the directories that others than their owner may write to."""
     found = []
     for folder in folders:
         try:
@@ -193,9 +193,9 @@ def are_open(folders: Iterable[str]) -> list[str]:
 
 
 def world_writable(skip: Collection[str], limit_s: float) -> list[str]:
-    """The directories below / that any user can write to, read-only file systems and what is below `skip` left out.
+    """Return the directories below / that any user can write to, except on read-only file systems and below `skip`.
 
-    The uppermost first, and within so many seconds: a host may have disks without end.
+    The uppermost come first. The search has a time limit in seconds, because a host may have very large disks.
     """
     found = []
     pending = collections.deque("/")

@@ -43,17 +43,17 @@ class Requests:
         self._requests: dict[str, Request] = {}
 
     def known(self) -> list[str]:
-        """The ids of all requests that are not confirmed yet."""
+        """Return the ids of all requests that are not confirmed yet."""
         return list(self._requests)
 
     def hold_streams(self) -> None:
-        """There is a new channel to the same driver."""
+        """Hold the streams, as there is a new channel to the same driver."""
         for request in self._requests.values():
             if request.execution is not None and request.execution.stream is not None:
                 request.execution.stream.hold()
 
     def forget(self) -> None:
-        """Whoever asked is gone for good: nobody will hear the answers. Background processes that have begun stay."""
+        """Forget all requests, as their driver is gone for good. Background processes that have begun stay."""
         requests, self._requests = self._requests, {}
         for request in requests.values():
             if request.reply is None:
@@ -123,7 +123,7 @@ class Requests:
         self.refuse(request, error)
 
     def _again(self, request: Request, header: Header) -> None:
-        """The driver asks again after a lost channel: repeat what it may have missed."""
+        """Repeat what the driver may have missed, as it asks again after a lost channel."""
         execution = request.execution
         if execution is not None and execution.stream is not None:
             execution.stream.resend(header.get("have", 0))
@@ -144,7 +144,7 @@ class Requests:
             execution.resume()
 
     def _cancel(self, request: Request) -> None:
-        """Nobody wants the answer any more: end what was begun for it, even if the answer is on its way."""
+        """Cancel a request whose answer is no longer wanted: end what it began, even if the answer is on its way."""
         if request.execution is not None:
             request.execution.stop(request.execution.cancel_grace)
         elif request.on_cancel is not None and request.reply is None:

@@ -52,7 +52,7 @@ class Site:
 
     @property
     def configured(self) -> bool:
-        """Whether everything has been made that slots need."""
+        """Return whether everything that slots need was made."""
         return self._trash is not None
 
     def configure(self, config: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Site:
             self._search.begin({"/proc", "/sys", "/dev/pts", self.base})
 
     def _name_users(self) -> None:
-        """Have names for the slots' users where they can be given. Without them slots work as well."""
+        """Give the slots' users names where possible. Slots also work without them."""
         if self.mechanism == "shared":
             return
         config = self.config
@@ -87,11 +87,11 @@ class Site:
             complain("the slots' users may have no names: %s" % error)
 
     def open_trash(self) -> None:
-        """From now on discarded directories are removed, and slots can be used."""
+        """Open the trash: from now on discarded directories are removed, and slots can be used."""
         self._trash = Trash(workspace.trash(self.base), lambda: workspace.stock(self.base))
 
     def uid_of(self, index: int) -> int | None:
-        """The user of a slot; None where slots have none of their own."""
+        """Return a slot's user id; None if slots have no users of their own."""
         first = self.config["uid_base"]
         if self.mechanism == "shared" or self.single_user or first is None:
             return None
@@ -99,7 +99,7 @@ class Site:
 
     @property
     def world_writable(self) -> list[str]:
-        """Where slots' users can leave files besides their own directories; nowhere where they have their own root."""
+        """Return where slots' users can leave files besides their own directories; none if each has its own root."""
         return self._search.found
 
     def when_searched(self, call: Callable[[], object]) -> None:
@@ -122,7 +122,7 @@ class Site:
             os.setresuid(0, 0, 0)
 
     def empty_trash(self) -> None:
-        """Slots have discarded directories."""
+        """Empty the trash of directories that slots discarded."""
         try:
             if self._trash is not None:
                 self._trash.empty()
@@ -142,7 +142,7 @@ class Site:
 
 
 def _choose(config: Mapping[str, Any]) -> tuple[str, bool]:
-    """How slots are kept apart, and whether by user namespaces in which they are all ourselves. Raises Refusal."""
+    """Choose how slots are kept apart, and whether by user namespaces that map to our own user. Raises Refusal."""
     wanted, slots, first = config["isolation"], config["slots"], config["uid_base"]
     users = os.geteuid() == 0 and first is not None and _has_users(first, slots + 2)
     if wanted == SHARED:
@@ -163,7 +163,7 @@ def _choose(config: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _has_users(first: int, count: int) -> bool:
-    """Whether our user namespace has these user ids."""
+    """Return whether our user namespace has these user ids."""
     with open("/proc/self/uid_map") as file:
         for line in file:
             inside, _, length = map(int, line.split())

@@ -54,7 +54,7 @@ class _Round:
 
     @property
     def patience(self) -> float:
-        """Seconds until the slot is given up."""
+        """Return the seconds until the slot is given up."""
         return _CLEAN_TIMEOUT_S if self.wipe else _PATIENCE_S
 
 
@@ -88,18 +88,18 @@ class Slot:
 
     @property
     def broken(self) -> bool:
-        """Whether it is quarantined."""
+        """Return whether it is quarantined."""
         return self._state == BROKEN
 
     @property
     def _inner_uid(self) -> int | None:
-        """The user's id as its commands see it; None where they run as the sandbox's own user."""
+        """Return the user id that its commands see; None if they run as the sandbox's own user."""
         if self.site.mechanism == "shared":
             return None
         return _USER_IN_NAMESPACE if self.site.single_user else self.uid
 
     def _own_lists(self) -> users.Lists | None:
-        """The lists of users that this slot alone sees."""
+        """Return the lists of users that only this slot sees."""
         if self.site.mechanism != "namespace" or self.site.lists is None or self._inner_uid is None:
             return None
         return users.add(self.site.lists, [(self._inner_uid, users.NAME, self.workspace.home)])
@@ -144,7 +144,7 @@ class Slot:
 
     @property
     def dead(self) -> bool:
-        """Whether the slot's parent is gone."""
+        """Return whether the slot's parent is gone."""
         return self._link is None
 
     def _empty(self, wanted: _Round) -> None:
@@ -183,7 +183,7 @@ class Slot:
             self._link.kill()
 
     def _kill_descendants(self) -> None:
-        """Without a user or namespace of its own, walking the descendants is all there is: best effort, no proof."""
+        """Kill the descendants that can be found. Without an own user or namespace that is best effort, no proof."""
         mark = self._mark("")
 
         def ours(pid: int, _process: processes.Process) -> bool:
@@ -198,7 +198,7 @@ class Slot:
                 processes.send_signal(pid, signal.SIGKILL)
 
     def _start(self) -> None:
-        """Nothing of the slot runs that we know of: have a new parent prove it, and empty the directories."""
+        """Start a new parent, which proves that nothing of the slot runs, and empty the directories."""
         self._state = STARTING
         if self._round.wipe:
             self.site.when_searched(self._fork)
@@ -217,7 +217,7 @@ class Slot:
         self.site.loop.later(_START_TIMEOUT_S, lambda: self._hurry(link))
 
     def _hurry(self, link: Link) -> None:
-        """A parent that is still not ready is not going to be; its death leads to the next try, or the last."""
+        """Kill a parent that took too long to get ready. Its death leads to the next try, or ends the last."""
         if self._link is link and self._state == STARTING:
             link.kill()
 
@@ -243,11 +243,11 @@ class Slot:
         )
 
     def _others(self) -> list[str]:
-        """The other slots' workspaces."""
+        """Return the other slots' workspaces."""
         return [workspace.path for index, workspace in self.site.workspaces.items() if index != self.index]
 
     def _retry(self, reason: str) -> None:
-        """Not clean, or not started, yet: again in a moment, until it must be given up."""
+        """Try again in a moment, as it is not clean or started yet, until it must be given up."""
         if time.monotonic() - self._round.since > self._round.patience:
             code = "unclean" if self._round.dirty else "unready"
             self._break(code, "the slot could not be made ready within %d s: %s" % (self._round.patience, reason))
@@ -272,7 +272,7 @@ class Slot:
             self._empty(wanted)
 
     def _break(self, code: str, reason: str) -> None:
-        """Quarantine it. `unclean`: something of its last lease is alive; `unready`: it lacks something of ours."""
+        """Quarantine it. `unclean`: something of its last lease is alive. `unready`: it lacks what we provide."""
         self._state = BROKEN
         error = self.error = {"kind": "infra", "code": code, "message": reason}
         self._abandon(forget=True, error=error)
@@ -314,7 +314,7 @@ class Slot:
             execution.failed({"kind": "command", "code": message["code"], "message": message["message"]})
 
     def _take_pipes(self, execution: Execution | None, message: dict[str, Any]) -> list[int]:
-        """Our ends of a command's pipes, if its parent has made them."""
+        """Take our ends of a command's pipes, if its parent has made them."""
         if not message.get("pipes") or self._link is None:
             return []
         taken: list[int] = []
@@ -350,9 +350,9 @@ class Slot:
             self._start()
 
     def _bury_commands(self) -> None:
-        """The parent of running commands is dead. We are subreaper: where they live on, their end is told to us.
+        """End or watch the commands of a dead parent. As we are subreaper, we learn of the end of those that live on.
 
-        Those of a user of its own have to go before a new parent can be proved alone.
+        If the slot has its own user, they have to end before a new parent can be proved alone.
         """
         if self.site.mechanism == "user" and self.uid is not None:
             self.site.kill_user(self.uid)
@@ -377,13 +377,13 @@ class Slot:
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:
-        """What every command of the slot finds in its environment."""
+        """Return the environment of every command of the slot."""
         site = self.site
         own_tmp, inherit = site.mechanism == "namespace", site.config.get("inherit", [])
         return self.workspace.environment(self._name or users.NAME, site.shell, own_tmp, site.config["env"], inherit)
 
     def belongings(self) -> dict[str, Any]:
-        """Where the slot's files are, for `clear`: its directories, and where else its user can have any."""
+        """Return where the slot's files are, for `clear`: its directories, and other places its user can write to."""
         workspace, own_tmp = self.workspace, self.site.mechanism == "namespace"
         return {
             "path": workspace.path,
@@ -396,7 +396,7 @@ class Slot:
         return "%s/%d/%s" % (self.site.instance, self.index, identity)
 
     def spawn(self, execution: Execution, message: dict[str, Any], wants_input: bool, script: bytes = b"") -> None:
-        """Have the parent start a command; it gets a long script by descriptor, as one argument is bounded."""
+        """Make the parent start a command. A long script is sent by descriptor, as an argument's size is limited."""
         if self._state == NEW:
             self.open(lambda _error: None)
         message["id"] = execution.id
@@ -424,13 +424,13 @@ class Slot:
             self._waiting.append(spawn)
 
     def stop(self, identity: str, grace: float) -> None:
-        """TERM to a command and what it started, KILL after the grace period."""
+        """Send TERM to a command and what it started, KILL after the grace period."""
         if self._link is not None and self._state == READY:
             self._link.wake()
             self._link.send(encode_message({"end": identity, "grace": grace}))
 
     def sweep(self, identity: str, grace: float, done: Callable[[int], object]) -> None:
-        """The same to what a command that has ended left running; `done` is called with how many those were."""
+        """Stop likewise what an ended command left running, then call `done` with the number of those processes."""
         if self._link is None or self._state != READY:
             done(0)  # nothing of it can have lived through that
             return
@@ -444,6 +444,6 @@ class Slot:
                 done(count)
 
     def last_resort(self, execution: Execution) -> None:
-        """Even KILL brought no exit: the parent does not answer (stopped by the slot, say). Empty the slot."""
+        """Empty the slot, as even KILL brought no exit: the parent does not answer (the slot may have stopped it)."""
         if not execution.ended and execution.status is None:
             self.recycle(False, lambda _error: None)

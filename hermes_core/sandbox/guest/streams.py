@@ -38,7 +38,7 @@ class Stream:
         self.total = 0
 
     def room(self) -> int:
-        """Bytes that may be fed now: none while the reader is behind or the channel is busy."""
+        """Return how many bytes may be fed now: none while the reader is behind or the channel is busy."""
         return 0 if self._held or self._congested() else min(CHUNK, self._credit - self.total)
 
     def feed(self, data: bytes) -> None:
@@ -48,13 +48,13 @@ class Stream:
         self.total += len(data)
 
     def confirm(self, offset: int) -> None:
-        """The reader has taken everything before `offset`."""
+        """Note that the reader has taken everything before `offset`."""
         self._credit = max(self._credit, offset + WINDOW)
         while self._kept and self._kept[0][0] + len(self._kept[0][1]) <= offset:
             self._kept.popleft()
 
     def hold(self) -> None:
-        """There is a new channel: nothing goes on before the reader has said what it has."""
+        """Hold the stream on a new channel until the reader has said what it has."""
         self._held = True
 
     def resend(self, offset: int) -> None:
@@ -91,7 +91,7 @@ class Input:
         self._taken = 0
 
     def add(self, offset: int, data: bytes, eof: bool) -> None:
-        """A piece from the driver; what has been received before is left out, and one behind a gap as a whole."""
+        """Add a piece from the driver, without what was received before. A piece behind a gap is dropped."""
         if offset > self.received:
             return
         if offset < self.received:
@@ -104,7 +104,7 @@ class Input:
         self._push()
 
     def connect(self, fd: int) -> None:
-        """The pipe for what was received, or the terminal that it is to be typed into."""
+        """Connect the pipe for what was received, or the terminal to type it into."""
         if self._closed:
             os.close(fd)
         else:
@@ -112,16 +112,16 @@ class Input:
             self._push()
 
     def pending(self) -> int:
-        """Bytes taken from the driver that the process has not read yet."""
+        """Return how many bytes from the driver the process has not read yet."""
         return self.received - self._taken
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be written any more: ended by us, or not read by anyone."""
+        """Return whether nothing can be written any more: we ended it, or nobody reads it."""
         return self._closed or (self._eof and not self._terminal)
 
     def close(self) -> None:
-        """No more input; what was not read counts as taken, as nobody will."""
+        """End the input. What was not read counts as taken, as nobody will read it."""
         self._closed = True
         if self._fd is not None:
             if self._watching:
@@ -158,7 +158,7 @@ class Input:
             self._tell()
 
     def _end(self) -> None:
-        """All was passed on. A terminal is not closed, which would hang it up: its end-of-file is a key."""
+        """End the input after all was passed on. A terminal gets the end-of-file key, as closing would hang it up."""
         if not self._terminal or self._fd is None:
             self.close()
             return
@@ -216,7 +216,7 @@ class Spool:
             self.close()
 
     def close(self) -> None:
-        """The command has ended. Idempotent."""
+        """Close the stream, as the command has ended. Idempotent."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -239,7 +239,7 @@ class Drains:
         self._resting = False
 
     def add(self, fd: int) -> None:
-        """Drain `fd` (non-blocking, watched by nobody) from now on; the oldest is let go when there are too many."""
+        """Drain `fd` (non-blocking, watched by nobody) from now on. The oldest is closed when there are too many."""
         if len(self._fds) >= self.MOST:
             self._drop(self._fds[0])
         self._fds.append(fd)

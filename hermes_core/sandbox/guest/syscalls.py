@@ -94,7 +94,7 @@ def restrict() -> None:
 
 
 def _block(machine: str, audit: int, calls: dict[str, int]) -> list[bytes]:
-    """The steps for one architecture; for another, on to what follows."""
+    """Return the steps for one architecture; on another they jump to what follows."""
     flags = 1 if machine == "s390x" else 0  # clone(2) has its first two arguments the other way round there
     missing = [_refuse(errno.ENOSYS)]  # as on a kernel without it: programs then do without, or in another way
     rules = [
@@ -124,7 +124,7 @@ def _block(machine: str, audit: int, calls: dict[str, int]) -> list[bytes]:
 
 
 def _rule(first: int, count: int, body: list[bytes]) -> list[bytes]:
-    """`body` for `count` system calls from `first` on; what it does not refuse is allowed."""
+    """Apply `body` to `count` system calls from `first` on. What it does not refuse is allowed."""
     body = [*body, _step(_RETURN, _ALLOW)]
     if count == 1:
         return [_step(_EQUAL, first, 0, len(body)), *body]

@@ -14,10 +14,10 @@ _SIZE = struct.Struct("4H")
 
 
 def open_pair(rows: int, columns: int) -> tuple[int, int, str]:
-    """A new terminal: our end, the program's end, and the latter's path, by which a session gets it as its own.
+    """Open a terminal: return our end, the program's end, and its path, by which a session makes it its own.
 
     Raises:
-        OSError: there is none to be had here.
+        OSError: no terminal is available here.
     """
     ours, theirs = os.openpty()
     try:
@@ -35,7 +35,7 @@ def resize(fd: int, rows: int, columns: int) -> None:
 
 
 def end_of_file(fd: int) -> bytes:
-    """The key that means end-of-file: Ctrl-D, unless its programs have chosen another one."""
+    """Return the end-of-file key: Ctrl-D, unless its programs have chosen another one."""
     try:
         key = termios.tcgetattr(fd)[6][termios.VEOF]
     except termios.error:

@@ -31,12 +31,12 @@ class Refusal(Exception):
 
 
 def beat_interval_s(ttl_s: float) -> float:
-    """How often a driver says that it lives, to a sandbox that would wait for it so long."""
+    """Return the seconds between a driver's heartbeats to a sandbox that waits this long for it."""
     return max(0.2, min(5.0, ttl_s / 6))
 
 
 def silence_s(ttl_s: float) -> float:
-    """How long neither side of a channel that works is silent."""
+    """Return the seconds after which a silent channel counts as broken."""
     return 2 * beat_interval_s(ttl_s) + 1.0
 
 
@@ -45,10 +45,10 @@ class FrameError(Exception):
 
 
 def encode(header: Mapping[str, Any], data: bytes = b"") -> bytes:
-    """One frame: two 32-bit big-endian lengths, the header as JSON, the data as it is.
+    """Return one frame: two 32-bit big-endian lengths, the header as JSON, the data as it is.
 
     Raises:
-        FrameError: it is larger than the other side would take.
+        FrameError: it is larger than the other side accepts.
     """
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     if len(text) > MAX_HEADER or len(data) > MAX_DATA:

@@ -96,12 +96,12 @@ class Workspace:
                 remove_tree(target)
 
     def remove(self) -> None:
-        """Nothing of the slot stays on the disk. Raises OSError."""
+        """Remove everything of the slot from the disk. Raises OSError."""
         for path in (self.path, self._private):
             remove_tree(path)
 
     def spool_file(self) -> str:
-        """A new file's path in the spool directory."""
+        """Return a new file's path in the spool directory."""
         return os.path.join(self.spool, "%s.log" % os.urandom(6).hex())
 
     def show_users(self, lists: users.Lists) -> list[tuple[str, str, bool]]:
@@ -109,7 +109,7 @@ class Workspace:
         return users.write_copies(lists, self._private)
 
     def binds(self) -> list[tuple[str, str, bool]]:
-        """What a namespace of its own shows of them: (source, target, writable)."""
+        """Return what a slot's own namespace shows of them: (source, target, writable)."""
         found = [
             (self.path, self.path, True),
             (self.home, self.home, True),
@@ -125,7 +125,7 @@ class Workspace:
     def environment(
         self, user: str, shell: str, own_tmp: bool, given: Mapping[str, str], inherit: Iterable[str]
     ) -> dict[str, Any]:
-        """What every command of the slot finds in its environment.
+        """Return the environment of every command of the slot.
 
         Args:
             user: the name of the slot's user.
@@ -175,13 +175,13 @@ def slot_users(base: str, first: int, slots: int) -> list[users.User]:
 
 
 def _room_is_scarce(base: str) -> bool:
-    """Whether most of the disk's blocks or files are taken."""
+    """Return whether most of the disk's blocks or files are taken."""
     disk = os.statvfs(base)
     return disk.f_bavail * _SCARCE < disk.f_blocks or disk.f_favail * _SCARCE < disk.f_files
 
 
 def trash(base: str) -> str:
-    """Where discarded directories wait for their removal: on the same file system, so that a rename is enough."""
+    """Return where discarded directories wait for removal: on the same file system, so that a rename is enough."""
     return os.path.join(base, _PRIVATE, "trash")
 
 
