@@ -1,4 +1,4 @@
-"""What the SWE-smith environment can be told."""
+"""The settings of the SWE-smith environment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class SweSmithConfig(EnvironmentConfig):
 
     dataset_name: str = "NousResearch/SWE-smith-oracle"
     """A `.jsonl` or `.parquet` file, a folder of such files, `demo`, or the name of a dataset on the Hugging Face hub.
-    What exists as a path is a path."""
+    An existing path wins over a name on the hub."""
     dataset_split: str = "train"
     """The split of a hub dataset; in a folder, the files whose names start with it."""
     variant: Literal["auto", "swe-smith", "swe-smith-2025", "oracle"] = "auto"
-    """The kind of rows: `auto` decides by the fields present and refuses what could be two things. See `rows.py`."""
+    """The kind of rows: `auto` decides by the fields present and refuses rows that fit two kinds. See `rows.py`."""
     patch_is: Literal["auto", "bug", "fix"] = "auto"
-    """Whether a row's `patch` makes the bug or mends it: `auto` is `bug` for the SWE-smith variants, and refused for
-    `oracle`, where both occur. A row's own field `patch_is` decides for that row."""
+    """Whether a row's `patch` makes the bug or fixes it. `auto` means `bug` for the SWE-smith variants, and is refused
+    for `oracle`, which has both. A row's own field `patch_is` decides for that row."""
     shuffle: bool = True
     """Whether the items are taken in an order drawn from `seed`."""
     python_only: bool = True
@@ -35,17 +35,17 @@ class SweSmithConfig(EnvironmentConfig):
     """`all`: 1.0 when every scored test passes, else 0.0. `fraction`: the share of the FAIL_TO_PASS tests that pass,
     as long as every PASS_TO_PASS test does, else 0.0."""
     prompt_mode: Literal["problem_statement", "problem_statement+text"] = "problem_statement"
-    """What of a row is put to the agent; `text` is a field of the `oracle` rows."""
+    """The fields of a row that the agent is given as its task. Only `oracle` rows have `text`."""
     use_image_name: bool = False
     """Make each task's sandboxes from the image that its row names in `image_name`, instead of the profile's."""
     hide_fail_to_pass: bool = True
-    """Take the files of the FAIL_TO_PASS tests out of the agent's tree, as SWE-smith does."""
+    """Remove the files of the FAIL_TO_PASS tests from the agent's tree, as SWE-smith does."""
     repo_base_url: str = "https://github.com"
     """A folder with `repos.json` and the bundles it names, or the URL that repositories are cloned from."""
     install_timeout_s: float = Field(default=600, gt=0)
-    """Seconds for cloning a repository, and for installing a set of test dependencies."""
+    """Time limit in seconds for cloning a repository, and for installing a set of test dependencies."""
     test_timeout_s: float = Field(default=600, gt=0)
-    """Seconds for all of a task's tests together; over it the task counts as not solved."""
+    """Time limit in seconds for all of a task's tests together. After it the task counts as not solved."""
     installer_variables: tuple[str, ...] = (
         "PIP_*",
         "SSL_CERT_FILE",
@@ -55,7 +55,7 @@ class SweSmithConfig(EnvironmentConfig):
         "*_PROXY",
         "*_proxy",
     )
-    """The driver's environment variables that git and pip get while a sandbox is prepared, and nothing else does."""
+    """The driver's environment variables that only git and pip get, while a sandbox is prepared."""
     max_workspace_bytes: int = Field(default=256 << 20, gt=0)
     """The largest checkout that an agent may leave; a larger one counts as not solved."""
     max_patch_bytes: int = Field(default=8 << 20, gt=0)

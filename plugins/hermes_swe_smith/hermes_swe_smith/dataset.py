@@ -15,17 +15,17 @@ from hermes_swe_smith.rows import Task, parse_row, test_file
 log = logging.getLogger("hermes_core.swe_smith")
 
 Placed = tuple[str, Mapping[str, Any]]
-"""A row, after the place where it stands: `tasks.jsonl, line 3`."""
+"""A row's place, such as `tasks.jsonl, line 3`, and the row."""
 
 JSONL = (".jsonl", ".ndjson")
 PARQUET = (".parquet",)
 
 
 def load_tasks(rows: Iterable[Placed], config: SweSmithConfig) -> dict[str, Task]:
-    """The rows as tasks by instance id, in the dataset's order. Blocking.
+    """Return the rows as tasks by instance id, in the dataset's order. Blocking.
 
     Raises:
-        DatasetError: a row is wrong, or two have one id; names file, line, instance and field.
+        DatasetError: a row is wrong, or two have the same id; names file, line, instance and field.
     """
     tasks: dict[str, Task] = {}
     left_out = 0
@@ -45,10 +45,12 @@ def load_tasks(rows: Iterable[Placed], config: SweSmithConfig) -> dict[str, Task
 
 
 def read_rows(name: str, split: str) -> Iterator[Placed]:
-    """The rows of a file, a folder or a hub dataset. What exists as a path, or looks like one, is a path. Blocking.
+    """Yield the rows of a file, a folder or a hub dataset. A name that exists as a path, or looks like one, is a path.
+
+    Blocking.
 
     Raises:
-        DatasetError: there is no such thing, it can't be read, or what reads it is not installed.
+        DatasetError: it does not exist, it can't be read, or the library that reads it is not installed.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -65,7 +67,7 @@ def read_rows(name: str, split: str) -> Iterator[Placed]:
 
 
 def _files_in(folder: Path, split: str) -> list[Path]:
-    """The split's files in a folder, or in its `data` as in a snapshot of a hub dataset."""
+    """Return the split's files in a folder, or in its `data` (the layout of a hub dataset's snapshot)."""
     for place in (folder, folder / "data"):
         for suffixes in (JSONL, PARQUET):
             files = [file for file in sorted(place.glob(f"{split}*")) if file.suffix in suffixes]

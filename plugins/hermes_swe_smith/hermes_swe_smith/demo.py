@@ -1,4 +1,4 @@
-"""The whole way once: `python -m hermes_swe_smith.demo` rolls out and scores the tasks that ship with this package.
+"""A complete example: `python -m hermes_swe_smith.demo` rolls out and scores the tasks that ship with this package.
 
 Three agents work on them, on this machine and without a model: the reference solution, one that does nothing, and the
 real model loop over real HTTP against a scripted endpoint that this program starts on loopback.
@@ -30,7 +30,7 @@ class Mend:
     """What the scripted model knows of one bug: how it finds it, and what it changes."""
 
     issue: str
-    """Words of the issue."""
+    """Words that occur in the issue."""
     pattern: str
     path: str
     old: str
@@ -52,7 +52,7 @@ MENDS = (
 
 
 def play(prompt: str) -> Generator[Call, Any, str]:
-    """The scripted model: it looks, edits, tests, and says what it did."""
+    """Play the scripted model: look, edit, test, and say what was done."""
     mend = next(mend for mend in MENDS if mend.issue in prompt)
     path = f"ledgerline/ledgerline/{mend.path}"
     found = yield call("search_files", pattern=mend.pattern, path="ledgerline/ledgerline")
@@ -111,7 +111,7 @@ _TITLES = {
 
 
 async def _isolation(runtime: Runtime) -> Isolation:
-    """The weakest level that model-driven rollouts take, or none at all where this host gives an ordinary user none."""
+    """Return the weakest level that model-driven rollouts accept, or none if this host offers an ordinary user none."""
     click.echo(
         "4 small SWE-smith tasks on the `local` backend: sandboxes on this machine, no Docker, no key, no model."
     )
@@ -158,7 +158,7 @@ def _show_record(record: Mapping[str, Any]) -> None:
 
 
 def _show_conversation(path: Path) -> None:
-    """The tool calls of the first trajectory."""
+    """Print the tool calls of the first trajectory."""
     with path.open(encoding="utf-8") as lines:
         record = json.loads(next(lines))
     click.echo(f"\nWhat it did on {record['item_id']}:")

@@ -1,8 +1,8 @@
-"""The virtual environment of a repository's tests: made once per sandbox and set of pins, read-only for the slots.
+"""Makes the virtual environment of a repository's tests, once per sandbox and set of pins. Slots can only read it.
 
-Where the pins are known (`repos.json`), they are all that is installed: the project itself is found in the checkout, by
-its `pythonpath`. Where nothing is known, the project is installed with its dependencies and pytest, and its own code is
-taken out again: the clean tree's code in a place that agents can read would be the fix.
+If the pins are known (`repos.json`), only they are installed: the project itself is found in the checkout, by its
+`pythonpath`. If nothing is known, the project is installed with its dependencies and pytest, and its own code is then
+removed: agents could read the clean tree's code there, which is the fix.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ except importlib.metadata.PackageNotFoundError:
 
 
 def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of the driver whose names match, for git and pip while a sandbox is prepared."""
+    """Return the driver's variables with matching names, for git and pip while a sandbox is prepared."""
     variables = os.environ if environ is None else environ
     return {name: value for name, value in variables.items() if any(fnmatch.fnmatchcase(name, p) for p in patterns)}
 
@@ -91,15 +91,15 @@ def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | No
 async def prepare_environment(
     site: LeasedSlot | NewSandbox, source: Source, repository: Repository, env: Mapping[str, str], timeout_s: float
 ) -> TestEnvironment:
-    """The environment of this repository's tests on the site's sandbox.
+    """Return the environment of this repository's tests on the site's sandbox.
 
     Args:
-        repository: on the same sandbox. Its commands become commands of the environment, which call whatever checkout
-            PYTHONPATH names.
-        env: for the installer alone.
+        repository: it is on the same sandbox. Its commands become commands of the environment, and call the checkout
+            that PYTHONPATH names.
+        env: variables that only the installer gets.
 
     Raises:
-        SetupFailed: there is no such Python, or the installation failed; says which and what to do.
+        SetupFailed: this Python is missing, or the installation failed; says which and what to do.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -125,7 +125,7 @@ async def prepare_environment(
 
 
 def environment_key(source: Source, repository: Repository) -> str:
-    """Names an environment by what is in it: repositories with the same pins, and nothing to install, share one."""
+    """Return an environment's key, made of its contents: equal pins, commands and metadata share one."""
     if source.requirements is None:
         return source.key
     commands = [f"{name}={target}" for name, target in sorted(repository.scripts.items())]
@@ -135,7 +135,7 @@ def environment_key(source: Source, repository: Repository) -> str:
 
 
 class _Installer:
-    """What the preparation user does to make one environment; every failure says what was tried."""
+    """Makes one environment, as the preparation user. Every failure says what was tried."""
 
     def __init__(self, commands: SlotCommands, directory: str, env: Mapping[str, str], timeout_s: float) -> None:
         self._commands = commands
@@ -170,7 +170,7 @@ class _Installer:
         return done
 
     async def find_python(self, wanted: str) -> tuple[str, bool]:
-        """An interpreter of the wanted version, and whether its pip can be used for the environment."""
+        """Return an interpreter of the wanted version, and whether its pip can be used for the environment."""
         found: dict[str, tuple[str, bool]] = {}
         for name in _candidates(wanted):
             version, path = await self._version(name)
@@ -186,7 +186,7 @@ class _Installer:
         return next(iter(found.values()))
 
     async def make_venv(self, python: str, has_pip: bool) -> None:
-        """An empty environment. The interpreter's own pip serves it, as another copy would take seconds to install."""
+        """Make an empty environment. It uses the interpreter's own pip, as another copy takes seconds to install."""
         target = f"{self._directory}/venv"
         bare = ["--without-pip"] if has_pip else []
         await self.run([python, "-I", "-m", "venv", *bare, target], f"{python} -m venv (is python3-venv installed?)")
@@ -244,7 +244,7 @@ class _Installer:
 
 
 def _candidates(wanted: str) -> list[str]:
-    """Programs that may be the wanted Python, the likeliest first."""
+    """Return programs that may be the wanted Python, the likeliest first."""
     version = wanted.removeprefix(">=")
     if not version:
         return ["python3"]

@@ -1,7 +1,7 @@
 """Finds the docstrings of doctests in sources, without running them.
 
-An agent may change a source file that has doctests, so their examples must not come from its version: they are the
-clean tree's, and run against the agent's code. Sent into the sandbox with `trees.py`; standard library only,
+An agent may change a source file that has doctests, so their examples must not come from its version. The clean
+tree's examples run against the agent's code. Sent into the sandbox with `trees.py`; standard library only,
 Python >= 3.8.
 """
 
@@ -21,10 +21,11 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def objects(path: str, name: str) -> list[list[str]]:
-    """What a doctest can be of, by its name: `[["Class", "method"]]` for `pkg.mod.Class.method` in `src/pkg/mod.py`.
+    """Return the objects a doctest's name can mean: `[["Class", "method"]]` for `pkg.mod.Class.method` in
+    `src/pkg/mod.py`.
 
-    A name starts with the module's, which begins at any directory of its path. So there may be several readings; none
-    means that it is no doctest's name.
+    A name starts with the module's, which may begin at any directory of its path, so several readings are possible.
+    No reading means that it is not a doctest's name.
     """
     if not path.endswith(".py"):
         return []
@@ -35,7 +36,7 @@ def objects(path: str, name: str) -> list[list[str]]:
 
 
 def docstring(module: ast.Module, path: str, name: str) -> Docstring | None:
-    """The docstring with the examples of a doctest, or None if the source does not show it."""
+    """Return the docstring with a doctest's examples, or None if the source does not show it."""
     if any(isinstance(each, _DEFINITIONS) and each.name == name for each in module.body):
         return None  # a test function that is called like its module
     found = [_docstring(module, words) for words in objects(path, name)]
@@ -55,7 +56,7 @@ def _docstring(node: Scope, words: list[str]) -> Docstring | None:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements of a body, with those of the branches in it, but not of what is defined there."""
+    """Yield the statements of a body and of its branches, but not those inside definitions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.stmt, ast.ExceptHandler)):
             yield child
@@ -64,7 +65,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _test_dictionary(module: ast.Module) -> dict[object, ast.expr]:
-    """What `__test__ = {"name": ...}` has."""
+    """Return the entries of `__test__ = {"name": ...}`."""
     for statement in module.body:
         if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)):
             continue

@@ -1,4 +1,4 @@
-"""The environment `swe-smith`: mend a bug in a real repository; its own tests decide."""
+"""The environment `swe-smith`: fix a bug in a real repository; its own tests decide."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ class SweSmithEnvironment(Environment):
         self._scratch.close()
 
     def items(self) -> Sequence[Item]:
-        """The dataset's rows, in its order, with the fields of SWE-smith."""
+        """Return the dataset's rows, in its order, with the fields of SWE-smith."""
         return self._items
 
     def image(self, item: Item) -> str | None:
-        """The row's own, where the configuration says so."""
+        """Return the row's own image, if the configuration says so."""
         return self._task(item).image
 
     def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
@@ -120,7 +120,7 @@ class SweSmithEnvironment(Environment):
         return doubt(item, agent, details)
 
     def format_prompt(self, item: Item) -> str:
-        """Where the checkout is, the issue, and how to run tests."""
+        """Return the prompt: where the checkout is, the issue, and how to run tests."""
         task = self._task(item)
         issue = task.problem_statement.strip()
         if self.config.prompt_mode == "problem_statement+text" and task.text:
@@ -131,7 +131,7 @@ class SweSmithEnvironment(Environment):
         return _PROMPT.format(directory=task.directory, issue=issue, how_to_test=how)
 
     async def prepare_sandbox(self, sandbox: NewSandbox) -> None:
-        """Clone the repositories of all items, and install what their tests need. Trees are made from those."""
+        """Clone the repositories of all items, and install what their tests need. Trees are made from these later."""
         done = set()
         for item in self.selected_items():
             task = self._task(item)
@@ -205,7 +205,7 @@ class SweSmithEnvironment(Environment):
         return self._tasks[self.item_id(item)]
 
     async def _prepared(self, site: LeasedSlot | NewSandbox, task: Task) -> tuple[str, TestEnvironment]:
-        """The task's trees and the environment of its tests on the site's sandbox, made there if they are not yet."""
+        """Return the task's trees and its tests' environment on the site's sandbox, and make them there if missing."""
         source = self._catalog.source(task)
         variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass
         repository = await prepare_repository(site, task, source, variables, limit, known=self._repositories)
@@ -214,7 +214,7 @@ class SweSmithEnvironment(Environment):
 
 
 def _as_item(task: Task) -> Item:
-    """The task under the names of the dataset's fields."""
+    """Return the task under the names of the dataset's fields."""
     return {
         "instance_id": task.instance_id,
         "repo": task.repo,

@@ -1,4 +1,4 @@
-"""Which files of the tested tree are the tests' own, and which of an agent's files would take the place of others.
+"""Decides which files of the tested tree belong to the tests, and which of an agent's files would replace others.
 
 Sent into the sandbox with `trees.py`; standard library only, Python >= 3.8.
 """
@@ -28,7 +28,7 @@ CONFIGURATION = (
     "pyproject.toml",
     ".coveragerc",
 )
-"""What pytest, and coverage in its process, read at the top of a checkout."""
+"""Files that pytest, and coverage in its process, read at the top of a checkout."""
 
 STARTUP = ("sitecustomize", "usercustomize")
 METADATA = re.compile(r"\.(dist-info|egg-info|egg|egg-link|pth)$", re.IGNORECASE)
@@ -41,16 +41,16 @@ TEST_MODULE = re.compile(r"^(test_.*|.*_test|tests?)\.py$")
 
 
 class Guard:
-    """Which files of the tested tree are the clean tree's, whatever the agent did.
+    """Decides which files of the tested tree come from the clean tree, whatever the agent did.
 
-    Those that belong to the tests by their name or place: `conftest.py` anywhere, what configures pytest, all that is
-    in the test directories of the tests' files, and test modules beside them. And the tests' files themselves, wherever
-    they are. Everything else is the agent's, also a source file whose doctests are among the tests.
+    They are the files that belong to the tests by their name or place: `conftest.py` anywhere, pytest's configuration,
+    everything in the test directories of the tests' files, and test modules beside them; also the tests' files
+    themselves, wherever they are. All else is the agent's, even a source file whose doctests are among the tests.
     """
 
     def __init__(self, test_files: Iterable[str], bug: set[str]) -> None:
         """Args:
-        test_files: the files of the tests, but for sources that have no other tests than doctests.
+        test_files: the files of the tests, except sources whose only tests are doctests.
         bug: the files that the bug is in.
         """
         self._files = set(test_files)
@@ -59,11 +59,11 @@ class Guard:
         self._below = tuple({top + "/" for path in self._files for top in [_test_directory(path, sources)] if top})
 
     def protects(self, path: str) -> bool:
-        """Whether the clean tree's version is tested."""
+        """Return whether the clean tree's version is tested."""
         return path in self._files or self.belongs(path)
 
     def belongs(self, path: str) -> bool:
-        """Whether its name or place makes it one of the tests'."""
+        """Return whether a file belongs to the tests by its name or place."""
         folder, name = os.path.split(path)
         return (
             name == "conftest.py"
@@ -74,10 +74,10 @@ class Guard:
 
 
 def _test_directory(path: str, bug: set[str]) -> str:
-    """The topmost directory above a test file that is one of tests by its name, or nothing.
+    """Return the topmost directory above a test file whose name marks it as one of tests, or an empty string.
 
-    One with the bug in it is a package of the project's that is named like tests (`test_tools/core.py`), unless it is
-    called `tests` and nothing else.
+    A directory that holds the bug is a package of the project that is named like tests (`test_tools/core.py`), unless
+    its name is exactly `tests`.
     """
     parts = path.split("/")[:-1]
     named = ["/".join(parts[:depth]) for depth, part in enumerate(parts, 1) if TEST_DIRECTORY.search(part)]
@@ -89,11 +89,11 @@ def _test_directory(path: str, bug: set[str]) -> str:
 
 
 def shadows(tested: Tree, clean: Tree, kept: Tree, import_path: list[str], modules: set[str]) -> set[str]:
-    """Files that the clean tree has not and that Python would take for a module of the environment or of the tests.
+    """Return files, missing in the clean tree, that Python would import for a module of the environment or the tests.
 
     Args:
-        tested: what is tested but for what is kept.
-        kept: the files that are the clean tree's whatever the agent did.
+        tested: the tested files, without the kept ones.
+        kept: the files that come from the clean tree, whatever the agent did.
         import_path: where the project is imported from, relative to the checkout.
         modules: what can be imported without the project.
     """
@@ -111,7 +111,7 @@ def shadows(tested: Tree, clean: Tree, kept: Tree, import_path: list[str], modul
 
 
 def _is_startup(path: str) -> bool:
-    """Whether Python reads such a file by itself, or in place of another."""
+    """Return whether Python reads such a file by itself, or in place of another."""
     parts = path.split("/")
     return bool(COMPILED.search(path)) or any(
         part.split(".")[0] in STARTUP or METADATA.search(part) is not None for part in parts
@@ -119,7 +119,7 @@ def _is_startup(path: str) -> bool:
 
 
 def _import_root(path: str, tested: Tree, kept: Tree) -> str:
-    """The directory that pytest makes importable for a file: the first above it that is no package."""
+    """Return the directory that pytest makes importable for a file: the nearest one above it that is not a package."""
     folder = os.path.dirname(path)
     while folder and any(f"{folder}/__init__.py" in tree for tree in (tested, kept)):
         folder = os.path.dirname(folder)
@@ -127,7 +127,7 @@ def _import_root(path: str, tested: Tree, kept: Tree) -> str:
 
 
 def _is_namesake(path: str, taken: set[str], directories: set[str]) -> bool:
-    """Whether it has the name of a kept module or package in another form: `test_x/__init__.py` beside `test_x.py`."""
+    """Return whether it has a kept module's or package's name in another form: `test_x/__init__.py` for `test_x.py`."""
     new = [parent for parent in _parents(path) if parent not in directories]
     if path.endswith(IMPORTABLE):
         new.append(path)
@@ -135,7 +135,7 @@ def _is_namesake(path: str, taken: set[str], directories: set[str]) -> bool:
 
 
 def _hides(path: str, roots: Iterable[str], modules: set[str], directories: set[str]) -> bool:
-    """Whether it would be imported from one of the roots in place of a module of the environment."""
+    """Return whether it would be imported from one of the roots in place of a module of the environment."""
     for root in roots:
         first, inside, _ = path[len(root) :].partition("/")
         importable = path.startswith(root) and (inside or first.endswith(IMPORTABLE))
@@ -145,13 +145,13 @@ def _hides(path: str, roots: Iterable[str], modules: set[str], directories: set[
 
 
 def _module(path: str) -> str:
-    """The path up to the first dot of its last part, which is how Python names what it imports."""
+    """Return the path up to the first dot of its last part, as Python names what it imports."""
     folder, name = os.path.split(path)
     return os.path.join(folder, name.split(".")[0])
 
 
 def in_the_way(tested: Tree, kept: Tree) -> set[str]:
-    """Files where a kept file needs a directory, and files in a directory where a kept file lies."""
+    """Return files where a kept file needs a directory, and files in a directory where a kept file belongs."""
     directories = {parent for path in kept for parent in _parents(path)}
     return {path for path in tested if path in directories or any(parent in kept for parent in _parents(path))}
 
@@ -162,5 +162,5 @@ def _parents(path: str) -> list[str]:
 
 
 def undone(path: str, work: Tree, start: Tree, kept: Tree) -> bool:
-    """Whether the agent's change of a protected file is undone; a hidden file that it left alone is none."""
+    """Return whether the agent's change of a protected file is undone. An untouched hidden file is no change."""
     return work.get(path) != start.get(path) and work.get(path) != kept.get(path)

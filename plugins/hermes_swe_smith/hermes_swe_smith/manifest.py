@@ -1,7 +1,7 @@
-"""One digest for a tree, the same from git's entries and from files on a disk: is what was unpacked what was approved?
+"""Computes a tree's digest, equal for git's entries and files on a disk, to check that what was unpacked was approved.
 
-Sent into the sandbox, into slots too; standard library only, Python >= 3.8. As a program it prints that of a directory,
-and what room is left: free bytes and free inodes, there or where temporary files go, whichever has less.
+Sent into the sandbox, into slots too; standard library only, Python >= 3.8. As a program it prints a directory's
+digest, and the free bytes and inodes, there or where temporary files go, whichever has less.
 """
 
 # ruff: noqa: PTH115, PTH118, PTH123, T201
@@ -26,17 +26,17 @@ BLOCK = 1 << 20
 
 
 def of_tree(files: Tree) -> str:
-    """The digest of a tree's entries. Of another repository's commit (`MODULE`) there is an empty directory."""
+    """Return the digest of a tree's entries. Another repository's commit (`MODULE`) counts as an empty directory."""
     return _digest((os.fsencode(path), mode, "" if mode == MODULE else name) for path, (mode, name) in files.items())
 
 
 def of_directory(path: str) -> str:
-    """The digest of all that is below a directory, the git directory included: paths, kinds, contents."""
+    """Return the digest of everything below a directory, including the git directory: paths, kinds, contents."""
     return _digest(_entries(os.fsencode(path)))
 
 
 def room(paths: Iterable[str]) -> tuple[int, int]:
-    """The least free bytes and the least free inodes of the file systems of some paths."""
+    """Return the least free bytes and the least free inodes of these paths' file systems."""
     disks = [os.statvfs(path) for path in paths]
     # Some file systems make inodes as they need them, and count none.
     inodes = [disk.f_favail if disk.f_files else sys.maxsize for disk in disks]
@@ -44,7 +44,7 @@ def room(paths: Iterable[str]) -> tuple[int, int]:
 
 
 def blob_name(size: int, pieces: Iterable[bytes]) -> str:
-    """The name that git gives a file's content."""
+    """Return the name that git gives a file's content."""
     name = hashlib.sha1(b"blob %d\0" % size)
     for piece in pieces:
         name.update(piece)
@@ -75,7 +75,7 @@ def _entries(root: bytes) -> Iterator[tuple[bytes, str, str]]:
 
 
 def _entry(path: bytes) -> Entry:
-    """The mode and name as git has them; no mode for a directory."""
+    """Return the mode and name as git has them, without a mode for a directory."""
     info = os.lstat(path)
     if stat.S_ISDIR(info.st_mode):
         return "", ""

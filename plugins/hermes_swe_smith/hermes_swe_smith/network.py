@@ -1,4 +1,4 @@
-"""Tells by what git and pip say whether they failed because the network did."""
+"""Tells from the messages of git and pip whether they failed because of the network."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PIP = re.compile(
 
 
 def git_was_cut_off(said: str) -> bool:
-    """Whether git could not reach the server; what a server answers is no such failure."""
+    """Return whether git could not reach the server. An error that the server answers does not count."""
     return _GIT.search(said) is not None
 
 
 def pip_was_cut_off(said: str) -> bool:
-    """Whether pip gave up on an index after its last retry; an index that answers is no such failure."""
+    """Return whether pip gave up on an index after its last retry. An error that the index answers does not count."""
     return _PIP.search(said) is not None

@@ -1,4 +1,4 @@
-"""Warns when a solution is within the agents' reach: in an image, a cache or an index that slots can read.
+"""Warns when agents can reach a solution: in an image, a cache or an index that slots can read.
 
 The search is done in a slot before an agent is in it: once for an image, and for each environment of tests. It looks
 for the modules that the tasks' patches change, in any copy that the slot can read: among an image's packages,
@@ -27,7 +27,7 @@ from hermes_swe_smith.rows import Task
 log = logging.getLogger("hermes_core.swe_smith")
 
 SEARCH_S = 15.0
-"""Seconds that a search may take; what was found by then is told."""
+"""Time limit of a search, in seconds. What was found by then is reported."""
 
 ANSWER_LIMIT = 8 << 20
 
@@ -117,10 +117,10 @@ os._exit(0)
 
 
 class Reach:
-    """What to look for in the slots of a run, and where that was done already: each place once, each index told once.
+    """Searches a run's slots, and remembers where it did: each place is searched once, each index reported once.
 
     Args:
-        tasks: all of the run. Those of one image are looked for together, as their agents read the same files.
+        tasks: all tasks of the run. One search serves those of one image, as their agents read the same files.
         source: where a task's repository comes from.
     """
 
@@ -133,7 +133,7 @@ class Reach:
                 self._wanted.setdefault(task.image, _Wanted()).add(task, source(task))
 
     async def look(self, site: LeasedSlot, task: Task, environment: TestEnvironment) -> None:
-        """Search a slot that no agent is in yet, for the solutions of the run's tasks, and warn of what is found.
+        """Search a slot that no agent has used yet for the solutions of the run's tasks, and warn of what is found.
 
         Raises:
             InfraError: the sandbox failed. A search that fails is no reason to fail a rollout.
@@ -180,7 +180,7 @@ class Reach:
 
 @dataclass
 class _Wanted:
-    """What is looked for on one image: by repository, the modules of its solutions and the names of its archives."""
+    """What to search for on one image: by repository, the modules of its solutions and the names of its archives."""
 
     of: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     hosts: set[tuple[str, int]] = field(default_factory=set)
@@ -209,7 +209,7 @@ def _warn(repo: str, image: str | None, found: Collection[str]) -> None:
 
 
 def changed_modules(patch: str, pythonpath: tuple[str, ...] | None) -> set[str]:
-    """The modules that a patch is about, as paths from where they are imported, without suffix: `funcy/seqs`."""
+    """Return the modules that a patch changes, as paths from their import root, without suffix: `funcy/seqs`."""
     roots = [f"{root}/" for root in pythonpath or ("src",) if root != "."]
     found = set()
     for path in _CHANGED.findall(patch):
@@ -220,13 +220,13 @@ def changed_modules(patch: str, pythonpath: tuple[str, ...] | None) -> set[str]:
 
 
 def _project_names(task: Task, modules: Iterable[str]) -> set[str]:
-    """What archives of the project may be called, as package indexes compare names."""
+    """Return possible names of the project's archives, as package indexes compare names."""
     packages = {module.split("/", 1)[0] for module in modules}
     return {re.sub(r"[-_.]+", "-", name.lower()) for name in {task.directory, *packages}}
 
 
 def _hosts(source: Source) -> list[tuple[str, int]]:
-    """Where a slot could download the project: the preparation's package index, and where the repository is from."""
+    """Return where a slot could download the project: the preparation's package index, and the repository's host."""
     urls = [_usual_index(), source.url or ""]
     for name in _INDEX_VARIABLES:
         urls += os.environ.get(name, "").split()
@@ -240,7 +240,7 @@ def _hosts(source: Source) -> list[tuple[str, int]]:
 
 @functools.cache
 def _usual_index() -> str:
-    """The package index that pip asks unless it is told another one; nothing where there is no pip here."""
+    """Return pip's default package index, or an empty string if there is no pip here."""
     try:
         from pip._internal.models.index import PyPI
     except ImportError:

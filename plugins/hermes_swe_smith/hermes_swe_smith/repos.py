@@ -1,4 +1,4 @@
-"""Where a task's repository comes from, and how its tests are run: `repos.json` with bundles, or a URL."""
+"""Knows where a task's repository comes from, and how its tests are run: `repos.json` with bundles, or a URL."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SHELL = ("|", "||", "&", "&&", ";", ">", "<", ">>", "2>&1")
 
 @dataclass(frozen=True)
 class TestCommand:
-    """A `test_cmd` taken apart, as the tests are run by core's own reporter."""
+    """A `test_cmd` split into parts, because core's own reporter runs the tests."""
 
     __test__ = False
 
     args: tuple[str, ...] = ()
-    """For pytest."""
+    """Arguments for pytest."""
     env: Mapping[str, str] | None = None
     checkout_on_path: bool = True
     """Whether the checkout itself is importable: `python -m pytest` does that, `pytest` does not."""
@@ -57,22 +57,22 @@ class TestCommand:
 
 
 class RepoEntry(BaseModel):
-    """One repository of `repos.json`. Further keys are for people."""
+    """One repository of `repos.json`. Other keys are ignored; they are notes for people."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     repo: str
-    """As in the rows' `repo`."""
+    """The name, as in the rows' `repo`."""
     bundle: str
     """A git bundle, relative to `repos.json`."""
     base_commit: str = Field(pattern=r"^[0-9a-f]{40}$")
-    """The clean tree."""
+    """The commit of the clean tree."""
     python: str = Field(default="", pattern=r"^((>=)?\d+\.\d+)?$")
-    """`3.11`, or `>=3.9` for that or any later one; nothing for whatever `python3` is."""
+    """A Python version: `3.11`, or `>=3.9` for that or any later one. Empty: whatever `python3` is."""
     requirements: tuple[str, ...] = ()
     """Pinned packages for the tests, pytest among them."""
     requirements_file: str | None = None
-    """The same as a file, relative to `repos.json`; used when `requirements` is empty."""
+    """A file of pinned packages, relative to `repos.json`; used when `requirements` is empty."""
     pythonpath: str = "."
     """Directories of the checkout that the project is imported from, separated by `:`."""
     test_cmd: str = "python -m pytest"
@@ -85,15 +85,15 @@ class Source:
     key: str
     """Names the content, for caches: letters, digits, `.`, `_`, `-`."""
     commit: str | None
-    """None is the head of the repository's main branch."""
+    """None means the head of the repository's main branch."""
     bundle: Callable[[], bytes] | None = None
     """Reads the bundle; None when `url` is to be cloned."""
     url: str | None = None
     python: str = ""
     requirements: tuple[str, ...] | None = None
-    """None when nothing is known of them: then they are the project's own."""
+    """The tests' pinned packages. None means unknown: then the project's own are installed."""
     pythonpath: tuple[str, ...] | None = None
-    """Relative to the checkout; None when nothing is known of them."""
+    """Directories that the project is imported from, relative to the checkout. None means unknown."""
     command: TestCommand = TestCommand()
 
 
@@ -107,7 +107,7 @@ class Catalog:
 
     @classmethod
     def open(cls, base: str) -> Catalog:
-        """The catalog at `repo_base_url`. Blocking.
+        """Open the catalog at `repo_base_url`. Blocking.
 
         Raises:
             ConfigError: it is neither a URL nor a folder with `repos.json`.
@@ -123,7 +123,7 @@ class Catalog:
         return cls(_read_listing(listing), folder, None)
 
     def source(self, task: Task) -> Source:
-        """Where this task's repository is.
+        """Return where this task's repository is.
 
         Raises:
             DatasetError: it is not in the catalog, its bundle is missing, or its entry can't be used; names the
@@ -200,21 +200,21 @@ class TestEnvironment:
     __test__ = False
 
     directory: str
-    """Holds `venv` and `notes.json`."""
+    """The directory that holds `venv` and `notes.json`."""
     pythonpath: tuple[str, ...]
     """Where the project is imported from, relative to the checkout."""
 
     @property
     def venv(self) -> str:
-        """The virtual environment itself."""
+        """Return the path of the virtual environment itself."""
         return f"{self.directory}/venv"
 
     @property
     def python(self) -> str:
-        """Its interpreter."""
+        """Return the path of its interpreter."""
         return f"{self.venv}/bin/python"
 
     @property
     def notes(self) -> str:
-        """The file that names the environment's modules."""
+        """Return the path of the file that names the environment's modules."""
         return f"{self.directory}/notes.json"

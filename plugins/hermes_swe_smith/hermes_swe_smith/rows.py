@@ -1,4 +1,4 @@
-"""One row of a SWE-smith dataset as a task: the variants told apart by their fields, and every field checked.
+"""Parses a row of a SWE-smith dataset into a task: tells the variants apart by their fields, and checks every field.
 
 What a row's `patch` and `base_commit` mean depends on where the row is from:
 
@@ -32,7 +32,7 @@ _MIRRORS = "swesmith/"
 
 
 def _as_list(value: object) -> object:
-    """Lists come as lists, as JSON in a string, and as arrays of whatever library read the file."""
+    """Return a list from a list, JSON in a string, or an array of the library that read the file."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -45,7 +45,7 @@ NodeIds = Annotated[list[str], BeforeValidator(_as_list)]
 
 
 class Row(BaseModel):
-    """The fields of a row that are used, whatever the variant. Others may be there."""
+    """The fields of a row that are used, in all variants. A row may have others."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -60,7 +60,7 @@ class Row(BaseModel):
     text: str | None = None
     image_name: str | None = None
     patch_is: Literal["bug", "fix"] | None = None
-    """What the setting of that name says, for this row."""
+    """What the row's `patch` is. It overrides the setting of the same name."""
 
     @field_validator("fail_to_pass", "pass_to_pass")
     @classmethod
@@ -81,23 +81,23 @@ class Task:
     """`owner/name` below `repo_base_url`, or an entry of `repos.json`."""
     variant: Variant
     base_commit: str | None
-    """None is the repository's own."""
+    """None means the repository's own."""
     base_is: Literal["clean", "buggy"]
     patch: str
     """Empty if the row has none: then there is no reference solution."""
     patch_is: Literal["bug", "fix"]
     test_patch: str
-    """Adds tests to the clean tree; empty in SWE-smith's own rows."""
+    """A patch that adds tests to the clean tree; empty in SWE-smith's own rows."""
     problem_statement: str
     text: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     image: str | None
-    """What its sandboxes are made from; None is the profile's image."""
+    """The image that its sandboxes are made from. None means the profile's image."""
 
     @property
     def directory(self) -> str:
-        """The checkout's name in the slot's workspace: `funcy` for `swesmith/Suor__funcy.70fb6e8b`."""
+        """Return the checkout's name in the slot's workspace: `funcy` for `swesmith/Suor__funcy.70fb6e8b`."""
         name = self.repo.split("/", 1)[1]
         if self.repo.startswith(_MIRRORS):
             name = re.sub(r"\.[0-9a-f]{8}$", "", name).split("__", 1)[-1]
@@ -105,17 +105,17 @@ class Task:
 
     @property
     def node_ids(self) -> tuple[str, ...]:
-        """Every test of the task, each once."""
+        """Return every test of the task, each once."""
         return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
 
     @property
     def test_files(self) -> tuple[str, ...]:
-        """The files of all tests that can't be doctests of a module, sorted."""
+        """Return the files of all tests that can't be doctests of a module, sorted."""
         return tuple(sorted({test_file(node_id) for node_id in self.node_ids if not _may_be_doctest(node_id)}))
 
     @property
     def doctests(self) -> dict[str, list[str]]:
-        """The names of what can be doctests of a module, by file: `pkg.mod.func` in `pkg/mod.py`."""
+        """Return the names of possible doctests of a module, by file: `pkg.mod.func` in `pkg/mod.py`."""
         found: dict[str, list[str]] = {}
         for node_id in filter(_may_be_doctest, self.node_ids):
             path, _, name = node_id.partition("::")
@@ -124,12 +124,12 @@ class Task:
 
     @property
     def fail_to_pass_files(self) -> tuple[str, ...]:
-        """The files of the FAIL_TO_PASS tests, sorted."""
+        """Return the files of the FAIL_TO_PASS tests, sorted."""
         return tuple(sorted({test_file(node_id) for node_id in self.fail_to_pass}))
 
 
 def test_file(node_id: str) -> str:
-    """The file of a pytest node id, relative to the checkout."""
+    """Return the file of a pytest node id, relative to the checkout."""
     return node_id.split("::", 1)[0]
 
 
@@ -139,13 +139,13 @@ def _may_be_doctest(node_id: str) -> bool:
 
 
 def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Task:
-    """A row as a task.
+    """Return a row as a task.
 
     Args:
-        where: the row's place, for messages: `tasks.jsonl, line 3`.
+        where: the row's place, for error messages: `tasks.jsonl, line 3`.
 
     Raises:
-        DatasetError: a field is missing or wrong, or the row could mean two things; names place, instance and field.
+        DatasetError: a field is missing or wrong, or the row is ambiguous; names place, instance and field.
     """
     fields = {key: value for key, value in row.items() if value is not None}
     for name in _ID_FIELDS:
@@ -217,7 +217,7 @@ def _patch_is(row: Row, variant: Variant, where: str, config: SweSmithConfig) ->
 
 
 def _ended(patch: str) -> str:
-    """The patch with its last line ended, without which git calls it corrupt."""
+    """Return the patch with a line end after its last line. Without it git calls the patch corrupt."""
     return patch + "\n" if patch and not patch.endswith("\n") else patch
 
 

@@ -1,4 +1,4 @@
-"""The commands and the metadata that a project would install, read from its packaging files without running them."""
+"""Reads the commands and metadata that a project would install from its packaging files, without running them."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ FILES = (
     *(f"{root}*/{name}.py" for root in ("", "src/") for name in _VERSIONED),
     *("*.py", "src/*.py", "VERSION", "VERSION.txt", "version.txt"),
 )
-"""Where they are declared in a checkout: packaging files, and what these name for the version."""
+"""Files of a checkout that declare them: packaging files, and files that these name for the version."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _TARGET = re.compile(r"[\w.]+:[\w.]+")
 _VERSION = re.compile(r"[A-Za-z0-9][\w.!+-]*", re.ASCII)
 _UNKNOWN = "0.0.0"
-"""The version of a project that computes it, from tags for instance."""
+"""The version to use for a project that computes its own, from tags for instance."""
 
 EntryPoints = dict[str, dict[str, str]]
-"""By group, name to `module:attribute`."""
+"""Entry points: by group, a mapping of name to `module:attribute`."""
 
 
 def console_scripts(files: Mapping[str, str]) -> dict[str, str]:
-    """Command to `module:attribute`, for what can be understood; what a setup.py computes is not.
+    """Return `module:attribute` by command, for what can be read. What a setup.py computes can't be.
 
     Args:
-        files: the texts of those of `FILES` that there are.
+        files: the texts of those of `FILES` that exist.
     """
     found = _entry_points(files).get("console_scripts", {})
     return {name: target for name, target in found.items() if _NAME.fullmatch(name) and _TARGET.fullmatch(target)}
 
 
 def metadata(files: Mapping[str, str]) -> dict[str, str]:
-    """The files of the project's `.dist-info`, relative to `site-packages`; nothing if it has no name.
+    """Return the files of the project's `.dist-info`, relative to `site-packages`; none if it has no name.
 
-    Without `pytest11`: pytest would load these before the tests are to have a say.
+    `pytest11` is left out, because pytest would load these plugins before the tests can prevent it.
     """
     name, version = _name_and_version(files)
     if not _NAME.fullmatch(name):
@@ -63,7 +63,7 @@ def metadata(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrapper(python: str, target: str) -> str:
-    """The text of a command that calls the target in whatever checkout PYTHONPATH names."""
+    """Return the text of a command that calls the target in the checkout that PYTHONPATH names."""
     module, _, attribute = target.partition(":")
     return (
         f"#!{python}\nimport sys\nfrom functools import reduce\nfrom importlib import import_module\n"
@@ -72,7 +72,7 @@ def wrapper(python: str, target: str) -> str:
 
 
 def _name_and_version(files: Mapping[str, str]) -> tuple[str, str]:
-    """As the packaging files say; a version that they say where to find is looked up there."""
+    """Return the name and version in the packaging files. If they refer to another file for the version, read that."""
     pyproject, cfg, setup = _pyproject(files), _setup_cfg(files), _setup_py(files)
     project, poetry = _table(pyproject, "project"), _table(pyproject, "tool", "poetry")
     declared = {**setup, **dict(cfg.items("metadata") if cfg.has_section("metadata") else ()), **poetry, **project}
@@ -97,7 +97,7 @@ def _name_and_version(files: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _assigned(source: str, names: tuple[str, ...]) -> str:
-    """The text that a module assigns to one of the names, if it is written there as such."""
+    """Return the text that a module assigns to one of the names, if it is a literal there."""
     try:
         statements = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError):
@@ -111,7 +111,7 @@ def _assigned(source: str, names: tuple[str, ...]) -> str:
 
 
 def _entry_points(files: Mapping[str, str]) -> EntryPoints:
-    """What is declared in any of the ways; nothing of what is no text."""
+    """Return what is declared in any of these ways, without what is not text."""
     pyproject, cfg = _pyproject(files), _setup_cfg(files)
     options = dict(cfg.items("options.entry_points")) if cfg.has_section("options.entry_points") else {}
     places: list[Mapping[str, Any]] = [
@@ -162,7 +162,7 @@ def _setup_cfg(files: Mapping[str, str]) -> configparser.ConfigParser:
 
 
 def _setup_py(files: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments that are written out in a setup.py, of whatever it calls."""
+    """Return the literal arguments in a setup.py, of any call."""
     try:
         tree = ast.parse(files.get("setup.py", ""))
     except (SyntaxError, ValueError, RecursionError):
@@ -176,5 +176,5 @@ def _setup_py(files: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _bare(target: str) -> str:
-    """The target without extras: `module:attribute [extra]`."""
+    """Return the target without extras: `module:attribute [extra]`."""
     return target.partition("[")[0].strip()

@@ -3,15 +3,15 @@
 Standard library and git, Python >= 3.8. It runs as the preparation user, who shares nothing with the slots. There is
 never a working tree: trees are made in temporary indexes, an agent's work arrives as a tar whose members are hashed and
 never unpacked, and what leaves is a tar again. So nothing that an agent wrote (configuration, attributes, hooks, links,
-odd names) is ever acted upon. What is made of an agent's work lies in a directory of its own, the objects included,
-which the caller removes; and whatever it is made of, no process of ours takes more processor time or memory for it
-than `confine` allows.
+odd names) ever takes effect. Everything made from an agent's work, including git's objects, lies in a directory of its
+own, which the caller removes. Whatever the work contains, no process of ours uses more processor time or memory for
+it than `confine` allows.
 
 Files are the repository's bytes: no line-end conversion, no filter, no keyword, no `export-ignore`.
 
 Called with an operation's name as the last argument; standard input is a JSON line of arguments, then a payload.
-Prints one JSON line, of a bounded length; `{"error": code, "message": text}` for what the caller has to deal with, of
-which `failed` is a git that failed for no reason that is known here.
+Prints one JSON line of limited length, or `{"error": code, "message": text}` for what the caller has to handle. The
+code `failed` means that git failed for an unknown reason.
 """
 
 # ruff: noqa: PTH102, PTH103, PTH104, PTH108, PTH118, PTH119, PTH120, PTH123
@@ -48,16 +48,16 @@ if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no
 BLOCK = 1 << 20
 
 ATTRIBUTES = "* -text -crlf !eol -ident !filter !working-tree-encoding -export-ignore -export-subst\n"
-"""Stands above whatever a tree's own .gitattributes say: git looks no further for any of these."""
+"""Overrides a tree's own .gitattributes: git looks no further for any of these."""
 
 MEMORY = 2 << 30
-"""What each of our processes may take for an agent's work."""
+"""What each of our processes may use for an agent's work."""
 MAX_PATH = 1024
-"""Bytes of a file's path below the checkout: far from what the kernel takes, wherever the checkout lies."""
+"""The longest path of a file below the checkout, in bytes: far below the kernel's limit, wherever the checkout lies."""
 MAX_GITIGNORES = 4 << 20
-"""Bytes of all .gitignore files of a checkout together."""
+"""The largest total size of a checkout's .gitignore files, in bytes."""
 NAMED = 50
-"""How many of the files that were restored or removed an answer names."""
+"""The most restored or removed files that an answer lists."""
 
 LEFT_BEHIND = """__pycache__/
 *.py[co]
@@ -70,7 +70,7 @@ LEFT_BEHIND = """__pycache__/
 .nox/
 *.egg-info/
 """
-"""What running tests leaves in a checkout: not part of an agent's work, unless the tree has it already."""
+"""What a test run leaves in a checkout. It is not part of an agent's work, unless the tree has it already."""
 
 
 BASE = "refs/hermes/base"
@@ -84,7 +84,7 @@ OWN_CONFIGURATION_ONLY = {
     "GIT_LFS_SKIP_SMUDGE": "1",
     "LC_ALL": "C.UTF-8",
 }
-"""Keeps git from reading anybody else's configuration, and from asking."""
+"""Stops git from reading anybody else's configuration, and from asking questions."""
 
 SETTINGS = (
     "core.protectNTFS=false",
@@ -95,11 +95,11 @@ SETTINGS = (
     "core.packedGitLimit=256m",
     "core.bigFileThreshold=32m",
 )
-"""How git writes names, and how little memory it takes: larger files are streamed, and no text to it."""
+"""How git writes names, and its memory limit: it streams larger files, and does not treat them as text."""
 
 
 class Refused(Exception):
-    """Something that the caller has to deal with: a code and a message."""
+    """Something that the caller has to handle: a code and a message."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -107,10 +107,10 @@ class Refused(Exception):
 
 
 class Repository:
-    """A bare repository, and git kept from reading anybody's configuration.
+    """A bare repository, used by a git that reads nobody's configuration.
 
     Args:
-        objects: a directory that new objects go to, in place of the repository.
+        objects: a directory for new objects, instead of the repository.
     """
 
     def __init__(self, path: str, objects: str = "") -> None:
@@ -157,7 +157,7 @@ class Repository:
         return printed
 
     def read(self, tree: str) -> Tree:
-        """Every file of a tree."""
+        """Return every file of a tree."""
         files = {}
         for record in self.git("ls-tree", "-r", "-z", tree).split(b"\0")[:-1]:
             head, path = record.split(b"\t", 1)
@@ -166,7 +166,7 @@ class Repository:
         return files
 
     def write(self, files: Tree) -> str:
-        """The id of the tree of these files."""
+        """Store the tree of these files, and return its id."""
         records = [f"{mode} {name}\t".encode() + os.fsencode(path) + b"\0" for path, (mode, name) in files.items()]
         with tempfile.TemporaryDirectory() as scratch:
             index = os.path.join(scratch, "index")
@@ -174,7 +174,7 @@ class Repository:
             return self.git("write-tree", "--missing-ok", GIT_INDEX_FILE=index).decode().strip()
 
     def patched(self, tree: str, patch: str, what: str, reverse: bool = False) -> str:
-        """The id of a tree with a patch applied to it."""
+        """Apply a patch to a tree, and return the new tree's id."""
         if not patch:
             return tree
         direction = ["-R"] if reverse else []
@@ -189,7 +189,7 @@ class Repository:
             return self.git("write-tree", "--missing-ok", GIT_INDEX_FILE=index).decode().strip()
 
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
-        """The contents of blobs by name."""
+        """Return the contents of blobs by name."""
         found = {}
         output = io.BytesIO(self.git("cat-file", "--batch", data="".join(name + "\n" for name in names).encode()))
         while head := output.readline():
@@ -199,10 +199,10 @@ class Repository:
         return found
 
     def diff(self, before: str, after: str, but: Iterable[str] = (), most: int | None = None) -> str:
-        """A patch from one tree to the other, but not of some files, that `git apply` takes; always text.
+        """Return a patch from one tree to the other that `git apply` accepts, without some files. It is always text.
 
         Raises:
-            Refused: it has more than `most` bytes, as UTF-8.
+            Refused: it has more than `most` bytes in UTF-8.
         """
         try:
             return self._diff(before, after, but, most)
@@ -225,7 +225,7 @@ class Repository:
                 return self.git("-c", setting, *words, most=most).decode("utf-8")
 
     def ignored(self, paths: Iterable[str], gitignores: dict[str, bytes]) -> set[str]:
-        """Which of the paths the given .gitignore files, and `LEFT_BEHIND`, exclude."""
+        """Return which of the paths the given .gitignore files, and `LEFT_BEHIND`, exclude."""
         # "./" keeps a leading colon from being taken for pathspec magic.
         listing = b"".join(b"./" + os.fsencode(path) + b"\0" for path in paths)
         if not listing:
@@ -241,7 +241,7 @@ class Repository:
         return {os.fsdecode(path[2:]) for path in found.split(b"\0")[:-1]}
 
     def archive(self, tree: str, directory: str) -> dict[str, Any]:
-        """A tar of the tree as a new file in the directory: its path."""
+        """Write a tar of the tree to a new file in the directory, and return its path."""
         descriptor, path = tempfile.mkstemp(suffix=".tar", dir=directory)
         os.close(descriptor)
         try:
@@ -325,7 +325,7 @@ def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, A
 
 
 def _texts(repo: Repository, paths: list[str]) -> dict[str, str]:
-    """The texts of the files that there are of these, where `*` stands for a part of a path."""
+    """Return the texts of those of these files that exist; `*` stands for one part of a path."""
     found = {}
     for path, (mode, name) in repo.read(BASE).items():
         wanted = any(path.count("/") == each.count("/") and fnmatch.fnmatchcase(path, each) for each in paths)
@@ -411,7 +411,7 @@ def _check_that_the_bug_stays(guard: Guard, bug: set[str], tests: set[str], unse
 def _examples(
     repo: Repository, clean: Tree, doctests: dict[str, list[str]]
 ) -> tuple[dict[str, tuple[str, int]], dict[str, list[str]]]:
-    """The clean tree's docstring of each doctest by node id; and the names that it shows none for, by file."""
+    """Return the clean tree's docstring of each doctest by node id, and the names without one, by file."""
     found: dict[str, tuple[str, int]] = {}
     unseen: dict[str, list[str]] = {}
     for path, names in doctests.items():
@@ -430,7 +430,7 @@ def _examples(
 
 
 def _with_removed_tests(repo: Repository, listed: set[str]) -> str:
-    """The base's tree with the tests' files of the commit before: SWE-smith's branches end by removing some."""
+    """Return the base's tree with the tests' files of its parent: SWE-smith's branches end by removing some."""
     files = repo.read(BASE)
     try:
         before = repo.read(BASE + "^1")
@@ -453,9 +453,9 @@ def check_out(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """The agent's work, from a tar of its checkout, as a patch of the agent's tree; and the tested tree (`_tested`).
+    """Return the agent's work, from a tar of its checkout, as a patch to the agent's tree; and the `_tested` tree.
 
-    Everything that is made for it lies in the directory `work`, the patch in its file `patch`.
+    Everything made for it lies in the directory `work`; the patch is its file `patch`.
     """
     trees = _Trees(arguments)
     repo, before = trees.repo, trees.files("agent")
@@ -475,9 +475,9 @@ def take_work(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
 
 
 def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
-    """The files of a plain tar that git can keep; their contents are stored, and none is unpacked or held in memory.
+    """Store the files of a plain tar that git can keep, and return them. None is unpacked or held in memory.
 
-    Every name of a file counts with all of its content, as a tested tree has no hard links.
+    Each hard link counts as a file with its full content, as a tested tree has no hard links.
     """
     seen: Tree = {}
     left = most
@@ -511,7 +511,7 @@ def _read_work(stream: IO[bytes], blobs: Blobs, most: int) -> Tree:
 
 
 def _path(name: str) -> str:
-    """The path of an archive's member, or "" for the top. Raises ValueError for what no archive of ours has."""
+    """Return the path of an archive's member, or "" for the top. Raises ValueError for paths that we never write."""
     path = "" if name == "." else name[2:] if name.startswith("./") else name
     if path and (not {"", ".", ".."}.isdisjoint(path.split("/")) or "\0" in path):
         raise ValueError(f"not the path of a file: {name!r}")
@@ -527,13 +527,13 @@ def _is_text(data: bytes) -> bool:
 
 
 def _can_be_kept(path: str, mode: str) -> bool:
-    """Whether git takes such an entry; repositories inside the checkout are files without their `.git`."""
+    """Return whether git accepts such an entry. Inner repositories count as files, without their `.git`."""
     parts = path.casefold().split("/")
     return ".git" not in parts and not (mode == LINK and ".gitmodules" in parts)
 
 
 def _gitignores(repo: Repository, files: Tree, blobs: Blobs) -> dict[str, bytes]:
-    """The contents of the .gitignore files."""
+    """Return the contents of the .gitignore files."""
     names = {
         path: name for path, (mode, name) in files.items() if os.path.basename(path) == ".gitignore" and mode != LINK
     }
@@ -548,17 +548,17 @@ def _too_large(what: str, most: int) -> Refused:
 
 
 def give_tests(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """The tested tree of a recorded patch, the payload."""
+    """Return the tested tree of a recorded patch, which is the payload."""
     trees = _Trees(arguments)
     work = trees.repo.patched(trees.agent, stream.read().decode("utf-8", "surrogateescape"), "the patch")
     return _tested(arguments, trees, trees.repo.read(work))
 
 
 def _tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, Any]:
-    """A tar of what is tested: the agent's work, the tests as they were, and nothing that takes their place.
+    """Make a tar of what is tested: the agent's work, and the original tests, without files that would replace these.
 
-    `restored` and `removed` name what was undone of the work; `digest` is what is there once the tar is unpacked;
-    `doctests` has the docstrings that doctests are run from.
+    `restored` and `removed` name what was undone of the work. `digest` is that of the unpacked tar. `doctests` has the
+    docstrings whose doctests are run.
     """
     clean, start = trees.files("clean"), trees.files("agent")
     guard = trees.guard
@@ -577,7 +577,7 @@ def _tested(arguments: dict[str, Any], trees: _Trees, work: Tree) -> dict[str, A
 
 
 def _modules(path: str) -> set[str]:
-    """The top-level modules of the test environment, as `dependencies.py` noted them."""
+    """Return the top-level modules of the test environment, as `dependencies.py` noted them."""
     with open(path, encoding="utf-8") as file:
         return set(json.load(file)["modules"])
 
@@ -596,7 +596,7 @@ class _Trees:
         self.doctests: dict[str, list[Any]] = self._noted["doctests"]
 
     def files(self, name: str) -> Tree:
-        """The files of the tree `clean` or `agent`."""
+        """Return the files of the tree `clean` or `agent`."""
         return {path: (mode, blob) for path, (mode, blob) in self._noted["files"][name].items()}
 
 
@@ -615,7 +615,7 @@ OPERATIONS = {
 
 
 def confine(work: str, cpu_s: int) -> None:
-    """Have what is done with an agent's work done in the new directory `work`, and within limits for each process."""
+    """Make later steps with an agent's work run in the new directory `work`, with limits for each process."""
     os.mkdir(work, 0o700)
     tempfile.tempdir = work
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
@@ -623,7 +623,7 @@ def confine(work: str, cpu_s: int) -> None:
 
 
 def main() -> int:
-    """One operation."""
+    """Run one operation."""
     arguments = json.loads(sys.stdin.buffer.readline())
     if "work" in arguments:
         confine(arguments["work"], arguments["cpu_s"])

@@ -1,4 +1,4 @@
-"""Scores an agent's work: on a pristine tree, in a fresh slot, with the tests as they were."""
+"""Scores an agent's work: on a pristine tree, in a fresh slot, with the original tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hermes_swe_smith.workspace import Tested
 Score = tuple[float, dict[str, Any]]
 
 NAMED = 50
-"""Node ids, or files, of one kind that the details name."""
+"""The most node ids, or files, of one kind that the details name."""
 
 _COLLECTED = (0, 1, 5)
 """Exit statuses of a pytest that could collect everything: all passed, some failed, none was left."""
@@ -27,12 +27,12 @@ _REASONS = {
 
 
 def unsolved(reason: str) -> Score:
-    """The score of work that can't be tested, which is the agent's doing."""
+    """Return the score of work that can't be tested because of the agent."""
     return 0.0, {"reason": reason}
 
 
 def undone(tested: Tested) -> dict[str, list[str]]:
-    """For the details: what of the agent's work was undone before the tests."""
+    """Return, for the details, what of the agent's work was undone before the tests."""
     named = {"restored": tested.restored, "removed": tested.removed}
     return {key: _names(paths) for key, paths in named.items() if paths}
 
@@ -59,12 +59,12 @@ async def run_tests(
 
 
 def disturbed(report: PytestReport) -> str | None:
-    """Why the tests have to run once more: something was killed that need not have been theirs to kill."""
+    """Return why the tests have to run again, or None: something was killed, maybe not by their fault."""
     return report.disturbance if not all(map(report.passed, report.outcomes)) else None
 
 
 def score(task: Task, report: PytestReport, config: SweSmithConfig) -> Score:
-    """The reward for a test report, and the details that explain it."""
+    """Return the reward for a test report, and the details that explain it."""
     scored = task.node_ids if config.score_include_fail_to_pass else task.pass_to_pass
     failing = [node_id for node_id in scored if not report.passed(node_id)]
     if config.score == "all" or not report.complete:
@@ -128,7 +128,7 @@ def _fraction(task: Task, report: PytestReport, config: SweSmithConfig) -> float
 
 
 def _not_found(failing: Sequence[str], report: PytestReport) -> list[str]:
-    """The tests that do not exist. Where pytest could not collect everything, that is not known."""
+    """Return the tests that do not exist. If pytest could not collect everything, this is unknown."""
     if report.pytest_status not in _COLLECTED:
         return []
     return [node_id for node_id in failing if report.outcomes.get(node_id) == "missing"]
@@ -139,5 +139,5 @@ def _count(node_ids: Sequence[str], report: PytestReport) -> dict[str, int]:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """File names as a record can hold them: what is not UTF-8 is replaced."""
+    """Return file names in a form that a record can hold: what is not UTF-8 is replaced."""
     return [path.encode("utf-8", "replace").decode() for path in paths[:NAMED]]

@@ -1,4 +1,4 @@
-"""A task's trees in the sandbox, the checkout that an agent gets, and the work that it leaves.
+"""Makes a task's trees in the sandbox and the checkout that an agent gets, and takes the work that it leaves.
 
 The repository and the clean tree stay in a directory that no slot can read. What reaches a slot is a tar of one tree,
 through the driver, and the agent's `.git` is made in its own slot from that tree alone: it has one commit and no other
@@ -43,12 +43,12 @@ log = logging.getLogger("hermes_core.swe_smith")
 
 OPERATION_TIMEOUT_S = 300.0
 CPU_S = 60
-"""Seconds of processor time that each process may take for an agent's work."""
+"""The processor time that each process may use for an agent's work, in seconds."""
 CHUNK = 1 << 20
 ANSWER_LIMIT = 8 << 20
 PIECES_AHEAD = 4
 ROOM, ROOM_INODES = 16 << 20, 1000
-"""What a disk has to have left before tests run: with less, a neighbour who fills it would make them fail."""
+"""The free space that a disk needs before tests run. With less, tests could fail because a neighbour fills the disk."""
 
 T = TypeVar("T")
 
@@ -82,11 +82,11 @@ printf %s "$2" > .git/info/attributes
 {_COMMIT}"""
 
 ENVIRONMENT_LINK = ".venv"
-"""Beside the checkout: the virtual environment of its tests."""
+"""The virtual environment of the tests, beside the checkout."""
 
 
 OF_THE_CHECKOUT = ("too_large", "not_found", "not_a_directory", "permission")
-"""What a slot's user can be told of a checkout that says all: it is the agent's doing, and 0."""
+"""Error codes of a checkout that the agent alone can have caused: the score is 0."""
 OF_THE_WORK = (*OF_THE_CHECKOUT, "work")
 
 
@@ -103,7 +103,7 @@ class Repository:
     """A prepared repository, in the site's private space."""
 
     directory: str
-    """Holds `repo.git`."""
+    """The directory that holds `repo.git`."""
     scripts: Mapping[str, str]
     """The commands that the project would install, each with its `module:attribute`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Repository:
 
     @property
     def git_dir(self) -> str:
-        """The bare repository."""
+        """Return the path of the bare repository."""
         return f"{self.directory}/repo.git"
 
 
@@ -120,22 +120,22 @@ class Tested:
     """What is to be tested, in the site's private space until `forget_tested` removes it."""
 
     directory: str
-    """Holds what was made of the agent's work: the tar, the patch, and git's objects."""
+    """The directory of what was made from the agent's work: the tar, the patch, and git's objects."""
     tar: str
     digest: str
-    """What is there once the tar is unpacked, as `manifest.py` counts it."""
+    """The digest of the unpacked tar, as `manifest.py` computes it."""
     restored: tuple[str, ...]
-    """Files that belong to the tests and that the agent had changed: they are as they were."""
+    """Files of the tests that the agent had changed, and that were restored."""
     removed: tuple[str, ...]
-    """Files of the agent that would take the place of others."""
+    """Files of the agent that were left out, because they would replace others."""
     doctests: Mapping[str, tuple[str, int]]
-    """The docstrings that doctests are run from, with their line, by node id."""
+    """The docstrings whose doctests are run, with their line, by node id."""
     patch: str = ""
-    """The agent's work, against the tree that it started from."""
+    """The agent's work, as a patch to the tree that it started from."""
 
 
 async def prepare_programs(site: LeasedSlot | NewSandbox) -> str:
-    """The directory of `trees.py` and what it imports: files, so that Python compiles them once per sandbox."""
+    """Return the directory of `trees.py` and what it imports: files, so Python compiles them once per sandbox."""
 
     async def build(commands: SlotCommands, directory: str) -> None:
         for name, text in _sources().items():
@@ -205,10 +205,10 @@ async def prepare_repository(
     *,
     known: dict[tuple[str, str], Repository],
 ) -> Repository:
-    """The repository on the site's sandbox: made once per sandbox, repository and commit.
+    """Return the repository on the site's sandbox. It is made once per sandbox, repository and commit.
 
     Args:
-        known: those that were prepared before, by sandbox and directory; this one is added.
+        known: repositories that were prepared before, by sandbox and directory; this one is added.
 
     Raises:
         DatasetError: the bundle or the commit can't be used.
@@ -251,10 +251,10 @@ async def prepare_repository(
 
 
 async def prepare_trees(site: LeasedSlot | NewSandbox, task: Task, repository: Repository, *, hide: bool) -> str:
-    """The directory of the task's trees: once per sandbox and task.
+    """Return the directory of the task's trees. They are made once per sandbox and task.
 
     Raises:
-        DatasetError: the task's patch does not apply, or its tests are not there; names the instance.
+        DatasetError: the task's patch does not apply, or its tests are missing; names the instance.
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
@@ -311,10 +311,10 @@ async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environmen
 async def take_work(
     site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment, *, max_workspace: int, max_patch: int
 ) -> Tested:
-    """The work of the agent, whose processes are dead, from its slot.
+    """Take the agent's work from its slot. Its processes must be dead.
 
     Raises:
-        OperationRefused: there is no checkout any more, or it can't be taken; `message` says why.
+        OperationRefused: the checkout is gone, or can't be taken; `message` says why.
         InfraError: an untouched checkout can't be taken either.
     """
     arguments = {
@@ -352,7 +352,7 @@ async def take_work(
 
 
 async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment, patch: str) -> Tested:
-    """The same from a recorded patch.
+    """Take the agent's work from a recorded patch.
 
     Raises:
         OperationRefused: it does not apply to this task.
@@ -365,11 +365,11 @@ async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: 
 
 
 async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, directory: str) -> None:
-    """Unpack what is to be tested in a slot, see to it that nothing else is there, and make it a git repository.
+    """Unpack what is to be tested in a slot, check that nothing else is there, and make it a git repository.
 
     Raises:
-        OperationRefused: that can't be done with the agent's work, and can with an untouched tree.
-        InfraError: it can't be done at all.
+        OperationRefused: this fails with the agent's work, but not with an untouched tree.
+        InfraError: this fails with both.
     """
     trees_dir = posixpath.dirname(tested.directory)
 
@@ -399,7 +399,7 @@ async def forget_tested(site: LeasedSlot, tested: Tested) -> None:
 
 
 class _Undecided(HermesError):
-    """What was done with an agent's work failed, and that may be the work's doing or ours."""
+    """A step with an agent's work failed, and the cause may be the work or us."""
 
 
 @contextlib.contextmanager
@@ -421,17 +421,17 @@ async def _decided(
     room: Sequence[Callable[[], Awaitable[None]]],
     control: Callable[[], Awaitable[None]],
 ) -> T:
-    """The outcome of an attempt at something with the agent's work; `control` does the same with an untouched tree.
+    """Return the result of an attempt with the agent's work. `control` does the same with an untouched tree.
 
-    What fails with the one twice, and not with the other, is the agent's doing, and deserves no more than 0: an agent
-    that could have its rollout discarded would learn to. What fails with both is not.
+    If it fails twice with the agent's work and not with the untouched tree, the agent caused it and scores 0: an agent
+    that could get its rollout discarded would learn to do so. If it fails with both, the agent did not cause it.
 
     Args:
-        room: what makes room on the disk before the second attempt, and before the control.
+        room: makes room on the disk before the second attempt, and before the control.
 
     Raises:
-        OperationRefused: the agent's doing.
-        InfraError: ours.
+        OperationRefused: the agent caused the failure.
+        InfraError: we caused it.
     """
     for make_room in room:
         try:
@@ -452,7 +452,7 @@ async def _decided(
 
 
 class _Pipe:
-    """A directory's tar on its way from a slot: a few pieces at a time, so that its size is no matter here."""
+    """A directory's tar on its way from a slot, a few pieces at a time, so that its size does not matter here."""
 
     def __init__(self) -> None:
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(PIECES_AHEAD)
@@ -461,7 +461,7 @@ class _Pipe:
         """Pack the directory.
 
         Raises:
-            OperationRefused: it is none, or too large.
+            OperationRefused: it is not a directory, or too large.
         """
         try:
             await commands.tar_out_to(self._pieces.put, path, max_bytes=max_bytes)
@@ -473,14 +473,14 @@ class _Pipe:
         await self._pieces.put(b"")
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """What was packed, as it comes, to its end or to where it failed."""
+        """Yield what was packed, as it arrives, until its end or a failure."""
         while piece := await self._pieces.get():
             yield piece
 
 
 @contextlib.asynccontextmanager
 async def _work(site: LeasedSlot, trees_dir: str) -> AsyncIterator[str]:
-    """The path of a new directory for what is made of an agent's work; removed if that fails."""
+    """Yield the path of a new directory for what is made from an agent's work. It is removed if that fails."""
     directory = f"{trees_dir}/work-{uuid.uuid4().hex}"
     try:
         yield directory
@@ -490,10 +490,10 @@ async def _work(site: LeasedSlot, trees_dir: str) -> AsyncIterator[str]:
 
 
 async def _unpack_untouched(site: LeasedSlot, trees_dir: str, to: SlotCommands, directory: str) -> str:
-    """Unpack the tree that agents start from; its digest.
+    """Unpack the tree that agents start from, and return its digest.
 
     Raises:
-        CommandError, SetupFailed: it can't be done.
+        CommandError, SetupFailed: it can't be unpacked.
     """
     private = site.preparation
     tar = f"{trees_dir}/{uuid.uuid4().hex}.tar"
@@ -587,6 +587,6 @@ async def _read(commands: SlotCommands, path: str) -> AsyncIterator[bytes]:
 
 @functools.cache
 def _sources() -> dict[str, str]:
-    """The programs' modules by name."""
+    """Return the programs' modules by name."""
     files = [Path(module.__file__ or "") for module in (doctests, guard, manifest, trees)]
     return {file.stem: file.read_text(encoding="utf-8") for file in files}
