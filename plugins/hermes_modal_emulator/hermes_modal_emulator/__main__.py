@@ -47,13 +47,13 @@ def _beside_the_shell(mode: str, port: int, pid: int) -> None:
         raise SystemExit("the emulator did not start")
     sys.stdout.buffer.write(b"".join(lines))
     sys.stdout.flush()
-    process.returncode = 0  # it lives on: no complaint that nobody waited for it
+    process.returncode = 0  # it lives on, so avoid the warning that nobody waited for it
 
 
 def _shell(pid: int) -> int:
-    """The shell that a subshell was forked off, or the process itself.
+    """Return the shell that a subshell was forked from, or the process itself.
 
-    `$(… 2>/dev/null)`, a function, `… || true` and a pipe run in copies of the shell, which end with the line.
+    `$(… 2>/dev/null)`, a function, `… || true` and a pipe run in copies of the shell, which end with the command line.
     """
     while (parent := _parent_of_copy(pid)) is not None:
         pid = parent
@@ -61,7 +61,7 @@ def _shell(pid: int) -> int:
 
 
 def _parent_of_copy(pid: int) -> int | None:
-    """The parent of a process that is its copy: of the same program, with the stack at the same random place."""
+    """Return the parent of a process that is its copy: the same program, with the stack at the same random address."""
     try:
         parent, stack = _parent_and_stack(pid)
         same = stack == _parent_and_stack(parent)[1]
@@ -81,7 +81,7 @@ def _exports(server: EmulatorServer, mode: str) -> None:
         sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
     sys.stdout.write(f"MODAL_EMULATOR_PID={os.getpid()}\n")
     sys.stdout.flush()
-    quiet = os.open(os.devnull, os.O_WRONLY)  # whoever reads what we print waits for its end
+    quiet = os.open(os.devnull, os.O_WRONLY)  # the reader of our output waits until it is closed
     for descriptor in (1, 2):
         os.dup2(quiet, descriptor)
     os.close(quiet)

@@ -20,7 +20,7 @@ from hermes_modal_emulator.machines import Machine, MachineError, NamespaceMachi
 from hermes_modal_emulator.sandboxes import EmulatedSandbox, v1_id
 
 LONGEST_S = 24 * 3600
-"""The longest that a sandbox may be asked to live."""
+"""The longest lifetime that can be requested for a sandbox."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Options:
     """What can be changed while the emulator runs."""
 
     max_sandboxes: int | None = None
-    """Sandboxes at a time, over all apps."""
+    """The most sandboxes at a time, over all apps."""
     auth_ttl_s: float = 1200.0
     router_ttl_s: float = 600.0
     page_size: int = 100
@@ -36,7 +36,7 @@ class Options:
     refused_tokens: list[str] = field(default_factory=list)
     """Token ids that are not accepted."""
     missing_images: list[str] = field(default_factory=lambda: [":missing"])
-    """Words; an image with one of them in its commands can't be built. The tag `missing` is one from the beginning."""
+    """Words: an image with one of them in its commands can't be built. The tag `missing` is always one of them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Cloud:
     # --- tokens
 
     def token(self, ttl_s: float, **claims: str) -> str:
-        """A JWT that nobody signed."""
+        """Return an unsigned JWT."""
         now = time.time()
         claim = {"iat": now, "exp": now + ttl_s, "jti": uuid.uuid4().hex, **claims}
         parts = ({"alg": "none"}, claim)
@@ -84,7 +84,7 @@ class Cloud:
         )
 
     def check_token(self, token: str, *, router: bool = False) -> None:
-        """`GRPCError` if it is none of ours, or has expired."""
+        """Raise `GRPCError` if the token is not one of ours, or has expired."""
         try:
             body = token.split(".")[1]
             claim = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
@@ -94,19 +94,19 @@ class Cloud:
             raise GRPCError(Status.UNAUTHENTICATED, "the token has expired")
 
     def revoke_tokens(self) -> None:
-        """No router's token that was given out so far is good any more."""
+        """Make all router tokens issued so far invalid."""
         self._router_valid_from = time.time()
 
     # --- secrets
 
     def add_secret(self, name: str, values: dict[str, str]) -> str:
-        """A secret of that name; its id."""
+        """Add a secret of that name, and return its id."""
         secret_id = self.named_secrets.setdefault(name, v1_id("st")) if name else v1_id("st")
         self.secrets[secret_id] = dict(values)
         return secret_id
 
     def values(self, ids: Any = (), sources: Any = ()) -> dict[str, str]:
-        """The variables of secrets, by id and as sent along."""
+        """Return the variables of secrets: those named by id, and those sent along."""
         found: dict[str, str] = {}
         for secret_id in ids:
             found.update(self._secret(secret_id))
@@ -122,7 +122,7 @@ class Cloud:
     # --- sandboxes
 
     async def create(self, request: Any, *, v2: bool, key: str) -> EmulatedSandbox:
-        """The sandbox of a request; a request that is sent again with its idempotency key gives the same one."""
+        """Create the sandbox of a request. A request repeated with its idempotency key returns the same one."""
         if key not in self._answers:
             self._answers[key] = asyncio.create_task(self._create(request, v2=v2))
         try:
@@ -167,20 +167,20 @@ class Cloud:
         )
 
     def sandbox(self, sandbox_id: str) -> EmulatedSandbox:
-        """The sandbox of that id, alive or not."""
+        """Return the sandbox of that id, alive or not."""
         if sandbox_id not in self.sandboxes:
             raise GRPCError(Status.NOT_FOUND, f"Sandbox with ID {sandbox_id} not found.")
         return self.sandboxes[sandbox_id]
 
     def task(self, task_id: str) -> EmulatedSandbox:
-        """The sandbox of that task."""
+        """Return the sandbox of that task."""
         for each in self.sandboxes.values():
             if each.task_id == task_id:
                 return each
         raise GRPCError(Status.NOT_FOUND, f"Task {task_id} not found")
 
     async def snapshot(self, sandbox: EmulatedSandbox) -> str:
-        """An image of what the sandbox has written so far; its id."""
+        """Make an image of what the sandbox has written so far, and return its id."""
         image_id = v1_id("im")
         target = self.folder / "snapshots" / image_id
         target.parent.mkdir(parents=True, exist_ok=True)

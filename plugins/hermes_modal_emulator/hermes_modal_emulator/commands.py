@@ -1,4 +1,4 @@
-"""A command that really runs: its streams, its end, and what kills it."""
+"""A command that really runs: its streams, its end, and how it is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from hermes_modal_emulator.streams import CHUNK_BYTES, ByteLog
 
 LINGER_S = 1.0
-"""How long after a command's end its streams stay open for what it left running in the background."""
+"""How long a command's streams stay open after its end, for what it left running in the background."""
 _NO_SIGNAL = -signal.SIGKILL
 
 
@@ -190,7 +190,7 @@ class Command:
     # --- the end
 
     def kill(self) -> None:
-        """SIGKILL to the process and its group."""
+        """Send SIGKILL to the process and its group."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -232,7 +232,7 @@ class Command:
         self._close_input()
 
     def exit_status(self) -> dict[str, int]:
-        """How it ended, in the fields of the router's answers."""
+        """Return how it ended, in the fields of the router's answers."""
         assert self.returncode is not None
         return {"signal": -self.returncode} if self.returncode < 0 else {"code": self.returncode}
 

@@ -29,7 +29,7 @@ class ControlPlane(Service):
     descriptor = pb.DESCRIPTOR.services_by_name["ModalClient"]
 
     def check(self, method: str, metadata: dict[str, str]) -> None:
-        """The account's token everywhere; a session's token for what is of V2."""
+        """Check the account's token for every call, and a session's token for calls of V2."""
         if metadata.get("x-modal-token-id") in self.cloud.options.refused_tokens:
             raise GRPCError(Status.UNAUTHENTICATED, "Token ID is malformed or not valid")
         if _NEEDS_TOKEN.search(method):

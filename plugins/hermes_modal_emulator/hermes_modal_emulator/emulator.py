@@ -1,4 +1,4 @@
-"""The emulator as its user holds it: a process of its own that ends with its owner, asked over a pipe."""
+"""The user's handle of the emulator: a process of its own that ends with its owner and is controlled over a pipe."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModalEmulator:
 
     @property
     def pid(self) -> int:
-        """The emulator's process."""
+        """Return the id of the emulator's process."""
         return self._process.pid
 
     def fault(
@@ -68,32 +68,32 @@ class ModalEmulator:
         lose_answer: bool = False,
         cut_after_bytes: int | None = None,
     ) -> None:
-        """From now on, calls of an RPC go wrong; without a status, delay or loss they are never answered.
+        """Make later calls of an RPC fail. Without a status, delay or loss they are never answered.
 
         Args:
             method: the RPC: `SandboxCreateV2`, `TaskExecStart`, `TaskExecStdioRead`, …
             status: the gRPC status: `UNAVAILABLE`, `RESOURCE_EXHAUSTED`, `UNAUTHENTICATED`, …
-            after: calls that go well first.
-            times: how many go wrong; -1 is all of them.
-            delay_s: seconds to wait first.
+            after: how many calls succeed first.
+            times: how many calls fail; -1 means all of them.
+            delay_s: how long to wait first, in seconds.
             retry_after_s: the advice that goes with RESOURCE_EXHAUSTED.
-            lose_answer: the work is done, and its answer is lost.
-            cut_after_bytes: the stream is cut after so many bytes.
+            lose_answer: do the work, but lose its answer.
+            cut_after_bytes: cut the stream after so many bytes.
         """
         given = {key: value for key, value in locals().items() if key != "self"}
         self._ask("fault", **given)
 
     def clear_faults(self) -> None:
-        """Nothing goes wrong any more."""
+        """Remove all faults."""
         self._ask("clear_faults")
 
     def requests(self, method: str | None = None, since: int = 0) -> list[dict[str, Any]]:
-        """The requests of an RPC so far, or all: `{"number", "method", "request"}`."""
+        """Return the requests so far, of one RPC or of all: `{"number", "method", "request"}`."""
         found: list[dict[str, Any]] = self._ask("requests", since=since, method=method)
         return found
 
     def add_secret(self, name: str, values: Mapping[str, str]) -> None:
-        """What `modal secret create NAME KEY=VALUE` does."""
+        """Add a secret, as `modal secret create NAME KEY=VALUE` does."""
         self._ask("add_secret", name=name, values=dict(values))
 
     def set(self, **options: Any) -> None:
@@ -101,15 +101,15 @@ class ModalEmulator:
         self._ask("set", **options)
 
     def sandboxes(self, *, running: bool = True) -> list[dict[str, Any]]:
-        """`{"id", "v2", "running", "tags", "created"}` of those that run, or of all that there were."""
+        """Return `{"id", "v2", "running", "tags", "created"}` of the running sandboxes, or of all so far."""
         return [each for each in self._ask("sandboxes") if each["running"] or not running]
 
     def kill_sandbox(self, sandbox_id: str) -> None:
-        """The sandbox dies now, as with its worker."""
+        """Kill the sandbox now, as if its worker had died."""
         self._ask("kill_sandbox", sandbox_id=sandbox_id)
 
     def revoke_tokens(self) -> None:
-        """No router takes the tokens that it was given so far, however long they are good for."""
+        """Make routers refuse all tokens issued so far, even those that have not expired."""
         self._ask("revoke_tokens")
 
     def outage(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What the emulator is told to do wrong, and the record of what it was asked."""
+"""The faults that the emulator is told to produce, and the record of its requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
 RECORDED = 20_000
-"""Requests that are remembered."""
+"""How many requests are remembered."""
 _UNRECORDED = frozenset({"TaskExecStdinWrite", "SandboxStdinWriteV2", "TaskExecStdinWriteStream"})
-"""What carries input: only that it came is recorded."""
+"""RPCs that carry input. Only that they came is recorded."""
 
 
 @dataclass
 class Fault:
-    """One thing that goes wrong, in calls of one RPC.
+    """One fault in calls of one RPC.
 
-    An answer that is lost: the work is done, then the call fails with `status`, or hangs if there is none.
+    If an answer is lost, the work is done, then the call fails with `status`, or hangs if there is none.
     """
 
     method: str
@@ -31,13 +31,13 @@ class Fault:
     """The gRPC status to fail with: `UNAVAILABLE`, `RESOURCE_EXHAUSTED`, …"""
     message: str = ""
     after: int = 0
-    """Calls that go well before the first that does not."""
+    """How many calls succeed before the first that fails."""
     times: int = 1
-    """How many calls; -1 is every one from then on."""
+    """How many calls fail; -1 means every one from then on."""
     delay_s: float = 0.0
-    """Seconds to wait first."""
+    """How long to wait first, in seconds."""
     retry_after_s: float | None = None
-    """With RESOURCE_EXHAUSTED: when the client is told to come back."""
+    """With RESOURCE_EXHAUSTED: after how many seconds the client is told to retry."""
     lose_answer: bool = False
     cut_after_bytes: int | None = None
     """For streams: fail after so many bytes of the call."""
@@ -53,7 +53,7 @@ class Fault:
         return True
 
     def error(self) -> GRPCError:
-        """The failure."""
+        """Return the error that the call fails with."""
         details = None if self.retry_after_s is None else [pb.RPCRetryPolicy(retry_after_secs=self.retry_after_s)]
         return GRPCError(Status[self.status or "UNAVAILABLE"], self.message or f"a fault in {self.method}", details)
 
@@ -65,27 +65,27 @@ class Fault:
 
 
 class Faults:
-    """The faults that are still to come."""
+    """The faults that are yet to happen."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> None:
-        """From now on.
+        """Add a fault for later calls.
 
         Raises:
-            KeyError: gRPC has no such status.
+            KeyError: gRPC does not have this status.
         """
         if fault.status is not None:
             Status[fault.status]
         self._faults.append(fault)
 
     def clear(self) -> None:
-        """Nothing goes wrong any more."""
+        """Remove all faults."""
         self._faults.clear()
 
     def next(self, method: str) -> Fault | None:
-        """The fault of this call."""
+        """Return the fault of this call, if it has one."""
         return next((fault for fault in self._faults if fault.method == method and fault.strikes()), None)
 
 
@@ -101,7 +101,7 @@ class Requests:
         self._kept.append((next(self._numbers), method, None if method in _UNRECORDED else message))
 
     def since(self, number: int, method: str | None) -> list[dict[str, Any]]:
-        """Those from a number on: `{"number", "method", "request"}`, the request with its fields' own names."""
+        """Return requests from a number on: `{"number", "method", "request"}`, with the fields' own names."""
         return [
             {
                 "number": at,

@@ -11,9 +11,9 @@ from hermes_modal_emulator.emulator import ModalEmulator
 
 @pytest.fixture
 def modal_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModalEmulator]:
-    """An emulator of the test's own, which the test's environment points at.
+    """Yield the test's own emulator, which its environment variables point to.
 
-    The SDK reads its environment when it is first imported: where it has been, make a client with
+    The SDK reads its environment when it is first imported. If it was imported before, make a client with
     `modal.Client.from_credentials`, or use the backend `modal`, which makes its own.
     """
     with ModalEmulator() as emulator:

@@ -32,13 +32,13 @@ def fail(kind: str, message: str) -> NoReturn:
 
 
 def read_file(path: Path, given: Any) -> None:
-    """Its bytes, on standard output."""
+    """Write the file's bytes to standard output."""
     with path.open("rb") as file:
         shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
 
 
 def write_file(path: Path, given: Any) -> None:
-    """Whole, from standard input."""
+    """Write the whole file from standard input."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         fail("IsDirectory", "Is a directory")
@@ -49,26 +49,26 @@ def write_file(path: Path, given: Any) -> None:
 
 
 def list_files(path: Path, given: Any) -> None:
-    """What is in a directory."""
+    """List the entries of a directory."""
     if path.is_file():
         fail("NotDirectory", "Not a directory")
     sys.stdout.write(json.dumps([_info(each) for each in sorted(path.iterdir())]))
 
 
 def stat_file(path: Path, given: Any) -> None:
-    """What it is."""
+    """Print the metadata of a path."""
     sys.stdout.write(json.dumps(_info(path)))
 
 
 def make_directory(path: Path, given: Any) -> None:
-    """With its parents, or not."""
+    """Make a directory, with or without its parents."""
     if given["parents"] and os.path.lexists(path) and not path.is_dir():
         fail("PathAlreadyExists", "Path already exists")
     path.mkdir(parents=given["parents"], exist_ok=given["parents"])
 
 
 def remove(path: Path, given: Any) -> None:
-    """A file, or a directory with what is in it."""
+    """Remove a file, or a directory with its contents."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
     elif given["recursive"]:

@@ -28,7 +28,7 @@ _ORDINARY = {
     *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "media", "mnt", "opt"),
     *("proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var"),
 }
-"""What an image has in its root; anything else is this host's own, and hidden."""
+"""What an image has in its root directory. Anything else belongs to this host, and is hidden."""
 _LOOPBACK_UP = (
     "import fcntl,socket,struct as s;"
     "fcntl.ioctl(socket.socket(),0x8914,s.pack('16sh',b'lo',0x43)+bytes(14))"  # SIOCSIFFLAGS: UP, RUNNING, LOOPBACK
@@ -48,11 +48,11 @@ class Machine(ABC):
 
     @abstractmethod
     def argv(self, argv: Sequence[str], cwd: str) -> list[str]:
-        """What to run here to run `argv` there."""
+        """Return the command to run on the host so that `argv` runs in the sandbox."""
 
     @abstractmethod
     def cwd(self, wanted: str) -> str | None:
-        """The directory that the host's process has to start in; None if `argv` sees to it."""
+        """Return the directory that the host's process has to start in; None if `argv` changes to it."""
 
     @abstractmethod
     async def snapshot(self, target: Path) -> None:
@@ -116,7 +116,7 @@ class NamespaceMachine(Machine):
 
     @staticmethod
     def _hidden() -> list[str]:
-        """What gets an overlay's mark for "removed". The interpreter stays, which `sandbox.filesystem` needs."""
+        """Return what the overlay marks as removed. The interpreter stays, as `sandbox.filesystem` needs it."""
         ours = Path(os.path.realpath(sys.executable)).parts[1]
         return [shlex.quote(each.name) for each in Path("/").iterdir() if each.name not in _ORDINARY | {ours}]
 
@@ -128,7 +128,7 @@ class NamespaceMachine(Machine):
             flags += ["-U", "-r"]
         if not self._network:
             flags.append("-n")
-        # In the child before it becomes another program: it ends with this process, however that ends.
+        # Runs in the child before exec: it makes the child end with this process, however that ends.
         self._holder = await asyncio.create_subprocess_exec(
             "unshare",
             *flags,
@@ -149,7 +149,7 @@ class NamespaceMachine(Machine):
         self._init = _first_child(self._holder.pid)
 
     def argv(self, argv: Sequence[str], cwd: str) -> list[str]:
-        """By way of `nsenter`; a directory that is not there fails inside."""
+        """Return the command by `nsenter`. A missing directory fails inside the sandbox."""
         flags = ["-m", "-p", "-i"] + (["-U", "--preserve-credentials"] if os.geteuid() != 0 else [])
         if not self._network:
             flags.append("-n")
@@ -157,7 +157,7 @@ class NamespaceMachine(Machine):
         return [*enter, "/bin/sh", "-c", 'cd "$0" || exit 125; exec "$@"', cwd, *argv]
 
     def cwd(self, wanted: str) -> str | None:
-        """None: the directory is inside."""
+        """Return None, because the directory is inside the sandbox."""
         return None
 
     async def snapshot(self, target: Path) -> None:
@@ -181,7 +181,7 @@ class NamespaceMachine(Machine):
 
 
 class PlainMachine(Machine):
-    """This host as it is, for where namespaces can't be had: sandboxes see each other's files."""
+    """This host as it is, if namespaces are not available. Sandboxes see each other's files."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
@@ -191,25 +191,25 @@ class PlainMachine(Machine):
         make_folder(self._base)
 
     def argv(self, argv: Sequence[str], cwd: str) -> list[str]:
-        """As it is."""
+        """Return the command unchanged."""
         return [*argv]
 
     def cwd(self, wanted: str) -> str | None:
-        """Where the process starts."""
+        """Return the directory that the process starts in."""
         return str(self._base) if wanted == "/root" else wanted
 
     async def snapshot(self, target: Path) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
         make_folder(target)
 
     async def stop(self) -> None:
-        """What the sandbox's commands left running is known by its variable."""
+        """Kill what the sandbox's commands left running, which is found by its variable."""
         await asyncio.to_thread(_kill_marked, f"MODAL_SANDBOX_ID={self._base.name}".encode())
         shutil.rmtree(self._base, ignore_errors=True)
 
 
 def make_folder(path: Path) -> None:
-    """With its parents."""
+    """Make a folder and its parents."""
     path.mkdir(parents=True)
 
 
@@ -218,7 +218,7 @@ def _first_child(pid: int) -> int:
 
 
 def _kill_marked(marker: bytes) -> None:
-    """Every process that has this variable in its environment."""
+    """Kill every process that has this variable in its environment."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
@@ -229,7 +229,7 @@ def _kill_marked(marker: bytes) -> None:
 
 
 def namespaces_missing() -> str | None:
-    """Why sandboxes can't have namespaces of their own here; None if they can."""
+    """Return why sandboxes can't have their own namespaces here; None if they can."""
 
     async def attempt(base: Path) -> str | None:
         machine = NamespaceMachine(base / "probe", snapshot=None, volumes={}, network=True, workdir="")

@@ -29,7 +29,7 @@ class CommandRouter(Service):
     descriptor = sr.DESCRIPTOR.services_by_name["TaskCommandRouter"]
 
     def check(self, method: str, metadata: dict[str, str]) -> None:
-        """The router's own token."""
+        """Check the router's own token."""
         self.cloud.check_token(metadata.get("authorization", "").removeprefix("Bearer "), router=True)
 
     def _running(self, task_id: str) -> EmulatedSandbox:
@@ -40,7 +40,7 @@ class CommandRouter(Service):
         return sandbox
 
     def _exec(self, request: Any) -> Command:
-        """A command, also one of a sandbox that has ended."""
+        """Return a command, even of a sandbox that has ended."""
         sandbox = self.cloud.task(request.task_id)
         if request.exec_id not in sandbox.execs:
             raise GRPCError(Status.NOT_FOUND, f"exec {request.exec_id} not found")
@@ -49,7 +49,7 @@ class CommandRouter(Service):
 
     async def TaskExecStart(self, request: Any, metadata: Any) -> Any:
         sandbox = self._running(request.task_id)
-        if request.exec_id in sandbox.execs:  # asked again
+        if request.exec_id in sandbox.execs:  # the request is repeated
             return sr.TaskExecStartResponse()
         argv = list(request.command_args)
         if argv and argv[0] == FS_TOOL:
@@ -92,7 +92,7 @@ class CommandRouter(Service):
 
     async def TaskExecStdinStatus(self, request: Any, metadata: Any) -> Any:
         command = self._exec(request)
-        command.stdin_generation += 1  # a stream that is still under way is over
+        command.stdin_generation += 1  # ends a stream that is still under way
         return sr.TaskExecStdinStatusResponse(num_bytes_written=command.written, closed=command.stdin_closed)
 
     async def TaskExecStdinWriteStream(self, stream: Any) -> None:

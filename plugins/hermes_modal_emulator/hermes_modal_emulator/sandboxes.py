@@ -1,4 +1,4 @@
-"""The emulator's sandboxes: what each was asked to be, how long it lives, and how it ends."""
+"""The emulator's sandboxes: what was requested for each, how long it lives, and how it ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hermes_modal_emulator.commands import Command
 from hermes_modal_emulator.machines import BASE_ENV, Machine
 
 STDIO_TAIL = 16 << 20
-"""What stays of the output of a sandbox's main process."""
+"""How much output of a sandbox's main process is kept."""
 Status = pb.GenericResult
 
 
 def v1_id(prefix: str) -> str:
-    """22 letters and digits, by which the SDK knows a V1 object."""
+    """Return an id with 22 letters and digits, by which the SDK recognises a V1 object."""
     return f"{prefix}-" + hashlib.sha256(os.urandom(16)).hexdigest()[:22]
 
 
 def v2_id(prefix: str) -> str:
-    """A longer one, which is V2 to the SDK."""
+    """Return a longer id, which the SDK takes for a V2 object."""
     return f"{prefix}-01" + hashlib.sha256(os.urandom(16)).hexdigest()[:24].upper()
 
 
@@ -52,15 +52,15 @@ class EmulatedSandbox:
 
     @property
     def workdir(self) -> str:
-        """Where its commands start."""
+        """Return the directory that its commands start in."""
         return self.definition.workdir or "/root"
 
     def touch(self) -> None:
-        """It is in use."""
+        """Record that it is in use."""
         self._active = time.monotonic()
 
     def _touch_if_used(self) -> None:
-        """A command that runs is use."""
+        """Record that it is in use if a command runs."""
         if any(not each.ended.is_set() for each in self.execs.values()):
             self.touch()
 
@@ -96,7 +96,7 @@ class EmulatedSandbox:
         )
 
     async def _watch(self) -> None:
-        """Its end: by its main process, its time limit, or for want of use."""
+        """Wait for its end: by its main process, its time limit, or its idle limit."""
         limits = self.definition
         deadline = time.monotonic() + limits.timeout_secs if limits.timeout_secs else None
         while True:
@@ -121,7 +121,7 @@ class EmulatedSandbox:
             return
 
     def finish(self, result: Any) -> None:
-        """It has ended: nobody can use it from now on."""
+        """Mark it as ended: nobody can use it from now on."""
         if self._ending is None:
             self.result = result
             self._ending = asyncio.create_task(self._end())

@@ -1,4 +1,4 @@
-"""The emulator's process: both services on one port of loopback, and what its owner may ask of it."""
+"""The emulator's process: both services on one port of loopback, and the operations for its owner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EmulatorServer:
         self.stopped = asyncio.Event()
 
     async def start(self) -> None:
-        """Listen; `OSError` if the port is taken."""
+        """Listen. Raises `OSError` if the port is taken."""
         server = Server([ControlPlane(self.cloud), CommandRouter(self.cloud)], status_details_codec=custom_detail_codec)
         await server.start("127.0.0.1", self._port)
         listening: Any = server._server
@@ -54,7 +54,7 @@ class EmulatorServer:
             self._server = None
 
     def environment(self) -> dict[str, str]:
-        """What to set before `import modal`."""
+        """Return the variables to set before `import modal`."""
         return {
             "MODAL_SERVER_URL": self.cloud.url,
             "MODAL_TOKEN_ID": "ak-emulator",
@@ -65,7 +65,7 @@ class EmulatorServer:
 
 
 class Control:
-    """What the owner's process may ask, by method name."""
+    """The operations that the owner's process may call, by method name."""
 
     def __init__(self, server: EmulatorServer) -> None:
         self._server = server
@@ -101,7 +101,7 @@ class Control:
         ]
 
     async def kill_sandbox(self, sandbox_id: str) -> None:
-        """It dies as if its machine were lost."""
+        """Kill the sandbox, as if its machine were lost."""
         sandbox = self._cloud.sandbox(sandbox_id)
         failed = pb.GenericResult.GENERIC_STATUS_INTERNAL_FAILURE
         sandbox.finish(pb.GenericResult(status=failed, exception="worker lost"))
@@ -111,7 +111,7 @@ class Control:
         self._cloud.revoke_tokens()
 
     async def outage(self, seconds: float) -> None:
-        """Nobody can reach it for so long."""
+        """Make it unreachable for so long."""
         await self._server.close()
         await asyncio.sleep(seconds)
         await self._server.start()
@@ -185,10 +185,10 @@ async def _answer(reader: asyncio.StreamReader | None, server: EmulatorServer) -
 
 
 def choose_mode(wanted: str) -> str:
-    """`namespaces` where the machine allows them, for `auto`.
+    """Return the mode. `auto` becomes `namespaces` if the machine allows them.
 
     Raises:
-        SystemExit: `namespaces` was asked for and can't be had.
+        SystemExit: `namespaces` was requested, but is not available.
     """
     if wanted == "plain":
         return wanted

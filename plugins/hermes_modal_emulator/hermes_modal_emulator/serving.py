@@ -1,4 +1,4 @@
-"""Serving a gRPC service of the SDK's stubs: the RPCs that there are methods for, with records and faults."""
+"""Serves a gRPC service of the SDK's stubs: the RPCs that have methods, with records and faults."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _KINDS = {
 
 
 class Service:
-    """Built from the service's descriptor: an RPC of a later SDK that is not here is answered UNIMPLEMENTED.
+    """A service built from its descriptor. An RPC of a later SDK that has no method is answered with UNIMPLEMENTED.
 
-    A method for a unary RPC takes the request and its metadata and gives the answer; one that streams its answer takes
-    the request and a sink; one that is streamed to takes the stream itself.
+    A method for a unary RPC takes the request and its metadata, and returns the answer. One that streams its answer
+    takes the request and a sink. One that receives a stream takes the stream itself.
     """
 
     descriptor: ClassVar[Any]
@@ -34,7 +34,7 @@ class Service:
         self.cloud = cloud
 
     def check(self, method: str, metadata: dict[str, str]) -> None:
-        """`GRPCError` if the caller may not."""
+        """Raise `GRPCError` if the caller is not allowed."""
 
     def __mapping__(self) -> dict[str, Handler]:
         found = {}
@@ -94,5 +94,5 @@ class _Sink:
 
 
 def refuse(status: Status, message: str) -> GRPCError:
-    """The error of a call."""
+    """Return the error of a call."""
     return GRPCError(status, message)

@@ -1,4 +1,4 @@
-"""Output of a command, by byte offset: what a reader whose stream was cut asks for again is still there."""
+"""Output of a command, by byte offset. A reader whose stream was cut can request the same bytes again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Callable
 
 CHUNK_BYTES = 1 << 16
 KEPT_BYTES = 16 << 20
-"""What stays of the output behind the furthest reader."""
+"""How much output behind the furthest reader is kept."""
 AHEAD_BYTES = 4 << 20
 """How far the output may get ahead of the furthest reader before the command has to wait."""
 UNREAD_BYTES = 64 << 20
-"""How much of it is kept for a reader who has not come yet."""
+"""How much of it is kept for a reader that has not come yet."""
 
 
 class OffsetTooOld(Exception):
-    """The bytes at this offset are not kept any more."""
+    """The bytes at this offset are no longer kept."""
 
 
 class ByteLog:
@@ -38,12 +38,12 @@ class ByteLog:
 
     @property
     def end(self) -> int:
-        """The offset after the last byte."""
+        """Return the offset after the last byte."""
         return self.start + len(self._data)
 
     @property
     def full(self) -> bool:
-        """Whether the command has to wait for its reader."""
+        """Return whether the command has to wait for its reader."""
         if self._tail is not None:
             return False
         if self._furthest is None:
@@ -51,11 +51,11 @@ class ByteLog:
         return self.end - self._furthest >= AHEAD_BYTES
 
     def discard(self) -> None:
-        """Nobody will read it: keep nothing."""
+        """Keep nothing, as nobody will read it."""
         self._tail = 0
 
     def feed(self, data: bytes) -> None:
-        """Append, and forget what nobody may ask for any more."""
+        """Append data, and forget what nobody can request any more."""
         self._data += data
         if self._tail is not None:
             self._keep_from(self.end - self._tail)
@@ -64,15 +64,15 @@ class ByteLog:
         self._tell()
 
     def close(self) -> None:
-        """No more output."""
+        """End the output."""
         self.ended = True
         self._tell()
 
     async def read_from(self, offset: int) -> AsyncIterator[tuple[int, bytes]]:
-        """Chunks with the offset of each, until the end; what a `tail` has dropped is left out.
+        """Yield chunks with the offset of each, until the end. What a `tail` has dropped is left out.
 
         Raises:
-            OffsetTooOld: it is not kept any more.
+            OffsetTooOld: the data at this offset is no longer kept.
         """
         while True:
             if offset < self.start:
