@@ -12,11 +12,14 @@ from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
 from hermes_core.agents.replies import decode_arguments
 
 NAME = r"[^\s<>{}\[\]\"'`|｜,;]{1,256}+"
-"""A tool's name, or an id, as far as it can be told from what stands around it."""
+"""A tool's name, or an id, as far as it can be distinguished from the text around it."""
 
 
 def deepseek_v3() -> TextParser:
-    """DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, and the arguments in a fenced block."""
+    """Return the parser of DeepSeek V3 and R1.
+
+    They write `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, and the arguments in a fenced block.
+    """
 
     def write(calls: Sequence[WritableCall]) -> str:
         return _deepseek_section(
@@ -27,7 +30,7 @@ def deepseek_v3() -> TextParser:
 
 
 def deepseek_v3_1() -> TextParser:
-    """DeepSeek V3.1: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`."""
+    """Return the parser of DeepSeek V3.1: `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`."""
 
     def write(calls: Sequence[WritableCall]) -> str:
         return _deepseek_section(f"{call.name}<｜tool▁sep｜>{json_arguments(call)}" for call in calls)
@@ -36,9 +39,11 @@ def deepseek_v3_1() -> TextParser:
 
 
 def kimi_k2() -> TextParser:
-    """Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
+    """Return the parser of Kimi K2.
 
-    The text before the arguments is the call's id, kept as it is.
+    It writes `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`.
+
+    The text before the arguments is the call's id, and is kept unchanged.
     """
 
     def write(calls: Sequence[WritableCall]) -> str:
@@ -53,17 +58,17 @@ def kimi_k2() -> TextParser:
 
 
 def json_arguments(call: WritableCall) -> str:
-    """The call's arguments as JSON."""
+    """Return the call's arguments as JSON."""
     return json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
 def read_arguments(
     source: Source, start: int, position: int, *, name: str, closing: re.Pattern[str], identifier: str | None = None
 ) -> tuple[list[Item], int]:
-    """The call whose name has been read, and whose arguments begin at `position`; nothing up to a mark is none.
+    """Read the arguments, from `position` on, of a call whose name was read. If a mark comes first, there are none.
 
     Args:
-        closing: what stands behind the arguments, as far as it is there; it has to match anywhere.
+        closing: matches what follows the arguments, as far as it is present; it has to match at any position.
     """
     text = source.text
     here = skip_space(text, position)
@@ -99,7 +104,7 @@ _DEEPSEEK_CLOSING = re.compile(r"(?:\s*+```)?(?:\s*+<｜tool▁call▁end｜>)?"
 
 
 def _deepseek_reader(*, fenced: bool) -> Reader:
-    """Reads either version. `fenced` tells them apart where there are no arguments to be seen."""
+    """Return a reader of either version. `fenced` tells them apart if no arguments are visible."""
 
     def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
         head = _DEEPSEEK_HEAD.match(source.text, mark.end())
@@ -129,7 +134,7 @@ _KIMI_CLOSING = re.compile(r"(?:\s*+<\|tool_call_end\|>)?")
 
 
 def read_kimi(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Reads one call of Kimi K2."""
+    """Read one call of Kimi K2."""
     head = _KIMI_HEAD.match(source.text, mark.end())
     named = _KIMI_NAME.fullmatch(head[1]) if head else None
     if head is None or named is None:

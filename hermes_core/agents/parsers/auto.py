@@ -14,7 +14,7 @@ from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
 
 @dataclass(frozen=True)
 class AutoParser:
-    """Reads what carries marks by its marks; an answer without any may be bare JSON, as Llama writes it."""
+    """Reads marked calls by their marks. An answer without marks may be bare JSON, as Llama writes it."""
 
     name: str
     marked: TextParser
@@ -29,12 +29,12 @@ class AutoParser:
         return bare if bare.calls or bare.problems else parsed
 
     def render(self, calls: Sequence[WritableCall]) -> str:
-        """The calls in the `hermes` format."""
+        """Return the calls in the `hermes` format."""
         return self.marked.render(calls)
 
 
 def auto() -> AutoParser:
-    """All the other formats; `<tool_call>` is told apart by what comes after it."""
+    """Return a parser of all other formats. What follows `<tool_call>` decides which format it is."""
     marked = TextParser("auto", _MARKS.compiled(), _read, hermes.hermes().write, _MARKS.thinking)
     return AutoParser("auto", marked, llama.llama3_json())
 

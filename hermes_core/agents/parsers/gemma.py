@@ -26,7 +26,7 @@ MARKS = Marks(r"<\|tool_call>", r"<tool_call\|>")
 
 
 class _NotRead(Exception):
-    """The text is no value of this format; says where that is seen."""
+    """The text is not a value of this format; says at which position."""
 
     def __init__(self, position: int, problem: str) -> None:
         super().__init__(problem)
@@ -34,17 +34,17 @@ class _NotRead(Exception):
 
 
 def gemma4() -> TextParser:
-    """Gemma 4. A text can hold anything but the token that ends it; keys are bare."""
+    """Return the parser of Gemma 4. A text can hold anything except the token that ends it. Keys have no quotes."""
     return TextParser("gemma4", MARKS.compiled(), read_gemma, write)
 
 
 def write(calls: Sequence[WritableCall]) -> str:
-    """One call after the other."""
+    """Write one call after the other."""
     return "".join(f"<|tool_call>call:{call.name}{_written(call.arguments)}<tool_call|>" for call in calls)
 
 
 def read_gemma(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Reads the call behind the mark."""
+    """Read the call after the mark."""
     head = _HEAD.match(source.text, mark.end())
     if head is None:
         return source.broken(mark.start(), mark.end(), "the call is not of the form call:NAME{key:value}")
@@ -57,7 +57,7 @@ def read_gemma(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
 
 
 def _mapping(text: str, position: int, depth: int) -> tuple[dict[str, Any], int]:
-    """The mapping whose brace stands before `position`, and the place behind it."""
+    """Return the mapping whose opening brace is before `position`, and the position after it."""
     values: dict[str, Any] = {}
     position = _space(text, position)
     while not text.startswith("}", position):
@@ -117,7 +117,7 @@ def _string(text: str, position: int) -> tuple[str, int]:
 
 
 def _next(text: str, position: int, closing: str) -> int:
-    """Behind a comma, or at the closing bracket."""
+    """Return the position after a comma, or at the closing bracket."""
     position = _space(text, position)
     return position if text.startswith(closing, position) else _expect(text, position, ",")
 

@@ -25,12 +25,15 @@ MARKS = Marks(
 
 
 def gpt_oss() -> TextParser:
-    """` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>`, behind `<|start|>assistant`: gpt-oss."""
+    """Return the parser of gpt-oss.
+
+    It writes ` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>` after `<|start|>assistant`.
+    """
     return TextParser("gpt_oss", MARKS.compiled(), read_harmony, write, MARKS.thinking)
 
 
 def write(calls: Sequence[WritableCall]) -> str:
-    """One message for each call."""
+    """Write one message for each call."""
     return "<|start|>assistant".join(
         f" to=functions.{call.name}<|channel|>commentary json<|message|>{json_arguments(call)}<|call|>"
         for call in calls
@@ -38,7 +41,7 @@ def write(calls: Sequence[WritableCall]) -> str:
 
 
 def read_harmony(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Reads the message behind the name of its recipient."""
+    """Read the message after the name of its recipient."""
     head = _HEAD.match(source.text, mark.end())
     if head is None:
         return source.broken(mark.start(), mark.end(), "the call has no message")

@@ -13,17 +13,20 @@ from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
 
 
 def hermes() -> TextParser:
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes 2 and 3, and many that were tuned like them."""
+    """Return the parser of Hermes 2 and 3, and of many models tuned like them.
+
+    They write `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+    """
     return _tagged("hermes", "tool_call")
 
 
 def qwen() -> TextParser:
-    """The same, as Qwen 2.5 and Qwen 3 write it."""
+    """Return the parser of Qwen 2.5 and Qwen 3, which write the same format."""
     return _tagged("qwen", "tool_call")
 
 
 def longcat() -> TextParser:
-    """The same between `<longcat_tool_call>` tags."""
+    """Return the parser of the same format with `<longcat_tool_call>` tags."""
     return _tagged("longcat", "longcat_tool_call")
 
 
@@ -35,12 +38,12 @@ def _tagged(name: str, tag: str) -> TextParser:
 
 
 def json_call(call: WritableCall, key: str = "arguments") -> str:
-    """The call as one JSON object."""
+    """Return the call as one JSON object."""
     return json.dumps({"name": call.name, key: dict(call.arguments)}, ensure_ascii=False)
 
 
 def json_reader(closing: str) -> Reader:
-    """Reads the object, or the objects, between two tags. A closing tag that is missing costs nothing."""
+    """Return a reader of the object, or objects, between two tags. A missing closing tag does no harm."""
     closed = re.compile(rf"\s*+{re.escape(closing)}")
 
     def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
@@ -58,9 +61,9 @@ _ANEW = re.compile(r'(?:[,;]\s*+|\n[ \t]*+)(?=\{\s*+"name"\s*+:\s*+"([^"\\]{1,25
 
 
 def read_objects(source: Source, start: int, position: int) -> tuple[list[Item], int]:
-    """One call object after the other, or a list of them, from `position` on; the first one's text begins at `start`.
+    """Read call objects, one after the other or a list, from `position` on. The first one's text begins at `start`.
 
-    A broken one costs only itself, if the name of a tool shows where the next one begins.
+    A broken object loses only itself, if a tool's name shows where the next one begins.
     """
     text = source.text
     items: list[Item] = []
@@ -91,7 +94,7 @@ def read_objects(source: Source, start: int, position: int) -> tuple[list[Item],
 
 
 def _broken_object(source: Source, start: int, here: int, position: int) -> tuple[Item, int]:
-    """The problem of an object that has no end, and where the next one begins, or else the next mark."""
+    """Return the problem of an object that has no end, and where the next object, or else the next mark, begins."""
     mark = source.next_mark(position)
     limit = mark.start() if mark else len(source.text)
     for found in _ANEW.finditer(source.text, position, limit):

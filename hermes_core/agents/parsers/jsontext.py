@@ -17,8 +17,8 @@ _SCALAR = rf"(?:{_STRING}|[-+.\w]++)\s*+"
 _MEMBERS = rf"(?>(?:{_MEMBER}{_SCALAR}(?:,|(?=\}})))*)(?:{_MEMBER}(?=[{{\[])|\s*+(?=\}}))"
 _ELEMENTS = rf"(?>(?:\s*+{_SCALAR}(?:,|(?=\])))*)\s*+(?=[{{\[\]])"
 
-# From one bracket to the next, which is what they capture. Everything is possessive: no text makes them go back far.
-# Groups whose last turn may fail half-way are atomic instead: Python before 3.11.5 goes on there from the wrong place.
+# They match from one bracket to the next, and capture that. All is possessive, so no text makes them backtrack far.
+# Groups whose last repetition may fail half-way are atomic instead: Python before 3.11.5 resumes at the wrong place.
 _OPENED = {
     "{": re.compile(rf"{_MEMBERS}([{{\[}}])", re.DOTALL),
     "[": re.compile(rf"{_ELEMENTS}([{{\[\]])", re.DOTALL),
@@ -34,19 +34,19 @@ _BESIDE_NAME = frozenset({"name", "id", "type", "call_id", "index"})
 
 
 class Extent(NamedTuple):
-    """Where a JSON value ends. If it never does, `end` is where looking for the next one may begin."""
+    """Where a JSON value ends. If it never does, `end` is where the search for the next one may begin."""
 
     end: int
     whole: bool
 
 
 def extent(text: str, start: int) -> Extent:
-    """Where the object, list or string that begins at `start` ends.
+    """Find where the object, list or string that begins at `start` ends.
 
-    It follows the grammar just closely enough never to run on past a broken value into what comes after it; whether the
-    text is JSON is for the decoder to say. Looking anew from where it gave up, again and again, takes linear time: two
-    looks at the same place differ in what they take for the inside of a string, and the next bracket that is out of
-    place ends one of them.
+    It follows the grammar only closely enough never to run past a broken value into what follows. The decoder decides
+    whether the text is JSON. Searching again and again from where it gave up takes linear time in total: two searches
+    at the same place differ in what they take for the inside of a string, and the next misplaced bracket ends one of
+    them.
     """
     if text[start] == '"':
         string = _TEXT.match(text, start)
@@ -68,14 +68,14 @@ def extent(text: str, start: int) -> Extent:
 
 
 def skip_space(text: str, position: int) -> int:
-    """The next position that is not white space."""
+    """Return the next position that is not white space."""
     return _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches anywhere
 
 
 def read_call(text: str, start: int, begin: int, end: int) -> Item:
-    """The call that is written as the object `text[begin:end]`: `{"name": …, "arguments" or "parameters": …}`.
+    """Read the call that is written as the object `text[begin:end]`: `{"name": …, "arguments" or "parameters": …}`.
 
-    Its text begins at `start`, with the mark before it.
+    Its text begins at `start`, including the mark before it.
     """
     raw = text[start:end]
     found, error, repaired = decode_arguments(text[begin:end])
@@ -97,13 +97,13 @@ def read_call(text: str, start: int, begin: int, end: int) -> Item:
 
 
 def call_object(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object that has the call's name and arguments: this one, or the one in its `function`, as OpenAI has it."""
+    """Return the object with the call's name and arguments: this one, or the one in its `function`, as OpenAI does."""
     inner = value.get("function")
     return inner if isinstance(inner, Mapping) and "name" not in value else value
 
 
 def name_in(raw: str) -> str:
-    """The tool's name in a call that is broken elsewhere; empty if it can't be seen."""
+    """Return the tool's name in a call that is broken elsewhere; empty if it can't be found."""
     found = _NAME_KEY.search(raw)
     return found[1] if found else ""
 

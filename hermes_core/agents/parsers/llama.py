@@ -19,12 +19,15 @@ _BEFORE_CALLS = tuple(THINKING.values())
 
 
 def llama3_json() -> TextParser:
-    """`{"name": …, "parameters": {…}}`, behind `<|python_tag|>` or not, several with `;` between them: Llama 3.1 on."""
+    """Return the parser of Llama 3.1 and later.
+
+    They write `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` before it, and `;` between several.
+    """
     return _llama("llama3_json")
 
 
 def llama4_json() -> TextParser:
-    """The same; Llama 4 may put it between `<|python_start|>` and `<|python_end|>`."""
+    """Return the parser of Llama 4: the same, perhaps between `<|python_start|>` and `<|python_end|>`."""
     return _llama("llama4_json")
 
 
@@ -33,15 +36,15 @@ def _llama(name: str) -> TextParser:
 
 
 def write(calls: Sequence[WritableCall]) -> str:
-    """One object after the other."""
+    """Write one object after the other."""
     return "; ".join(json_call(call, "parameters") for call in calls)
 
 
 def read_llama(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Reads the objects from here on, if they are calls.
+    """Read the objects from here on, if they are calls.
 
-    Behind a tag they have to be. At the beginning of the answer an object with a name and arguments is one. Anywhere
-    else it has to name a tool: an example in prose is no call.
+    After a tag they must be calls. At the beginning of the answer an object with a name and arguments is one.
+    Anywhere else it has to name a tool, because an example in prose is no call.
     """
     text, here = source.text, mark.start()
     if text[here] == "<":
@@ -59,7 +62,7 @@ def read_llama(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
 
 
 def _leads(text: str, position: int) -> bool:
-    """Whether nothing stands before this, but for reasoning."""
+    """Return whether nothing but reasoning comes before this."""
     while position and text[position - 1].isspace():
         position -= 1
     return position == 0 or text.endswith(_BEFORE_CALLS, 0, position)

@@ -18,20 +18,22 @@ OPENER = r"\[TOOL_CALLS\]"
 
 
 def mistral() -> TextParser:
-    """`[TOOL_CALLS][{"name": …, "arguments": …}]` up to version 7, `[TOOL_CALLS]NAME[ARGS]{…}` from 11 on.
+    """Return the parser of Mistral.
 
-    Ids are kept where they are: `"id"` in the objects, `[CALL_ID]` behind the name.
+    Up to version 7: `[TOOL_CALLS][{"name": …, "arguments": …}]`. From 11 on: `[TOOL_CALLS]NAME[ARGS]{…}`.
+
+    Ids are kept if present: `"id"` in the objects, `[CALL_ID]` after the name.
     """
     return TextParser("mistral", Marks(OPENER).compiled(), read_mistral, write)
 
 
 def write(calls: Sequence[WritableCall]) -> str:
-    """As from version 11 on."""
+    """Write the calls as version 11 and later do."""
     return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{json_arguments(call)}" for call in calls)
 
 
 def read_mistral(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Reads the list of calls, or the one call, behind the mark."""
+    """Read the list of calls, or the one call, after the mark."""
     here = skip_space(source.text, mark.end())
     if source.text.startswith(("[", "{"), here):
         return read_objects(source, mark.start(), here)

@@ -16,7 +16,7 @@ THINKING = {
     "[THINK]": "[/THINK]",
     "<|channel>thought\n": "<channel|>",
 }
-"""What reasoning stands between. Where the prompt has the opening mark, the answer has the closing one alone."""
+"""The marks around reasoning. If the prompt has the opening mark, the answer has only the closing one."""
 
 END_TOKENS = (
     "<|im_end|>",
@@ -41,17 +41,17 @@ END_TOKENS = (
 
 @dataclass(frozen=True)
 class Marks:
-    """Where a format's calls begin, and what else of its own can stand in a text."""
+    """Marks of a format: where its calls begin, and what else of the format can occur in a text."""
 
     opener: str
     """A pattern: a call begins here."""
     others: str = ""
     """A pattern: closing tags, section tags. They end a call that is broken, and are not content."""
     thinking: Mapping[str, str] = field(default_factory=lambda: THINKING)
-    """What reasoning stands between."""
+    """The marks around reasoning."""
 
     def compiled(self) -> re.Pattern[str]:
-        """All of it as one pattern, with a group for each kind of mark."""
+        """Return everything as one pattern, with a group for each kind of mark."""
         think, unthink = ("|".join(map(re.escape, marks)) for marks in (self.thinking, self.thinking.values()))
         others = f"|(?P<other>{self.others})" if self.others else ""
         return re.compile(f"(?P<open>{self.opener}){others}|(?P<think>{think})|(?P<unthink>{unthink})")
@@ -71,7 +71,7 @@ class Source:
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
     def search(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        """The first match from here on. Asking again costs nothing until that is passed, or if there is none."""
+        """Return the first match from here on. Repeated searches are free until it is passed, or if there is none."""
         since, found = self._found.get(pattern, (len(self.text) + 1, None))
         if position < since or (found is not None and position > found.start()):
             found = pattern.search(self.text, position)
@@ -79,23 +79,23 @@ class Source:
         return found
 
     def next_mark(self, position: int) -> re.Match[str] | None:
-        """The next mark from here on."""
+        """Return the next mark from here on."""
         return self.search(self._marks, position)
 
     def explains(self, begin: int, end: int) -> bool:
-        """Whether to find out what is wrong with an object, or a string, that seems to have no end.
+        """Return whether to find out what is wrong with an object or string that seems to have no end.
 
-        Not after the first hundred: it is what takes time, and nobody reads of thousands. What may be whole after all
-        is looked at.
+        Not after the first hundred, because this takes time and nobody reads thousands of explanations. What may still
+        be complete is examined anyway.
         """
         self._without_end += 1
         closing = "}" if self.text[begin] == "{" else '"'
         return self._without_end <= _EXPLAINED or self.text[begin:end].rstrip().endswith(closing)
 
     def broken(self, start: int, position: int, message: str, name: str = "") -> tuple[list[Item], int]:
-        """What a reader gives for a call that begins at `start` and can't be read from `position` on.
+        """Return a reader's result for a call that begins at `start` and can't be read from `position` on.
 
-        It goes up to the next mark, and over it if that is a closing one.
+        The call's text ends before the next mark, or after it if that is a closing one.
         """
         mark = self.next_mark(position)
         end = len(self.text) if mark is None else mark.end() if mark.lastgroup == "other" else mark.start()
@@ -124,7 +124,7 @@ class TextParser:
         return _Scan(source, len(source.text) < len(text.rstrip()), self.thinking).run(self.read)
 
     def render(self, calls: Sequence[WritableCall]) -> str:
-        """The calls as a model of this format writes them, by its chat template."""
+        """Return the calls as a model of this format writes them, by its chat template."""
         return self.write(calls)
 
 
@@ -175,7 +175,7 @@ class _Scan:
         return self._result(text if self.plain else _joined([*self.outside, text[begin:]]))
 
     def _endless(self, read: Reader, opening: re.Match[str], closing: str) -> None:
-        """Thinking that nothing closes. The calls in there are not made, and must not vanish unseen either."""
+        """Handle thinking that is never closed. Calls in it are not made, but must not be dropped silently."""
         text, begin, position = self.source.text, opening.end(), opening.end()
         message = f"a call inside of {opening[0].strip()} was not made: write {closing} before it"
         while (mark := self.source.next_mark(position)) is not None:
@@ -195,9 +195,9 @@ class _Scan:
         self.reasoning.append(text[begin:])
 
     def _it_was_reasoning(self, mark: re.Match[str]) -> None:
-        """A closing mark without an opening one: all that stands before it was reasoning, its calls included.
+        """Handle a closing mark without an opening one: all text before it was reasoning, including its calls.
 
-        A second one is something that no model should write. A call that is dropped for it must not vanish unseen.
+        No model should write a second one. A call that is dropped because of it must not be dropped silently.
         """
         if self.reasoning:
             self.problems += [
@@ -225,7 +225,7 @@ def _joined(pieces: Sequence[str]) -> str:
 
 
 def _end(text: str) -> int:
-    """Where the text ends without the end tokens that the server left; where it ends anyway if there are none."""
+    """Return where the text ends without the end tokens that the server left, if any."""
     end = len(text)
     position = end
     while True:

@@ -15,13 +15,13 @@ Parameters = Mapping[str, Schema]
 
 _UNIONS = ("anyOf", "oneOf", "allOf")
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
-"""JSON's words, and Python's, which templates write that print a value as it is."""
+"""JSON's words, and Python's, which some templates write because they print a value as it is."""
 _MAX_DEPTH = 20
-"""How deep references and unions are followed."""
+"""The greatest depth to which references and unions are followed."""
 
 
 def parameters_of(tools: ToolSchemas) -> Parameters:
-    """The parameters schemas of the tools. What is no function tool is left out."""
+    """Return the parameter schemas of the tools, without those that are not function tools."""
     found: dict[str, Schema] = {}
     for tool in tools:
         function = get(tool, "function")
@@ -32,17 +32,17 @@ def parameters_of(tools: ToolSchemas) -> Parameters:
 
 
 def property_schema(tool: Schema, key: str) -> Schema | None:
-    """What the tool's parameters say about one of them; None if nothing."""
+    """Return the schema of one of the tool's parameters; None if it has none."""
     schema = _mapping(tool.get("properties")).get(key)
     return schema if isinstance(schema, Mapping) else None
 
 
 def typed(text: str, schema: Schema | None, root: Schema) -> Any:
-    """The value that `text` stands for, by its schema; `root` is the parameters schema that references lead into.
+    """Return the value of `text` by its schema. `root` is the parameters schema, into which references point.
 
-    What may be a string stays one, but for null, for members of an enumeration, and for objects and arrays where those
-    are allowed as well. What the schema does not know, or gives no type, stays a string too. A text that is none of
-    what is allowed is left as it is: the tool's own check then says what is wrong with it.
+    What may be a string stays one, except null, members of an enumeration, and objects and arrays if those are allowed
+    as well. What the schema does not know, or gives no type, also stays a string. A text that matches nothing allowed
+    is left unchanged: the tool's own check then says what is wrong with it.
     """
     if schema is None:
         return text
@@ -59,7 +59,7 @@ def typed(text: str, schema: Schema | None, root: Schema) -> Any:
 
 
 def _writes(member: Any, text: str, bare: str) -> bool:
-    """Whether the text stands for this member of an enumeration."""
+    """Return whether the text stands for this member of an enumeration."""
     if isinstance(member, str):
         return member in (text, bare)
     return bare in (str(member), json.dumps(member, default=str))
@@ -73,7 +73,7 @@ def _decoded(bare: str) -> Any:
 
 
 def _kinds_of(value: Any) -> set[str]:
-    """The JSON schema types that this value is of."""
+    """Return the JSON schema types of this value."""
     if value is None:
         return {"null"}
     if isinstance(value, bool):
@@ -88,7 +88,7 @@ def _kinds_of(value: Any) -> set[str]:
 
 
 def _allowed(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
-    """The types that a schema allows, and the members if it enumerates them. No types at all: it does not say."""
+    """Return the types that a schema allows, and the members of its enumeration. No types: it does not say."""
     kinds: set[str] = set()
     members: list[Any] = []
     open_ended = False
@@ -106,7 +106,7 @@ def _allowed(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
 
 
 def _parts(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
-    """The schema itself, or those that it is a union of or refers to."""
+    """Yield the schema itself, or those that it is a union of or refers to."""
     reference = schema.get("$ref")
     if depth >= _MAX_DEPTH:
         return

@@ -15,7 +15,10 @@ from hermes_core.agents.parsers.typed import Schema, property_schema, typed
 
 
 def glm45() -> TextParser:
-    """GLM 4.5 and 4.6: `<tool_call>NAME`, `<arg_key>K</arg_key>` and `<arg_value>V</arg_value>`, `</tool_call>`."""
+    """Return the parser of GLM 4.5 and 4.6.
+
+    They write `<tool_call>NAME`, `<arg_key>K</arg_key>` and `<arg_value>V</arg_value>`, `</tool_call>`.
+    """
 
     def body(call: WritableCall) -> str:
         pairs = (f"<arg_key>{k}</arg_key>\n<arg_value>{_glm_text(v)}</arg_value>\n" for k, v in call.arguments.items())
@@ -25,7 +28,7 @@ def glm45() -> TextParser:
 
 
 def glm47() -> TextParser:
-    """GLM 4.7: the same without line breaks."""
+    """Return the parser of GLM 4.7: the same without line breaks."""
 
     def body(call: WritableCall) -> str:
         pairs = (f"<arg_key>{k}</arg_key><arg_value>{_glm_text(v)}</arg_value>" for k, v in call.arguments.items())
@@ -35,7 +38,10 @@ def glm47() -> TextParser:
 
 
 def qwen3_coder() -> TextParser:
-    """Qwen3-Coder: `<tool_call><function=NAME><parameter=K>V</parameter></function></tool_call>`, a line each."""
+    """Return the parser of Qwen3-Coder.
+
+    It writes `<tool_call><function=NAME><parameter=K>V</parameter></function></tool_call>`, each on a line of its own.
+    """
 
     def body(call: WritableCall) -> str:
         pairs = (f"<parameter={k}>\n{_qwen_text(v)}\n</parameter>\n" for k, v in call.arguments.items())
@@ -49,25 +55,25 @@ class Shape:
     """How a format tags calls and arguments."""
 
     head: re.Pattern[str]
-    """From the opening mark on: the tool's name."""
+    """Matches the tool's name, from the opening mark on."""
     key: re.Pattern[str]
-    """An argument's name, up to where its value begins."""
+    """Matches an argument's name, up to where its value begins."""
     inner_key: re.Pattern[str]
-    """The same where it shows that the value before it was not closed."""
+    """Matches an argument's name where it shows that the value before it was not closed."""
     inner_head: re.Pattern[str]
-    """The same for the beginning of another call."""
+    """Matches the beginning of another call where it shows that the value before it was not closed."""
     closing: re.Pattern[str]
-    """What closes a value, wherever it is."""
+    """Matches what closes a value, at any place."""
     proper_closing: re.Pattern[str]
-    """What closes a value, and is followed by what may follow one."""
+    """Matches what closes a value, if something that may follow a value comes next."""
     end: re.Pattern[str]
-    """What ends a call, from the end of its last argument on."""
+    """Matches what ends a call, from the end of its last argument on."""
     any_end: re.Pattern[str]
-    """What ends a call, wherever it is."""
+    """Matches what ends a call, at any place."""
     last_end: re.Pattern[str]
-    """The same, where only another call or nothing follows."""
+    """Matches what ends a call, if only another call or nothing follows."""
     lines: bool
-    """Whether values have lines of their own."""
+    """Whether each value is on lines of its own."""
 
 
 GLM_MARKS = Marks("<tool_call>", "</tool_call>")
@@ -139,7 +145,7 @@ class _Arguments:
         self.repaired = False
 
     def read(self, start: int, position: int) -> tuple[list[Item], int]:
-        """The call that begins at `start`, and whose first argument is at `position`."""
+        """Read the call that begins at `start` and whose first argument is at `position`."""
         text = self.source.text
         while found := self.shape.key.match(text, position):
             key = found[1].strip().strip("\"'")
@@ -162,10 +168,10 @@ class _Arguments:
         return [call], end
 
     def _value(self, position: int) -> tuple[str, int] | None:
-        """The value that begins at `position`, and where the text goes on behind it; None if no end can be seen.
+        """Return the value that begins at `position`, and the position after it; None if no end can be found.
 
-        A value may hold any of the tags, as text: what closes it is a closing tag that is followed by another argument
-        or the end of the call.
+        A value may hold any of the tags as text. A closing tag ends it only if another argument or the end of the call
+        follows.
         """
         text, shape = self.source.text, self.shape
         first = self.source.search(shape.closing, position)
@@ -186,9 +192,9 @@ class _Arguments:
         return _unframed(text, position, closing.start(), shape.lines), closing.end()
 
     def _missing_end(self, position: int, first: re.Match[str] | None, proper: re.Match[str] | None) -> int | None:
-        """Where a value ends that nothing closes: before the next argument, the next call, or the end of this one.
+        """Return the end of a value that nothing closes: before the next argument, the next call, or this call's end.
 
-        The next closing tag, if there is one, is then that of another argument. None if the value is closed.
+        The next closing tag, if there is one, then belongs to another argument. None if the value is closed.
         """
         shape, length = self.shape, len(self.source.text)
         limit = first.start() if first else length
@@ -210,13 +216,13 @@ class _Arguments:
         return limit if limit < length else None
 
     def _is_next(self, key: str) -> bool:
-        """Whether this can be the tool's next argument."""
+        """Return whether this can be the tool's next argument."""
         properties = self.tool.get("properties")
         return key not in self.given and (not isinstance(properties, Mapping) or key in properties)
 
 
 def _unframed(text: str, begin: int, end: int, lines: bool) -> str:
-    """The value, without the line breaks that set it apart from its tags."""
+    """Return the value without the line breaks between it and its tags."""
     if lines:
         begin += text.startswith("\n", begin, end)
         end -= text.endswith("\n", begin, end)
