@@ -1,11 +1,11 @@
-"""Printing for people: text that may come from a sandbox is shown, and never obeyed by the terminal."""
+"""Makes text that may come from a sandbox safe to print: the terminal shows it and never obeys it."""
 
 from __future__ import annotations
 
 import click
 
-# Control characters but tab and newline, and what changes the direction of text: a slot's output may hold them, and a
-# terminal obeys them.
+# Control characters except tab and newline, and characters that change the direction of text: a slot's output may hold
+# them, and a terminal obeys them.
 _OBEYED = [n for n in range(0xA0) if not 0x20 <= n < 0x7F and chr(n) not in "\t\n"] + [
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
@@ -14,10 +14,10 @@ _SHOWN = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal would obey written out: an escape character is shown as `\\x1b`."""
+    """Return the text with what a terminal would obey written out: an escape character becomes `\\x1b`."""
     return text.translate(_SHOWN)
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, or several; nothing in it is obeyed by the terminal."""
+    """Print one or several lines, with what a terminal would obey written out."""
     click.echo(printable(text), err=err)

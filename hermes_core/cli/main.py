@@ -34,23 +34,23 @@ ELSEWHERE = {
         "Test a backend against the backend contract.",
     ),
 }
-"""Commands that live in a module of their own, each with the line that `--help` shows for it."""
+"""Commands with a module of their own, each with the line that `--help` shows for it."""
 
 
 class Program(click.Group):
-    """Imports the commands in `elsewhere` when they are run, and turns our errors into messages and exit codes."""
+    """Imports the commands in `elsewhere` when they run, and turns our errors into messages and exit codes."""
 
     elsewhere: Mapping[str, tuple[str, str]] = ELSEWHERE
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """What the program is for first, then what describes it."""
+        """List the commands: the program's main purpose first, then those that describe it."""
         return [*self.elsewhere, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported if need be.
+        """Return the command of that name, and import it if necessary.
 
         Raises:
-            UnknownNameError: there is none; names the nearest.
+            UnknownNameError: no command has this name; names the nearest.
         """
         if cmd_name in self.elsewhere:
             module, _, attribute = self.elsewhere[cmd_name][0].partition(":")
@@ -61,7 +61,7 @@ class Program(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands with one line each, without importing any."""
+        """Write one line for each command, without importing any."""
         own = {name: command.get_short_help_str(90) for name, command in self.commands.items()}
         lines = {name: line for name, (_, line) in self.elsewhere.items()} | own
         with formatter.section("Commands"):
@@ -70,7 +70,7 @@ class Program(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """As click's own, with our way of saying what is wrong with the options."""
+        """Make a context as click does, but report wrong options in our way."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
@@ -95,7 +95,7 @@ class Program(click.Group):
 
 
 class _Misuse(click.ClickException):
-    """Wrong options, said in one line like every other error."""
+    """Wrong options, reported in one line like every other error."""
 
     exit_code = EXIT_USAGE
 
@@ -113,7 +113,7 @@ def _reworded(error: click.UsageError) -> click.ClickException:
 
 
 def _expected(error: Exception) -> list[HermesError]:
-    """The errors of ours that this is made of; none if anything else is among them."""
+    """Return the errors of ours in this group, or none if it holds any other error."""
     if isinstance(error, HermesError):
         return [error]
     if not isinstance(error, ExceptionGroup):

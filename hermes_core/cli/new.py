@@ -1,4 +1,4 @@
-"""`hermes-rl new KIND NAME`: write the package of a plugin that installs, and passes its tests, as it is."""
+"""`hermes-rl new KIND NAME`: write a plugin's package that installs and passes its tests without changes."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def write_package(runtime: Runtime, kind: str, name: str, parent: Path) -> Path:
 
 
 def spellings(kind: str, name: str) -> dict[str, str]:
-    """What takes the place of the template's own name, in each of its spellings.
+    """Return the replacement of each spelling of the template's own name.
 
     Raises:
-        UsageError: no package can have this name.
+        UsageError: the name is not valid for a package.
     """
     if not _NAME.fullmatch(name) or len(name) > _MOST_CHARS:
         hint = (
@@ -121,7 +121,7 @@ def _check_free(runtime: Runtime, kind: str, package: str, name: str) -> None:
 
 
 def template(kind: str) -> Iterator[tuple[PurePosixPath, str]]:
-    """The files of the template of a kind, by their paths in it: a working package, called `example_KIND`."""
+    """Yield a kind's template files with their paths in it: a working package called `example_KIND`."""
     yield from _files(importlib.resources.files("hermes_core.cli") / "templates" / kind, PurePosixPath())
 
 

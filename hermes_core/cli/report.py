@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from hermes_core.envs.validate import Validation
 
 SHOWN = 10
-"""Failures and items that are shown at most."""
+"""The most failures and items that are shown."""
 
 LONGEST = 600
-"""Characters of a failure that are shown at most."""
+"""The most characters of a failure that are shown."""
 
 _TELLING = ("reason", "output", "texts", "failing")
-"""What in the details of a reward is most likely to explain it, in this order."""
+"""The details of a reward that are most likely to explain it, the best first."""
 
 _PLACES = re.compile(r" \[(sandbox|slot|trajectory) [^\]]*\]")
 
 
 class Failures:
-    """The failures of a run, those that say the same together."""
+    """The failures of a run, with equal messages grouped."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -55,12 +55,12 @@ class Failures:
             items[item_id] = None
 
     def tells(self, message: str) -> bool:
-        """Whether one of the failures shown says the same."""
+        """Return whether one of the failures shown says the same."""
         said = _shortened(message)
         return any(text.endswith(f": {said}") for text in self._items)
 
     def lines(self, width: int | None) -> list[str]:
-        """Each failure, and below it the items that met it."""
+        """Return each failure, and below it the items that had it."""
         lines = []
         for text, items in self._items.items():
             count, named = self._counts[text], ", ".join(items)
@@ -70,10 +70,10 @@ class Failures:
 
 
 def summary_text(summary: RunSummary, failures: Failures, width: int | None = None) -> str:
-    """What a run amounts to.
+    """Return the summary of a run.
 
     Args:
-        width: that of the terminal; None is none, and lines of any length.
+        width: the terminal's width in columns; None means no terminal, and lines of any length.
     """
     mean = "none" if summary.mean_reward is None else f"{summary.mean_reward:.3f}"
     lines = [
@@ -114,7 +114,7 @@ def _cost(cost: float | None) -> str:
 
 
 def validation_text(outcome: Validation, width: int | None = None) -> str:
-    """Which items are wrong or flaky, and how many are sound."""
+    """Return which items are wrong or flaky, and how many are sound."""
     lines = []
     for verdict in outcome.unsound[:SHOWN]:
         word = "flaky" if verdict.flaky else "wrong"
@@ -133,14 +133,14 @@ def validation_text(outcome: Validation, width: int | None = None) -> str:
 
 
 def _said(details: Mapping[str, Any]) -> str:
-    """What a verification gives as the details of a reward, the most telling first."""
+    """Return the details that a verification gives for a reward, the most useful first."""
     first = [key for key in _TELLING if details.get(key)]
     told = [(key, details[key]) for key in [*first, *(key for key in details if key not in _TELLING)]]
     return "; ".join(f"{key}: {value}" for key, value in told) or "the verification gave no details"
 
 
 def rescoring_text(outcome: Rescoring) -> str:
-    """Which patches got another reward, and how many the same."""
+    """Return which patches got another reward, and how many got the same."""
     lines = [
         f"differs: {line['item_id']} {line['rollout_index']}: {line['recorded_reward']} recorded, {line['reward']} now"
         for line in outcome.differing[:SHOWN]
@@ -154,7 +154,7 @@ def rescoring_text(outcome: Rescoring) -> str:
 
 
 def _shortened(message: str) -> str:
-    """One line, without the ids of sandboxes; of a long one the beginning, and the end with what to do."""
+    """Return the text as one line without sandbox ids. A long one keeps its beginning, and its end with the advice."""
     line = " ".join(_PLACES.sub("", message).split())
     if len(line) <= LONGEST:
         return line
@@ -162,7 +162,7 @@ def _shortened(message: str) -> str:
 
 
 def _indented(text: str, margin: int, width: int | None) -> list[str]:
-    """The text in lines of the terminal, those after the first a little further in."""
+    """Return the text wrapped for the terminal, with lines after the first indented further."""
     begin = " " * margin
     if width is None:
         return [begin + text]

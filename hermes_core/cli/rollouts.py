@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 _AS_BEFORE = ("backend", "profile")
-"""What a rescoring takes from the run, unless it is told something else."""
+"""What a rescoring takes from the run, unless other values are given."""
 
 _CONFINED = {"network": "none", "process_memory": 4096}
-"""What `--confine` sets of the backend's settings, unless they are given."""
+"""The backend's settings that `--confine` sets, unless they are given."""
 
 _OPTIONS = (
     *("profile", "isolation", "concurrency", "group_size", "seed"),
@@ -39,10 +39,10 @@ _OPTIONS = (
 """Fields of `RunOptions` that have an option of the same name."""
 
 _WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
-"""What a configuration file does not say."""
+"""Defaults for what a configuration file does not set."""
 
 RUNS = "runs"
-"""Where a run gets a folder of its own that is given none."""
+"""Where a run gets its own folder if none is given."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -60,7 +60,7 @@ def _folder(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 
 
 def _run_options(command: Command) -> Command:
-    """The options that all three commands have."""
+    """Add the options that all three commands have."""
     options = [
         click.option("--backend", metavar="NAME", help="Backend that makes the sandboxes [local]."),
         click.option("--profile", metavar="NAME", help="Profile from HERMES_PROFILES_FILE [its default]."),
@@ -249,14 +249,14 @@ def _agent_name(config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any
 
 
 def _first(*values: Any) -> Any:
-    """The first that is given."""
+    """Return the first value that is given."""
     return next(value for value in values if value is not None)
 
 
 def _env(
     ctx: click.Context, runtime: Runtime, environment: str, section: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The environment's configuration: the file's, then `--env.…`, then `--items`."""
+    """Return the environment's configuration: the file's, then `--env.…`, then `--items`."""
     model = runtime.environment_class(environment).config_class
     values = merged(section, dotted(ctx, "env"), model)
     return {**values, "max_items": given["items"]} if given.get("items") else values
@@ -265,7 +265,7 @@ def _env(
 def _agent_settings(
     ctx: click.Context, runtime: Runtime, agent: str, section: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The agent's settings: the file's, then `--agent.…`, then the options of the same names."""
+    """Return the agent's settings: the file's, then `--agent.…`, then the options of the same names."""
     values = {key: value for key, value in section.items() if key != "name"}
     flags = {key: given[key] for key in ("max_turns", "temperature", "model", "base_url") if given[key] is not None}
     return {**merged(values, dotted(ctx, "agent"), runtime.agent_config_class(agent)), **flags}
@@ -274,10 +274,10 @@ def _agent_settings(
 def _options(
     ctx: click.Context, runtime: Runtime, config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The fields of `RunOptions`: the file's, then the flags.
+    """Return the fields of `RunOptions`: the file's, then the flags.
 
     Raises:
-        UnknownNameError: the file's section `run` has a key that is none of them.
+        UnknownNameError: the file's section `run` has an unknown key.
     """
     from hermes_core.envs.options import RunOptions
 

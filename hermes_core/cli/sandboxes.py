@@ -1,4 +1,4 @@
-"""The sandboxes that there are, and the end of those whose driver is dead: `hermes-rl ps` and `hermes-rl reap`."""
+"""Lists running sandboxes and ends those whose driver is dead: `hermes-rl ps` and `hermes-rl reap`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from hermes_core.sandbox.contract import Backend, SandboxInfo, SandboxStatus
 from hermes_core.sandbox.direct import sh as shell
 
 LISTEN_S = 10
-"""How long a heart is listened to: every driver makes it beat at least once in less."""
+"""How long we watch for a heartbeat, in seconds. Every driver's heartbeat comes more often than this."""
 
 LIST_LIMIT_S = 30.0
-"""Seconds that a backend has to list its sandboxes."""
+"""Time limit in seconds for a backend to list its sandboxes."""
 
 STARTING_S = 600.0
-"""Seconds that a sandbox may be without a heart, as its driver is still making it."""
+"""How long a sandbox may have no heartbeat while its driver is still making it, in seconds."""
 
 WAITING_S = 3600.0
-"""A time to live from which on a sandbox is meant to wait for its driver to come back: a shell's, a terminal task's."""
+"""With a time to live of at least this, a sandbox is meant to wait for its driver's return: a shell's, a terminal
+task's."""
 
 _END_LIMIT_S = 60.0
 _AT_A_TIME = 8
@@ -53,7 +54,7 @@ class FoundSandbox:
     info: SandboxInfo
 
     def row(self) -> dict[str, str]:
-        """What a table says of it."""
+        """Return the cells of its row in a table."""
         info = self.info
         age = _duration(max(0.0, time.time() - info.created))
         return {
@@ -67,7 +68,7 @@ class FoundSandbox:
 
 @dataclass(frozen=True)
 class Census:
-    """The sandboxes found, and why backends could not be asked."""
+    """The sandboxes found, and the errors of backends that could not list theirs."""
 
     sandboxes: tuple[FoundSandbox, ...]
     problems: dict[str, str]
@@ -75,7 +76,7 @@ class Census:
 
 @dataclass(frozen=True)
 class Reaped:
-    """What became of one sandbox."""
+    """What happened to one sandbox."""
 
     found: FoundSandbox
     outcome: str
@@ -83,18 +84,18 @@ class Reaped:
     why: str
 
     def row(self) -> dict[str, str]:
-        """What a table says of it."""
+        """Return the cells of its row in a table."""
         return {**self.found.row(), "outcome": self.outcome, "why": self.why}
 
 
 async def find(runtime: Runtime, names: Sequence[str] = (), owner: str | None = None) -> Census:
-    """Every sandbox of these backends, or all, that carries our label.
+    """Find every sandbox with our label, of these backends or of all.
 
     Args:
         owner: only this owner's.
 
     Raises:
-        UnknownNameError: there is no backend of one of the names.
+        UnknownNameError: no backend has one of the names.
     """
     for name in names:
         runtime.backends.entry(name)
@@ -164,7 +165,10 @@ async def _reap(backend: Backend, found: FoundSandbox, waiting: bool, dry_run: b
 
 
 async def _sign_of_life(backend: Backend, info: SandboxInfo, waiting: bool) -> str | None:
-    """Why a running sandbox is to be left; None if its heart does not beat and, unless `waiting`, nobody is to come."""
+    """Return why a running sandbox is to be left alone.
+
+    None if it has no heartbeat and, unless `waiting`, does not wait for its driver's return.
+    """
     attach: Any = getattr(backend, "attach", None)
     if attach is None or not backend.capabilities.attach:
         return (

@@ -18,15 +18,15 @@ from pydantic_core import to_jsonable_python
 from hermes_core.tools.schema import parameters_schema, type_words
 
 Setting = Mapping[str, str]
-"""One setting: `option` (how a command line says it), `key`, `type`, `default` and `summary`."""
+"""One setting: `option` (its form on a command line), `key`, `type`, `default` and `summary`."""
 
 
 def settings_table(model: type[BaseModel], section: str, *, hidden: Collection[str] = ()) -> list[Setting]:
-    """Every setting of the class, its own before those of the classes that it is made from.
+    """Return every setting of the class, its own before those of its base classes.
 
     Args:
-        section: what is before the key on a command line: `env` in `--env.KEY=VALUE`.
-        hidden: keys that are left out, because nobody writes them.
+        section: what comes before the key on a command line: `env` in `--env.KEY=VALUE`.
+        hidden: keys to leave out, because nobody sets them.
     """
     return [row for key, row in _rows(model, f"--{section}.", ()) if key not in hidden]
 
@@ -34,7 +34,7 @@ def settings_table(model: type[BaseModel], section: str, *, hidden: Collection[s
 def _rows(model: type[BaseModel], prefix: str, inside: tuple[type[BaseModel], ...]) -> Iterator[tuple[str, Setting]]:
     try:
         schemas = parameters_schema(model)["properties"]
-    except PydanticUserError:  # a type that JSON can't describe: it is named as Python does
+    except PydanticUserError:  # JSON can't describe this type, so use its Python name
         schemas = {}
     meanings = _meanings(model)
     for name, field in _own_first(model):
@@ -57,7 +57,7 @@ def _rows(model: type[BaseModel], prefix: str, inside: tuple[type[BaseModel], ..
 
 
 def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """The fields by the class that declares them, the last of a line of classes first."""
+    """Return the fields ordered by the class that declares them, the most derived class first."""
     declared = [vars(kind).get("__annotations__", {}) for kind in model.__mro__]
     return sorted(
         model.model_fields.items(),
@@ -71,7 +71,7 @@ def _type(field: FieldInfo, schema: Mapping[str, Any]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """The default as a command line would say it; empty for a setting that has to be given."""
+    """Return the default in command-line form; empty if the setting is required."""
     if field.is_required():
         return ""
     value = to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}), fallback=str)
@@ -81,13 +81,13 @@ def _default(field: FieldInfo) -> str:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field holds, if it holds one and not a list of them."""
+    """Return the model that a field holds, if it holds a single one."""
     kinds = [annotation, *get_args(annotation)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """What the source says below each field, of fields that have no `Field(description=…)`.
+    """Return the text below each field in the source, for fields without `Field(description=…)`.
 
     Pydantic could keep it with the field (`use_attribute_docstrings`), at the cost of reading the source at each start.
     """
@@ -97,7 +97,7 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
             continue
         try:
             definition = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        except (OSError, TypeError, SyntaxError):  # made on the spot: there is no source
+        except (OSError, TypeError, SyntaxError):  # the class was made at run time: there is no source
             continue
         for statement, text in pairwise(getattr(definition, "body", ())):
             match statement, text:

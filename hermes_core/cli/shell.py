@@ -1,4 +1,4 @@
-"""`hermes-rl shell`: a person's terminal in a slot, that can be left and come back to."""
+"""`hermes-rl shell`: a person's terminal in a slot, which can be left and entered again."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hermes_core.tool_backend import ToolBackend
 DETACH = b"\x1d"
 """Ctrl-]."""
 ORPHAN_TTL_S = 24 * 3600.0
-"""How long a shell that was left waits."""
+"""How long a shell waits after it was left."""
 REPLAYED = 16 << 10
-"""Bytes of the newest output that are shown again to who comes back."""
+"""How many bytes of the latest output are shown again on return."""
 _WAIT_S = 60.0
 _FULL_S = 0.05
 _MOST_SIDE = 1000
@@ -74,7 +74,7 @@ async def _run(verbose: int, sandbox: str | None, backend: str, profile: str | N
 
 
 def _folder_of(sandbox: str, shells: Path) -> Path:
-    """Where the checkpoint of a shell's sandbox is."""
+    """Return the folder of the checkpoint of a shell's sandbox."""
     known: dict[str, Path] = {}
     for path in shells.glob("*/processes.json"):
         with contextlib.suppress(ConfigError):
@@ -85,7 +85,7 @@ def _folder_of(sandbox: str, shells: Path) -> Path:
 
 
 class _Wish(NamedTuple):
-    """What a new sandbox is to be."""
+    """What a new sandbox is made from."""
 
     backend: str
     profile: str | None
@@ -95,7 +95,7 @@ class _Wish(NamedTuple):
 async def _visit(runtime: Runtime, checkpoint: Checkpoint, sandbox: str | None, wish: _Wish) -> int:
     if sandbox is not None:
         saved = next(iter(checkpoint.sandboxes.values()), None)
-        if saved is None:  # who was in it has ended it since it was looked up
+        if saved is None:  # its user has ended it since we looked it up
             raise _has_ended(sandbox)
         wish = _Wish(saved.backend, saved.profile, saved.isolation)
     own = {"slots_per_sandbox": 1, "max_sandboxes": 1, "min_sandboxes": 0, "reserve_slots": 0}
@@ -105,7 +105,7 @@ async def _visit(runtime: Runtime, checkpoint: Checkpoint, sandbox: str | None, 
         slot, process = await (_new(tools, wish.profile) if sandbox is None else _left(tools, sandbox))
         ended = await _attached(tools.commands(slot), process, f"in sandbox {slot.sandbox_id}; Ctrl-] leaves it")
     except BaseException:
-        await tools.aclose()  # while the checkpoint is open, so that it is not in it any more
+        await tools.aclose()  # while the checkpoint is open, so that this removes the sandbox from it
         raise
     if ended is None:
         await tools.aclose(keep=True)
@@ -148,7 +148,7 @@ async def _attached(commands: SlotCommands, process: ProcessStatus, greeting: st
     works: set[asyncio.Task[Any]] = set()
     try:
         with _raw():
-            click.echo(printable(greeting) + "\r", err=True)  # not before: what is typed upon it is the slot's
+            click.echo(printable(greeting) + "\r", err=True)  # not earlier: what is typed in reply belongs to the slot
             works |= {
                 asyncio.create_task(_shown(commands, process)),
                 asyncio.create_task(_typed(commands, process.process_id)),
@@ -170,7 +170,7 @@ async def _attached(commands: SlotCommands, process: ProcessStatus, greeting: st
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Every key is the slot's, those that were typed too early included."""
+    """Send every key to the slot, including those typed too early."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     tty.setraw(fd, termios.TCSADRAIN)

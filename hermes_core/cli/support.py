@@ -1,4 +1,4 @@
-"""What the commands share: a runtime from the environment, a log that gives no secret away, and a clean end."""
+"""What the commands share: a runtime from the environment, a log that hides secrets, and a clean end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hermes_core.settings import RedactingFormatter, Settings
 T = TypeVar("T")
 
 CLEANUP_S = 20.0
-"""Seconds that Ctrl-C leaves for ending sandboxes; they end themselves later if it takes longer."""
+"""How many seconds after Ctrl-C we wait for sandboxes to end. Those that take longer end themselves later."""
 
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class _StandardError(logging.Handler):
-    """Writes to what standard error is at that moment: a live display puts itself there, to keep below the lines."""
+    """Writes to the current `sys.stderr`, which a live display replaces, so that it stays below the lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -37,11 +37,11 @@ class _StandardError(logging.Handler):
 
 
 def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
-    """A runtime with the environment's settings, and our log on standard error.
+    """Return a runtime with the environment's settings, and log to standard error.
 
     Args:
-        verbose: 0 logs warnings, 1 what happens, 2 everything.
-        given: settings that come before the environment's.
+        verbose: 0 logs warnings, 1 progress, 2 everything.
+        given: settings that override the environment's.
 
     Raises:
         ConfigError: the environment or a file that it names is wrong.
@@ -49,7 +49,7 @@ def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
     handler = _StandardError()
     logger = logging.getLogger("hermes_core")
     logger.setLevel(_LEVELS[min(verbose, 2)])
-    # One handler however often this is called in one process; the loggers of plugins are below ours by convention.
+    # Add only one handler, even if this is called often in a process. By convention plugins' loggers are below ours.
     logger.handlers = [handler]
     settings = Settings.load(**given)
     form = "%(levelname)s %(name)s: %(message)s" if verbose else "%(levelname)s: %(message)s"
@@ -60,7 +60,7 @@ def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
 
 
 def terminal_width() -> int | None:
-    """How many columns standard output has to show; None if it is no terminal."""
+    """Return how many columns standard output has; None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -95,7 +95,7 @@ async def _within_runtime(verbose: int, main: Callable[[Runtime], Coroutine[Any,
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """The first Ctrl-C (or TERM) cancels and cleans up for a while at most, the second leaves at once."""
+    """Cancel on the first Ctrl-C (or TERM), with a time limit for cleaning up, and exit at once on the second."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
