@@ -1,4 +1,4 @@
-"""Blocks of user ids that are one sandbox's alone on this host, whichever driver it belongs to. Light imports only.
+"""Blocks of user ids that only one sandbox on this host uses, whichever driver owns it. Light imports only.
 
 Process limits are counted per uid and host, so the same uid in two sandboxes would make them share a limit. A block is
 held by a lock on one byte of a file, which the kernel releases when the last process that has the file open is gone.
@@ -14,23 +14,23 @@ import os
 import struct
 
 BLOCK = 512
-"""Ids in a block."""
+"""How many ids a block has."""
 
 FIRST_UID, BLOCKS = 2_000_000_000, 1 << 16
-"""Where the blocks begin on an ordinary host: above what anyone gives to accounts or containers, below 2**31."""
+"""Where the blocks begin on an ordinary host: above the ids of accounts and containers, below 2**31."""
 
 _LOWEST_UID = 20_000
-_LOCK_FILES = ("/run/hermes-rl-uids", "/tmp/hermes-rl-uids")  # fixed: not even TMPDIR may tell two drivers apart
+_LOCK_FILES = ("/run/hermes-rl-uids", "/tmp/hermes-rl-uids")  # fixed: all drivers must use the same, whatever TMPDIR is
 
 
 class UidError(OSError):
-    """No block of ids can be had."""
+    """No block of ids is available."""
 
 
 def reserve(lock_files: tuple[str, ...] = _LOCK_FILES) -> tuple[int, int] | None:
-    """Reserve a block: `(its first id, the descriptor that holds it)`; None if our id map has no room for one.
+    """Reserve a block. Return `(its first id, the descriptor that holds it)`; None if our id map has no room for one.
 
-    The descriptor is close-on-exec; a child that is to hold the block as well makes it inheritable.
+    The descriptor is close-on-exec. Make it inheritable for a child that also holds the block.
 
     Raises:
         UidError: every block is taken, or the lock file can't be trusted.
@@ -39,7 +39,7 @@ def reserve(lock_files: tuple[str, ...] = _LOCK_FILES) -> tuple[int, int] | None
     if count == 0:
         return None
     descriptor = _open_lock_file(lock_files)
-    start = int.from_bytes(os.urandom(4), "big")  # a block that was in use a moment ago is not the next one taken
+    start = int.from_bytes(os.urandom(4), "big")  # so that a block that was just in use is not taken next
     for offset in range(count):
         block = (start + offset) % count
         if _lock(descriptor, block):
@@ -49,7 +49,10 @@ def reserve(lock_files: tuple[str, ...] = _LOCK_FILES) -> tuple[int, int] | None
 
 
 def choose_range(uids: list[tuple[int, int]], gids: list[tuple[int, int]]) -> tuple[int, int]:
-    """The first id and the number of blocks within both maps, `(first inside, length)` each; `(0, 0)` if none fits."""
+    """Return the first id and the number of blocks within both maps, each `(first inside, length)`.
+
+    They are `(0, 0)` if none fits.
+    """
     ranges = []
     for uid, uid_length in uids:
         for gid, gid_length in gids:
@@ -87,7 +90,7 @@ def _open_lock_file(paths: tuple[str, ...]) -> int:
 
 
 def _lock(descriptor: int, byte: int) -> bool:
-    # A lock of the open file description: it goes with the descriptor to children, and stays when one of them ends.
+    # A lock of the open file description: children inherit it with the descriptor, and it stays when one of them ends.
     request = struct.pack("hhqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)

@@ -1,7 +1,7 @@
 """The watchdog: every sandbox's main process, in POSIX sh, which ends the sandbox when no driver is left.
 
 The guest rewrites the heartbeat file with a new number whenever it hears from the driver. The guest itself may be
-killed, so it is not what the sandbox's life hangs on: this is, and it needs nothing but `sh` and `sleep`.
+killed, so the sandbox's life depends on this process instead, which needs nothing but `sh` and `sleep`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 
 START_GRACE_S = 5.0
-"""Seconds that a sandbox may live before its first heartbeat, however short its time to live: a guest has to start."""
+"""Seconds that a sandbox gets for its first heartbeat, even if its time to live is shorter: a guest has to start."""
 
 END = "end"
-"""What the heartbeat file holds when the sandbox is to end at once."""
+"""The content of the heartbeat file that ends the sandbox at once."""
 
-# Arguments: this script, the file, hundredths of a second without news before the end, and after the first news; then
-# what it keeps when it starts itself again: hundredths without news so far, the last heartbeat, the last clock.
+# Arguments: this script, the file, the time between two looks, the longest time without news before the first news,
+# and the same after it; then what it keeps when it restarts itself: the time without news so far, the last heartbeat,
+# the last clock. Times are in hundredths of a second.
 # What is not obvious:
-# - A shell that can't fork (a process limit that a slot has filled) gives up. So an exit that was not meant starts the
-#   script again by `exec`, which needs no fork: a fork bomb must not end the sandbox, nor keep it for ever.
-# - The clock is /proc/uptime, which a `read` reads. A leap (the machine was suspended) counts as one look.
-# - Sleeping in the background lets TERM through at once; waiting also reaps orphans, as process 1 must.
-# - An empty file is one that is being rewritten: no news.
+# - A shell that can't fork (because a slot has filled a process limit) exits. So an unintended exit restarts the script
+#   by `exec`, which needs no fork: a fork bomb must neither end the sandbox nor keep it for ever.
+# - The clock is /proc/uptime, read by `read`. A jump (the machine was suspended) counts as one look.
+# - The sleep runs in the background so that TERM takes effect at once; `wait` also reaps orphans, as process 1 must.
+# - An empty file is being rewritten, so it is no news.
 _SCRIPT = """
 code=$1 file=$2 tick=$3 limit=$4 ttl=$5 idle=$6 beat=$7 clock=$8
 trap 'exec /bin/sh -c "eval \\"\\$1\\"" "$0" "$code" "$file" "$tick" "$limit" "$ttl" "$idle" "$beat" "$clock"' EXIT
@@ -57,7 +58,7 @@ def watchdog_command(heartbeat_path: str, ttl_s: float) -> tuple[str, ...]:
     on TERM, and when the file has not appeared within the start-up grace.
     """
     tick = _hundredths(min(1.0, ttl_s / 5))
-    # Before the first heartbeat nobody else sees to the end, which a whole look more would make late.
+    # Before the first heartbeat nothing else ends the sandbox, and one more look would make its end late.
     limits = (_hundredths(max(ttl_s, START_GRACE_S)) - tick, _hundredths(ttl_s))
     arguments = (_SCRIPT, heartbeat_path, str(tick), *map(str, limits), "0", "", "")
     return ("/bin/sh", "-c", 'eval "$1"', "hermes-watchdog", *arguments)

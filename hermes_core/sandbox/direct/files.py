@@ -19,7 +19,7 @@ MAX_TAR_IN = 1 << 30
 COMPRESSIONS: Mapping[str, str] = {"": "-xof", "gz": "-xzof"}
 """Options of tar for the compression of an archive."""
 
-# $2 the first byte, counted from 1; $3 how many. First a line with the size, then the bytes.
+# $2: the first byte, counted from 1. $3: how many bytes. Prints a line with the size, then the bytes.
 READ = """
 exists "$1"
 [ ! -d "$1" ] || fail 'Is a directory'
@@ -30,9 +30,9 @@ stat -L -c %s "$1" || exit 1
 [ "$3" -eq 0 ] || tail -c "+$2" "$1" | head -c "$3"
 """
 
-# $2 the size, $3 the mode or nothing, $4 something to append; $5 a name for a file of ours beside it, $6 the path of
-# one elsewhere. The new content is complete before the old one goes. As with a guest, a file that has other names, or
-# whose directory can't be written, is changed where it is, once there is room for all of it.
+# $2: the size. $3: the mode or nothing. $4: not empty to append. $5: a name for a temporary file beside it. $6: the
+# path of one elsewhere. The new content is complete before it replaces the old. As with a guest, a file that has other
+# names, or whose directory can't be written, is changed in place, once there is room for all of it.
 WRITE = """
 path=$1
 if [ -L "$path" ]; then path=$(readlink -f "$path" && echo .) && path=${path%??} || fail 'No such file or directory'; fi
@@ -80,7 +80,7 @@ exists "$1"
 stat -c '%f %s %Y' "$1"
 """
 
-# $2 something to go deeper. For each batch of entries their stat lines, then their names, each ended by NUL.
+# $2: not empty to go deeper. Prints for each batch of entries their stat lines, then their names, each ended by NUL.
 LIST = """
 exists "$1"
 [ -d "$1" ] || fail 'Not a directory'
@@ -89,7 +89,7 @@ cd "$1" 2>/dev/null || fail 'Permission denied'
 find . -mindepth 1 $depth -exec sh -c 'stat -c "%f %s %Y" "$@" && printf "%s\\0" "$@"' sh {} +
 """
 
-# $2 something to remove a directory with all that is in it.
+# $2: not empty to remove a directory with its contents.
 REMOVE = """
 exists "$1"
 if [ -d "$1" ] && [ ! -L "$1" ]; then
@@ -101,14 +101,14 @@ else
 fi
 """
 
-# $2 the size, $3 the options of tar.
+# $2: the size. $3: the options of tar.
 TAR_IN = """
 mkdir -p "$1" || exit 1
 cd "$1" 2>/dev/null || fail 'Permission denied'
 head -c "$2" | tar "$3" -
 """
 
-# $2 the home, $3 the directory for temporary files; then names in $1 to keep.
+# $2: the home. $3: the directory for temporary files. Then names in $1 to keep.
 CLEAR = """
 workspace=$1 home=$2 tmp=$3; shift 3
 for each in "$@"; do set -- "$@" ! -name "$each"; shift; done
@@ -129,7 +129,8 @@ cd "$1" 2>/dev/null || fail 'Permission denied'
 tar -cf - .
 """
 
-# Put before a script whose path is no UTF-8, which comes as octal escapes then: some providers take no other arguments.
+# Put before a script whose path is not UTF-8. The path is then passed as octal escapes, as some providers accept only
+# UTF-8 arguments.
 _UNESCAPE = """
 path=$(printf "$1."); shift; set -- "${path%.}" "$@"
 """
@@ -221,5 +222,5 @@ def check_archive(data: bytes, compression: str) -> None:
                     raise CommandError(f"the link {member.name!r} leaves the archive's directory", code="invalid")
     except CommandError:
         raise
-    except Exception as error:  # for numbers out of range, `tarfile` raises errors of many kinds
+    except Exception as error:  # `tarfile` raises errors of many kinds for numbers out of range
         raise CommandError(f"not a tar archive: {error}", code="invalid") from error

@@ -28,7 +28,7 @@ async def _reason(channel: Channel) -> str | None:
     """Return why a script of ours ended early; None if it was killed."""
     try:
         status = await channel.wait()
-    except ChannelLost:  # a signal ended it, as happens when the sandbox ends
+    except ChannelLost:  # a signal ended it, which happens when the sandbox ends
         return None
     return (channel.stderr_tail.strip()[-500:] or f"status {status}") if 0 < status < 128 else None
 
@@ -187,4 +187,4 @@ class RunningCommand:
         try:
             await self._shell.kill(f"={self.mark}", "KILL")
         except InfraError:
-            return  # the release of the slot will find out
+            return  # the release of the slot will detect it

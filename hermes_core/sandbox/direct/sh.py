@@ -27,7 +27,7 @@ DYING_S = 0.3
 _SHOWN = 1000
 """Number of characters of an unusable name that are shown in a message."""
 
-# $1 the token; the script's own parameters follow. What it says on stderr becomes part of the outcome.
+# $1: the token. The script's own parameters follow. Its stderr becomes part of the outcome.
 _HELPER = """
 token=$1; shift
 exec 4>&1
@@ -41,8 +41,8 @@ printf '%%s %%s %%s\\n' "$token" "$status" "$message" >&4
 """
 
 # Parameters: directory, size of stdin (- for the channel's own), 1 to merge, fifo for stderr, mark, `setsid` or
-# nothing, the command. The token comes first on stdin: the command could read our parameters. The first line says that
-# the command was begun, or what of it (`cwd`, `program`, `input`) can't be had.
+# nothing, the command. The token is the first thing on stdin, as the command could read our parameters. The first line
+# of output says that the command was started, or which part of it (`cwd`, `program`, `input`) is not available.
 COMMAND = """
 cwd=$1 size=$2 merge=$3 fifo=$4 mark=$5 session=$6; shift 6
 IFS= read -r token || exit 125
@@ -82,10 +82,10 @@ trap '' PIPE
 printf '%s exit %s\\n' "$token" "$status"
 """
 
-# The other end of a command's stderr. The command begins when both ends have met.
+# The other end of a command's stderr. The command starts when both ends are open.
 STDERR = 'mkfifo "$1" 2>/dev/null; exec cat <"$1"'
 
-# $1 the mark, $2 the signal, $3 how many rounds. With -z, as some greps stop reading a line at its first NUL byte.
+# $1: the mark. $2: the signal. $3: how many rounds. `grep -z`, because some greps stop reading a line at a NUL byte.
 KILL = """
 rounds=$3
 while [ "$rounds" -gt 0 ]; do
@@ -99,7 +99,7 @@ done
 """
 
 
-# $1 the mark: prints one process that carries it.
+# $1: the mark. Prints one process that carries it.
 FIND = 'grep -zlF -e "$1" /proc/[0-9]*/environ 2>/dev/null | head -n 1'
 
 
