@@ -35,8 +35,17 @@ LEAK_GRACE_S = 20.0
 """How long after a test what it started may take to end."""
 
 
-ELSEWHERE = {"docker_images", "ssh_config", "make_server", "atropos_extra", "torch_extra", "with_torch"}
-"""Fixtures that need a server or a heavy extra: what uses them is `full`."""
+ELSEWHERE = {
+    "docker_images",
+    "ssh_config",
+    "make_server",
+    "session_emulator",
+    "own_emulator",
+    "atropos_extra",
+    "torch_extra",
+    "with_torch",
+}
+"""Fixtures that need a server, Modal's emulated one included, or a heavy extra: what uses them is `full`."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
