@@ -236,7 +236,7 @@ def test_a_bundle_that_is_broken_is_the_datasets_fault(hermes, swe, swe_row, tmp
 
 
 def test_a_repository_that_can_not_be_cloned_is_named(hermes, swe_row, level):
-    done = hermes(*SWE, swe_row(), "--env.repo_base_url=http://127.0.0.1:9", *level)
+    done = hermes(*SWE, swe_row(), "--env.repo_base_url=file:///nowhere", *level)
     assert done.code == 3
     assert "can't be cloned" in done.out
     assert "check repo_base_url" in done.out
