@@ -60,12 +60,12 @@ class Meter:
 
     @property
     def may_grow(self) -> bool:
-        """Whether another sandbox may be made."""
+        """Return whether another sandbox may be made."""
         return self._below(GROWTH_PART)
 
     @property
     def spent(self) -> bool:
-        """Whether no slot is to be given to a rollout any more."""
+        """Return whether rollouts get no more slots."""
         return not self._below(1.0)
 
     def next_change_s(self) -> float | None:

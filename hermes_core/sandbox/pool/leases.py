@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 
 class Client(Protocol):
-    """What runs a sandbox's slots: the guest's client, or the direct mode where there is no Python."""
+    """What runs a sandbox's slots: the guest's client, or the direct mode if there is no Python."""
 
     granted: Isolation
     own_users: bool
-    """Whether slots have users, or user namespaces, that are not the sandbox's own."""
+    """Whether slots have users or user namespaces of their own."""
     processors: int
-    """How many the sandbox may use."""
+    """How many processors the sandbox may use."""
     lost: asyncio.Event
     missing: tuple[str, ...]
     """What can't be done in this sandbox, in words; empty with a guest."""
     life: GuestLife | None
-    """Which guest it is; None where there is none."""
+    """Identifies the running guest; None if there is none."""
 
     async def open_slot(self, index: int) -> str:
         """Make the slot ready (idempotent); return its workspace directory."""
@@ -53,7 +53,7 @@ class Client(Protocol):
 
 
 class Turns:
-    """So many turns at a time; or one that has all of them."""
+    """Allows so many turns at a time, or one holder of all of them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -62,10 +62,10 @@ class Turns:
 
     @asynccontextmanager
     async def hold(self, *, alone: bool = False) -> AsyncIterator[None]:
-        """Hold a turn while the block runs, or every one."""
+        """Hold a turn, or all of them, while the block runs."""
         async with AsyncExitStack() as stack:
             if alone:
-                await stack.enter_async_context(self._all)  # two that had half of them would wait for each other
+                await stack.enter_async_context(self._all)  # two holders of half of them would wait for each other
             for _ in range(self._count if alone else 1):
                 await stack.enter_async_context(self._each)
             yield
@@ -82,27 +82,27 @@ class PooledSandbox:
     vacant: list[Seat] = field(default_factory=list)
     """Seats that a lease can have."""
     creation_id: str = ""
-    """Under which it was made: whoever knows it can take the sandbox over from a dead driver."""
+    """The id under which it was made. Who knows it can take over the sandbox from a dead driver."""
     kept: bool = False
-    """Whether it is to live on without us."""
+    """Whether it lives on without us."""
     leases: set[Lease] = field(default_factory=set)
-    """The others, those being opened or reset included."""
+    """The leases of the other seats, including those being opened or reset."""
     idle_since: float = 0.0
     """The loop's time at which its last lease ended."""
     draining: bool = False
-    """No new leases; ended when the last of its leases has ended."""
+    """Whether it gets no new leases, and is ended when its last lease has ended."""
     quarantined: bool = False
-    """Draining, as it can't be trusted any more."""
+    """Whether it is draining because it can't be trusted any more."""
     lost: InfraError | None = None
     """Why it can't be reached any more."""
     expires_at: float = math.inf
-    """The loop's time from which on it gets no new leases, as its provider will end it."""
+    """The loop's time after which it gets no new leases, because its provider will end it."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its pool is done with it, or has lost it."""
     restored: bool = False
-    """Made from a snapshot, or taken over: what it holds of preparations may be complete already."""
+    """Whether it was made from a snapshot or taken over, so that preparations in it may be complete already."""
     preparations: SingleFlight[str] = field(default_factory=lambda: SingleFlight("the preparation", keep=True))
-    """The directories that were, or are being, prepared in it: by key and whether it is private."""
+    """The directories that were, or are being, prepared in it, by key and by whether the directory is private."""
 
     @classmethod
     def of(
@@ -115,10 +115,10 @@ class PooledSandbox:
         creation_id: str = "",
         restored: bool = False,
     ) -> PooledSandbox:
-        """Return a sandbox with all of its seats vacant. Their ids are unique as its own is, and good file names.
+        """Return a sandbox with all of its seats vacant. Their ids are as unique as its own, and valid file names.
 
         Args:
-            cpu: how many processors its profile gives it; None is all that its host does.
+            cpu: how many processors its profile gives it; None means all that its host gives it.
         """
         processors = client.processors if cpu is None else min(client.processors, math.ceil(cpu))
         pooled = cls(sandbox, client, Turns(processors), creation_id=creation_id, restored=restored)
@@ -141,7 +141,7 @@ class PooledSandbox:
 
         Args:
             config: the profile's settings.
-            record: called when something has changed that a driver after us has to know.
+            record: called when something has changed that the next driver has to know.
         """
         seat.generation += 1
         slot = Slot(
@@ -175,15 +175,15 @@ class Seat:
 
 @dataclass
 class Watch:
-    """A subscription to a process, and what of it has been delivered."""
+    """A subscription to a process, and how much of it was delivered."""
 
     interval_s: float
     offset: int = 0
-    """Bytes of its output that were delivered."""
+    """How many bytes of its output were delivered."""
     ended: bool = False
-    """Whether its end was."""
+    """Whether its end was delivered."""
     delivered: float = 0.0
-    """When that was, in seconds since the epoch; 0 is never."""
+    """When something was last delivered, in seconds since the epoch; 0 means never."""
 
 
 @dataclass(eq=False)
@@ -193,7 +193,7 @@ class Lease:
     config: SandboxConfig
     """The profile's settings."""
     record: Callable[[], None]
-    """Writes down what a driver after us needs to know of it."""
+    """Records what the next driver needs to know of it."""
     seat: Seat
     slot: Slot
     verification: bool
@@ -202,9 +202,9 @@ class Lease:
     watches: dict[str, Watch] = field(default_factory=dict)
     """Subscriptions to its background processes."""
     tool_calls: int = 0
-    """How many run now."""
+    """How many tool calls run now."""
     release: asyncio.Task[None] | None = None
-    """The work that ends it, once begun."""
+    """The task that ends it, once started."""
 
     @property
     def pooled(self) -> PooledSandbox:
@@ -215,15 +215,15 @@ class Lease:
         """Return what can be done in the slot until the lease ends.
 
         Args:
-            index: of another slot of the sandbox: `PREPARE`.
-            around: makes of this lease's `call` the one that carries the commands out.
+            index: the index of another slot of the sandbox: `PREPARE`.
+            around: wraps this lease's `call`; the result carries out the commands.
         """
         call: Call = self.call if around is None else around(self.call)
         return self.pooled.client.commands(self.seat.index if index is None else index, call)
 
     @contextmanager
     def executing(self) -> Iterator[None]:
-        """Have the slot's state say that a tool call runs, while the block does."""
+        """Set the slot's state to say that a tool call runs, while the block runs."""
         self.tool_calls += 1
         if self.slot.state is SlotState.ACQUIRED:
             self.slot.state = SlotState.EXECUTING
@@ -247,17 +247,17 @@ class Lease:
             raise located(SandboxLost(error.message, hint=error.hint), self.slot) from error
 
     async def call(self, operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Carry an operation out on behalf of this lease: nothing is done in its slot but through here.
+        """Carry out an operation for this lease. Everything that is done in its slot goes through here.
 
         Raises:
-            StaleSlotError: the lease was released, before or meanwhile.
-            InfraError: the sandbox or the way to it failed; carries the ids.
+            StaleSlotError: the lease was released, before or during the call.
+            InfraError: the sandbox or the connection to it failed; carries the ids.
         """
         self.check()
         try:
             outcome = await operation(*args, **kwargs)
         except InfraError as error:
-            # Work that the release itself cut off is not a failure of the sandbox.
+            # Work that the release itself interrupted is not a failure of the sandbox.
             if self.release is not None:
                 raise stale(self.slot) from error
             raise located(error, self.slot).with_traceback(error.__traceback__) from error.__cause__

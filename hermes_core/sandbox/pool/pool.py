@@ -1,8 +1,8 @@
-"""The pool of one profile: who gets which slot when, and how many sandboxes that takes.
+"""The pool of one profile: decides who gets which slot when, and how many sandboxes to run.
 
-`Pool._decide` takes every decision, without an await, so that there is no lock, and returns what is to be done.
-`Pool.pump` begins to do that: tasks have the provisioner make and end sandboxes, and open and reset slots, and pump
-again when they are done. Callers only ever wait for futures, so that cancelling one cuts off nothing half done.
+`Pool._decide` takes every decision without an await, so that no lock is needed, and returns what is to be done.
+`Pool.pump` starts to do that: tasks call the provisioner to make and end sandboxes, open and reset slots, and pump
+again when they are done. Callers only wait for futures, so cancelling one leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -36,48 +36,48 @@ from hermes_core.sandbox.pool.waiting import Waiter, WaitQueue
 log = logging.getLogger(__name__)
 
 START_ATTEMPTS = 3
-"""How often the first sandboxes are tried before `start` fails."""
+"""How often making the first sandboxes may fail before `start` fails."""
 
 OPEN_ATTEMPTS = 3
-"""How many slots that can't be opened one waiter is offered."""
+"""How many slots that fail to open one waiter is offered before it fails."""
 
 RESET_LIMIT_S = 60.0
 """How long the reset of a slot may take before its sandbox is given up, in seconds."""
 
 LEAVING_BESIDE = 2
-"""Quarantined sandboxes that may be there beside `max_sandboxes`: what dies slowly shall not stop the pool, and not
-exhaust the host either."""
+"""How many quarantined sandboxes are allowed beyond `max_sandboxes`. Sandboxes that end slowly must neither stop the
+pool nor exhaust the host."""
 
 LAST_PART, LAST_PART_S = 0.25, 300.0
-"""What its provider will end gets no new lease in the last part of its life: a quarter, these seconds at most."""
+"""A sandbox that its provider will end gets no new lease in the last quarter of its life, at most these seconds."""
 
 GROUPS_REMEMBERED = 1024
 
 
 @dataclass
 class Decision:
-    """What is to be done now. What it says of waiters, seats and leases holds already."""
+    """What is to be done now. Its changes to waiters, seats and leases are already made."""
 
     refused: list[tuple[Waiter, HermesError]]
-    """Who would wait in vain."""
+    """The waiters that can't be served, with the reason."""
     served: list[tuple[Waiter, Lease]]
-    """Who gets which seat."""
+    """The waiters that are served, with their leases."""
     missing: int
     """How many sandboxes to make."""
     ended: list[PooledSandbox]
     """Which sandboxes to end."""
     due: float
-    """When to decide again even if nothing happens, by the loop's time; infinite where nothing is due."""
+    """When to decide again even if nothing happens, by the loop's time; infinite if nothing is due."""
 
 
 class Pool:
     """The sandboxes and slots of one profile.
 
     Args:
-        meter: that of the profile, which pools of its other images share; None is one of its own.
+        meter: the profile's, shared with the pools of its other images. None means an own meter.
 
     Attributes:
-        begun: whether it has been started, or a slot of it asked for.
+        begun: whether it was started, or a slot of it was requested.
     """
 
     def __init__(
@@ -93,16 +93,16 @@ class Pool:
         self._tasks = TaskSet()
         self._queue = WaitQueue()
         self._sandboxes: list[PooledSandbox] = []
-        """Those that are there, until they have ended."""
+        """The existing sandboxes, until they have ended."""
         self._creations: set[asyncio.Task[None]] = set()
         self._homes: dict[str, PooledSandbox] = {}
-        """Where the last slot of a group was."""
+        """The sandbox of each group's last slot."""
         self._error: Exception | None = None
-        """The last failed creation, until one succeeds."""
+        """The error of the last failed creation, until one succeeds."""
         self._failures = 0
         """Failed creations since the last one that succeeded."""
         self._hopeless = False
-        """Whether the last creation failed for good: nothing is created until somebody asks again, or there is room."""
+        """Whether the last creation failed for good. Then nothing is created until somebody asks, or there is room."""
         self._warm: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -187,7 +187,7 @@ class Pool:
             await self._provisioner.let_go(pooled, self.meter)
             raise
         for seat in pooled.vacant:
-            seat.dirty = True  # it is not known how its last lease ended
+            seat.dirty = True  # nobody knows how its last lease ended
         self.begun = True
         self._tasks.spawn(self._lead(pooled), f"sandbox of profile {self.config.name}")
         self._add(pooled)
@@ -230,7 +230,7 @@ class Pool:
             self._end(pooled)
         await self._tasks.join()
 
-    # ------------------------------------------------------------------ decisions: no awaits, nothing begun
+    # ------------------------------------------------------------------ decisions: no awaits, nothing started
 
     def _decide(self, now: float) -> Decision:
         """Decide who gets which slot, who would wait in vain, and which sandboxes are to be made or ended."""
@@ -283,7 +283,7 @@ class Pool:
         return None if self.meter.may_grow else self.meter.refusal()
 
     def _can_serve(self, waiter: Waiter) -> bool:
-        """Whether there is a slot for a waiter: ordinary ones leave the reserve alone."""
+        """Return whether there is a slot for a waiter. Ordinary ones leave the reserve free."""
         usable = self._usable()
         if not any(pooled.vacant for pooled in usable):
             return False
@@ -303,7 +303,7 @@ class Pool:
             pooled = home
         elif group is not None:  # so that the group fits there
             pooled = max(roomy, key=lambda each: len(each.vacant))
-        else:  # so that the others fall idle and can be retired
+        else:  # so that the others become idle and can be ended
             pooled = min(roomy, key=lambda each: len(each.vacant))
         if group is not None:
             self._homes[group] = pooled
@@ -350,21 +350,21 @@ class Pool:
         return ended, min((pooled.idle_since + patience for pooled in idle[len(ended) :]), default=math.inf)
 
     def _try_again(self, error: Exception) -> bool:
-        """Whether a creation that failed is still wanted, and may yet succeed."""
-        known = str(self._error) == str(error)  # for each sandbox, and each attempt at one: it is said once
+        """Record a failed creation, and return whether it is still wanted."""
+        known = str(self._error) == str(error)  # many attempts may fail alike: warn only once
         self._error = error
         self._failures += 1
         level = logging.DEBUG if known else logging.WARNING
         log.log(level, "a sandbox of profile %s could not be made: %s", self.config.name, error)
         if self._failures >= START_ATTEMPTS:
             self._not_warm(self._seen_by_caller(error))
-        # The creation that asks is one of those counted.
+        # The creation that calls this is counted too, so subtract it.
         return not self._closing and self._wanted() > len(self._usable()) + len(self._creations) - 1
 
     # ------------------------------------------------------------------ what is done at once
 
     def pump(self) -> None:
-        """Decide, and begin to do what was decided; to be called after each change."""
+        """Decide, and start to do what was decided. Call this after each change."""
         if self._closing:
             return
         loop = asyncio.get_running_loop()
@@ -479,10 +479,10 @@ class Pool:
             hint="raise max_sandboxes, slots_per_sandbox or acquire_timeout_s, or run fewer rollouts at a time",
         )
 
-    # ------------------------------------------------------------------ what takes its time, each in a task
+    # ------------------------------------------------------------------ what takes time, each in a task
 
     async def _live(self) -> None:
-        """Lead one sandbox from its creation to its end."""
+        """Manage one sandbox from its creation to its end."""
         pooled, me = None, asyncio.current_task()
         assert me is not None
         try:
@@ -501,7 +501,7 @@ class Pool:
             await self._lead(pooled)
 
     async def _lead(self, pooled: PooledSandbox) -> None:
-        """Lead one that is there to its end."""
+        """Manage an existing sandbox until its end."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(pooled))

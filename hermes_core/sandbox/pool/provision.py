@@ -1,4 +1,4 @@
-"""Sandboxes made and ended: creation that survives lost answers, the guest started in it, nothing left behind."""
+"""Makes and ends sandboxes: creation survives lost answers, the guest is started, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from hermes_core.sandbox.pool.profile_check import check_profile, slots_per_sand
 log = logging.getLogger(__name__)
 
 END_LIMIT_S = 60.0
-"""How long the end of a sandbox may take before it is left to its dead-man switch, in seconds."""
+"""How long the end of a sandbox may take before we leave it to its watchdog, in seconds."""
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
@@ -50,7 +50,7 @@ SetUp = Callable[[PooledSandbox], Awaitable[None]]
 ClientFactory = Callable[[Sandbox, GuestSettings], Awaitable[Client]]
 
 PrepareSandbox = Callable[[NewSandbox], Awaitable[None]]
-"""Puts into a new sandbox what its slots will need and can't get: they have no network."""
+"""Puts into a new sandbox what its slots need and can't download, as they have no network."""
 
 
 async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
@@ -65,7 +65,7 @@ async def start_guest(sandbox: Sandbox, settings: GuestSettings) -> Client:
 
 
 def retryable(error: Exception) -> bool:
-    """Whether trying again may help."""
+    """Return whether trying again may help."""
     return isinstance(error, InfraError) and getattr(error, "retryable", True)
 
 
@@ -75,7 +75,7 @@ class Provisioner:
     Args:
         prepare: prepares each new sandbox of a profile whose network is `setup`, or the one that the others of a
             profile with snapshots are made from.
-        take_over: whether sandboxes that an earlier driver of this owner left are taken over.
+        take_over: whether to take over sandboxes that an earlier driver of this owner left.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Provisioner:
             InfraError, PolicyError, ConfigError: as the backend or the guest said it.
         """
         if config.network is not Network.SETUP and not config.snapshot:
-            again = config.slot_user is not SlotUser.ROOT  # of those, none serves a second lease
+            again = config.slot_user is not SlotUser.ROOT  # sandboxes with root slots never serve a second lease
             creation_id = await self._adoption.take(config, self.isolation) if again else None
             pooled = None if creation_id is None else await self._take_over(config, meter, creation_id)
             return pooled or await self._new(config, meter, keep_trying)
@@ -155,7 +155,7 @@ class Provisioner:
         snapshot_id: str | None = None,
         set_up: SetUp | None = None,
     ) -> PooledSandbox:
-        """A new sandbox, tried until it succeeds or is not wanted any more."""
+        """Return a new sandbox. Try until that succeeds or it is no longer wanted."""
         pause = FIRST_PAUSE_S
         creation_id = self._new_creation_id(config)
         while True:
@@ -242,7 +242,7 @@ class Provisioner:
         """Prepare a sandbox, keep its files, and end it."""
 
         def keep_trying(error: Exception) -> bool:
-            # A pool counts what it is asked: it is asked once, however many of its creations wait.
+            # The pool counts each call as a failure, so call it once, however many of its creations wait.
             answers = [each(error) for each in dict.fromkeys(self._trying[config.name])]
             return any(answers)
 
@@ -373,11 +373,11 @@ class Provisioner:
             return direct
 
     async def aclose(self) -> None:
-        """Break off what is under way for several pools or creations. Their sandboxes are for the pools to end."""
+        """Cancel what is under way for several pools or creations. The pools end their sandboxes themselves."""
         await self._tasks.aclose()
 
     async def let_go(self, pooled: PooledSandbox, meter: Meter) -> None:
-        """Close the connection to a sandbox that lives on; what it costs from now on is not ours."""
+        """Close the connection to a sandbox that lives on. Its cost from now on is not counted."""
         try:
             await pooled.client.aclose()
         except Exception as error:

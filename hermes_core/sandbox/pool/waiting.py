@@ -34,7 +34,7 @@ class Waiter:
 
     @property
     def gone(self) -> bool:
-        """Whether nobody waits any more: served, failed, timed out or cancelled."""
+        """Return whether nobody waits any more: it was served, failed, timed out or cancelled."""
         return self.future.done()
 
     def refuse(self, error: HermesError) -> None:

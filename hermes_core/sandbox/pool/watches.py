@@ -1,4 +1,4 @@
-"""Watches of background processes: what is new is delivered to whoever subscribed, now and then, and at their end."""
+"""Watches of background processes: new output is delivered to the subscriber at intervals, and at their end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Subscriber = Callable[[ProcessUpdate], Awaitable[None]]
 class Watchers:
     """The watches of one tool backend, and who hears of them.
 
-    What is delivered is recorded first, so that it is delivered once at most, whoever dies when.
+    What is delivered is recorded first, so that it is delivered at most once, whoever dies at what moment.
     """
 
     def __init__(self, events: Events, least_interval_s: float = LEAST_INTERVAL_S) -> None:
@@ -45,7 +45,7 @@ class Watchers:
         return interval_s
 
     def go_on(self, lease: Lease, process_id: str) -> None:
-        """Go on with a watch of the driver before us, from where that one was."""
+        """Continue a watch of the previous driver, from where it was."""
         if not lease.watches[process_id].ended:
             self._tasks.spawn(self._watch(lease, process_id), f"watch of {process_id}")
 
