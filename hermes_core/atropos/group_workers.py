@@ -1,4 +1,4 @@
-"""The workers of serve mode, which roll out groups and send them; only this touches what Atropos knows of them."""
+"""The workers of serve mode, which roll out groups and send them. Only this module changes Atropos' record of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class GroupWorkers:
-    """What atroposlib's base environment knows of its workers: who runs, on which item, and what was put back.
+    """What atroposlib's base environment records of its workers: which run, on which item, and what was put back.
 
     Args:
-        env: whose they are.
-        metrics: where evaluations that fail are counted.
+        env: the environment that they work for.
+        metrics: counts failed evaluations.
     """
 
     def __init__(self, env: BaseEnv, metrics: Metrics) -> None:
@@ -45,7 +45,7 @@ class GroupWorkers:
 
     @property
     def idle(self) -> bool:
-        """Whether none is at work."""
+        """Return whether no worker runs."""
         return not self._env.workers
 
     async def step(self, status: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""From rollouts to what a trainer gets: groups of one size, every sequence once, each with its rollout's score."""
+"""Turns rollouts into a trainer's groups: all of one size, every sequence once, each with its rollout's score."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import UsageError
 
 _OF_ITEM = ("tokens", "masks", "scores", "messages", "overrides", "inference_logprobs")
-"""What of a group an item has."""
+"""The fields of a group that an item has too."""
 
 NOT_TRAINABLE = "an openai server gives no tokens: nothing here can be trained on"
 
 
 def scored_groups(group: Group) -> list[dict[str, Any]]:
-    """A whole group as Atropos' `ScoredDataGroup`s, each with one sequence of every rollout, so that all have one size.
+    """Return a group as Atropos' `ScoredDataGroup`s, each with one sequence of every rollout: all have one size.
 
-    run-api keeps a group of another size back until sizes sum up, and trainers compare the scores of a group with each
-    other. So the k-th sequences of all rollouts make a group; a rollout that has no k-th one is represented by the
-    beginning of its last, with nothing to train on, and `overrides` says so.
+    run-api holds back a group of another size until the sizes sum up, and trainers compare the scores within a group.
+    So the k-th sequences of all rollouts make a group. A rollout without a k-th one is represented by the beginning of
+    its last one, with nothing to train on, and `overrides` says so.
     """
     parts = max(len(rolled.sequences) for rolled in group.kept) or 1
     return [_scored_group(group, part, parts) for part in range(parts)]
@@ -37,7 +37,7 @@ def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
         "ref_logprobs": None,
         "messages": [rolled.record.messages for rolled in group.kept],
         "overrides": [about for _, about in rows],
-        # Not None: Atropos looks into it.
+        # It must not be None, because Atropos reads it.
         "group_overrides": {"group_id": group.group_id, "item_id": group.item_id, "part": part, "parts": parts},
         "images": None,
     }
@@ -60,7 +60,7 @@ def _row(rolled: Rolled, part: int) -> tuple[TokenSequence, dict[str, Any]]:
 
 
 def _filler(sequence: TokenSequence) -> TokenSequence:
-    """Its first two tokens, none of them to train on: trainers shift by one, and can't take less."""
+    """Return its first two tokens, none to be trained on. Trainers shift by one, and can't handle fewer."""
     tokens = sequence.tokens[:2]
     return TokenSequence.of(tokens, [MASKED] * len(tokens), [1.0] * len(tokens))
 
@@ -81,5 +81,5 @@ def scored_item(group: Group) -> dict[str, Any]:
 
 
 def longest(groups: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens of the longest sequence."""
+    """Return the number of tokens of the longest sequence."""
     return max((len(tokens) for group in groups for tokens in group["tokens"]), default=0)

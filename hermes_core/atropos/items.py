@@ -1,4 +1,4 @@
-"""Asks a subclass for items, and remembers how that went: one that raises, or has none, is told apart from the end."""
+"""Asks a subclass for items and remembers the result, to distinguish an error, or no item at all, from the end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hermes_core.errors import DatasetError, HermesError, PluginError, describe
 
 
 class ItemSource:
-    """Stands in for `get_next_item` of an environment.
+    """Replaces `get_next_item` of an environment.
 
     Args:
-        name: the environment's.
+        name: the environment's name.
         ask: its own `get_next_item`.
     """
 

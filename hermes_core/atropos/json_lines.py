@@ -1,4 +1,4 @@
-"""Records and groups as lines of JSON: for files that lose nothing when the process dies, and for the API."""
+"""Writes records and groups as lines of JSON, for the API and for files that lose nothing if the process dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hermes_core.errors import OutputError
 
 
 class JsonLines:
-    """A file to which records are appended, each in one write of one whole line; a context manager.
+    """A file to which records are appended, each as a whole line in one write; a context manager.
 
     Raises:
         OutputError: the file can't be opened or written.

@@ -27,25 +27,25 @@ POLL_S = 0.2
 
 
 async def process(env: BaseEnv, steps: int, at_a_time: int, roller: GroupRoller, source: ItemSource) -> None:
-    """Take so many items, or as many as there are, and write a group of each.
+    """Take `steps` items, or fewer if the dataset ends, and write a group of each.
 
-    A group that stays short is counted; the item is rolled out again some times if nothing of its own was the reason,
-    and then the next one is taken: nothing is tried for ever. Where there is no next item for a reason of its own, the
-    groups that run are finished before that is raised.
+    A group that stays too small is counted. If the item was not the reason, it is rolled out again a limited number of
+    times; then the next one is taken. If getting the next item fails, the running groups are finished before that
+    error is raised.
 
     Raises:
         UsageError, PolicyError, InfraError, ModelError: as `GroupRoller.roll` does.
-        CostLimitReached, EndpointDown: no more could be rolled out; what was begun has ended.
-        HermesError: there is no next item for a reason of its own, or not one item.
+        CostLimitReached, EndpointDown: no more could be rolled out; what was started has ended.
+        HermesError: getting the next item failed, or there is not a single item.
     """
     left = iter(range(steps))
-    # Held over what may be a network call, and no single-flight: each worker wants an item of its own. A task that
-    # asks ahead for all of them would take items that nobody rolls out.
+    # This lock is held during what may be a network call. It is not a shared attempt, as each worker needs its own
+    # item. A task that asks ahead for all of them would take items that nobody rolls out.
     asking = asyncio.Lock()
 
     async def next_item() -> Item | None:
-        async with asking:  # subclasses need not expect two calls at a time
-            if source.failure is None:  # which must not cancel the groups that run
+        async with asking:  # subclasses need not support two calls at a time
+            if source.failure is None:  # a failure must not cancel the running groups
                 with contextlib.suppress(HermesError):
                     return await source()
         return None
@@ -99,7 +99,7 @@ def check_servable(config: HermesAgentEnvConfig, *, exact: bool) -> None:
 
 
 class Served(Protocol):
-    """An environment, as far as serving uses it."""
+    """The parts of an environment that serving uses."""
 
     curr_step: int
     """The trainer's last step."""
@@ -113,7 +113,7 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class Serving:
-    """Serve mode at work: keeps the trainer's queue filled, and never too full."""
+    """Runs serve mode: keeps the trainer's queue filled, but never too full."""
 
     env: Served
     config: HermesAgentEnvConfig
@@ -129,7 +129,7 @@ class Serving:
         Raises:
             ConfigError: sizes do not fit the trainer's.
             TrainerGone: there was no trainer for too long.
-            HermesError: there is no next item for a reason of its own, or not one item.
+            HermesError: getting the next item failed, or there is not a single item.
             UsageError, PolicyError, InfraError, ModelError: as `GroupRoller.roll` does.
         """
         try:
@@ -167,9 +167,9 @@ class Serving:
         while True:
             if (fatal := self.roller.fatal) is not None:
                 if isinstance(fatal, STOPPING):
-                    await self.workers.wait()  # groups that have all they need are sent
+                    await self.workers.wait()  # send the groups that have all they need
                 raise fatal
-            if self.source.failure is not None and self.workers.idle:  # nothing that runs is cancelled for it
+            if self.source.failure is not None and self.workers.idle:  # running groups are finished first
                 raise self.source.failure
             if api.env_id is None or api.env_id != known:
                 await self._register()
@@ -179,7 +179,7 @@ class Serving:
                 api.check_patience()
             else:
                 if status["current_step"] < self.env.curr_step:
-                    api.forget(known)  # another API, that happens to have somebody of our id
+                    api.forget(known)  # another API, which by chance knows our id
                     continue
                 if is_done(self.config, status):
                     return
@@ -187,7 +187,7 @@ class Serving:
             await asyncio.sleep(POLL_S)
 
     async def _follow(self, status: dict[str, Any]) -> None:
-        """One round: evaluation and logs by the trainer's step, and as many workers as the queue has room for."""
+        """Run one round: evaluate and log by the trainer's step, and start the workers that the queue has room for."""
         config = self.config
         stepped = status["current_step"] != self.env.curr_step
         await self.workers.step(status)
@@ -199,7 +199,7 @@ class Serving:
         if stepped or not full:
             self.api.progressed()
         if full:
-            self.workers.put_back()  # what is on its way would be too old when its turn comes
+            self.workers.put_back()  # running groups would be too old when the trainer takes them
             self.api.check_patience()
         else:
             await self.workers.fill(self.source)

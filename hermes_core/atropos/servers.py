@@ -1,4 +1,4 @@
-"""What is checked before the first rollout: the servers, the tokenizer, its chat template, the parser, the wire."""
+"""Checks before the first rollout: the servers, the tokenizer, its chat template, the parser, the wire format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings, read_dotenv
 
 EXACT = ("vllm", "sglang")
-"""Server types that give tokens and logprobs."""
+"""Server types that return tokens and logprobs."""
 
 NO_TOKENIZER = "none"
 
@@ -41,10 +41,10 @@ def default_config(kind: type[HermesAgentEnvConfig], **given: Any) -> HermesAgen
 
 
 def default_server() -> APIServerConfig:
-    """The server that `ATROPOS_SERVER_…` names, in the environment or in `.env`; else that of the other commands.
+    """Return the server that `ATROPOS_SERVER_…` names, in the environment or in `.env`; else the other commands' one.
 
     Raises:
-        ConfigError: `ATROPOS_SERVER_TIMEOUT_S` is no number.
+        ConfigError: `ATROPOS_SERVER_TIMEOUT_S` is not a number.
     """
     variables, settings = _variables(), Settings.load()
     timeout = variables.get("ATROPOS_SERVER_TIMEOUT_S", "600")
@@ -104,7 +104,7 @@ def checked_servers(servers: Any, config: HermesAgentEnvConfig) -> list[APIServe
 
 
 def _with_tokenizer(server: APIServerConfig, tokenizer: str) -> APIServerConfig:
-    # Its health check asks the model for completions, which somebody pays for.
+    # The health check requests completions from the model, which cost money.
     changes: dict[str, Any] = {"health_check": False}
     if server.tokenizer_name == NO_TOKENIZER:
         changes["tokenizer_name"] = tokenizer
@@ -153,7 +153,7 @@ def open_servers(
 
 
 TRIAL = "Hello, Wörld: {'n': 12345} != [0.5]\n\tdef f(x): return x  # 日本語 🦀"
-"""A text that few tokenizers cut alike."""
+"""A text that few tokenizers split in the same way."""
 
 TRIAL_TOKENS = 8
 

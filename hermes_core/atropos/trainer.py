@@ -1,8 +1,8 @@
-"""The trainer's side: registering with `run-api`, asking how it stands, and sending it groups that it acknowledges.
+"""The client of the trainer's `run-api`: registers, asks for its status, and sends groups until it acknowledges them.
 
-What run-api 0.4.0 does, and why this is as careful as it is: all of its state is in memory, so a restarted one knows no
-environment; a group that reaches it before a trainer has registered makes it useless for good (its queue is then there,
-and registration is skipped); a group for an environment that it does not know goes into the queue all the same.
+This is so careful because of what run-api 0.4.0 does. All of its state is in memory, so after a restart it knows no
+environment. A group that reaches it before a trainer has registered breaks it for good (its queue then exists, and
+registration is skipped). A group for an environment that it does not know goes into the queue all the same.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SENT_KEYS = (
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "inference_logprobs"),
     *("overrides", "group_overrides", "images", "generation_params", "distill_token_ids", "distill_logprobs"),
 )
-"""What run-api takes of a group; some of it only a subclass's `postprocess_histories` puts there."""
+"""The fields of a group that run-api accepts. Some are only set by a subclass's `postprocess_histories`."""
 
 
 class TrainerGone(InfraError):
-    """Nothing was heard of the API, or of the trainer behind it, for too long."""
+    """The API, or the trainer behind it, was silent for too long."""
 
 
 class TrainerApi:
@@ -45,7 +45,7 @@ class TrainerApi:
     Args:
         url: `rollout_server_url`.
         registration: the body of `POST /register-env`.
-        patience_s: how long to go on without an answer, or without a trainer.
+        patience_s: how many seconds to continue without an answer, or without a trainer.
     """
 
     def __init__(self, url: str, registration: Mapping[str, Any], *, patience_s: float) -> None:
@@ -104,7 +104,7 @@ class TrainerApi:
         return await self._ask("GET", "/wandb_info") or {"group": None, "project": None}
 
     async def status(self) -> dict[str, Any] | None:
-        """How the queue stands; None when the API can't be reached or does not know this environment (any more)."""
+        """Return the queue's status; None if the API can't be reached or does not know this environment (any more)."""
         asked = self.env_id
         if asked is None:
             return None
@@ -114,13 +114,13 @@ class TrainerApi:
         return _answer(response)
 
     def forget(self, env_id: int | None) -> None:
-        """The API does not know this id, or another API is there: the next call registers anew."""
+        """Forget our id, as the API does not know it or is another one. The next call registers again."""
         if env_id is not None and self.env_id == env_id:
             log.warning("the API at %s does not know this environment any more: it registers anew", self.url)
             self.env_id = None
 
     def progressed(self) -> None:
-        """The trainer is there: it took a step, or has room for more."""
+        """Record that the trainer is active: it took a step, or has room for more."""
         self._heard = time.monotonic()
 
     def check_patience(self) -> None:
@@ -153,7 +153,7 @@ class TrainerApi:
             try:
                 response = await self._client.post(f"{self.url}/scored_data", content=body, headers=headers)
             except httpx.HTTPError as error:
-                # Only a connection that was never made is sure to have carried nothing.
+                # Only if no connection was made can we be sure that nothing was sent.
                 lost_answer = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
                 unsure = unsure or lost_answer
                 log.warning("a group was not acknowledged: %s: %s", type(error).__name__, error)
@@ -206,7 +206,7 @@ class TrainerApi:
             return await self._client.request(method, self.url + path, json=body)
         except httpx.HTTPError as error:
             log.info("%s%s: %s: %s", self.url, path, type(error).__name__, error)
-            if isinstance(error, httpx.ConnectError):  # nobody listens: who comes next knows nothing of us
+            if isinstance(error, httpx.ConnectError):  # nobody listens: the next API there does not know us
                 self.forget(asked)
             return None
 
