@@ -19,8 +19,8 @@ from hermes_core.errors import UsageError
 log = logging.getLogger(__name__)
 
 Plan = Sequence[Collection[int] | None]
-"""What a completion is to look like: of each place, the tokens that may stand there, or None for any. Past its end the
-model writes what it likes."""
+"""The allowed tokens at each position of a completion, or None for any. After its end the model is free to write
+anything."""
 
 MakePlan = Callable[[Sequence[int], random.Random], Plan]
 """The plan for the completion of a prompt."""
@@ -32,22 +32,22 @@ class Sampled:
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-    """What followed the prompt, the end of turn included if the model wrote it."""
+    """The tokens after the prompt, including the end of turn if the model wrote it."""
     logprobs: tuple[float, ...]
-    """Of each token: natural logarithm of its probability under softmax(logits / temperature) over the whole
-    vocabulary. A plan narrows what is drawn, never this: it is what a trainer computes from the same weights."""
+    """For each token, the natural logarithm of its probability under softmax(logits / temperature) over the whole
+    vocabulary. A plan limits what is drawn, never this value: a trainer computes the same from the same weights."""
     forced: tuple[bool, ...]
-    """Of each token: whether a plan left the model no other."""
+    """For each token, whether a plan left the model no other choice."""
     temperature: float
     finish_reason: str
     """`stop` or `length`."""
     version: int
-    """How often the weights had been lent."""
+    """How often the weights had been lent before."""
 
 
 @dataclass(eq=False)
 class _Row:
-    """One completion in the making."""
+    """One completion that is being sampled."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -65,19 +65,19 @@ class _Row:
 class Engine:
     """One model and the thread that runs it: `with Engine(model) as engine: engine.submit([1, 2], …).result()`.
 
-    Prompts that wait are sampled together, as one batch with a key-value cache, until each of them is done; then the
-    next batch begins. A batch is sampled with one set of weights.
+    Waiting prompts are sampled together, as one batch with a key-value cache, until all of them are done; then the
+    next batch starts. A batch is sampled with one set of weights.
 
     Args:
         model: a causal model of `transformers`; from now on it belongs to the engine. `weights` lends it.
-        stop: the tokens that end a completion; None is what the model's own configuration says.
-        plan: makes the plan of each completion, for a random model that has to write tool calls; None is no plan.
-        max_batch: prompts that are sampled together at most.
-        max_waiting: prompts that may wait; more are refused.
-        raw_logprobs: whether logprobs are those at temperature 1, whatever is drawn at: vLLM's way, unless it is
-            started with `--logprobs-mode processed_logprobs`.
+        stop: the tokens that end a completion; None means those of the model's own configuration.
+        plan: makes the plan of each completion, for a random model that has to write tool calls; None means no plan.
+        max_batch: the most prompts that are sampled together.
+        max_waiting: the most prompts that may wait; more are refused.
+        raw_logprobs: whether logprobs are those at temperature 1, at whatever temperature tokens are drawn. vLLM does
+            so, unless it is started with `--logprobs-mode processed_logprobs`.
         keep: how many of the latest completions `sampled` holds.
-        seed: of the draws. They are the same again only if the prompts come in the same batches.
+        seed: the random seed. The same tokens are drawn again only if the prompts come in the same batches.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class Engine:
         """Complete a prompt.
 
         Args:
-            max_tokens: tokens at most.
-            temperature: 0 takes the likeliest token each time, and gives logprobs as at temperature 1.
+            max_tokens: the most tokens to write.
+            temperature: 0 takes the likeliest token each time, and returns logprobs as at temperature 1.
 
         Raises:
-            UsageError: the prompt is empty, holds what is no token, or leaves no room for `max_tokens`.
-            queue.Full: too many wait already.
+            UsageError: the prompt is empty, has an invalid token, or leaves no room for `max_tokens`.
+            queue.Full: too many prompts wait already.
         """
         if not prompt or not all(0 <= token < self.model.config.vocab_size for token in prompt):
             raise UsageError(
@@ -152,9 +152,9 @@ class Engine:
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[Any]:
-        """The model while nothing is sampled from it, to train it in place or to load others into it.
+        """Lend the model while nothing is sampled from it, to train it in place or to load other weights into it.
 
-        Waits for the batch that is being sampled. The next one has a new `version`.
+        Wait for the batch that is being sampled. The next one has a new `version`.
         """
         with self._weights:
             yield self.model
@@ -167,10 +167,10 @@ class Engine:
                     yield row
 
     def _run(self) -> None:
-        """The thread: wait for a prompt, take all that wait with it, sample them."""
+        """Run the thread: wait for a prompt, take all that wait with it, sample them."""
         import torch
 
-        torch.set_num_threads(1)  # of this thread: for so little work, two wait for each other most of the time
+        torch.set_num_threads(1)  # for this thread: with so little work, two would mostly wait
         draws = torch.Generator().manual_seed(self._seed)
         while (first := self._waiting.get()) is not None:
             rows = [first]
@@ -250,7 +250,7 @@ class Engine:
         return chosen
 
     def _finish(self, row: _Row) -> bool:
-        """Whether the row is done; if so its caller is told."""
+        """Return whether the row is done, and if so, give its caller the result."""
         stopped = row.tokens[-1] in self.stop
         if not stopped and len(row.tokens) < row.max_tokens:
             return False

@@ -1,4 +1,4 @@
-"""Proves that sequences given to a trainer are, token for token, what an engine sampled from its weights."""
+"""Proves that a trainer's sequences are, token for token, what an engine sampled from its weights."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hermes_core.envs.tokens import MASKED
 from hermes_core.testing.tiny_model.engine import Sampled
 
 TOLERANCE = 1e-5
-"""How far a logprob may be from the one computed anew: float32 sums in another order, no more."""
+"""How far a logprob may be from the recomputed one: only as far as float32 sums in another order differ."""
 
 
 @dataclass(frozen=True)
 class TrainedSequence:
-    """One sequence as a trainer gets it: three lists of one length."""
+    """One sequence as a trainer gets it: three lists of equal length."""
 
     tokens: Sequence[int]
     masks: Sequence[int]
-    """The token where it is trained on, else -100."""
+    """The token if it is trained on, else -100."""
     logprobs: Sequence[float]
-    """The server's, where the token is trained on; anything elsewhere."""
+    """The server's logprob if the token is trained on; any value elsewhere."""
 
 
 @dataclass
@@ -33,13 +33,13 @@ class Exactness:
     sequences: int = 0
     tokens: int = 0
     trained: int = 0
-    """Tokens that are trained on."""
+    """How many tokens are trained on."""
     drawn: int = 0
-    """Those of them that the model had a choice about."""
+    """How many of them the model could choose."""
     worst: float = 0.0
-    """The largest difference between a logprob and the same computed anew from the weights."""
+    """The largest difference between a logprob and the one recomputed from the weights."""
     problems: list[str] = field(default_factory=list)
-    """What is not exact; empty if everything is."""
+    """What is not exact; empty if everything is exact."""
 
 
 def check_exactness(
@@ -104,7 +104,7 @@ def _check_sequence(
         anew = recomputed_logprobs(model, tokens[:end], begin, sampled.temperature)
         off = [abs(one - other) for one, other in zip(said, anew, strict=True)]
         found.worst = max(found.worst, *off)
-        if not all(each <= tolerance for each in off):  # not so of NaN either
+        if not all(each <= tolerance for each in off):  # also true for NaN
             found.problems.append(f"{place}: a logprob is {max(off):.2e} from what the weights give")
     if not used:
         found.problems.append(f"{where}: nothing in it can be trained on")
@@ -112,11 +112,11 @@ def _check_sequence(
 
 
 def recomputed_logprobs(model: Any, tokens: Sequence[int], begin: int, temperature: float = 1.0) -> list[float]:
-    """The logprobs of `tokens[begin:]`, each after all that stands before it: one plain pass of the model.
+    """Return the logprobs of `tokens[begin:]`, each given all tokens before it, by one plain pass of the model.
 
     Args:
-        begin: at least 1, as nothing stands before the first token.
-        temperature: 0 is as 1.
+        begin: at least 1, as nothing comes before the first token.
+        temperature: 0 means the same as 1.
     """
     import torch
 
@@ -128,7 +128,7 @@ def recomputed_logprobs(model: Any, tokens: Sequence[int], begin: int, temperatu
 
 
 def _spans(masks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where each stretch of trained tokens begins and ends."""
+    """Yield where each stretch of trained tokens begins and ends."""
     marks = pairwise([False, *(mask != MASKED for mask in masks), False])
     edges = [index for index, (before, here) in enumerate(marks) if before != here]
     return zip(edges[::2], edges[1::2], strict=True)

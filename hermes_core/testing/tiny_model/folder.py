@@ -1,4 +1,4 @@
-"""Makes a tokenizer and a small random-weight transformer on the spot, with no hub."""
+"""Generates a tokenizer and a small transformer with random weights, without any download."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hermes_core.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """One family of chat models, as far as a tokenizer has to know it."""
+    """What a tokenizer has to know of one family of chat models."""
 
     end_of_turn: str
     """The token that ends an answer."""
     special: tuple[str, ...]
-    """The other special tokens; the first pads and, where the template uses it, begins."""
+    """The other special tokens. The first one is for padding and, if the template uses it, for the beginning."""
     call: str
     """How the model writes a tool call; `{name}` is a JSON string, `{arguments}` a JSON object."""
     thinks: bool = False
@@ -42,10 +42,10 @@ ones, in fewer words."""
 
 
 def chat_format(name: str) -> ChatFormat:
-    """The format of that name.
+    """Return the format of that name.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: there is no such format.
     """
     if name not in FORMATS:
         raise UnknownNameError("chat format", name, FORMATS)
@@ -97,12 +97,12 @@ def make_tokenizer(folder: Path, form: str = "chatml", texts: Iterable[str] = ()
 
 
 def make_model(tokenizer: Any, *, width: int = 64, layers: int = 2, context: int = 4096, seed: int = 0) -> Any:
-    """A Llama of random weights with as many tokens as `tokenizer`, in evaluation mode, in float32.
+    """Return a Llama with random weights and as many tokens as `tokenizer`, in evaluation mode, in float32.
 
     Args:
-        width: of the residual stream; its heads are 8 wide.
+        width: the width of the residual stream; its heads are 8 wide.
         context: the longest sequence, in tokens.
-        seed: the same seed gives the same weights. The global random state is left as it was.
+        seed: the same seed gives the same weights. The global random state is not changed.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -114,7 +114,7 @@ def make_model(tokenizer: Any, *, width: int = 64, layers: int = 2, context: int
         num_hidden_layers=layers,
         num_attention_heads=width // 8,
         max_position_embeddings=context,
-        initializer_range=width**-0.5,  # the usual 0.02 is for widths of thousands: here attention would learn nothing
+        initializer_range=width**-0.5,  # the usual 0.02 suits widths of thousands: attention would learn nothing
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

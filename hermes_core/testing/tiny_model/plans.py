@@ -1,4 +1,4 @@
-"""Plans for answers: words that a random model is made to say, with gaps that it fills by itself."""
+"""Plans for answers: words that a random model is forced to write, with gaps that it fills itself."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hermes_core.testing.tiny_model.engine import Plan
 
 @dataclass(frozen=True)
 class Gap:
-    """A place for tokens that the model draws itself."""
+    """A gap for tokens that the model draws itself."""
 
     tokens: int
     among: Collection[int] | None = None
-    """The tokens that it draws from; None is all of them, the end of turn as well."""
+    """The tokens that it draws from; None means all of them, including the end of turn."""
 
 
 def make_plan(tokenizer: Any, parts: Sequence[str | Gap], cuts: random.Random | None = None) -> Plan:
-    """The plan for an answer made of `parts`, followed by the end of turn.
+    """Return the plan for an answer made of `parts`, followed by the end of turn.
 
     Args:
-        cuts: cuts the text at random places before it is made into tokens, so that they are not those that the
-            tokenizer makes of the whole: as a model's own often aren't.
+        cuts: cuts the text at random places before it is tokenized, so that the tokens differ from the tokenizer's for
+            the whole text, as a model's own tokens often do.
     """
     plan: list[Collection[int] | None] = []
     for part in parts:
@@ -43,11 +43,11 @@ def _cut(text: str, cuts: random.Random) -> list[str]:
 
 
 def ordinary(tokenizer: Any) -> frozenset[int]:
-    """All tokens but the special ones. A sequence of them need not be UTF-8."""
+    """Return all tokens except the special ones. A sequence of them need not be UTF-8."""
     return frozenset(range(len(tokenizer))) - frozenset(tokenizer.added_tokens_decoder)
 
 
 def letters(tokenizer: Any) -> frozenset[int]:
-    """The tokens that are lower-case ASCII letters: a sequence of them is a word that nothing has to quote."""
+    """Return the tokens that are lower-case ASCII letters. A sequence of them is a word that never needs quotes."""
     words = ((token, tokenizer.decode([token])) for token in range(len(tokenizer)))
     return frozenset(token for token, text in words if text.isascii() and text.isalpha() and text.islower())

@@ -10,10 +10,10 @@ Four formats, two of which are told apart by the body of `POST /generate`:
   `choices[…] = {"token_ids": […], "logprobs": {"content": [{"token": "token_id:7", "logprob": …}, …]}}`;
 - `completions`: stock vLLM's `POST /v1/completions` with `return_token_ids`.
 
-Stock vLLM and SGLang say at `POST /tokenize` what tokens they make of a text.
+Stock vLLM and SGLang return the tokens of a text at `POST /tokenize`.
 
-What would change the distribution that is sampled from (`top_p`, penalties, `stop` strings, …) is refused unless it is
-neutral: the logprobs would no longer be those of the weights.
+Anything that would change the sampled distribution (`top_p`, penalties, `stop` strings, …) is refused unless it is
+neutral, because the logprobs would no longer be those of the weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_REQUEST_BYTES = 64 << 20
 
 
 class _Sampling(BaseModel):
-    """What both formats know, and only what leaves the distribution as it is."""
+    """The parameters that both formats have, limited to those that leave the distribution unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -122,14 +122,14 @@ class SglangRequest(BaseModel):
 
 
 class TinyModelServer:
-    """`async with TinyModelServer(engine, tokenizer) as server: … server.base_url …`. The engine stays its owner's.
+    """`async with TinyModelServer(engine, tokenizer) as server: … server.base_url …`. The caller still owns the engine.
 
     Args:
-        engine: what samples; it runs in its own thread, so this server's event loop never waits for it.
+        engine: the sampler. It runs in its own thread, so this server's event loop never waits for it.
         tokenizer: for the texts beside the tokens.
-        wires: which of the formats it speaks.
+        wires: the formats that it serves.
         model: the name that requests may give it; another is refused, as vLLM does.
-        port: where to listen on the loopback interface; 0 is any free port.
+        port: where to listen on the loopback interface; 0 means any free port.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class TinyModelServer:
         return {"text": self._text(done), "output_ids": done.tokens, "meta_info": meta}
 
     async def _complete(self, ids: list[int], asked: _Sampling, max_tokens: int | None) -> Sequence[Sampled]:
-        """The completions that were asked for. If the caller goes away, those that still wait are not made."""
+        """Return the requested completions. If the caller disconnects, those that still wait are not made."""
         room = max_tokens if max_tokens is not None else self.engine.context - len(ids)
         one = asked.top_k == 1
         temperature = 0.0 if one else asked.temperature
@@ -306,7 +306,7 @@ class TinyModelServer:
             for _ in range(asked.n)
         ]
         done = await asyncio.gather(*waiting)
-        if one and not self.engine.raw_logprobs:  # one token has all the probability that is left
+        if one and not self.engine.raw_logprobs:  # a single token has all the remaining probability
             return [dataclasses.replace(each, logprobs=(0.0,) * len(each.logprobs)) for each in done]
         return done
 
