@@ -59,8 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as there are processors: tests wait about as long as they compute."""
-    return max(2, 3 * len(os.sched_getaffinity(0)) // 2)
+    """Twice as many as there are processors: tests wait about as long as they compute."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_configure(config: pytest.Config) -> None:

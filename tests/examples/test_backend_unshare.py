@@ -35,13 +35,9 @@ def test_the_document_shows_the_very_file() -> None:
     assert f"```python\n{(EXAMPLE / 'backend_unshare.py').read_text()}```" in text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "groups",
-    [
-        ("contract",),
-        pytest.param(("commands", "processes", "files", "slots"), marks=pytest.mark.full),
-        pytest.param(("pools", "failure", "leaks", "speed"), marks=pytest.mark.full),
-    ],
+    "groups", [("contract", "commands", "processes", "files", "slots"), ("pools", "failure", "leaks", "speed")]
 )
 def test_it_passes_the_kit(
     installed: Path, groups: tuple[str, ...], require: Callable[[str, str | None], None]

@@ -327,6 +327,7 @@ async def test_what_is_broken_is_seen(
         "memory_is_limited_or_refused",
     ],
 )
+@pytest.mark.full  # the kit on local: test_conformance.py
 async def test_the_same_backend_unbroken_passes(name: str) -> None:
     for result in (await outcomes(Broken, name)).values():
         assert result.outcome is not Outcome.FAILED, result

@@ -88,7 +88,8 @@ def view(
                 hint="name a directory that nothing in the sandbox needs",
             )
     found = package_folders(interpreter_prefixes()) if packages is None else packages
-    apart = [path for path in found if not is_below(path, [*masks, *named])]
+    # They may be gone since the search, and nothing can be mounted where there is nothing.
+    apart = [path for path in found if Path(path).is_dir() and not is_below(path, [*masks, *named])]
     installers = [f"{path}/{_INSTALLER}" for path in apart]
     masks = sorted({*masks, *apart})
     binds, symlinks = mounts.system_binds([*shown, *installers], masks)

@@ -264,6 +264,12 @@ def test_what_is_not_visible_anyway_may_be_named_as_hidden() -> None:
     assert view.view([], ["/root", "/nowhere", "/usr/nowhere"]).masks == view.view([], []).masks
 
 
+def test_packages_that_were_removed_since_the_search_are_not_masked():
+    found = view.package_folders(view.interpreter_prefixes())
+    gone = view.view([], [], packages=[*found, "/usr/lib/nowhere/site-packages"])
+    assert gone.masks == view.view([], [], packages=found).masks
+
+
 def test_without_a_network_there_is_loopback_and_nothing_else(host, tools) -> None:
     program = """if 1:
         import socket, sys
