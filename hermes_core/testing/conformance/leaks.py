@@ -141,9 +141,13 @@ async def sandboxes_come_and_go(kit: Kit) -> None:
 async def a_hundred_channels(kit: Kit) -> None:
     """100 channels, closed while their programs ran, leave nothing in the driver."""
     async with kit.sandbox() as sandbox:
-        await (await sandbox.open(["true"])).aclose()
-        before = await census()
-        for _ in range(20):
+
+        async def open_and_close() -> None:
             channels = await asyncio.gather(*(sandbox.open(["sh", "-c", "cat; exit 0"]) for _ in range(5)))
             await asyncio.gather(*(channel.aclose() for channel in channels))
+
+        await open_and_close()  # a backend may keep as many threads as it has calls at a time
+        before = await census()
+        for _ in range(20):
+            await open_and_close()
         await nothing_more(before, "100 channels")
