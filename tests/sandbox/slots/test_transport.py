@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from hermes_core.errors import InfraError
-from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.testing.conformance.expect import expect, same, within
 from hermes_core.testing.conformance.kit import Kit
 from hermes_core.testing.conformance.tamper import TamperedBackend
+from hermes_core.testing.conformance.transport import OUTLIVES, tampered
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.once]
-
-OUTLIVES = "background processes that outlive"
-"""What a sandbox without Python lacks: there a command lives and dies with its channel."""
-
-
-@asynccontextmanager
-async def tampered(kit: Kit) -> AsyncIterator[tuple[TamperedBackend, SlotCommands]]:
-    """A slot behind channels that can be tampered with."""
-    backend = TamperedBackend(kit.backend)
-    async with kit.tools(seats=1, per_sandbox=1, backend=backend) as tools:
-        slot = await tools.acquire()
-        yield backend, tools.commands(slot)
 
 
 @pytest.mark.needs(OUTLIVES)
