@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Any
 from hermes_core.version import PLUGIN_API, __version__
 
 if TYPE_CHECKING:
-    from hermes_core.agents.base import Agent, AgentResult, AgentSettings, AgentTask, StopReason
+    from hermes_core.agents.base import (
+        Agent,
+        AgentResult,
+        AgentSettings,
+        AgentTask,
+        CallError,
+        CallErrorKind,
+        CallRecord,
+        StopReason,
+        TurnRecord,
+    )
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
     from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, alongside
     from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
     from hermes_core.envs.leased_slot import Fresh, LeasedSlot
     from hermes_core.envs.pytest_run import PytestReport, ReportStatus, run_pytest
+    from hermes_core.envs.record import record_schema
     from hermes_core.envs.rescore import rescore
     from hermes_core.envs.rollout import Rollout
     from hermes_core.envs.rows import checked_row, load_rows, read_jsonl
@@ -88,7 +99,11 @@ _PLACES = {
     "AgentResult": "hermes_core.agents.base",
     "AgentSettings": "hermes_core.agents.base",
     "AgentTask": "hermes_core.agents.base",
+    "CallError": "hermes_core.agents.base",
+    "CallErrorKind": "hermes_core.agents.base",
+    "CallRecord": "hermes_core.agents.base",
     "StopReason": "hermes_core.agents.base",
+    "TurnRecord": "hermes_core.agents.base",
     "ParsedCall": "hermes_core.agents.parsers.base",
     "ParsedText": "hermes_core.agents.parsers.base",
     "ParseProblem": "hermes_core.agents.parsers.base",
@@ -106,6 +121,7 @@ _PLACES = {
     "PytestReport": "hermes_core.envs.pytest_run",
     "ReportStatus": "hermes_core.envs.pytest_run",
     "run_pytest": "hermes_core.envs.pytest_run",
+    "record_schema": "hermes_core.envs.record",
     "rescore": "hermes_core.envs.rescore",
     "Rollout": "hermes_core.envs.rollout",
     "checked_row": "hermes_core.envs.rows",
@@ -194,6 +210,9 @@ __all__ = [
     "BlockingStreamChannel",
     "BrokenOff",
     "CallContext",
+    "CallError",
+    "CallErrorKind",
+    "CallRecord",
     "Capabilities",
     "Channel",
     "ChannelLost",
@@ -255,6 +274,7 @@ __all__ = [
     "ToolContext",
     "ToolParams",
     "ToolRegistrar",
+    "TurnRecord",
     "UnknownNameError",
     "UsageError",
     "Validation",
@@ -272,6 +292,7 @@ __all__ = [
     "read_jsonl",
     "read_profiles",
     "read_records",
+    "record_schema",
     "rescore",
     "run_pytest",
     "run_rollouts",

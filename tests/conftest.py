@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import re
 import threading
@@ -14,9 +15,14 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hypothesis
+import jsonschema
 import pytest
+
+from hermes_core.envs.plain import json_line
+from hermes_core.envs.record import Record, record_schema
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,6 +32,9 @@ KEPT = ("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TES
 hypothesis.settings.register_profile("default", max_examples=20, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=160, deadline=None)
 hypothesis.settings.load_profile("default")  # `--hypothesis-profile` comes after it
+
+RECORD = jsonschema.Draft202012Validator(record_schema())
+"""What every record of a test has to fit."""
 
 LOOP_STALL_S = 0.05
 """The longest that the event loop may be kept from running, unless the test says otherwise."""
@@ -77,6 +86,29 @@ def _own_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HERMES_ENV_FILE", "")
     if request.node.get_closest_marker("entry_points") is None:
         monkeypatch.setenv("HERMES_PLUGINS", "")
+
+
+CHECKED_RECORDS = 100
+"""The number of records of one test that are checked against the schema."""
+
+
+@pytest.fixture(autouse=True)
+def _records_fit_the_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every record that a test makes fits the published schema. It is checked after the test, which may measure."""
+    made: list[dict[str, Any]] = []
+    to_json = Record.to_json
+
+    def noted(record: Record) -> dict[str, Any]:
+        value = to_json(record)
+        if len(made) < CHECKED_RECORDS:
+            made.append(value)
+        return value
+
+    monkeypatch.setattr(Record, "to_json", noted)
+    yield
+    for value in made:
+        for error in RECORD.iter_errors(json.loads(json_line(value))):
+            pytest.fail(f"a record does not fit its schema: {error.json_path}: {error.message}", pytrace=False)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ API = {
         "Run rollouts from Python, read what they recorded, and use sandboxes directly.",
         (
             *("runtime", "settings", "envs.runner", "envs.validate", "envs.rescore", "envs.store", "envs.summary"),
-            *("sink", "tool_backend", "sandbox.commands", "terminal"),
+            *("envs.record", "sink", "tool_backend", "sandbox.commands", "terminal"),
         ),
     ),
     "environments": (
@@ -58,6 +58,7 @@ def pages():
         "reference/command-line.md": command_line(),
         "reference/settings.md": settings(),
         "reference/hooks.md": HOOKS,
+        "reference/record-schema.md": record_schema(),
         **{f"reference/api/{page}.md": api(page) for page in API},
     }
 
@@ -104,6 +105,14 @@ A plugin implements hooks to register what it provides, to wrap what environment
       show_if_no_docstring: false
       filters: ["!^_", "!^PROJECT$"]
 """
+
+
+def record_schema():
+    """Return the page with the schema of a record."""
+    text = json.dumps(hermes_core.record_schema(), indent=2)
+    intro = "The JSON schema of a [record](../records.md). In Python, `hermes_core.record_schema()` returns it."
+    return f"# Record schema\n\n{intro}\n\n```json\n{text}\n```\n"
+
 
 # ---------------------------------------------------------------------- the command line
 

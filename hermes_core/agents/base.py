@@ -73,6 +73,87 @@ class ToolError:
     """The answer that the model got."""
 
 
+@dataclass(frozen=True)
+class TurnRecord:
+    """One answer of the model. Times are seconds since the epoch."""
+
+    message: int
+    """The index of the answer in the conversation."""
+    model: str | None = None
+    """The model that answered, as the endpoint names it; else the model that was asked for."""
+    started: float = 0.0
+    """When the request was sent for the first time."""
+    ended: float = 0.0
+    """When the answer had arrived."""
+    waited_s: float = 0.0
+    """Seconds of this time that the request waited for the endpoint: for its rate limit, or between two attempts."""
+    prompt_tokens: int = 0
+    """Tokens of the conversation before the answer; 0 if the endpoint does not report them."""
+    completion_tokens: int = 0
+    """Tokens of the answer; 0 if the endpoint does not report them."""
+    cached_tokens: int | None = None
+    """How many of `prompt_tokens` came from the endpoint's cache; None if it does not report them."""
+    reasoning_tokens: int | None = None
+    """How many of `completion_tokens` are reasoning; None if the endpoint does not report them."""
+    cost: float | None = None
+    """Price of the answer in US dollars; None if it is not known."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters that were sent: `temperature`, `max_tokens`, and the keys of `extra_body`, such as `seed`."""
+    stop_reason: str | None = None
+    """The endpoint's `finish_reason`."""
+
+
+class CallErrorKind(StrEnum):
+    """Why a tool call was answered with an error."""
+
+    UNKNOWN_TOOL = "unknown_tool"
+    """There is no such tool, or the model was not offered it."""
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """The arguments are not JSON, or the tool does not take them."""
+    FAILED = "failed"
+    """The tool failed."""
+    TIME_LIMIT = "time_limit"
+    """The tool's own time limit passed."""
+    INTERRUPTED = "interrupted"
+    """The rollout ended before the tool had answered."""
+
+
+@dataclass(frozen=True)
+class CallError:
+    """Why a tool call was answered with an error."""
+
+    kind: CallErrorKind
+    message: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return the error as JSON values."""
+        return {"kind": str(self.kind), "message": self.message}
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One tool call of the model. Times are seconds since the epoch."""
+
+    turn: int
+    """The index of the answer that made the call, in `AgentResult.turns`."""
+    message: int
+    """The index of the call's tool message in the conversation."""
+    id: str
+    name: str
+    arguments: str
+    """The arguments as the model wrote them."""
+    started: float | None = None
+    """When the call began; None if it never did."""
+    ended: float | None = None
+    """When it had been answered; None if it never was."""
+    error: CallError | None = None
+    """None for a call that the tool answered without an error. A command with a non-zero exit status has none."""
+    exit_code: int | None = None
+    """The exit status of the command that the call ran; None if it ran none, or the command has none."""
+    bytes_dropped: int = 0
+    """Bytes of the command's output that are missing in the answer."""
+
+
 @dataclass
 class Usage:
     """Token counts from the endpoint, summed over all requests; 0 if it does not report them."""
@@ -80,6 +161,10 @@ class Usage:
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """How many of `prompt_tokens` came from the endpoint's cache."""
+    cost: float | None = None
+    """Price of all requests in US dollars; None if it is not known."""
 
 
 @dataclass
@@ -92,6 +177,14 @@ class AgentResult:
 
     messages: list[Message] = field(default_factory=list)
     """The whole conversation, including the prompt."""
+    model: str | None = None
+    """The model that the agent asks, if it asks one."""
+    turns: list[TurnRecord] = field(default_factory=list)
+    """The model's answers, as far as the agent keeps account of them."""
+    calls: list[CallRecord] = field(default_factory=list)
+    """The model's tool calls, in the order of `messages`, as far as the agent keeps account of them."""
+    waited_s: float = 0.0
+    """Seconds spent waiting for the endpoint: for its rate limits, and between two attempts."""
     managed_state: Mapping[str, Any] | None = None
     """The token-exact record that the server keeps of this conversation (`server.get_state()`), unchanged; None if it
     keeps none. Tokens are never reconstructed from text."""

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 MAX_TEXT = 1 << 20
-"""Maximum number of characters of one string in a record. Longer strings are cut and named in `details["cut"]`."""
+"""Maximum number of characters of one string in a record. Longer strings are cut and named in `cut`."""
 
 MAX_PATCH = 64 << 20
 """Maximum number of characters of a patch in a record. A longer patch is left out, because half a patch is useless."""

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import resources
 from typing import Any
 
-from hermes_core.agents.base import Message
+from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message, TurnRecord, Usage
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UsageError
 
-VERSION = 1
+VERSION = 2
 """The version of the lines that are written. Older versions can be read. A line without `version` has version 1."""
 
 STAGES = ("acquire", "setup", "agent", "verify", "release")
 """The stages of a rollout, in order. `timings` has the seconds of each."""
 
-_OF_SEQUENCE = ("tokens", "masks", "logprobs")
+Times = tuple[float | None, float | None]
+"""When something started and ended, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,33 @@ class ToolCalls:
 
 
 @dataclass(frozen=True)
+class SandboxCommand:
+    """A command that the environment's hooks or its reference solution ran in a sandbox. Times are seconds since the
+    epoch."""
+
+    stage: str
+    """The stage that ran it: `setup`, `agent` (the reference solution), or `verify`."""
+    command: str
+    started: float
+    ended: float
+    exit_code: int | None = None
+    """None if it was killed, or could not be run; `output` then says why."""
+    output: str = ""
+    """What it wrote, standard error last; cut in the middle if it is long."""
+    bytes_dropped: int = 0
+    """Bytes that it wrote and that are not in `output`."""
+
+
+@dataclass(frozen=True)
+class SandboxImage:
+    """The image of the agent's sandbox."""
+
+    name: str
+    digest: str | None = None
+    """The digest of its content; None if the backend does not know it."""
+
+
+@dataclass(frozen=True)
 class Record:
     """The record of one rollout: plain values, without secrets, long texts cut. See `docs/records.md`."""
 
@@ -55,20 +84,47 @@ class Record:
     rollout_index: int
     agent: str
     backend: str
+    model: str | None = None
+    """The model that was asked for."""
+    seed: int | None = None
+    """The seed of the run."""
+    item: Mapping[str, Any] = field(default_factory=dict)
+    """The item's metadata."""
+    started: float | None = None
+    """When the rollout began, in seconds since the epoch; None in records of version 1."""
+    ended: float | None = None
     reward: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     """What the verification returned in addition to the reward."""
     failure: Failure | None = None
     patch: str | None = None
     messages: Sequence[Message] = ()
+    turns: tuple[TurnRecord, ...] = ()
+    """The model's answers, as far as the agent keeps account of them."""
+    calls: tuple[CallRecord, ...] = ()
+    """The model's tool calls, as far as the agent keeps account of them."""
+    tool_schemas: tuple[Mapping[str, Any], ...] = ()
+    """The tools that the model was offered, in the OpenAI function form."""
     sequences: tuple[TokenSequence, ...] = ()
     """The tokens, as arrays; empty without a token-exact server."""
     tokens_refused: str | None = None
     """Why the server's tokens can't be trained on, or None."""
     stop_reason: str | None = None
-    timings: Mapping[str, float | None] = field(default_factory=dict)
+    timings: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(f"{each}_s" for each in STAGES))
     """Seconds per stage: `acquire_s`, and so on."""
+    waited_s: float = 0.0
+    """Seconds spent waiting for the endpoint: for its rate limits, and between two attempts."""
     tool_calls: ToolCalls = field(default_factory=ToolCalls)
+    usage: Usage = field(default_factory=Usage)
+    """Tokens and cost, summed over all requests."""
+    sandbox_commands: tuple[SandboxCommand, ...] = ()
+    """What the environment's hooks ran in sandboxes."""
+    isolation: str | None = None
+    """The isolation level that the agent's slot was granted; None if it never got one."""
+    image: SandboxImage | None = None
+    """The image of the agent's sandbox; None if its backend has no images."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of hermes-rl, Python, and the plugins' distributions."""
     infra_retries: int = 0
     """Number of restarts of the rollout after infrastructure failures."""
     check_repeated: str | None = None
@@ -76,34 +132,37 @@ class Record:
     cut: tuple[str, ...] = ()
     """The names of the texts that were cut."""
 
+    @property
+    def message_times(self) -> list[Times | None]:
+        """Return when each message was made: an answer by the model, a tool message by its tool. None for others."""
+        times: list[Times | None] = [None] * len(self.messages)
+        parts: tuple[TurnRecord | CallRecord, ...] = (*self.turns, *self.calls)
+        for part in parts:
+            if part.message < len(times):
+                times[part.message] = (part.started, part.ended)
+        return times
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values: a line of version `VERSION`."""
-        only = self.sequences[0].lists() if len(self.sequences) == 1 else {}
-        several = {"sequences": [sequence.lists() for sequence in self.sequences]} if len(self.sequences) > 1 else {}
-        notes = {
-            "infra_retries": self.infra_retries,
-            "check_repeated": self.check_repeated,
-            "tokens_refused": self.tokens_refused,
-            "cut": list(self.cut),
-        }
         return {
-            "trajectory_id": self.trajectory_id,
-            "environment": self.environment,
-            "item_id": self.item_id,
-            "group": self.group,
-            "rollout_index": self.rollout_index,
-            "agent": self.agent,
-            "backend": self.backend,
-            "reward": self.reward,
-            "details": {**self.details, **{name: note for name, note in notes.items() if note}},
+            "version": VERSION,
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
+            "item": dict(self.item),
+            "details": dict(self.details),
             "failure": self.failure and self.failure.to_json(),
-            "patch": self.patch,
             "messages": list(self.messages),
-            **{name: only.get(name) for name in _OF_SEQUENCE},
-            "stop_reason": self.stop_reason,
+            "message_times": [times and list(times) for times in self.message_times],
+            "turns": [{**vars(turn)} for turn in self.turns],
+            "calls": [{**vars(call), "error": call.error and call.error.to_json()} for call in self.calls],
+            "tool_schemas": list(self.tool_schemas),
+            "sequences": [sequence.lists() for sequence in self.sequences],
             "timings": dict(self.timings),
             "tool_calls": asdict(self.tool_calls),
-            **several,
+            "usage": asdict(self.usage),
+            "sandbox_commands": [{**vars(command)} for command in self.sandbox_commands],
+            "image": self.image and asdict(self.image),
+            "versions": dict(self.versions),
+            "cut": list(self.cut),
         }
 
     def line(self) -> bytes:
@@ -118,37 +177,71 @@ class Record:
             ValueError: it is not a record.
         """
         try:
-            return cls(**_fields(value))
+            return cls(**_fields(value if value.get("version", 1) > 1 else _from_version_1(value)))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no record: {error!r}") from error
 
 
+_AS_THEY_ARE = (
+    *("trajectory_id", "environment", "item_id", "group", "rollout_index", "agent", "backend", "model", "seed"),
+    *("started", "ended", "reward", "patch", "tokens_refused", "stop_reason", "waited_s", "isolation"),
+    *("infra_retries", "check_repeated"),
+)
+"""Fields that are the same in the type and in the line."""
+
+
 def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record from a line of version 1; other keys are left out."""
-    details, failure = dict(value["details"]), value["failure"]
-    notes = {name: details.pop(name) for name, kind in _NOTES.items() if isinstance(details.get(name), kind)}
-    sequences = value.get("sequences", ())
-    if value["tokens"] is not None:
-        sequences = [{name: value[name] for name in _OF_SEQUENCE}]
+    """Return the fields of a record from a line of version 2; other keys are left out."""
+    failure, image = value["failure"], value["image"]
     return {
         **{name: value[name] for name in _AS_THEY_ARE},
         "item_id": str(value["item_id"]),
         "rollout_index": int(value["rollout_index"]),
-        "details": details,
+        "item": dict(value["item"]),
+        "details": dict(value["details"]),
         "failure": failure and Failure(FailureKind(failure["kind"]), failure["stage"], failure["message"]),
-        "sequences": tuple(TokenSequence.of(**sequence) for sequence in sequences),
+        "messages": value["messages"],
+        "turns": _each(TurnRecord, value["turns"]),
+        "calls": _each(_call, value["calls"]),
+        "tool_schemas": tuple(value["tool_schemas"]),
+        "sequences": _each(TokenSequence.of, value["sequences"]),
+        "timings": value["timings"],
         "tool_calls": ToolCalls(**value["tool_calls"]),
-        **notes,
-        "cut": tuple(notes.get("cut", ())),
+        "usage": Usage(**value["usage"]),
+        "sandbox_commands": _each(SandboxCommand, value["sandbox_commands"]),
+        "image": image and SandboxImage(**image),
+        "versions": dict(value["versions"]),
+        "cut": tuple(value["cut"]),
     }
 
 
-_AS_THEY_ARE = (
-    *("trajectory_id", "environment", "group", "agent", "backend", "reward"),
-    *("patch", "messages", "stop_reason", "timings"),
-)
+def _each(kind: Callable[..., Any], values: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    return tuple(kind(**value) for value in values)
+
+
+def _call(error: Mapping[str, str] | None, **fields: Any) -> CallRecord:
+    read = None if error is None else CallError(CallErrorKind(error["kind"]), error["message"])
+    return CallRecord(**fields, error=read)
+
+
 _NOTES = {"infra_retries": int, "check_repeated": str, "tokens_refused": str, "cut": list}
-"""Keys of a line's `details` that do not come from the verification, with their types."""
+"""Keys that version 1 has in `details` although they do not come from the verification, with their types."""
+
+_OF_SEQUENCE = ("tokens", "masks", "logprobs")
+"""The lists of a sequence. In version 1, the line itself has those of an only sequence."""
+
+
+def _from_version_1(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of version 1 as a line of version 2. What version 1 did not keep is empty."""
+    details = dict(value["details"])
+    notes = {name: details.pop(name) for name, kind in _NOTES.items() if isinstance(details.get(name), kind)}
+    sequences = value.get("sequences", ())
+    if value["tokens"] is not None:
+        sequences = [{name: value[name] for name in _OF_SEQUENCE}]
+    return {**_EMPTY, **value, "details": details, "sequences": sequences, **notes}
+
+
+_EMPTY = Record("", "", "", "", 0, "", "").to_json()
 
 
 def parse_line(line: bytes, place: str) -> dict[str, Any]:
@@ -173,3 +266,9 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
             hint="upgrade hermes-rl to the version that wrote it",
         )
     return value
+
+
+def record_schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of a record of version `VERSION`."""
+    schema: dict[str, Any] = json.loads(resources.files("hermes_core.envs").joinpath("record.schema.json").read_bytes())
+    return schema

@@ -52,6 +52,8 @@ class Trajectory:
     result: AgentResult = field(default_factory=AgentResult)
     """What the agent said and did so far."""
     timings: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
     infra_retries: int = 0
     """Number of restarts of this rollout after infrastructure failures."""
     repeated: str | None = None
@@ -149,21 +151,28 @@ class Trajectory:
             rollout_index=self.rollout_index,
             agent=self.agent,
             backend=self.backend,
+            model=result.model,
+            started=self.started,
+            ended=time.time(),
             reward=self.reward,
             details=clean(self.details, "details"),
             failure=failure and replace(failure, message=clean.redact(failure.message)),
             patch=clean.patch(self.patch),
             messages=clean(result.messages, "messages"),
+            turns=tuple(result.turns),
+            calls=tuple(result.calls),
             sequences=exact.sequences,
             tokens_refused=exact.refused,
             stop_reason=str(result.stop_reason) if "agent_s" in self.timings else None,
             timings={f"{stage}_s": self.timings.get(f"{stage}_s") for stage in STAGES},
+            waited_s=result.waited_s,
             tool_calls=ToolCalls(
                 attempted=result.tool_calls_attempted,
                 schema_valid=result.tool_calls_schema_valid,
                 executed_ok=result.tool_calls_executed_ok,
                 exec_error=result.tool_calls_exec_error,
             ),
+            usage=replace(result.usage),
             infra_retries=self.infra_retries,
             check_repeated=self.repeated and clean.redact(self.repeated),
             cut=tuple(clean.cut),

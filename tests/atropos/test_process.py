@@ -50,7 +50,7 @@ async def test_without_tokens_nothing_is_made_up(
     assert group["tokens"] == group["masks"] == [[], []]
     assert "inference_logprobs" not in group
     assert [about["trainable"] for about in group["overrides"]] == [False, False]
-    assert lines(tmp_path / "data/groups.trajectories.jsonl")[0]["tokens"] is None
+    assert lines(tmp_path / "data/groups.trajectories.jsonl")[0]["sequences"] == []
 
 
 async def test_a_plain_answer_is_verified_like_any_other(make_env: Any, tmp_path: Path) -> None:

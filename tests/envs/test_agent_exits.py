@@ -327,7 +327,7 @@ async def test_a_slot_that_does_not_die_counts_as_nothing_done_and_the_pool_goes
             record = (await outcomes(runtime, Ways(ways), agent, infra_retries=2, concurrency=1))["haunts"]
             assert (record["reward"], record["failure"]) == (0.0, None)
             assert "of an earlier lease is not dead yet" in record["details"]["reason"]
-            assert "infra_retries" not in record["details"]
+            assert record["infra_retries"] == 0
     finally:
         await ghost.lay()
 
@@ -452,7 +452,7 @@ async def test_a_sandbox_that_dies_by_itself_is_never_a_reward(settings, when):
             await task.tool_handler("terminal", {"command": "sleep 1"}, task.trajectory_id)
 
         record = (await outcomes(runtime, environment, Doing({"dies": []}, work), infra_retries=1))["dies"]
-    assert (record["reward"], record["failure"]["kind"], record["details"]) == (None, "infra", {"infra_retries": 1})
+    assert (record["reward"], record["failure"]["kind"], record["infra_retries"]) == (None, "infra", 1)
     assert len(sandboxes.ids) == 2
 
 
@@ -523,4 +523,4 @@ async def test_a_check_that_a_neighbour_has_killed_is_repeated(settings, docker_
         records = await outcomes(runtime, Both(), agent, backend="docker", isolation="user", concurrency=2)
     honest = records["honest"]
     assert (honest["reward"], honest["failure"]) == (1.0, None), honest["details"]
-    assert honest["details"]["check_repeated"] == "the check was killed"
+    assert honest["check_repeated"] == "the check was killed"

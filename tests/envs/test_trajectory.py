@@ -6,6 +6,7 @@ import json
 import pytest
 
 from hermes_core.envs.plain import MAX_PATCH, MAX_TEXT, json_line, plain
+from hermes_core.envs.record import record_schema
 from hermes_core.envs.trajectory import Trajectory, failure_kind
 from hermes_core.errors import (
     CommandError,
@@ -20,11 +21,6 @@ from hermes_core.errors import (
     VerifierError,
 )
 
-FIELDS = [
-    *("trajectory_id", "environment", "item_id", "group", "rollout_index", "agent", "backend", "reward", "details"),
-    *("failure", "patch", "messages", "tokens", "masks", "logprobs", "stop_reason", "timings", "tool_calls"),
-]
-
 
 def new(**changes) -> Trajectory:
     return Trajectory("tasks", "item", "item", 0, "model", "local", **changes)
@@ -32,9 +28,9 @@ def new(**changes) -> Trajectory:
 
 def test_the_record_has_exactly_the_fields_of_the_format():
     record = new().to_record().to_json()
-    assert list(record) == FIELDS
+    assert set(record) == set(record_schema()["required"])
     assert list(record["timings"]) == ["acquire_s", "setup_s", "agent_s", "verify_s", "release_s"]
-    assert record["tokens"] is record["masks"] is record["logprobs"] is record["stop_reason"] is None
+    assert (record["sequences"], record["stop_reason"]) == ([], None)
     assert json.loads(json_line(record)) == record
 
 
@@ -71,13 +67,13 @@ def test_overlong_texts_are_cut_and_named():
     assert len(text) < MAX_TEXT + 100
     assert text.startswith("aaa")
     assert text.endswith("bbb")
-    assert record["details"]["cut"] == [f"messages.0.content: {2 * MAX_TEXT} characters, {MAX_TEXT} kept"]
+    assert record["cut"] == [f"messages.0.content: {2 * MAX_TEXT} characters, {MAX_TEXT} kept"]
 
 
 def test_half_a_patch_is_never_kept():
     record = new(patch="x" * (MAX_PATCH + 1)).to_record().to_json()
     assert record["patch"] is None
-    assert "patch" in record["details"]["cut"][0]
+    assert "patch" in record["cut"][0]
     assert new(patch="x" * MAX_PATCH).to_record().to_json()["patch"] == "x" * MAX_PATCH
 
 
@@ -197,7 +193,7 @@ def test_beginning_again_forgets_the_attempt_and_counts_it():
     trajectory.begin_again()
     record = trajectory.to_record().to_json()
     assert (record["failure"], record["messages"], record["patch"]) == (None, [], None)
-    assert record["details"] == {"infra_retries": 1}
+    assert (record["details"], record["infra_retries"]) == ({}, 1)
     assert record["timings"]["agent_s"] is None
 
 
@@ -209,9 +205,8 @@ def test_the_tokens_of_a_token_exact_server_are_kept_as_they_are():
     trajectory = new()
     trajectory.result.managed_state = node([5, 6, 7], [-100, 6, 7], [1.0, -0.5, -0.0])
     record = trajectory.to_record().to_json()
-    assert (record["tokens"], record["masks"]) == ([5, 6, 7], [-100, 6, 7])
-    assert record["logprobs"] == [1.0, -0.5, 0.0]
-    assert record["details"] == {}
+    assert record["sequences"] == [{"tokens": [5, 6, 7], "masks": [-100, 6, 7], "logprobs": [1.0, -0.5, 0.0]}]
+    assert record["tokens_refused"] is None
 
 
 def test_every_sequence_of_a_conversation_that_was_split_is_kept():
@@ -219,7 +214,6 @@ def test_every_sequence_of_a_conversation_that_was_split_is_kept():
     nodes = [*node([5, 6], [-100, 6], [1.0, -0.5])["nodes"], *node([7, 8], [-100, 8], [1.0, -1.5])["nodes"]]
     trajectory.result.managed_state = {"nodes": nodes}
     record = trajectory.to_record().to_json()
-    assert record["tokens"] is record["masks"] is record["logprobs"] is None
     assert [sequence["tokens"] for sequence in record["sequences"]] == [[5, 6], [7, 8]]
     assert [sequence["logprobs"] for sequence in record["sequences"]] == [[1.0, -0.5], [1.0, -1.5]]
 
@@ -243,5 +237,5 @@ def test_tokens_that_cannot_be_trained_on_are_refused_and_it_says_why(state, rea
     trajectory = new()
     trajectory.result.managed_state = state
     record = trajectory.to_record().to_json()
-    assert record["tokens"] is record["masks"] is record["logprobs"] is None
-    assert reason in record["details"]["tokens_refused"]
+    assert record["sequences"] == []
+    assert reason in record["tokens_refused"]
