@@ -247,6 +247,7 @@ class ToolBackend:
         *,
         profile: str | None = None,
         image: str | None = None,
+        cwd: str | None = None,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -258,6 +259,8 @@ class ToolBackend:
             trajectory_id: the trajectory that the slot is for; a new id if None.
             image: an image to use instead of the profile's own. Each image has a pool of its own, with the profile's
                 other settings and no warm sandboxes, named after the profile and the image.
+            cwd: directory in which commands and tools start and at which relative paths begin, absolute or relative to
+                the workspace. None is the workspace.
             group: slots of one group are placed on one sandbox where possible.
             verification: whether the slot may be one reserved for verification; it is then a pristine one.
             apart_from: the id of a sandbox to avoid while another one has a vacant slot.
@@ -280,6 +283,7 @@ class ToolBackend:
             timeout_s=limit,
             apart_from=apart_from,
         )
+        lease.cwd = cwd or ""
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease
         return lease.slot
 
@@ -301,6 +305,7 @@ class ToolBackend:
         *,
         profile: str | None = None,
         image: str | None = None,
+        cwd: str | None = None,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -311,6 +316,7 @@ class ToolBackend:
             trajectory_id,
             profile=profile,
             image=image,
+            cwd=cwd,
             group=group,
             verification=verification,
             apart_from=apart_from,

@@ -270,9 +270,9 @@ def operation(method: Method[S, P, T]) -> Method[S, P, T]:
 class SlotCommands(Protocol):
     """The commands of one slot.
 
-    Relative paths start at the slot's workspace. Every method may be cancelled; what it started is then killed. All of
-    them raise `InfraError` (`ChannelLost`, `SandboxLost`, `SlotLost`) if the sandbox can't be reached, `StaleSlotError`
-    after release, and `CommandError` with a `code` if the operation itself fails.
+    Relative paths start at the slot's workspace, or at the `cwd` of its lease. Every method may be cancelled; what it
+    started is then killed. All of them raise `InfraError` (`ChannelLost`, `SandboxLost`, `SlotLost`) if the sandbox
+    can't be reached, `StaleSlotError` after release, and `CommandError` with a `code` if the operation itself fails.
     """
 
     @property

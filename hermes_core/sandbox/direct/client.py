@@ -172,9 +172,9 @@ class DirectClient:
             self._slots[index] = DirectSlot(workspace, scratch, f"{self._secret}-{index}.")
         return self._slots[index]
 
-    def commands(self, index: int, call: Call = unguarded) -> DirectCommands:
+    def commands(self, index: int, call: Call = unguarded, cwd: str = "") -> DirectCommands:
         """Return the commands of a slot, as `GuestClient.commands` does."""
-        return DirectCommands(self._shell, self.settings.env, self._slot(index), call)
+        return DirectCommands(self._shell, self.settings.env, self._slot(index), call, cwd)
 
     async def open_slot(self, index: int) -> str:
         """Make the slot's directories, and return its workspace. Idempotent."""

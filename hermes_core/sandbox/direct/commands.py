@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -166,10 +167,14 @@ class DirectCommands:
     Args:
         environment: variables of every command, in addition to its own.
         call: carries them out.
+        cwd: where relative paths start, relative to the workspace or absolute.
     """
 
-    def __init__(self, shell: sh.Shell, environment: Mapping[str, str], slot: DirectSlot, call: Call) -> None:
+    def __init__(
+        self, shell: sh.Shell, environment: Mapping[str, str], slot: DirectSlot, call: Call, cwd: str = ""
+    ) -> None:
         self.call = call
+        self._cwd = cwd
         self._shell = shell
         self._base_environment = environment
         self._slot = slot
@@ -237,7 +242,7 @@ class DirectCommands:
         if not path:
             raise CommandError("a path has at least one character", code="invalid")
         sh.check_words(path)
-        return path if path.startswith("/") else f"{self._slot.workspace}/{path}"
+        return posixpath.join(self._slot.workspace, self._cwd, path)
 
     # --- background processes ---------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import posixpath
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -64,11 +65,14 @@ class SendRequest(Protocol):
 class RemoteCommands:
     """`SlotCommands` over a guest. See there for documentation."""
 
-    def __init__(self, request: SendRequest, index: int, workspace_dir: str, call: Call = unguarded) -> None:
+    def __init__(
+        self, request: SendRequest, index: int, workspace_dir: str, call: Call = unguarded, cwd: str = ""
+    ) -> None:
         self.call = call
         self._request = request
         self._index = index
         self._workspace_dir = workspace_dir
+        self._cwd = cwd
 
     @property
     def workspace_dir(self) -> str:
@@ -95,7 +99,7 @@ class RemoteCommands:
         if output_limit <= 0:
             raise CommandError(f"output_limit must be above 0, not {output_limit}", code="invalid")
         header = {"op": "exec", "limit": output_limit, "merge": merge_stderr, "grace": GRACE_S, "spool": spool}
-        header |= _launch(command, cwd, env, pty)
+        header |= _launch(command, self._directory(cwd), env, pty)
         if timeout_s is not None:
             header["timeout"] = _seconds("timeout_s", timeout_s)
         script = _script(command)
@@ -164,7 +168,7 @@ class RemoteCommands:
             "label": label[:_LABEL],
             "spool": spool,
         }
-        answer, _ = await self._request(header | _launch(command, cwd, env, pty), script)
+        answer, _ = await self._request(header | _launch(command, self._directory(cwd), env, pty), script)
         return _process_status(answer["process"])
 
     @operation
@@ -236,19 +240,21 @@ class RemoteCommands:
         if offset < 0 or limit < 0:
             raise CommandError("offset and limit must not be negative", code="invalid")
         data, result = await self._stream(
-            "read", {"path": _path(path), "offset": offset, "limit": min(limit, MAX_FILE_BYTES)}
+            "read", {"path": self._path(path), "offset": offset, "limit": min(limit, MAX_FILE_BYTES)}
         )
         return FileContent(data=data, offset=offset, size=int(result["size"]))
 
     @operation
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None, append: bool = False) -> None:
         """Replace or append to a file. Either all is written or an error is raised."""
-        await self._builtin("write", {"path": _path(path), "size": len(data), "mode": mode, "append": append}, data)
+        await self._builtin(
+            "write", {"path": self._path(path), "size": len(data), "mode": mode, "append": append}, data
+        )
 
     @operation
     async def stat(self, path: str) -> FileStat:
         """Return information about the path."""
-        result, _ = await self._builtin("stat", {"path": _path(path)})
+        result, _ = await self._builtin("stat", {"path": self._path(path)})
         return FileStat(**result["stat"])
 
     @operation
@@ -256,14 +262,14 @@ class RemoteCommands:
         self, path: str = ".", *, recursive: bool = False, max_entries: int = 10_000
     ) -> Sequence[FileStat]:
         """Return the entries of a directory, sorted by path."""
-        arguments = {"path": _path(path), "recursive": recursive, "max_entries": max_entries}
+        arguments = {"path": self._path(path), "recursive": recursive, "max_entries": max_entries}
         data, _ = await self._stream("list", arguments)
         return [FileStat(**entry) for entry in json.loads(data)]
 
     @operation
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file or a directory tree."""
-        await self._builtin("remove", {"path": _path(path), "recursive": recursive})
+        await self._builtin("remove", {"path": self._path(path), "recursive": recursive})
 
     @operation
     async def clear(self, keep: Sequence[str] = ()) -> None:
@@ -273,12 +279,12 @@ class RemoteCommands:
     @operation
     async def tar_in(self, path: str, data: bytes | AsyncIterator[bytes], *, compression: Compression = "") -> None:
         """Unpack a tar stream below a directory."""
-        await self._builtin("tar_in", {"path": _path(path), "compression": compression}, data)
+        await self._builtin("tar_in", {"path": self._path(path), "compression": compression}, data)
 
     @operation
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return a plain tar of a directory's contents."""
-        data, _ = await self._stream("tar_out", {"path": _path(path), "max_bytes": max_bytes})
+        data, _ = await self._stream("tar_out", {"path": self._path(path), "max_bytes": max_bytes})
         return data
 
     @operation
@@ -286,8 +292,14 @@ class RemoteCommands:
         self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
     ) -> int:
         """Write a plain tar of a directory's contents to `sink`, piece by piece."""
-        size, _ = await self._stream_to("tar_out", {"path": _path(path), "max_bytes": max_bytes}, sink)
+        size, _ = await self._stream_to("tar_out", {"path": self._path(path), "max_bytes": max_bytes}, sink)
         return size
+
+    def _path(self, path: str) -> str:
+        return _path(path and posixpath.join(self._cwd, path))
+
+    def _directory(self, cwd: str | None) -> str:
+        return posixpath.join(self._cwd, cwd or "")
 
     async def _builtin(
         self, name: str, arguments: Mapping[str, Any], stdin: bytes | AsyncIterator[bytes] | None = None
@@ -384,7 +396,7 @@ def _size(size: WindowSize) -> list[int]:
 
 
 def _launch(
-    command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None, pty: WindowSize | None
+    command: str | Sequence[str], cwd: str, env: Mapping[str, str] | None, pty: WindowSize | None
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {} if pty is None else {"pty": _size(pty)}
     if not isinstance(command, str):
@@ -395,7 +407,7 @@ def _launch(
         fields["cwd"] = _path(cwd)
     if env:
         fields["env"] = dict(env)
-    words = [*fields.get("argv", ()), cwd or "", *(env or {}).keys(), *(env or {}).values()]
+    words = [*fields.get("argv", ()), cwd, *(env or {}).keys(), *(env or {}).values()]
     if any("\0" in word for word in words):
         raise CommandError("an argument, the directory or a variable contains a NUL byte", code="invalid")
     if sum(len(_encoded(word)) for word in words) > MAX_ARGUMENTS:

@@ -39,8 +39,9 @@ class Client(Protocol):
     async def open_slot(self, index: int) -> str:
         """Make the slot ready (idempotent); return its workspace directory."""
 
-    def commands(self, index: int, call: Call = unguarded) -> SlotCommands:
-        """Return the commands of the slot, or of the preparation user (`PREPARE`); `call` carries them out."""
+    def commands(self, index: int, call: Call = unguarded, cwd: str = "") -> SlotCommands:
+        """Return the commands of the slot, or of the preparation user (`PREPARE`); `call` carries them out, and
+        relative paths start at `cwd`."""
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         """Kill every process of the slot; all are dead when it returns. With `forget`, nobody will ask for them."""
@@ -197,6 +198,8 @@ class Lease:
     seat: Seat
     slot: Slot
     verification: bool
+    cwd: str = ""
+    """Where relative paths start, relative to the workspace or absolute."""
     state: dict[str, Any] = field(default_factory=dict)
     """The tools' own memory of this trajectory."""
     watches: dict[str, Watch] = field(default_factory=dict)
@@ -219,7 +222,9 @@ class Lease:
             around: wraps this lease's `call`; the result carries out the commands.
         """
         call: Call = self.call if around is None else around(self.call)
-        return self.pooled.client.commands(self.seat.index if index is None else index, call)
+        if index is not None:
+            return self.pooled.client.commands(index, call)
+        return self.pooled.client.commands(self.seat.index, call, self.cwd)
 
     @contextmanager
     def executing(self) -> Iterator[None]:
