@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -92,6 +92,9 @@ class Environment(ABC):
     default_toolsets: tuple[str, ...] = ("terminal", "file")
     """Toolsets of the model if the configuration names none."""
 
+    scored: bool = True
+    """Whether rollouts are verified. If not, the verify hook is never called, and a rollout that ends without a failure
+    has no reward."""
     item_images: bool = False
     """Whether `image` names an image for each item. Sandboxes are then made only when a rollout asks for one."""
 
@@ -142,6 +145,24 @@ class Environment(ABC):
         """Return the image for this item's sandboxes, or None for the profile's image."""
         return None
 
+    def cwd(self, item: Item) -> str | None:
+        """Return the directory in which commands and tools start, relative to the workspace or absolute. None is the
+        workspace."""
+        return None
+
+    def toolsets(self, item: Item) -> Sequence[str] | None:
+        """Return the toolsets for this item's rollouts; empty for no tools. None is the configuration's."""
+        return None
+
+    def distribution(self, item: Item) -> str | None:
+        """Return the distribution from which this item's toolsets are drawn. None is the configuration's, unless
+        `toolsets` names some."""
+        return None
+
+    def uses_slot(self, item: Item) -> bool:
+        """Return whether the hooks use a slot. If not, and if no tool of a rollout runs in a sandbox, it gets none."""
+        return True
+
     def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
         """Return why an item is not sound although a baseline got the right reward, or None. For `hermes-rl validate`.
 
@@ -160,15 +181,14 @@ class Environment(ABC):
     otherwise fetch. It is for profiles with the network `setup`, which is cut when it returns. An environment where it
     is None can't run with such profiles."""
 
-    def selected_items(self) -> Iterator[Item]:
-        """Yield the items of a run: those of `items()`, in the configured order and number."""
+    def selected_items(self) -> Sequence[Item]:
+        """Return the items of a run: those of `items()`, in the configured order and number. Each is taken from
+        `items()` when it is asked for."""
         rows = self.items()
         order: Sequence[int] = range(len(rows))
         if self.config.shuffle:
             order = random.Random(self.config.seed).sample(order, len(rows))
-        if self.config.max_items:
-            order = order[: self.config.max_items]
-        return (rows[index] for index in order)
+        return _Selected(rows, order[: self.config.max_items or None])
 
     def initial_messages(self, item: Item) -> list[dict[str, Any]]:
         """Return the conversation that a rollout of this item starts with: the system prompt, if any, and the
@@ -190,3 +210,25 @@ class Environment(ABC):
             )
         messages.append({"role": "user", "content": prompt})
         return messages
+
+
+class _Selected(Sequence[Item]):
+    """Some rows, in another order."""
+
+    def __init__(self, rows: Sequence[Item], order: Sequence[int]) -> None:
+        self._rows = rows
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
+        if isinstance(index, slice):
+            return _Selected(self._rows, self._order[index])
+        return self._rows[self._order[index]]

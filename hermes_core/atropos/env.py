@@ -43,7 +43,7 @@ from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.plain import plain
 from hermes_core.envs.runner import STOPPING
-from hermes_core.envs.session import Tools, open_session, redactor
+from hermes_core.envs.session import Tools, check_scored, open_session, redactor
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.runtime import Runtime
@@ -208,6 +208,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             self.source = self.get_next_item = ItemSource(str(self.name), ask)  # type: ignore[method-assign]
             stack.callback(setattr, self, "get_next_item", ask)
             environment = self.make_environment(runtime)
+            check_scored(environment)
             options = self.config.run_options(groups or self.max_num_workers)
             backend_class = runtime.backend(options.backend).config_class
             given = backend_class.from_dict("default", options.backend_config).model_dump(exclude_unset=True)
@@ -218,7 +219,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 self.config,
                 self.tokenizer,
                 max_length=self.config.max_token_length,
-                tools=bool(Tools(runtime, environment, self.config.seed).names("")),
+                tools=bool(Tools(runtime, environment, self.config.seed).names()),
             )
             for server in servers:
                 stack.push_async_callback(server.aclose)

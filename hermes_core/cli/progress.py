@@ -29,23 +29,23 @@ class PlainProgress:
     def begin(self, total: int, tally: Tally) -> None:
         """Print a line with the number of rollouts to do."""
         self._total = total
-        earlier = f", {tally.scored} of them scored before" if tally.scored else ""
+        earlier = f", {_done(tally)} of them done before" if _done(tally) else ""
         self._write(f"{total} rollout{'' if total == 1 else 's'}{earlier}")
         self._next = time.monotonic() + self._every_s
 
     def update(self, tally: Tally) -> None:
-        """Print a line, if the last one is old enough."""
-        if time.monotonic() >= self._next:
+        """Print a line, if the last one is old enough and says something else."""
+        if time.monotonic() >= self._next and self._shown != (tally.finished, tally.failed):
             self._write_status(tally)
             self._next = time.monotonic() + self._every_s
 
     def end(self, tally: Tally) -> None:
         """Print the last line."""
-        if self._shown != (tally.scored, tally.failed):
+        if self._shown != (tally.finished, tally.failed):
             self._write_status(tally)
 
     def _write_status(self, tally: Tally) -> None:
-        self._shown = tally.scored, tally.failed
+        self._shown = tally.finished, tally.failed
         self._write(status_line(tally, self._total))
 
     def _write(self, line: str) -> None:
@@ -76,7 +76,7 @@ class LiveProgress:
     def begin(self, total: int, tally: Tally) -> None:
         """Show the bar."""
         self._total = total
-        self._task = self._display.add_task("starting", total=total, completed=tally.scored)
+        self._task = self._display.add_task("starting", total=total, completed=_done(tally))
         self._display.start()
 
     def update(self, tally: Tally) -> None:
@@ -102,10 +102,11 @@ def status_line(tally: Tally, total: int) -> str:
 
 
 def counts(tally: Tally, total: int) -> str:
-    """Return solved, failed, rate and time left, as far as they are known."""
-    parts = [f"{tally.solved} solved"]
+    """Return solved, failed by kind, rate and time left, as far as they are known."""
+    parts = [f"{tally.solved} solved"] if tally.scored or not tally.finished else []
     if tally.failed:
-        parts.append(f"{tally.failed} failed")
+        kinds = ", ".join(f"{count} {kind}" for kind, count in tally.failures.items() if kind != "cancelled")
+        parts.append(f"{tally.failed} failed ({kinds})")
     if tally.session:
         rate = tally.rate()
         if tally.elapsed_s >= RATED_FROM_S:
@@ -116,7 +117,7 @@ def counts(tally: Tally, total: int) -> str:
 
 
 def _done(tally: Tally) -> int:
-    return tally.scored + tally.failed
+    return tally.finished + tally.failed
 
 
 def _clock(seconds: float) -> str:

@@ -75,9 +75,8 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
     Args:
         width: the terminal's width in columns; None means no terminal, and lines of any length.
     """
-    mean = "none" if summary.mean_reward is None else f"{summary.mean_reward:.3f}"
     lines = [
-        f"{summary.scored} of {summary.total} scored, {summary.solved} solved, mean reward {mean}",
+        _outcome(summary),
         f"{summary.elapsed_s:.1f} s" + _rate(summary),
     ]
     for stage, seconds in summary.timings.items():
@@ -100,6 +99,13 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
         if not summary.complete:
             lines.append(f"to go on: the same command with --out {summary.out_dir} --resume")
     return "\n".join(lines)
+
+
+def _outcome(summary: RunSummary) -> str:
+    if summary.finished and not summary.scored:
+        return f"{summary.finished} of {summary.total} finished; the environment gives no rewards"
+    mean = "none" if summary.mean_reward is None else f"{summary.mean_reward:.3f}"
+    return f"{summary.scored} of {summary.total} scored, {summary.solved} solved, mean reward {mean}"
 
 
 def _rate(summary: RunSummary) -> str:

@@ -163,7 +163,7 @@ class GroupRoller:
 
     async def _roll(self, item: Item, group: Group, index: int) -> Rolled:
         """Roll out one rollout of the group. Its record is written in every case."""
-        context = self._tools.offered(self.context, group.group_id)
+        context = self._tools.offered(self.context, item, group.group_id)
         async with self._room:
             if isinstance(self.fatal, STOPPING):
                 raise self.fatal.twin()  # don't begin what can't succeed

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from enum import Enum
 from typing import Any, ParamSpec, TypeVar
 
 from hermes_core.envs.pending import Calls, Pending, awaited
-from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError
+from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError, UsageError
 from hermes_core.sandbox.commands import Around, Call, ExecutionResult, Operation, Slot, SlotCommands
 from hermes_core.sandbox.pool.preparation import Build, as_build
 from hermes_core.tool_backend import ToolBackend
@@ -58,8 +59,6 @@ class LeasedSlot:
     """One leased slot. Every `InfraError` in it is noted, so that a hook cannot hide one by catching it.
 
     Attributes:
-        slot: the handle.
-        commands: the commands of the slot, run as the slot's user.
         preparation: the commands of the preparation user of the slot's sandbox, in the directory of prepared things.
         limit: the time limit of the hook that uses it, if there is one.
         alone: whether `processor` holds all of the sandbox's processors.
@@ -71,15 +70,39 @@ class LeasedSlot:
     origin = Origin.AGENT
 
     def __init__(
-        self, backend: ToolBackend, slot: Slot, note: Note, *, group: str | None = None, calls: Calls | None = None
+        self,
+        backend: ToolBackend,
+        slot: Slot | None,
+        note: Note,
+        *,
+        group: str | None = None,
+        calls: Calls | None = None,
     ) -> None:
-        self.slot = slot
+        self._slot = slot
         self.calls = calls or Calls()
         self.group = group
         self.limit: asyncio.Timeout | None = None
         self._backend = backend
         self._note = note
-        self.commands = backend.commands(slot, around=self._awaited("commands", self.origin))
+
+    @property
+    def slot(self) -> Slot:
+        """Return the handle.
+
+        Raises:
+            UsageError: the rollout has no slot.
+        """
+        if self._slot is None:
+            raise UsageError(
+                "this rollout has no slot: its environment said that its hooks need none, and no tool does",
+                hint="let `uses_slot` of the environment return True",
+            )
+        return self._slot
+
+    @functools.cached_property
+    def commands(self) -> SlotCommands:
+        """Return the commands of the slot, run as the slot's user."""
+        return self._backend.commands(self.slot, around=self._awaited("commands", self.origin))
 
     @property
     def sandbox_id(self) -> str:

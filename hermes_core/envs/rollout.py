@@ -80,6 +80,8 @@ class RolloutContext:
     """The tools that the model may call."""
     tool_schemas: Sequence[dict[str, Any]] = ()
     """Their schemas, made once for many rollouts."""
+    needs_slot: bool = True
+    """Whether a hook or a tool needs a slot. Without one, nothing can be run in a sandbox."""
     backend_name: str = ""
     profile: str | None = None
     """The profile for items that name none; None is the backend's default."""
@@ -97,7 +99,7 @@ class Rollout(LeasedSlot):
         overran: whether the hook's time ended while it waited for a command in a slot.
     """
 
-    def __init__(self, context: RolloutContext, trajectory: Trajectory, slot: Slot) -> None:
+    def __init__(self, context: RolloutContext, trajectory: Trajectory, slot: Slot | None) -> None:
         super().__init__(context.backend, slot, self._met, group=trajectory.group)
         self.unclean: SlotUnclean | None = None
         self.overran = False
@@ -305,19 +307,24 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
             with trajectory.stage("setup"):
                 prompt = context.environment.initial_messages(item)
                 async with _within(rollout, limits.setup_timeout_s, SetupFailed):
+                    await _make_cwd(rollout, context.environment.cwd(item))
                     on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
             try:
                 with trajectory.stage("agent"):
                     trajectory.result = await _work(context, trajectory, prompt, on_slot)
-                with trajectory.stage("verify"):
-                    await rollout.kill_everything()
-                    verified = hooks.verify(result=trajectory.result, **on_slot)
-                    trajectory.score(*await _judged(rollout, verified, limits.verify_timeout_s))
+                if context.environment.scored:
+                    with trajectory.stage("verify"):
+                        await rollout.kill_everything()
+                        verified = hooks.verify(result=trajectory.result, **on_slot)
+                        trajectory.score(*await _judged(rollout, verified, limits.verify_timeout_s))
+                else:
+                    trajectory.score(None)
             except SlotUnclean:
                 if rollout.unclean is None:
                     raise
             if rollout.unclean is not None:
-                trajectory.score(0.0, {"reason": f"the agent's slot: {rollout.unclean.message}"})
+                reward = 0.0 if context.environment.scored else None
+                trajectory.score(reward, {"reason": f"the agent's slot: {rollout.unclean.message}"})
 
 
 async def _score_patch(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> None:
@@ -391,10 +398,17 @@ async def _work(
 @asynccontextmanager
 async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -> AsyncIterator[Rollout]:
     """Lease the rollout's slot and release it, and time both. If the slot can't be reset, the pool handles it; the
-    score stays valid."""
+    score stays valid. A rollout that needs no slot gets none."""
+    if not context.needs_slot:
+        yield Rollout(context, trajectory, None)
+        return
     profile, image = context.environment.profile(item), context.environment.image(item)
     lease = context.backend.lease(
-        trajectory.trajectory_id, profile=profile or context.profile, image=image, group=trajectory.group
+        trajectory.trajectory_id,
+        profile=profile or context.profile,
+        image=image,
+        cwd=context.environment.cwd(item),
+        group=trajectory.group,
     )
     with trajectory.stage("acquire"):
         try:
@@ -412,6 +426,22 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
                 await lease.__aexit__(*sys.exc_info())
             except HermesError as error:
                 log.warning("trajectory %s: the slot was not released cleanly: %s", trajectory.trajectory_id, error)
+
+
+async def _make_cwd(rollout: Rollout, cwd: str | None) -> None:
+    """Make the directory in which the item's commands start, if it is missing.
+
+    Raises:
+        SetupFailed: it can't be made.
+    """
+    if cwd is None:
+        return
+    made = await rollout.commands.run(["mkdir", "-p", "--", cwd], cwd=rollout.slot.workspace_dir)
+    if not made.ok:
+        raise SetupFailed(
+            f"the item's cwd {cwd!r} can't be made: {made.error_text.strip()}",
+            hint="name a directory of its image, or one below the workspace",
+        )
 
 
 @asynccontextmanager

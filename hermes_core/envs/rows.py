@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,16 +28,76 @@ def load_rows(model: type[Row], path: str | Path) -> list[Row]:
     Raises:
         DatasetError: the file can't be read, or lines of it are not valid rows; names the first of them with the field.
     """
-    path = Path(path).expanduser()
-    rows: list[Row] = []
+    return [row for _, row in _checked_rows(model, Path(path).expanduser())]
+
+
+class RowFile(Sequence[Row]):
+    """The rows of a JSONL file, for files of any size: each is read again when it is asked for. Close it at the end.
+
+    Making it reads and checks the whole file, which is blocking. Reading a row takes some microseconds.
+
+    Raises:
+        DatasetError: as `load_rows` does; also later, if a line was changed in place.
+    """
+
+    def __init__(self, model: type[Row], path: str | Path) -> None:
+        self._model = model
+        self._path = Path(path).expanduser()
+        self._places = array("Q")
+        """The offset and the length of each line, one after the other."""
+        self._file = -1
+        for line, _ in _checked_rows(model, self._path):
+            self._places.extend((line.offset, len(line.text)))
+        self._file = _open(self._path)
+
+    def __len__(self) -> int:
+        return len(self._places) // 2
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        try:
+            return _checked(self._model, _parsed(self.line(index)))
+        except ValueError as error:
+            raise DatasetError(
+                f"{self._path}, row {index + 1}{error}", hint="don't change the file while a run reads it"
+            ) from error
+
+    def line(self, index: int) -> bytes:
+        """Return the line of a row, as it was written.
+
+        Raises:
+            DatasetError: it can't be read any more.
+        """
+        offset, length = self._places[2 * range(len(self))[index] :][:2]
+        try:
+            return os.pread(self._file, length, offset)
+        except OSError as error:
+            raise _unreadable(self._path, error) from error
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def _checked_rows(model: type[Row], path: Path) -> Iterator[tuple[_Line, Row]]:
+    """Yield each line with its row, and raise at the end if there were lines that are no rows."""
     problems: list[str] = []
     more = 0
-    for number, line in _lines(path):
+    for line in _lines(path):
         try:
-            rows.append(_checked(model, _parsed(line)))
+            yield line, _checked(model, _parsed(line.text))
         except ValueError as error:
             if len(problems) < PROBLEMS_SHOWN:
-                problems.append(f"line {number}{error}")
+                problems.append(f"line {line.number}{error}")
             else:
                 more += 1
     if problems:
@@ -43,7 +105,6 @@ def load_rows(model: type[Row], path: str | Path) -> list[Row]:
             f"{path}, {'; '.join(problems)}" + (f"; and {more} more" if more else ""),
             hint=f"{_ONE_OBJECT}; {_fields(model)}",
         )
-    return rows
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -52,10 +113,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         DatasetError: the file can't be read, or a line is not a JSON object.
     """
-    for number, line in _lines(path):
-        where = f"{path}, line {number}"
+    for line in _lines(path):
+        where = f"{path}, line {line.number}"
         try:
-            row = _parsed(line)
+            row = _parsed(line.text)
         except ValueError as error:
             raise DatasetError(f"{where}{error}", hint=_ONE_OBJECT) from error
         yield where, row
@@ -86,12 +147,35 @@ class _WrongField(ValueError):
         self.field = field
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+class _Line(NamedTuple):
+    """A line of a file that is not empty."""
+
+    number: int
+    offset: int
+    text: bytes
+
+
+def _lines(path: Path) -> Iterator[_Line]:
     try:
         with path.open("rb") as lines:
-            yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+            offset = 0
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _Line(number, offset, line)
+                offset += len(line)
     except OSError as error:
-        raise DatasetError(f"can't read {path}: {error.strerror or error}", hint="name a JSONL file") from error
+        raise _unreadable(path, error) from error
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DatasetError:
+    return DatasetError(f"can't read {path}: {error.strerror or error}", hint="name a JSONL file")
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

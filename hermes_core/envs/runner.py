@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +16,24 @@ from typing import Any, ParamSpec, TypeVar
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
+from hermes_core.aio import alongside
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.session import Tools, broken, open_session, versions
 from hermes_core.envs.store import TRAJECTORIES, OutputFolder
-from hermes_core.envs.summary import NoProgress, Progress, RunSummary, Tally
+from hermes_core.envs.summary import Key, NoProgress, Progress, RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory
-from hermes_core.errors import DatasetError, HermesError, PluginError, UsageError, describe
+from hermes_core.errors import (
+    DatasetError,
+    FailureKind,
+    HermesError,
+    PluginError,
+    UnknownNameError,
+    UsageError,
+    describe,
+)
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
 from hermes_core.sink import Sink
@@ -40,6 +50,9 @@ STOPPING = (CostLimitReached, EndpointDown)
 SYNC_EVERY_S = 1.0
 """Seconds between two waits for the disk."""
 
+SHOW_EVERY_S = 1.0
+"""Seconds after which the progress is shown again, even if no rollout ended."""
+
 
 async def run_rollouts(
     runtime: Runtime,
@@ -51,6 +64,7 @@ async def run_rollouts(
     out_dir: str | Path | None = None,
     runs_dir: str | Path | None = None,
     resume: bool = False,
+    retry_failed: Collection[FailureKind] | None = None,
     on_folder: Callable[[Path], None] | None = None,
     on_record: Callable[[Mapping[str, Any]], None] | None = None,
     sinks: Sequence[Sink | str] = (),
@@ -67,7 +81,9 @@ async def run_rollouts(
         out_dir: directory for the records, `run.json` and `summary.json`; without it and `runs_dir` nothing is kept.
         runs_dir: directory in which the run gets a folder of its own, if there is no `out_dir`:
             `ENVIRONMENT-YYYYMMDD-HHMMSS`.
-        resume: continue the run in `out_dir`; rollouts that have a score are not repeated.
+        resume: continue the run in `out_dir`; rollouts that ended without a failure are not repeated.
+        retry_failed: when resuming, repeat only failures of these kinds, and rollouts that were cancelled. None repeats
+            all failures.
         on_folder: called with the run's folder, if it has one, just before the first rollout begins.
         on_record: called with each record as it is written, on the event loop.
         sinks: additional places for the records, except those of cancelled rollouts; closed at the end. A text is the
@@ -75,7 +91,7 @@ async def run_rollouts(
         options: the fields of `RunOptions`: `backend`, `concurrency`, `group_size`, `isolation`, `seed`, ….
 
     Returns:
-        The summary of the run; `summary.complete` says whether every rollout has a reward.
+        The summary of the run; `summary.complete` says whether every rollout ended without a failure.
 
     Raises:
         UsageError: something that was asked for does not exist or is impossible.
@@ -100,7 +116,7 @@ async def run_rollouts(
         )
         run = Run(
             tools=session.tools,
-            jobs=Jobs(session.environment, chosen.group_size),
+            jobs=Jobs(session.environment, session.tools, chosen.group_size),
             on_record=on_record,
             sinks=opened,
             progress=progress or NoProgress(),
@@ -113,8 +129,9 @@ async def run_rollouts(
         if run.folder is not None:
             stack.callback(run.folder.close)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
-            await _in_thread(run.folder.open, session.configuration(), about, run.tally, resume=resume)
-        async with session.sandboxes(run.count_left()) as context:
+            again = None if retry_failed is None else {*retry_failed, FailureKind.CANCELLED}
+            await _in_thread(run.folder.open, session.configuration(), about, run.tally, resume=resume, again=again)
+        async with session.sandboxes(run.count_left(), start=run.jobs.need_slots) as context:
             if on_folder is not None and run.folder is not None:
                 on_folder(run.folder.path)
             return await run.all(context, session.room)
@@ -177,23 +194,62 @@ class Job:
 class Jobs:
     """The rollouts of a run, in order. Those of one item are next to each other, so that a group runs at the same time.
 
+    It keeps the items' ids. An item itself is taken from the dataset when its first rollout begins.
+
     Raises:
-        DatasetError: there are no items, or two have the same id.
+        DatasetError: there are no items, or two have the same id, or one names tools that do not exist.
+        PluginError: the environment is broken.
     """
 
-    def __init__(self, environment: Environment, group_size: int) -> None:
-        self._environment = environment
+    def __init__(self, environment: Environment, tools: Tools, group_size: int) -> None:
+        self._items = environment.selected_items()
         self._group_size = group_size
-        self._items = _count_items(environment)
+        self._ids: list[str] = []
+        self.need_slots = False
+        """Whether one of them needs a slot."""
+        try:
+            self._check(environment, tools)
+        except HermesError:
+            raise
+        except Exception as error:
+            raise broken(environment, "items() or item_id()", error) from error
+
+    def _check(self, environment: Environment, tools: Tools) -> None:
+        known: set[str] = set()
+        for item in self._items:
+            item_id = environment.item_id(item)
+            if item_id in known:
+                raise DatasetError(
+                    f"two items of environment {environment.name!r} have the id {item_id!r}",
+                    hint="give each item an id of its own",
+                )
+            known.add(item_id)
+            self._ids.append(item_id)
+            try:
+                self.need_slots |= tools.need_slot(item, item_id)
+            except UnknownNameError as error:
+                raise DatasetError(f"item {item_id!r}: {error.message}", hint=error.hint) from error
+        if not known:
+            raise DatasetError(
+                f"environment {environment.name!r} has no items",
+                hint="check its dataset, and the settings that select from it",
+            )
 
     def __len__(self) -> int:
-        return self._items * self._group_size
+        return len(self._ids) * self._group_size
 
-    def __iter__(self) -> Iterator[Job]:
-        for item in self._environment.selected_items():
-            item_id = self._environment.item_id(item)
+    def count(self, done: Callable[[Key], bool]) -> int:
+        """Return the number of rollouts that are not done."""
+        return sum(not done((item_id, index)) for item_id in self._ids for index in range(self._group_size))
+
+    def left(self, done: Callable[[Key], bool]) -> Iterator[Job]:
+        """Yield the rollouts that are not done."""
+        for number, item_id in enumerate(self._ids):
+            item: Item | None = None
             for index in range(self._group_size):
-                yield Job(item, item_id, index)
+                if not done((item_id, index)):
+                    item = self._items[number] if item is None else item
+                    yield Job(item, item_id, index)
 
 
 @dataclass
@@ -212,11 +268,12 @@ class Run:
     _synced: float = field(default_factory=time.monotonic)
 
     async def all(self, context: RolloutContext, concurrency: int) -> RunSummary:
-        """Do the rollouts that have no score yet, and return a summary, even if an error ends the run."""
+        """Do the rollouts that are left, and return a summary, even if an error ends the run."""
         self.tally.start_session()
         self.progress.begin(len(self.jobs), self.tally)
         try:
-            await each(self._left(), lambda job: self._one(context, job), concurrency)
+            async with alongside(self._show()):
+                await each(self._left(), lambda job: self._one(context, job), concurrency)
         except STOPPING as error:
             self._stopped = str(error)
         except BaseException as error:
@@ -226,6 +283,12 @@ class Run:
         finally:
             self.progress.end(self.tally)
         return await _in_thread(self._finish, context.backend.usage())
+
+    async def _show(self) -> None:
+        """Show the progress now and then, also while no rollout ends."""
+        while True:
+            await asyncio.sleep(SHOW_EVERY_S)
+            self.progress.update(self.tally)
 
     def _finish(self, usage: Mapping[str, SandboxUsage]) -> RunSummary:
         """Return a summary, and wait for the disk."""
@@ -237,15 +300,11 @@ class Run:
         return summary
 
     def count_left(self) -> int:
-        """Return how many rollouts have no score yet."""
-        return sum(1 for _ in self._left())
+        """Return how many rollouts are to be done."""
+        return self.jobs.count(self.tally.was_done_before)
 
     def _left(self) -> Iterator[Job]:
-        for job in self.jobs:
-            if self._stopped:
-                return
-            if not self.tally.is_scored((job.item_id, job.rollout_index)):
-                yield job
+        return itertools.takewhile(lambda _: self._stopped is None, self.jobs.left(self.tally.was_done_before))
 
     async def _one(self, context: RolloutContext, job: Job) -> None:
         """Do one rollout and write its record. A cancelled one has a record too: it runs again when the run is resumed.
@@ -256,7 +315,7 @@ class Run:
         trajectory = begin(context, job.item_id, job.item_id, job.rollout_index)
         down: EndpointDown | None = None
         try:
-            await run_rollout(self.tools.offered(context, job.item_id), job.item, trajectory)
+            await run_rollout(self.tools.offered(context, job.item, job.item_id), job.item, trajectory)
         except asyncio.CancelledError:
             self._keep(context, trajectory)
             raise
@@ -321,29 +380,6 @@ async def each(jobs: Iterator[T], work: Callable[[T], Awaitable[None]], concurre
 
 def _tell_finished(context: RolloutContext, record: Mapping[str, Any]) -> None:
     context.hooks.events.emit("trajectory_finished", trajectory_id=record["trajectory_id"], record=record)
-
-
-def _count_items(environment: Environment) -> int:
-    ids: set[str] = set()
-    try:
-        for item in environment.selected_items():
-            item_id = environment.item_id(item)
-            if item_id in ids:
-                raise DatasetError(
-                    f"two items of environment {environment.name!r} have the id {item_id!r}",
-                    hint="give each item an id of its own",
-                )
-            ids.add(item_id)
-    except HermesError:
-        raise
-    except Exception as error:
-        raise broken(environment, "items() or item_id()", error) from error
-    if not ids:
-        raise DatasetError(
-            f"environment {environment.name!r} has no items",
-            hint="check its dataset, and the settings that select from it",
-        )
-    return len(ids)
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

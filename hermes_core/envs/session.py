@@ -12,11 +12,11 @@ from typing import Any
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import OracleAgent
-from hermes_core.environment import Environment
+from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import BASELINES, COST, PATIENCE, RunOptions, check_hides, granted_isolation, pool_size
 from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.rollout import RolloutContext
-from hermes_core.errors import HermesError, PluginError, describe
+from hermes_core.errors import HermesError, PluginError, UsageError, describe
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
@@ -168,6 +168,18 @@ def make_environment(
     return runtime.environment(environment, {**seeded, **(config or {})})
 
 
+def check_scored(environment: Environment) -> None:
+    """Refuse an environment whose rollouts get no reward.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if not environment.scored:
+        raise UsageError(
+            f"environment {environment.name!r} gives no rewards", hint="`hermes-rl rollout` makes data with it"
+        )
+
+
 @asynccontextmanager
 async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[None]:
     """Load the environment's dataset, and close the environment at the end.
@@ -299,28 +311,43 @@ class Tools:
     def __init__(self, runtime: Runtime, environment: Environment, seed: int | None) -> None:
         config = environment.config
         self._registry = runtime.tools
+        self._environment = environment
         self._distribution = config.distribution
+        self._toolsets = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
         self._disabled = config.disabled_toolsets
-        self._enabled: tuple[str, ...] = ()
-        if config.distribution is None:
-            self._enabled = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
         self._seed = seed or 0
+        self._of_toolsets: dict[tuple[str, ...], tuple[str, ...]] = {(): ()}
         self._schemas: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        self._fixed: tuple[str, ...] | None = None
-        names = self.names("")
-        if config.distribution is None:
-            self._fixed = names
+        self.names()
 
-    def names(self, group: str) -> tuple[str, ...]:
-        """Return the tools that the group's rollouts can call."""
-        if self._fixed is not None:
-            return self._fixed
-        seed = f"{self._seed}:{group}"
-        return tuple(resolve_tools(self._registry, self._enabled, self._disabled, self._distribution, seed))
+    def names(self, item: Item | None = None, group: str = "") -> tuple[str, ...]:
+        """Return the tools that the rollouts of an item can call; None is an item that names no tools.
 
-    def offered(self, context: RolloutContext, group: str) -> RolloutContext:
-        """Return the context with the group's tools in it."""
-        names = self.names(group)
+        Raises:
+            UnknownNameError: the item names a toolset or a distribution that does not exist.
+        """
+        toolsets, distribution = tuple(self._toolsets), self._distribution
+        if item is not None:
+            if (own := self._environment.toolsets(item)) is not None:
+                toolsets, distribution = tuple(own), None
+            else:
+                distribution = self._environment.distribution(item) or distribution
+        if distribution is not None:
+            seed = f"{self._seed}:{group}"
+            return tuple(resolve_tools(self._registry, None, self._disabled, distribution, seed))
+        if toolsets not in self._of_toolsets:
+            self._of_toolsets[toolsets] = tuple(resolve_tools(self._registry, toolsets, self._disabled))
+        return self._of_toolsets[toolsets]
+
+    def need_slot(self, item: Item, group: str) -> bool:
+        """Return whether the item's rollouts need a slot: for a hook, or for a tool."""
+        names = self.names(item, group)
+        return self._environment.uses_slot(item) or any(self._registry.get(name).where == "sandbox" for name in names)
+
+    def offered(self, context: RolloutContext, item: Item, group: str) -> RolloutContext:
+        """Return the context with the tools of the item's group in it."""
+        names = self.names(item, group)
         if names not in self._schemas:
             self._schemas[names] = self._registry.schemas(names)
-        return replace(context, tool_names=names, tool_schemas=self._schemas[names])
+        schemas, slot = self._schemas[names], self.need_slot(item, group)
+        return replace(context, tool_names=names, tool_schemas=schemas, needs_slot=slot)

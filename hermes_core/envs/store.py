@@ -9,14 +9,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hermes_core.envs.record import Record, parse_line
-from hermes_core.envs.summary import Key, RunSummary, Tally
-from hermes_core.errors import OutputError, UsageError
+from hermes_core.envs.summary import RunSummary, Tally
+from hermes_core.errors import FailureKind, OutputError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ class OutputFolder:
     """A run's folder, locked for as long as this is open.
 
     Each record is one write of one whole line to a file opened for appending, so after `kill -9` at most the last line
-    is incomplete; it is cut off when the run is resumed. Each rollout has one line: those without a score, which a
-    resumed run does again, are first moved to `superseded.jsonl`. A run that ends without a record leaves no files.
+    is incomplete; it is cut off when the run is resumed. Each rollout has one line: those of failed rollouts that a
+    resumed run does again are first moved to `superseded.jsonl`. A run that ends without a record leaves no files.
 
     Args:
         new: whether `path` must not exist yet.
@@ -88,13 +88,22 @@ class OutputFolder:
     def _unusable(self, error: OSError) -> UsageError:
         return UsageError(f"can't use {self.path} as the output folder: {error.strerror}", hint="choose another name")
 
-    def open(self, configuration: Mapping[str, Any], about: Mapping[str, Any], tally: Tally, *, resume: bool) -> None:
+    def open(
+        self,
+        configuration: Mapping[str, Any],
+        about: Mapping[str, Any],
+        tally: Tally,
+        *,
+        resume: bool,
+        again: Collection[FailureKind] | None = None,
+    ) -> None:
         """Start a run here, or continue the one that is here.
 
         Args:
             configuration: everything that affects the run's records; it must be the same when the run is resumed.
             about: other information for `run.json` (versions, seed, …).
-            tally: gets the records that are here already.
+            tally: gets the records that are here already and stay.
+            again: failures of these kinds are done again; None is all kinds.
 
         Raises:
             UsageError: there is a run here and `resume` is not set; or it has another configuration, and the differing
@@ -112,7 +121,7 @@ class OutputFolder:
                 log.warning("%s holds no run to resume: a new run begins there", self.path)
             self._begun = not held
             if held:
-                self._recover(trajectories, tally)
+                self._recover(trajectories, tally, again)
             self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._file).st_size
         except OSError as error:
@@ -182,10 +191,10 @@ class OutputFolder:
             hint="give the same options to resume it, or choose another folder",
         )
 
-    def _recover(self, trajectories: Path, tally: Tally) -> None:
-        """Read the records that are here, and keep the line with the score of each rollout."""
+    def _recover(self, trajectories: Path, tally: Tally, again: Collection[FailureKind] | None) -> None:
+        """Read the records that are here, and keep one line of each rollout that is not done again."""
         size = trajectories.stat().st_size
-        scored: dict[Key, int] = {}
+        kept: set[int] = set()
         number = 0
         for number, line, end in _lines(trajectories):
             place = f"{trajectories}, line {number}"
@@ -196,11 +205,13 @@ class OutputFolder:
                     raise _no_record(place) from error
                 log.warning("%s: the last line is torn, as after a crash; its rollout runs again", self.path)
                 continue
-            if record.reward is not None:
-                scored[record.item_id, record.rollout_index] = number
+            key = (record.item_id, record.rollout_index)
+            failed = record.failure is not None and (again is None or record.failure.kind in again)
+            if not failed and not tally.was_done_before(key):
+                kept.add(number)
                 tally.add(record, earlier=True)
-        if number != len(scored):
-            self._keep_only(set(scored.values()), trajectories)
+        if number != len(kept):
+            self._keep_only(kept, trajectories)
 
     def _keep_only(self, numbers: set[int], trajectories: Path) -> None:
         """Move the other lines to `superseded.jsonl`. If killed in between, they are in both files until this is done

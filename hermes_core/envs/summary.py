@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from itertools import accumulate
+from typing import Any, Protocol
 
 from hermes_core.envs.record import STAGES, Record
 from hermes_core.errors import FailureKind
@@ -30,6 +31,8 @@ class RunSummary:
 
     total: int
     """Number of rollouts of the run."""
+    finished: int
+    """Number of rollouts that ended without a failure. All of them have a reward, unless the environment gives none."""
     scored: int
     """Number of rollouts with a reward."""
     solved: int
@@ -37,7 +40,7 @@ class RunSummary:
     mean_reward: float | None
     """Mean reward of the scored rollouts; None if there are none."""
     failures: Mapping[str, int]
-    """Number of rollouts that ended without a reward, by kind: `infra`, `setup`, `model`, `verifier`, `cancelled`."""
+    """Number of rollouts that failed, by kind: `infra`, `setup`, `model`, `verifier`, `cancelled`."""
     infra_retries: int
     """Number of restarts of rollouts after infrastructure failures."""
     elapsed_s: float
@@ -45,7 +48,7 @@ class RunSummary:
     rollouts_per_hour: float
     """Rollouts per hour in this session."""
     timings: Mapping[str, Mapping[str, float]]
-    """Seconds of each stage (`acquire_s`, …): `p50`, `p95` and `max`."""
+    """Seconds of each stage (`acquire_s`, …): `p50`, `p95` (both to three digits) and `max`."""
     sandbox_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of sandboxes in this session, by profile."""
     cost: Mapping[str, float] = field(default_factory=dict)
@@ -56,72 +59,104 @@ class RunSummary:
 
     @property
     def complete(self) -> bool:
-        """Return whether every rollout has a reward."""
-        return self.scored == self.total
+        """Return whether every rollout ended without a failure."""
+        return self.finished == self.total
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
         return asdict(self)
 
 
-class _Outcome(NamedTuple):
-    """The part of one record that a summary needs. It is small, because there is one for every rollout of a run."""
+class Spread:
+    """The distribution of many numbers, in bounded memory: they are counted by their first three digits."""
 
-    reward: float | None
-    failure: FailureKind | None
-    infra_retries: int
-    timings: tuple[float | None, ...]
+    def __init__(self) -> None:
+        self._counts: Counter[float] = Counter()
+        self.largest = -math.inf
+        """The largest number."""
+
+    def add(self, value: float) -> None:
+        """Add a number."""
+        self._counts[float(f"{value:.3g}")] += 1
+        self.largest = max(self.largest, value)
+
+    def percentile(self, share: float) -> float:
+        """Return the smallest number that at least this share of the numbers does not exceed, to three digits. There
+        must be one."""
+        rank = max(1, math.ceil(self._counts.total() * share))
+        ordered = sorted(self._counts)
+        passed = accumulate(self._counts[value] for value in ordered)
+        return next(value for value, count in zip(ordered, passed, strict=True) if count >= rank)
 
 
 class Tally:
-    """Adds up records as they come. The last record of a rollout replaces earlier ones.
+    """Adds up records as they come. A failed rollout counts until a later record of it is added.
+
+    It keeps nothing of a rollout that finished in this session, so that a run may have any number of them.
 
     Args:
         window: the number of recent rollouts that `infra_rate` is computed from.
     """
 
     def __init__(self, window: int = 20) -> None:
-        self._outcomes: dict[Key, _Outcome] = {}
+        self._failed: dict[Key, FailureKind] = {}
+        self._kinds: Counter[FailureKind] = Counter()
+        self._before: set[Key] = set()
         self._recent: deque[bool] = deque(maxlen=window)
         self._started = time.monotonic()
+        self._rewards = 0.0
+        self._infra_retries = 0
+        self._timings = {stage: Spread() for stage in STAGES}
         self.session = 0
         """Number of records added in this session."""
+        self.finished = 0
+        """Number of rollouts that ended without a failure."""
         self.scored = 0
         """Number of rollouts with a reward."""
         self.solved = 0
         """Number of rollouts with a reward of 1.0 or more."""
-        self.failed = 0
-        """Number of rollouts that ended without a reward in this session, except cancelled ones."""
 
     def add(self, record: Record, *, earlier: bool = False) -> None:
-        """Add a record; `earlier` if it is from an earlier session."""
-        failure = record.failure.kind if record.failure else None
-        timings = tuple(record.timings.get(f"{stage}_s") for stage in STAGES)
+        """Add a record; `earlier` if it is from an earlier session, and its rollout is not done again."""
         key = (record.item_id, record.rollout_index)
-        before = self._outcomes.get(key)
-        self._outcomes[key] = outcome = _Outcome(record.reward, failure, record.infra_retries, timings)
-        for counted, by in ((before, -1), (outcome, 1)):
-            if counted is not None and counted.reward is not None:
-                self.scored += by
-                self.solved += by * (counted.reward >= SOLVED)
-        if not earlier:
-            self.failed += outcome.reward is None and failure != FailureKind.CANCELLED
+        if (kind := self._failed.pop(key, None)) is not None:
+            self._kinds[kind] -= 1
+        if record.failure is not None:
+            self._failed[key] = record.failure.kind
+            self._kinds[record.failure.kind] += 1
+        else:
+            self.finished += 1
+        if record.reward is not None:
+            self.scored += 1
+            self.solved += record.reward >= SOLVED
+            self._rewards += record.reward
+        self._infra_retries += record.infra_retries
+        for stage, spread in self._timings.items():
+            if (seconds := record.timings.get(f"{stage}_s")) is not None:
+                spread.add(seconds)
+        if earlier:
+            self._before.add(key)
+        else:
             self.session += 1
-            self._recent.append(failure in (FailureKind.INFRA, FailureKind.MODEL))
+            self._recent.append(record.failure is not None and record.failure.kind in _NOT_OF_THE_AGENT)
 
     def start_session(self) -> None:
         """Start measuring the session's time."""
         self._started = time.monotonic()
 
-    def is_scored(self, key: Key) -> bool:
-        """Return whether the rollout has a reward."""
-        outcome = self._outcomes.get(key)
-        return outcome is not None and outcome.reward is not None
+    def was_done_before(self, key: Key) -> bool:
+        """Return whether an earlier session did the rollout, and it is not done again."""
+        return key in self._before
 
     @property
-    def recorded(self) -> int:
-        """Return the number of rollouts that ended, with or without a reward."""
-        return len(self._outcomes)
+    def failures(self) -> dict[str, int]:
+        """Return the number of failed rollouts by kind."""
+        return {str(kind): count for kind, count in sorted(self._kinds.items()) if count}
+
+    @property
+    def failed(self) -> int:
+        """Return the number of failed rollouts, except cancelled ones."""
+        return self._kinds.total() - self._kinds[FailureKind.CANCELLED]
 
     def infra_rate(self, least: int = 10) -> float:
         """Return the share of recent rollouts that failed because of our infrastructure or the model's; 0 if fewer than
@@ -151,39 +186,30 @@ class Tally:
             usage: the cost of the sandboxes so far, by profile.
         """
         used = usage or {}
-        outcomes = self._outcomes.values()
-        rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
-        failures = Counter(outcome.failure for outcome in outcomes if outcome.failure is not None)
         return RunSummary(
             total=total,
+            finished=self.finished,
             scored=self.scored,
             solved=self.solved,
-            mean_reward=sum(rewards) / len(rewards) if rewards else None,
-            failures={str(kind): count for kind, count in sorted(failures.items())},
-            infra_retries=sum(outcome.infra_retries for outcome in outcomes),
+            mean_reward=self._rewards / self.scored if self.scored else None,
+            failures=self.failures,
+            infra_retries=self._infra_retries,
             elapsed_s=round(self.elapsed_s, 3),
             rollouts_per_hour=round(self.rate() * 3600, 1),
-            timings=self._timings(),
+            timings={
+                f"{stage}_s": {"p50": spread.percentile(0.50), "p95": spread.percentile(0.95), "max": spread.largest}
+                for stage, spread in self._timings.items()
+                if spread.largest >= 0
+            },
             sandbox_s={name: round(each.sandbox_s, 3) for name, each in used.items()},
             cost={name: round(each.cost, 6) for name, each in used.items() if each.cost is not None},
             stopped=stopped,
             out_dir=out_dir,
         )
 
-    def _timings(self) -> dict[str, dict[str, float]]:
-        columns = {}
-        for index, stage in enumerate(STAGES):
-            seconds = sorted(t for o in self._outcomes.values() if (t := o.timings[index]) is not None)
-            if seconds:
-                p50, p95 = percentile(seconds, 0.50), percentile(seconds, 0.95)
-                columns[f"{stage}_s"] = {"p50": p50, "p95": p95, "max": seconds[-1]}
-        return columns
 
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values does not exceed. Values must be ascending and
-    not empty."""
-    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+_NOT_OF_THE_AGENT = (FailureKind.INFRA, FailureKind.MODEL)
+"""Failures of our infrastructure and of the model's endpoint."""
 
 
 class Progress(Protocol):
@@ -193,7 +219,7 @@ class Progress(Protocol):
         """Begin; `tally` holds the results of earlier sessions."""
 
     def update(self, tally: Tally) -> None:
-        """Show that a rollout ended."""
+        """Show the state. Called when a rollout ended, and every second."""
 
     def end(self, tally: Tally) -> None:
         """End the display. Called after success and failure."""

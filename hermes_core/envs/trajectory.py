@@ -60,6 +60,8 @@ class Trajectory:
     """Why its check was run a second time, or None."""
     _infra: InfraError | None = field(default=None, init=False)
     _failed_stage: str | None = field(default=None, init=False)
+    _ended: bool = field(default=False, init=False)
+    """Whether the agent's work has its outcome. A cancellation after that changes nothing."""
 
     def begin_again(self) -> None:
         """Forget an attempt that the infrastructure spoiled."""
@@ -67,6 +69,7 @@ class Trajectory:
         self.reward, self.details, self.failure, self.patch, self.repeated = None, {}, None, None, None
         self.result, self.timings = AgentResult(), {}
         self._infra = self._failed_stage = None
+        self._ended = False
 
     def note_infra(self, error: InfraError) -> None:
         """Remember the first infrastructure failure. It decides the outcome, even if a hook hides it."""
@@ -109,7 +112,7 @@ class Trajectory:
         try:
             yield
         except asyncio.CancelledError:
-            if self.reward is None:
+            if not self._ended:
                 self._fail(FailureKind.CANCELLED, "the rollout was cancelled")
             raise
         except Exception as error:
@@ -128,15 +131,15 @@ class Trajectory:
         self.reward = None
         self.failure = Failure(kind, self._failed_stage or "acquire", message[:MAX_MESSAGE])
 
-    def score(self, reward: float, details: Mapping[str, Any]) -> None:
-        """Set the reward and its details.
+    def score(self, reward: float | None, details: Mapping[str, Any] | None = None) -> None:
+        """Set the outcome: the reward, or None in an environment that gives none, and its details.
 
         Raises:
             VerifierError: the reward is not a finite number.
         """
-        if not math.isfinite(reward):
+        if reward is not None and not math.isfinite(reward):
             raise VerifierError(f"the verification gave the reward {reward!r}", hint="a reward is a finite number")
-        self.reward, self.details = reward, dict(details)
+        self.reward, self.details, self._ended = reward, dict(details or {}), True
 
     def to_record(self, redact: Redact | None = None) -> Record:
         """Return the record: plain values, without secrets, with long texts cut and named."""

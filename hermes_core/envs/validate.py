@@ -13,7 +13,7 @@ from hermes_core.agents.base import AgentSettings
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.runner import Jobs, Run
-from hermes_core.envs.session import broken, open_agent, open_session
+from hermes_core.envs.session import broken, check_scored, open_agent, open_session
 from hermes_core.envs.summary import NoProgress, Progress
 from hermes_core.runtime import Runtime
 from hermes_core.validation import validated
@@ -102,7 +102,8 @@ async def validate(
     verdicts: list[Verdict] = []
     stopped = None
     async with open_session(runtime, environment, "oracle", chosen, env=env) as session:
-        jobs = Jobs(session.environment, repeat)
+        check_scored(session.environment)
+        jobs = Jobs(session.environment, session.tools, repeat)
         items = {session.environment.item_id(item): item for item in session.environment.selected_items()}
         async with session.sandboxes(len(jobs)) as context:
             for agent in EXPECTED:

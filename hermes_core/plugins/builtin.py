@@ -66,7 +66,13 @@ def hermes_register_parsers(registry: Registrar) -> None:
 
 @hookimpl
 def hermes_register_environments(registry: Registrar) -> None:
-    """Register an environment that needs no code."""
+    """Register the environments that need no code."""
+    registry.add(
+        "prompts",
+        "hermes_core.envs.prompts:PromptsEnvironment",
+        summary="A JSONL file of prompts, without a check: for making data",
+        requires=("a file of prompts",),
+    )
     registry.add(
         "tasks",
         "hermes_core.envs.tasks:TasksEnvironment",

@@ -165,16 +165,16 @@ class EnvironmentHooks:
 
     Raises:
         PluginError: the environment implements a hook twice, asks for an argument that it does not have, or has no
-            `verify_and_score_trajectory`.
+            `verify_and_score_trajectory` although it is `scored`.
     """
 
     def __init__(self, environment: object, registered: Sequence[tuple[str, object]] = ()) -> None:
         self.name = str(getattr(environment, "name", type(environment).__name__))
         own = self._own(environment)
-        if not hasattr(own, "verify_and_score_trajectory"):
+        if not hasattr(own, "verify_and_score_trajectory") and getattr(environment, "scored", True):
             raise PluginError(
                 f"environment {self.name!r} does not implement verify_and_score_trajectory",
-                hint="implement it: it returns the reward",
+                hint="implement it: it returns the reward; or set `scored = False` if there is none",
             )
         self.can_solve = hasattr(own, "solve_trajectory")
         """Whether there is a reference solution to apply."""

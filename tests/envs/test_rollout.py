@@ -66,7 +66,7 @@ class Slots:
 
     @asynccontextmanager
     async def lease(
-        self, trajectory_id=None, *, profile=None, image=None, group=None, verification=False, apart_from=None
+        self, trajectory_id=None, *, profile=None, image=None, cwd=None, group=None, verification=False, apart_from=None
     ):
         kind = "fresh" if verification else "slot"
         self.images.append(image)

@@ -60,8 +60,8 @@ def test_a_torn_last_line_is_cut_off_and_its_rollout_counts_as_not_done(tmp_path
     for cut in (first + 1, len(whole) - 1, first):
         file.write_bytes(whole[:cut])
         folder, tally = opened(tmp_path, resume=True)
-        assert tally.is_scored(("a", 0))
-        assert not tally.is_scored(("b", 0))
+        assert tally.was_done_before(("a", 0))
+        assert not tally.was_done_before(("b", 0))
         folder.append(record("c"))
         folder.close()
         assert [json.loads(line)["item_id"] for line in lines(tmp_path)] == ["a", "c"]
@@ -74,8 +74,8 @@ def test_a_resumed_run_has_one_line_for_each_rollout_and_loses_none(tmp_path):
     folder.append(record("a", 0, 0.5))
     folder.close()
     folder, tally = opened(tmp_path, resume=True)
-    assert tally.is_scored(("a", 0))
-    assert not tally.is_scored(("a", 1))
+    assert tally.was_done_before(("a", 0))
+    assert not tally.was_done_before(("a", 1))
     summary = tally.summary(2)
     assert (summary.scored, summary.mean_reward, summary.failures) == (1, 0.5, {})
     folder.append(record("a", 1, 1.0))
@@ -100,7 +100,7 @@ def test_a_folder_with_a_run_is_refused_unless_resumed(tmp_path):
 def test_resuming_an_empty_folder_starts(tmp_path):
     folder, tally = opened(tmp_path / "new", resume=True)
     folder.close()
-    assert tally.recorded == 0
+    assert tally.finished == 0
 
 
 def test_another_configuration_is_refused_with_its_differing_keys(tmp_path):

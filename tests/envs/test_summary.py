@@ -8,7 +8,7 @@ import pytest
 from hermes_core.cli.progress import PlainProgress, progress_on, status_line
 from hermes_core.cli.report import Failures, summary_text
 from hermes_core.envs.record import Failure, Record
-from hermes_core.envs.summary import Tally, percentile
+from hermes_core.envs.summary import Spread, Tally
 from hermes_core.errors import FailureKind
 
 
@@ -55,7 +55,15 @@ def test_percentiles_are_values_that_occurred():
     for index in range(1, 21):
         tally.add(record("a", index, acquire_s=float(index), release_s=None))
     assert tally.summary(20).timings == {"acquire_s": {"p50": 10.0, "p95": 19.0, "max": 20.0}}
-    assert percentile([7.0], 0.5) == 7.0
+    assert tally.summary(20).timings["acquire_s"]["max"] == 20.0
+
+
+def test_a_spread_keeps_three_digits_of_any_number_of_numbers():
+    spread = Spread()
+    for number in range(100_000):
+        spread.add(1 + number / 100_000)
+    assert (spread.percentile(0.5), spread.percentile(0.95), spread.largest) == (1.5, 1.95, 1.99999)
+    assert len(spread._counts) == 101
 
 
 def test_the_infra_rate_is_about_the_last_rollouts_and_needs_ten():
@@ -88,7 +96,7 @@ def test_a_pipe_gets_plain_lines():
     progress.end(tally)
     first, *_, last = stream.getvalue().splitlines()
     assert first == "oracle: 3 rollouts"
-    assert last.startswith("oracle: 2/3 done, 1 solved, 1 failed, ")
+    assert last.startswith("oracle: 2/3 done, 1 solved, 1 failed (1 infra), ")
     assert "left" in last
     assert "\x1b" not in stream.getvalue()
 
@@ -143,5 +151,5 @@ def test_a_resumed_run_says_what_was_done_before():
     stream, tally = io.StringIO(), Tally()
     tally.add(record("a"), earlier=True)
     progress_on(stream).begin(4, tally)
-    assert stream.getvalue() == "4 rollouts, 1 of them scored before\n"
+    assert stream.getvalue() == "4 rollouts, 1 of them done before\n"
     assert status_line(tally, 4).startswith("1/4 done, 1 solved")
