@@ -293,7 +293,12 @@ class AgentSettings(BaseModel):
     max_retries: int | None = Field(default=None, ge=0)
     """Maximum number of retries of one request after a temporary failure. None retries for `endpoint_patience_s`."""
     max_retry_wait_s: float = Field(default=60.0, ge=0)
-    """Maximum wait in seconds before a retry, whatever `Retry-After` says."""
+    """Maximum wait in seconds before a request, whatever the endpoint says in `Retry-After` and of its limits."""
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    """Maximum number of requests per minute, of all rollouts together. Limits that the endpoint names in its headers
+    are kept in any case."""
+    tokens_per_minute: float | None = Field(default=None, gt=0)
+    """Maximum number of tokens per minute, of prompts and answers, of all rollouts together."""
     max_response_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
     """Maximum size of one response in bytes."""
 

@@ -124,6 +124,7 @@ class GenerateServer:
             asyncio.timeout(self.settings.request_timeout_s),
             self._session().post(f"{self.url}{path}", data=body) as response,
         ):
+            self.endpoint.traffic.learn(response.headers)
             content = await _bounded(response, self.settings.max_response_bytes)
         if response.status >= 400:
             raise _Refused(response, content)

@@ -7,13 +7,13 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
 from hermes_core.agents.failures import EndpointDown, ResponseTooLarge, is_timeout, status_of
 from hermes_core.agents.loop import ChatServer, HermesAgentLoop
-from hermes_core.agents.replies import decode_arguments, read_reply
+from hermes_core.agents.replies import count_tokens, decode_arguments, read_reply
 from hermes_core.agents.retries import Endpoint, is_loopback
 from hermes_core.errors import ConfigError, ModelError, nearest_hint
 
@@ -114,7 +114,7 @@ class OpenAIServer:
             )
         self.settings = settings
         self.model = settings.model
-        self._client = _open_client(settings)
+        self._client = _open_client(settings, self._learn)
         self.endpoint = Endpoint(settings, settings.base_url or str(self._client.base_url), self.model)
         self._turnstile = asyncio.Lock()
 
@@ -130,7 +130,8 @@ class OpenAIServer:
             ContextLengthExceeded: the conversation does not fit the model's context.
         """
         return await self.endpoint.ask(
-            lambda: self._ask_in_time({"model": self.model, "messages": sendable(messages), **request})
+            lambda: self._ask_in_time({"model": self.model, "messages": sendable(messages), **request}),
+            tokens=count_tokens,
         )
 
     async def check(self) -> None:
@@ -173,6 +174,9 @@ class OpenAIServer:
     async def aclose(self) -> None:
         """Close the connections. Idempotent."""
         await self._client.close()
+
+    def _learn(self, headers: Mapping[str, str]) -> None:
+        self.endpoint.traffic.learn(headers)
 
     async def _ask_in_time(self, body: dict[str, Any]) -> Any:
         """Return one completion, or a short, cut one if the model does not come to an end.
@@ -247,8 +251,12 @@ def _well_formed(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def _open_client(settings: AgentSettings) -> AsyncOpenAI:
-    """Return the SDK's client, without its own retries, and with answers limited in size."""
+def _open_client(settings: AgentSettings, learn: Callable[[Mapping[str, str]], None]) -> AsyncOpenAI:
+    """Return the SDK's client, without its own retries, and with answers limited in size.
+
+    Args:
+        learn: called with the headers of each answer.
+    """
     import openai
     import openai.types.chat  # slow to import: do it here, not on the event loop with the first request
 
@@ -259,6 +267,7 @@ def _open_client(settings: AgentSettings) -> AsyncOpenAI:
 
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
             response = await super().send(request, stream=True, **options)
+            learn(response.headers)
             body = bytearray()
             try:
                 async for chunk in response.aiter_bytes():

@@ -87,6 +87,12 @@ def read_reply(completion: Any, turn: int) -> Reply:
     )
 
 
+def count_tokens(completion: Any) -> int:
+    """Return the tokens of a chat completion and its prompt; 0 if it does not say how many."""
+    usage = get(completion, "usage")
+    return _count(get(usage, "prompt_tokens")) + _count(get(usage, "completion_tokens"))
+
+
 def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]:
     """Read a call's arguments: `(arguments, error, repaired)`, with exactly one of the first two None. Never raises.
 

@@ -1,16 +1,17 @@
-"""The shared state of a model server: which requests are retried, when the server is paused, and when it is given
-up."""
+"""Which requests to a model server are retried, when, and for how long."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from email.utils import parsedate_to_datetime
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from hermes_core.agents.base import AgentSettings
@@ -27,163 +28,176 @@ from hermes_core.agents.failures import (
     root_failure,
     status_of,
 )
+from hermes_core.agents.limits import asked_wait
+from hermes_core.agents.traffic import PAUSE_AFTER, Place, Traffic, count_wait, traffic_to
 from hermes_core.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FIRST_WAIT_S = 0.5
-
-PAUSE_AFTER = 3
-"""Number of failures in a row, of any requests, after which only one request at a time is sent to a server."""
-
-PROBE_EVERY_S = 5.0
-"""Maximum seconds between two such requests, unless the server asks for more."""
+_FIRST_WAIT_S, _LONGEST_BACKOFF_S = 0.5, 5.0
+"""Seconds between two attempts, unless the server asks for more: they double from the first to the last one."""
 
 SPARED_S = 60.0
 """Seconds for which a server that was given up is not chosen if there is another."""
 
 
 class Endpoint:
-    """One model server, shared by all the rollouts that use it.
+    """One model server, with what one caller wants of it. All callers share its `Traffic`.
 
     A temporary failure is retried for as long as the patience lasts. After some failures in a row the server is paused:
-    one request at a time tests whether it works again, and all others wait for the outcome. If that request is given
-    up, so are the waiting ones, with `EndpointDown`, because every other rollout would fail too.
+    one request at a time tests whether it works again, and all others wait for the outcome. If there is none for as
+    long as the patience lasts, all of them fail with `EndpointDown`, because every other rollout would fail too.
 
     Args:
-        settings: `endpoint_patience_s`, `max_retries`, `max_retry_wait_s`, and the key, which no message repeats.
-        url: the server's URL, for messages.
-        model: the model's name, for messages.
+        settings: the patience, the limits, and the key, which no message repeats.
+        url: the server's URL.
+        model: the model's name.
     """
 
     def __init__(self, settings: AgentSettings, url: str, model: str) -> None:
         self.url = url
         self._settings = settings
         self._model = model
-        self._answered = False
-        """Whether it ever answered. A server that once accepted the key and the model will accept them again."""
-        self._failures = 0
-        self._failing_since = self._tried = 0.0
-        self._free = asyncio.Event()
-        """Cleared while one request tries a paused server."""
-        self._free.set()
-        self._given_up: EndpointDown | None = None
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The requests of this process to the server."""
+        key = self._settings.api_key.get_secret_value() if self._settings.api_key else ""
+        traffic = traffic_to(self.url, key, self._model)
+        traffic.limit("requests", self._settings.requests_per_minute)
+        traffic.limit("tokens", self._settings.tokens_per_minute)
+        return traffic
 
     @property
     def paused(self) -> bool:
         """Return whether it is failing, so that one request at a time is sent to it."""
-        return self._failures >= PAUSE_AFTER
+        return self.traffic.paused
 
     @property
     def down(self) -> bool:
         """Return whether it was given up, and has not answered since."""
-        return self._given_up is not None
+        return self.traffic.given_up is not None
 
     @property
     def spared(self) -> bool:
         """Return whether to prefer another server, if there is one."""
-        return self.paused and not (self.down and time.monotonic() - self._tried > SPARED_S)
+        return self.paused and not (self.down and time.monotonic() - self.traffic.failed_at > SPARED_S)
 
-    async def ask(self, request: Callable[[], Awaitable[T]], *, proves: bool = True) -> T:
-        """Return the result of `request`, which is retried after a temporary failure.
+    async def ask(
+        self,
+        request: Callable[[], Awaitable[T]],
+        *,
+        proves: bool = True,
+        tokens: Callable[[T], int] = lambda answer: 0,
+        patience_s: float = math.inf,
+    ) -> T:
+        """Return the result of `request`, which is sent when it is its turn, and retried after a temporary failure.
 
         Args:
             proves: whether an answer shows that the server accepts the key and the model.
+            tokens: returns how many tokens the answer and its prompt have; 0 is not known.
+            patience_s: replaces `endpoint_patience_s` if it is shorter.
 
         Raises:
             ModelError: it failed permanently, or for too long.
             EndpointDown: every other request fails too.
         """
-        attempts = 0
-        first_failure: float | None = None
-        while True:
-            async with self._turn():
-                try:
-                    answer = await request()
-                except Exception as error:
-                    attempts += 1
-                    first_failure = first_failure or time.monotonic()
-                    wait = self._wait_after(error, attempts, first_failure)
-                    # Keep the turn: requests that wait for this one wait for its next attempt.
-                    logger.info("model endpoint: attempt %d failed (%s), again in %.1f s", attempts, brief(error), wait)
-                    await asyncio.sleep(wait)
-                else:
-                    self._well(answered=proves)
-                    return answer
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Wait while another request tests a paused server. Raise `EndpointDown` if that request gave it up."""
-        while not self._free.is_set():
-            await self._free.wait()
-            if self._given_up is not None:
-                raise self._given_up.twin() from self._given_up
-        alone = self.paused
-        if alone:
-            self._free.clear()
+        traffic, longest_s = self.traffic, self._settings.max_retry_wait_s
+        patience = _Patience(min(patience_s, self._settings.endpoint_patience_s), self._settings.max_retries)
+        given_up, asked, sent = traffic.given_up, time.monotonic(), None
         try:
-            yield
+            while True:
+                async with traffic.turn(longest_s, given_up) as place:
+                    sent = place.began
+                    try:
+                        answer = await request()
+                    except Exception as error:
+                        sent = None
+                        wait = self._wait_after(error, place, patience)
+                    else:
+                        self._works(place, tokens(answer), proves)
+                        return answer
+                await asyncio.sleep(wait)
         finally:
-            if alone:
-                self._free.set()
+            count_wait((sent or time.monotonic()) - asked)
 
-    def _wait_after(self, error: Exception, attempts: int, first_failure: float) -> float:
-        """Return the seconds until the next attempt.
+    def _wait_after(self, error: Exception, place: Place, patience: _Patience) -> float:
+        """Return the seconds after which the request may get in line again. If the server fails everybody, that is now,
+        and the whole line waits.
 
         Raises:
             ModelError: there is none.
         """
-        failure = explained(error, self._settings, endpoint=self.url, model=self._model, attempts=attempts)
-        passing = may_pass(error) or (self._answered and refuses_now(error))
-        if isinstance(failure, BadCompletion) and not self._answered and attempts >= PAUSE_AFTER:
+        traffic = self.traffic
+        patience.attempts += 1
+        failure = explained(error, self._settings, endpoint=self.url, model=self._model, attempts=patience.attempts)
+        passing = may_pass(error) or (traffic.answered and refuses_now(error))
+        if isinstance(failure, BadCompletion) and not traffic.answered and patience.attempts >= PAUSE_AFTER:
             passing = False  # it never gave a valid answer: it is not a server of that kind
-        for_all = not passing and refuses_all(error, answered=self._answered)
-        if isinstance(failure, ContextLengthExceeded) or (self._answered and not passing and not for_all):
-            self._well(answered=True)  # only that request is wrong
+        for_all = not passing and refuses_all(error, answered=traffic.answered)
+        if isinstance(failure, ContextLengthExceeded) or (traffic.answered and not passing and not for_all):
+            self._works(place, 0, proves=True)  # only that request is wrong
             raise failure from error
-        self._ill(error, failure)
-        if passing and not self._out_of_patience(attempts, first_failure):
-            longest = self._settings.max_retry_wait_s
-            soon = min(_backoff(attempts), PROBE_EVERY_S) if self.paused else _backoff(attempts)
-            return min(longest, _asked_wait(error) or soon)
-        if self.paused or for_all:
-            self._given_up = EndpointDown(failure.message, hint=failure.hint)
-            failure = self._given_up.twin()  # a copy for one rollout, which adds its id
-            self._failures = max(self._failures, PAUSE_AFTER)
+        self._fails(error, failure, patience)
+        limited = status_of(error) == 429
+        if limited:
+            traffic.too_many(place)
+        # While the server answers nobody, its patience counts: a request that begins then has none of its own.
+        shared = limited or traffic.paused
+        if passing and not patience.ends(since=traffic.failing_since if shared else None):
+            soon = _backoff(traffic.failures - PAUSE_AFTER + 1 if traffic.paused else patience.attempts)
+            asked = asked_wait(_headers(error))
+            wait = min(self._settings.max_retry_wait_s, soon if asked is None else asked)
+            logger.info(
+                "model endpoint: attempt %d failed (%s), again in %.1f s", patience.attempts, brief(error), wait
+            )
+            if not shared:
+                return wait
+            traffic.hold(wait)
+            return 0.0
+        if traffic.paused or for_all:
+            traffic.give_up(EndpointDown(failure.message, hint=failure.hint))
+            assert traffic.given_up is not None
+            failure = traffic.given_up.twin()  # a copy for one rollout, which adds its id
         raise failure from error
 
-    def _out_of_patience(self, attempts: int, first_failure: float) -> bool:
-        most, patience = self._settings.max_retries, self._settings.endpoint_patience_s
-        # A request that began while the server was failing has no patience of its own.
-        since = min(first_failure, self._failing_since) if self.paused else first_failure
-        return (most is not None and attempts > most) or time.monotonic() - since >= patience
-
-    def _well(self, *, answered: bool) -> None:
+    def _works(self, place: Place, tokens: int, proves: bool) -> None:
         """Note that the server answers."""
-        if self.paused:
-            logger.warning("the model endpoint %s answers again", self._shown)
-        self._answered = self._answered or answered
-        self._failures, self._given_up = 0, None
-        self._free.set()
+        if self.traffic.paused:
+            logger.warning("the model endpoint %s answers again", public_url(self.url))
+        self.traffic.works(place, tokens=tokens, proves=proves)
 
-    def _ill(self, error: Exception, failure: ModelError) -> None:
+    def _fails(self, error: Exception, failure: ModelError, patience: _Patience) -> None:
         """Note that the server failed."""
-        self._tried = time.monotonic()
-        if not self._failures:
-            self._failing_since = self._tried
-        self._failures += 1
-        if self._failures == PAUSE_AFTER:
+        paused = self.traffic.paused
+        self.traffic.fails()
+        if self.traffic.paused and not paused:
             logger.warning(
                 "the model endpoint %s fails (%s): one request at a time is sent to it until it answers; it is given "
                 "up after %g s (endpoint_patience_s); %s",
-                *(self._shown, brief(error), self._settings.endpoint_patience_s, failure.hint),
+                *(public_url(self.url), brief(error), patience.seconds, failure.hint),
             )
 
-    @property
-    def _shown(self) -> str:
-        return public_url(self.url)
+
+@dataclass
+class _Patience:
+    """How long one request is repeated."""
+
+    seconds: float
+    most: int | None
+    """Maximum number of retries; None is no limit."""
+    attempts: int = 0
+    first_failure: float | None = None
+
+    def ends(self, since: float | None) -> bool:
+        """Return whether the request is given up. `since` is the moment from which the time counts; None is its own
+        first failure."""
+        now = time.monotonic()
+        self.first_failure = self.first_failure or now
+        began = self.first_failure if since is None else since
+        return (self.most is not None and self.attempts > self.most) or now - began >= self.seconds
 
 
 class Choice:
@@ -233,21 +247,14 @@ def is_loopback(url: str | None) -> bool:
     return url is not None and re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])([:/]|$)", url) is not None
 
 
-def _asked_wait(error: Exception) -> float | None:
-    """Return the seconds that the endpoint asks to wait before the next attempt, if it does."""
-    headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
-    try:
-        if "retry-after-ms" in headers:
-            return max(0.0, float(headers["retry-after-ms"]) / 1000)
-        value = headers.get("retry-after", "")
-        if value.strip() and not value.strip()[0].isdigit():
-            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-        return float(value) if value else None
-    except ValueError:
-        return None
+def _headers(error: Exception) -> Mapping[str, str]:
+    """Return the headers of the answer that an exception stands for."""
+    headers: Mapping[str, str] | None = getattr(getattr(error, "response", None), "headers", None)
+    return headers or {}
 
 
 def _backoff(attempt: int) -> float:
     """Return the seconds to wait after the given attempt: doubling, and spread so that rollouts do not return all at
     once."""
-    return _FIRST_WAIT_S * float(2 ** min(attempt - 1, 10)) * random.uniform(0.75, 1.25)
+    doubled = _FIRST_WAIT_S * 2 ** min(attempt - 1, 10)
+    return min(_LONGEST_BACKOFF_S, doubled) * random.uniform(0.75, 1.25)

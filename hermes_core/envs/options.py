@@ -23,7 +23,12 @@ BASELINES = frozenset({"oracle", "nop"})
 MOST_AT_A_TIME = 1 << 16
 """Maximum number of rollouts of a group, and of rollouts at the same time. A larger number is a typing error."""
 
-PATIENCE = frozenset({"endpoint_patience_s", "max_retries", "max_retry_wait_s", "request_timeout_s"})
+PATIENCE = frozenset(
+    {
+        *("endpoint_patience_s", "max_retries", "max_retry_wait_s", "request_timeout_s"),
+        *("requests_per_minute", "tokens_per_minute"),
+    }
+)
 """Agent settings that do not affect rewards. A run that ended because of them can be resumed with higher values."""
 
 COST = frozenset({"prices", "max_cost"})

@@ -60,6 +60,8 @@ class Reply:
     """More keys for the message, such as `reasoning_details`."""
     choice_extra: Mapping[str, Any] = field(default_factory=dict)
     """More keys for the choice, such as `logprobs` and `token_ids`."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """More headers, such as the rate limits."""
     delay_s: float = 0.0
     """Seconds before the answer begins."""
 
@@ -258,9 +260,8 @@ class ScriptedServer:
     ) -> bool:
         """Send a response. Return whether the connection can take another request."""
         cut = isinstance(answer, Fault) and answer.cut
-        extra = answer.headers if isinstance(answer, Fault) else {}
         lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Scripted')}"]
-        lines += [f"{key}: {value}" for key, value in {"Content-Type": "application/json", **extra}.items()]
+        lines += [f"{key}: {value}" for key, value in {"Content-Type": "application/json", **answer.headers}.items()]
         lines += [f"Content-Length: {len(payload)}", f"Connection: {'keep-alive' if keep else 'close'}", "", ""]
         writer.write("\r\n".join(lines).encode("latin-1"))
         writer.write(payload[: len(payload) // 2] if cut else payload)

@@ -77,7 +77,7 @@ async def test_after_patience_all_who_wait_are_told_and_the_next_one_tries_once(
         assert len({id(error) for error in errors}) == 20, "each has its own to write its ids into"
         for number, error in enumerate(errors):
             error.trajectory_id = f"{number}"
-        assert endpoint.endpoint._given_up.trajectory_id is None, "and nobody's id is told to another"
+        assert endpoint.endpoint.traffic.given_up.trajectory_id is None, "and nobody's id is told to another"
         assert endpoint.endpoint.down
         asked = server.request_count
         assert isinstance(await ask(endpoint), EndpointDown)
