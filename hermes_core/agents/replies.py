@@ -90,7 +90,7 @@ def read_reply(completion: Any, turn: int) -> Reply:
 def count_tokens(completion: Any) -> int:
     """Return the tokens of a chat completion and its prompt; 0 if it does not say how many."""
     usage = get(completion, "usage")
-    return _count(get(usage, "prompt_tokens")) + _count(get(usage, "completion_tokens"))
+    return sum(_count(get(usage, key)) or 0 for key in ("prompt_tokens", "completion_tokens"))
 
 
 def decode_arguments(raw: Any) -> tuple[dict[str, Any] | None, str | None, bool]:

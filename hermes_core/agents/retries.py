@@ -256,5 +256,5 @@ def _headers(error: Exception) -> Mapping[str, str]:
 def _backoff(attempt: int) -> float:
     """Return the seconds to wait after the given attempt: doubling, and spread so that rollouts do not return all at
     once."""
-    doubled = _FIRST_WAIT_S * 2 ** min(attempt - 1, 10)
+    doubled = _FIRST_WAIT_S * float(2 ** min(attempt - 1, 10))
     return min(_LONGEST_BACKOFF_S, doubled) * random.uniform(0.75, 1.25)
