@@ -166,6 +166,15 @@ class Usage:
     cost: float | None = None
     """Price of all requests in US dollars; None if it is not known."""
 
+    def add(self, other: Usage) -> None:
+        """Add another count."""
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.cached_tokens += other.cached_tokens
+        if other.cost is not None:
+            self.cost = (self.cost or 0.0) + other.cost
+
 
 @dataclass
 class AgentResult:

@@ -1,11 +1,17 @@
-"""The progress display of a run: live on a terminal, plain lines in a pipe."""
+"""The progress display of a run: live on a terminal, plain lines in a pipe, JSON lines for other programs."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import select
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from hermes_core.envs.summary import RATED_FROM_S, Progress, Tally
+from hermes_core.envs.summary import RATED_FROM_S, NoProgress, Progress, Tally
+from hermes_core.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -91,9 +97,96 @@ class LiveProgress:
         self._display.stop()
 
 
+class JsonProgress:
+    """Writes a line of JSON every two seconds, and one at the start and at the end. If its reader is slow, lines
+    are left out; if it goes away, all are."""
+
+    def __init__(self, stream: TextIO, every_s: float = LINE_EVERY_S) -> None:
+        self._stream = stream
+        self._every_s = every_s
+        self._total = 0
+        self._next = 0.0
+
+    def begin(self, total: int, tally: Tally) -> None:
+        """Write the first line."""
+        self._total = total
+        self._write("begin", tally)
+
+    def update(self, tally: Tally) -> None:
+        """Write a line, if the last one is old enough."""
+        if time.monotonic() >= self._next:
+            self._write("progress", tally)
+
+    def end(self, tally: Tally) -> None:
+        """Write the last line."""
+        self._write("end", tally)
+
+    def _write(self, event: str, tally: Tally) -> None:
+        self._next = time.monotonic() + self._every_s
+        left_s, usage = tally.left_s(self._total), tally.usage
+        state = {
+            "event": event,
+            "time": round(time.time(), 3),
+            "total": self._total,
+            "finished": tally.finished,
+            "scored": tally.scored,
+            "solved": tally.solved,
+            "failures": tally.failures,
+            "session": tally.session,
+            "elapsed_s": round(tally.elapsed_s, 3),
+            "per_hour": round(tally.rate() * 3600, 1),
+            "left_s": None if left_s is None else round(left_s, 1),
+            "requests": usage.requests,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cost": usage.cost,
+        }
+        with contextlib.suppress(OSError):
+            if _takes_a_line(self._stream):
+                self._stream.write(f"{json.dumps(state)}\n")
+                self._stream.flush()
+
+
+def _takes_a_line(stream: TextIO) -> bool:
+    """Return whether a line can be written, without waiting for the reader of a full pipe."""
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:  # no pipe
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return [events for _, events in poll.poll(0)] == [select.POLLOUT]
+
+
 def progress_on(stream: TextIO, title: str = "") -> Progress:
     """Return the display that suits the stream."""
     return LiveProgress(stream, title) if stream.isatty() else PlainProgress(stream, title)
+
+
+def progress_for(form: str, stream: TextIO) -> Progress:
+    """Return the display that `--progress` names: `auto`, `plain`, `json`, `json:FD` or `none`.
+
+    Raises:
+        UsageError: there is no such form, or the descriptor is not open.
+    """
+    name, _, descriptor = form.partition(":")
+    if name == "json" and descriptor:
+        try:
+            return JsonProgress(open(int(descriptor), "w", encoding="utf-8", closefd=False))
+        except (ValueError, OSError) as error:
+            raise UsageError(
+                f"--progress {form}: there is no open descriptor {descriptor!r}",
+                hint="write `--progress json:3 3>FILE`",
+            ) from error
+    forms: dict[str, Callable[[TextIO], Progress]] = {
+        "auto": progress_on,
+        "plain": PlainProgress,
+        "json": JsonProgress,
+        "none": lambda stream: NoProgress(),
+    }
+    if form not in forms:
+        raise UnknownNameError("form of progress", form, [*forms, "json:FD"])
+    return forms[form](stream)
 
 
 def status_line(tally: Tally, total: int) -> str:
@@ -102,17 +195,17 @@ def status_line(tally: Tally, total: int) -> str:
 
 
 def counts(tally: Tally, total: int) -> str:
-    """Return solved, failed by kind, rate and time left, as far as they are known."""
+    """Return solved, failed by kind, cost, rate and time left, as far as they are known."""
     parts = [f"{tally.solved} solved"] if tally.scored or not tally.finished else []
     if tally.failed:
         kinds = ", ".join(f"{count} {kind}" for kind, count in tally.failures.items() if kind != "cancelled")
         parts.append(f"{tally.failed} failed ({kinds})")
-    if tally.session:
-        rate = tally.rate()
-        if tally.elapsed_s >= RATED_FROM_S:
-            parts.append(f"{rate * 3600:.0f}/h")
-        if left := total - _done(tally):
-            parts.append(f"{_clock(left / rate)} left")
+    if tally.usage.cost is not None:
+        parts.append(f"${tally.usage.cost:.2f}")
+    if tally.session and tally.elapsed_s >= RATED_FROM_S:
+        parts.append(f"{tally.rate() * 3600:.0f}/h")
+    if tally.session and (left_s := tally.left_s(total)):
+        parts.append(f"{_clock(left_s)} left")
     return ", ".join(parts)
 
 

@@ -16,7 +16,7 @@ from hermes_core.cli.report import Failures, rescoring_text, summary_text, valid
 from hermes_core.cli.support import finish, terminal_width
 from hermes_core.envs.store import TRAJECTORIES
 from hermes_core.envs.summary import RunSummary
-from hermes_core.errors import UnknownNameError
+from hermes_core.errors import FailureKind, UnknownNameError
 from hermes_core.printing import say
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ _OPTIONS = (
 
 _WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
 """Defaults for what a configuration file does not set."""
+
+_RETRIED = [kind.value for kind in FailureKind if kind is not FailureKind.CANCELLED]
+"""Kinds of failures that `--retry-failed` takes. Cancelled rollouts are always repeated."""
 
 RUNS = "runs"
 """Where a run gets its own folder if none is given."""
@@ -127,14 +130,26 @@ _items_option = click.option(
 @click.option("--out", callback=_folder, metavar="DIR", help="Directory for the records [runs/ENV-TIME].")
 @click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="Also send the records to this sink of a plugin.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out DIR.")
+@click.option(
+    "--retry-failed",
+    multiple=True,
+    type=click.Choice(_RETRIED),
+    help="Like --resume, but repeat only failures of this kind (can be given more than once).",
+)
+@click.option(
+    "--progress",
+    default="auto",
+    metavar="FORM",
+    help="Progress on standard error: auto, plain, json, none, or json:FD for a descriptor [auto].",
+)
 @_run_options
 @click.pass_context
 def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     """Run an agent on the items of ENV, and score what it did.
 
-    Exits with 0 if every rollout was scored, 3 if some were not, 2 for wrong use, and 130 after Ctrl-C.
+    Exits with 0 if every rollout ended without a failure, 3 if some failed, 2 for wrong use, and 130 after Ctrl-C.
     """
-    from hermes_core.cli.progress import progress_on
+    from hermes_core.cli.progress import progress_for
     from hermes_core.envs.runner import run_rollouts
 
     failures = Failures()
@@ -162,10 +177,11 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             out_dir=given["out"],
             runs_dir=RUNS,
             on_folder=begun,
-            resume=given["resume"],
+            resume=given["resume"] or bool(given["retry_failed"]),
+            retry_failed=[FailureKind(kind) for kind in given["retry_failed"]] or None,
             sinks=given["sink"],
             on_record=failures.add,
-            progress=progress_on(sys.stderr),
+            progress=progress_for(given["progress"], sys.stderr),
             **_options(ctx, runtime, config, given),
         )
 

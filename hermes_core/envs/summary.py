@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
+from hermes_core.agents.base import Usage
 from hermes_core.envs.record import STAGES, Record
 from hermes_core.errors import FailureKind
 from hermes_core.sandbox.pool.cost import SandboxUsage
@@ -107,6 +108,8 @@ class Tally:
         self._rewards = 0.0
         self._infra_retries = 0
         self._timings = {stage: Spread() for stage in STAGES}
+        self.usage = Usage()
+        """The model's requests, tokens and cost."""
         self.session = 0
         """Number of records added in this session."""
         self.finished = 0
@@ -131,6 +134,7 @@ class Tally:
             self.solved += record.reward >= SOLVED
             self._rewards += record.reward
         self._infra_retries += record.infra_retries
+        self.usage.add(record.usage)
         for stage, spread in self._timings.items():
             if (seconds := record.timings.get(f"{stage}_s")) is not None:
                 spread.add(seconds)
@@ -171,6 +175,11 @@ class Tally:
     def rate(self) -> float:
         """Return the rollouts per second in this session."""
         return self.session / self.elapsed_s
+
+    def left_s(self, total: int) -> float | None:
+        """Return the seconds until all rollouts are done, at this rate; None if it is not known."""
+        left = max(0, total - self.finished - self.failed)
+        return left / self.rate() if self.session or not left else None
 
     def summary(
         self,

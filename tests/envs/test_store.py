@@ -221,3 +221,21 @@ def test_closing_twice_is_harmless_and_frees_the_descriptors(tmp_path):
     folder.close()
     folder.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_only_chosen_failures_are_done_again(tmp_path):
+    def failed(item_id, kind):
+        trajectory = Trajectory("tasks", item_id, item_id, 0, "oracle", "local")
+        trajectory.failure = Failure(kind, "setup", "gone")
+        return trajectory.to_record().line()
+
+    folder, _ = opened(tmp_path)
+    for line in (record("a"), failed("b", FailureKind.MODEL), failed("c", FailureKind.SETUP), record("d", reward=0.0)):
+        folder.append(line)
+    folder.close()
+    folder, tally = OutputFolder(tmp_path), Tally()
+    folder.open(CONFIGURATION, {}, tally, resume=True, again={FailureKind.MODEL, FailureKind.CANCELLED})
+    folder.close()
+    assert [tally.was_done_before((item, 0)) for item in "abcd"] == [True, False, True, True]
+    assert (tally.finished, tally.failures) == (2, {"setup": 1})
+    assert [json.loads(line)["item_id"] for line in lines(tmp_path)] == ["a", "c", "d"]

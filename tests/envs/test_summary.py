@@ -1,19 +1,24 @@
 """What a run amounts to."""
 
 import io
+import json
+import os
 import time
+from dataclasses import replace
 
 import pytest
 
-from hermes_core.cli.progress import PlainProgress, progress_on, status_line
+from hermes_core.agents.base import Usage
+from hermes_core.cli.progress import JsonProgress, PlainProgress, progress_for, progress_on, status_line
 from hermes_core.cli.report import Failures, summary_text
-from hermes_core.envs.record import Failure, Record
+from hermes_core.envs.record import STAGES, Failure, Record
 from hermes_core.envs.summary import Spread, Tally
-from hermes_core.errors import FailureKind
+from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 
 
 def record(item="a", index=0, reward=1.0, kind=None, retries=0, **timings):
     failure = Failure(FailureKind(kind), "setup", "m") if kind else None
+    timings = {**dict.fromkeys(f"{stage}_s" for stage in STAGES), **timings}
     about = {"reward": None if kind else reward, "failure": failure, "infra_retries": retries, "timings": timings}
     return Record("t", "tasks", item, item, index, "oracle", "local", **about)
 
@@ -153,3 +158,41 @@ def test_a_resumed_run_says_what_was_done_before():
     progress_on(stream).begin(4, tally)
     assert stream.getvalue() == "4 rollouts, 1 of them done before\n"
     assert status_line(tally, 4).startswith("1/4 done, 1 solved")
+
+
+def test_programs_get_lines_of_json():
+    stream, tally = io.StringIO(), Tally()
+    progress = JsonProgress(stream, every_s=0.0)
+    progress.begin(4, tally)
+    tally.add(record("a"))
+    tally.add(record("b", kind="infra"))
+    tally.add(replace(record("c", reward=None), usage=Usage(2, 30, 4, cost=0.25)))
+    progress.update(tally)
+    progress.end(tally)
+    first, middle, last = map(json.loads, stream.getvalue().splitlines())
+    assert (first["event"], first["total"], first["finished"], first["left_s"]) == ("begin", 4, 0, None)
+    assert (last["event"], last["failures"]) == ("end", {"infra": 1})
+    assert (middle["finished"], middle["scored"], middle["solved"], middle["cost"]) == (2, 1, 1, 0.25)
+    assert middle["left_s"] is not None
+    assert "$0.25" in status_line(tally, 4)
+
+
+def test_a_reader_that_does_not_read_never_stops_the_run():
+    reading, writing = os.pipe()
+    try:
+        progress, tally = progress_for(f"json:{writing}", io.StringIO()), Tally()
+        progress.begin(1, tally)
+        for _ in range(2000):  # much more than a pipe holds
+            progress.end(tally)
+        os.close(reading)
+        progress.end(tally)
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("form", "error"), [("jsn", UnknownNameError), ("json:x", UsageError), ("json:987", UsageError)]
+)
+def test_a_form_of_progress_that_is_none(form, error):
+    with pytest.raises(error):
+        progress_for(form, io.StringIO())
