@@ -19,6 +19,7 @@ from hermes_core.envs.record import (
     SandboxImage,
     ToolCalls,
     parse_line,
+    parse_outline,
     record_schema,
 )
 from hermes_core.envs.store import OutputFolder, read_records, records
@@ -87,27 +88,28 @@ WHOLE = dataclasses.replace(
 
 LINE = (
     '{"version":2,"trajectory_id":"t-1","environment":"tasks","item_id":"greet","group":"greet#0",'
-    '"rollout_index":2,"agent":"model","backend":"local","model":"m","seed":7,"started":1000.0,"ended":1009.5,'
-    '"reward":0.5,"patch":"+ a\\n","tokens_refused":null,"stop_reason":"finished","waited_s":0.25,'
-    '"isolation":"user","infra_retries":1,"check_repeated":"killed","item":{"id":"greet",'
-    '"image":"python:3.12"},"details":{"reason":"\\u00e9"},"failure":null,"messages":[{"role":"user",'
-    '"content":"p"},{"role":"assistant","content":"","tool_calls":[{"id":"c1"},{"id":"c2"}]},{"role":"tool",'
-    '"tool_call_id":"c1","name":"terminal","content":"{}"},{"role":"tool","tool_call_id":"c2","name":"shout",'
-    '"content":"{}"}],"message_times":[null,[1001.0,1002.5],[1002.5,1003.0],[null,null]],"turns":[{"message":1,'
-    '"model":"m-1","started":1001.0,"ended":1002.5,"waited_s":0.25,"prompt_tokens":90,"completion_tokens":12,'
-    '"cached_tokens":64,"reasoning_tokens":null,"cost":0.001,"sampling":{"temperature":0.7,"seed":3},'
-    '"stop_reason":"tool_calls"}],"calls":[{"turn":0,"message":2,"id":"c1","name":"terminal",'
-    '"arguments":"{\\"command\\": \\"make\\"}","started":1002.5,"ended":1003.0,"error":null,"exit_code":2,'
-    '"bytes_dropped":4096},{"turn":0,"message":3,"id":"c2","name":"shout","arguments":"[]","started":null,'
-    '"ended":null,"error":{"kind":"unknown_tool","message":"no tool"},"exit_code":null,"bytes_dropped":0}],'
-    '"tool_schemas":[{"type":"function","function":{"name":"terminal"}}],"sequences":[{"tokens":[5,6,7],'
-    '"masks":[-100,6,7],"logprobs":[1.0,-0.5,-0.25]}],"timings":{"acquire_s":0.5,"setup_s":null,"agent_s":1.5,'
-    '"verify_s":2.0,"release_s":0.25},"tool_calls":{"attempted":3,"schema_valid":2,"executed_ok":1,'
-    '"exec_error":2},"usage":{"requests":1,"prompt_tokens":90,"completion_tokens":12,"cached_tokens":64,'
-    '"cost":0.001},"sandbox_commands":[{"stage":"verify","command":"sh check.sh","started":1004.0,'
-    '"ended":1005.0,"exit_code":1,"output":"no\\n","bytes_dropped":9}],"image":{"name":"python:3.12",'
-    '"digest":"sha256:00"},"versions":{"hermes-rl":"0.1.0","python":"3.12.1"},"cut":["patch: 9 characters,'
-    ' left out"]}\n'
+    '"rollout_index":2,"agent":"model","backend":"local","model":"m","seed":7,"started":1000.0,'
+    '"ended":1009.5,"reward":0.5,"tokens_refused":null,"stop_reason":"finished","waited_s":0.25,'
+    '"isolation":"user","infra_retries":1,"check_repeated":"killed","failure":null,'
+    '"timings":{"acquire_s":0.5,"setup_s":null,"agent_s":1.5,"verify_s":2.0,"release_s":0.25},'
+    '"tool_calls":{"attempted":3,"schema_valid":2,"executed_ok":1,"exec_error":2},"usage":{"requests":1,'
+    '"prompt_tokens":90,"completion_tokens":12,"cached_tokens":64,"cost":0.001},"turns":[{"message":1,'
+    '"model":"m-1","started":1001.0,"ended":1002.5,"waited_s":0.25,"prompt_tokens":90,'
+    '"completion_tokens":12,"cached_tokens":64,"reasoning_tokens":null,"cost":0.001,'
+    '"sampling":{"temperature":0.7,"seed":3},"stop_reason":"tool_calls"}],"calls":[{"turn":0,"message":2,'
+    '"id":"c1","name":"terminal","arguments":"{\\"command\\": \\"make\\"}","started":1002.5,"ended":1003.0,'
+    '"error":null,"exit_code":2,"bytes_dropped":4096},{"turn":0,"message":3,"id":"c2","name":"shout",'
+    '"arguments":"[]","started":null,"ended":null,"error":{"kind":"unknown_tool","message":"no tool"},'
+    '"exit_code":null,"bytes_dropped":0}],"cut":["patch: 9 characters, left out"],'
+    '"image":{"name":"python:3.12","digest":"sha256:00"},"versions":{"hermes-rl":"0.1.0","python":"3.12.1"},'
+    '"item":{"id":"greet","image":"python:3.12"},"details":{"reason":"\\u00e9"},"patch":"+ a\\n",'
+    '"sandbox_commands":[{"stage":"verify","command":"sh check.sh","started":1004.0,"ended":1005.0,'
+    '"exit_code":1,"output":"no\\n","bytes_dropped":9}],"tool_schemas":[{"type":"function",'
+    '"function":{"name":"terminal"}}],"message_times":[null,[1001.0,1002.5],[1002.5,1003.0],[null,null]],'
+    '"messages":[{"role":"user","content":"p"},{"role":"assistant","content":"",'
+    '"tool_calls":[{"id":"c1"},{"id":"c2"}]},{"role":"tool","tool_call_id":"c1","name":"terminal",'
+    '"content":"{}"},{"role":"tool","tool_call_id":"c2","name":"shout","content":"{}"}],'
+    '"sequences":[{"tokens":[5,6,7],"masks":[-100,6,7],"logprobs":[1.0,-0.5,-0.25]}]}\n'
 )
 """Version 2, which others may have on their disks: this must never change."""
 
@@ -130,6 +132,37 @@ def test_what_is_written_is_read_again(record: Record) -> None:
     again = read(record.line())
     assert again == record
     assert again.line() == record.line()
+
+
+OUTLINED = ("version", "trajectory_id", "reward", "stop_reason", "failure", "usage", "turns", "calls")
+LONG = ("cut", "item", "details", "patch", "sandbox_commands", "messages", "sequences")
+
+
+def test_an_outline_has_all_but_the_long_parts() -> None:
+    outline, whole = parse_outline(LINE.encode(), "here"), json.loads(LINE)
+    assert {key: outline[key] for key in OUTLINED} == {key: whole[key] for key in OUTLINED}
+    assert outline.keys().isdisjoint(LONG)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        dataclasses.replace(WHOLE, turns=(TurnRecord(1, sampling={"a": 1, "cut": ["b"]}),)),
+        dataclasses.replace(WHOLE, check_repeated=',"cut":['),
+    ],
+)
+def test_an_outline_is_not_misled_by_the_name_of_the_key_after_it(record: Record) -> None:
+    outline, whole = parse_outline(record.line(), "here"), record.to_json()
+    assert {key: outline[key] for key in OUTLINED} == {key: whole[key] for key in OUTLINED}
+
+
+def test_the_outline_of_a_line_of_version_1_is_all_of_it() -> None:
+    assert parse_outline(OLD_LINE.encode(), "here") == json.loads(OLD_LINE)
+
+
+def test_a_torn_line_has_no_outline() -> None:
+    with pytest.raises(ValueError):
+        parse_outline(LINE.encode()[:-20], "here")
 
 
 def test_a_line_of_version_1_is_read() -> None:
