@@ -26,6 +26,8 @@ ELSEWHERE = {
         "Check that the reference solution scores 1.0 and doing nothing 0.0 on every item.",
     ),
     "rescore": ("hermes_core.cli.rollouts:rescore", "Score the recorded patches of a run again."),
+    "show": ("hermes_core.cli.view:show", "Show a run in the terminal: its rollouts, items, tools, or one rollout."),
+    "view": ("hermes_core.cli.view:view", "Open runs in Inspect's viewer, also while they run."),
     "atropos": ("hermes_core.atropos.cli:atropos", "Generate training data for Atropos' RL trainers."),
     "new": ("hermes_core.cli.new:new", "Write a plugin's package: one that works, to change from there."),
     "shell": ("hermes_core.cli.shell:shell", "Open a terminal in a sandbox."),

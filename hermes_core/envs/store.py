@@ -242,6 +242,21 @@ class OutputFolder:
         _replace(self.path / RUN, run)
 
 
+def is_running(path: Path) -> bool:
+    """Return whether a run is writing to the folder now."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go at once: a run that begins now must get it
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def read_run(path: Path) -> dict[str, Any]:
     """Return the folder's `run.json`.
 

@@ -1,0 +1,104 @@
+"""How long `show` and `view` take to open a run of 20,000 rollouts, and how much memory they need."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message, TurnRecord, Usage
+from hermes_core.envs.record import Failure, Record, SandboxCommand, ToolCalls
+from hermes_core.envs.store import OutputFolder
+from hermes_core.envs.summary import Tally
+from hermes_core.errors import FailureKind
+
+TOOLS = ("terminal", "read_file", "patch", "search")
+WORDS = ["build", "error", "in", "module", "test", "passed", "failed", "line", "return", "value", "of", "function"]
+
+
+def make_run(folder: Path, items: int, group: int, turns: int = 5, output: int = 1500) -> None:
+    """Write a run as `rollout` does, of made-up records.
+
+    Args:
+        output: characters of a tool's output.
+    """
+    drawn = random.Random(7)
+    out = OutputFolder(folder)
+    configuration = {
+        "environment": "tasks",
+        "agent": "model",
+        "agent_settings": {"model": "scripted", "max_turns": 30},
+        "backend": "local",
+        "env": {},
+        "group_size": group,
+    }
+    out.open(configuration, {"versions": {"hermes-rl": "0.1.0"}, "seed": 7, "concurrency": 4}, Tally(), resume=False)
+    tally = Tally()
+    for number in range(items * group):
+        record = _record(drawn, number // group, number % group, turns, output, number)
+        out.append(record.line())
+        tally.add(record)
+    out.write_summary(tally.summary(items * group, out_dir=str(folder)))
+    out.close()
+
+
+def _record(drawn: random.Random, item: int, index: int, turns: int, output: int, number: int) -> Record:
+    """Return a record; what came out of it is drawn: a reward, a limit, or a failure."""
+    begin = time.time() + number * 0.5
+    clock = begin + 1.5
+    messages: list[Message] = [
+        {"role": "system", "content": "You are an agent with tools. " * 20},
+        {"role": "user", "content": f"Task {item}: make the tests pass. " + _text(drawn, 600)},
+    ]
+    answers, calls = [], []
+    for turn in range(turns):
+        took, tool = drawn.uniform(0.5, 4.0), drawn.choice(TOOLS)
+        arguments = f'{{"command": "pytest -q tests/test_{turn}.py"}}'
+        answers.append(
+            TurnRecord(len(messages), "scripted", clock, clock + took, 0.0, 900 * (turn + 1), 80, 0, None, 0.002)
+        )
+        function = {"name": tool, "arguments": arguments}
+        asked = {"id": f"c{turn}", "type": "function", "function": function}
+        thought = {"reasoning_content": _text(drawn, 300)} if turn % 2 else {}
+        messages.append({"role": "assistant", "content": "I will look.", "tool_calls": [asked], **thought})
+        clock += took
+        failed = drawn.random() < (0.2 if tool == "patch" else 0.03)
+        error = CallError(CallErrorKind.FAILED, "the text to replace was not found") if failed else None
+        code = drawn.choice([0, 0, 0, 1]) if tool == "terminal" else None
+        calls.append(CallRecord(turn, len(messages), f"c{turn}", tool, arguments, clock, clock + 0.3, error, code, 0))
+        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "name": tool, "content": _text(drawn, output)})
+        clock += 0.3
+    outcome = drawn.random()
+    solved = outcome < 0.4
+    failure = Failure(FailureKind.INFRA, "verify", "the sandbox was lost") if outcome > 0.95 else None
+    report = {"reason": "all tests passed" if solved else "2 of 9 tests failed", "failing": ["tests/a.py::test_b"]}
+    return Record(
+        *(f"{number:032x}", "tasks", f"task-{item:05}", f"task-{item:05}", index, "model", "local", "scripted", 7),
+        started=begin,
+        ended=clock + 2.0,
+        reward=None if failure else float(solved),
+        details={} if failure else {**report, "output": _text(drawn, 800)},
+        failure=failure,
+        messages=messages,
+        turns=tuple(answers),
+        calls=tuple(calls),
+        stop_reason="max_turns" if 0.4 < outcome < 0.5 else "finished",
+        timings={"acquire_s": 0.5, "setup_s": 1.0, "agent_s": clock - begin - 1.5, "verify_s": 2.0, "release_s": 0.1},
+        tool_calls=ToolCalls(turns, turns, turns, 0),
+        usage=Usage(turns, 450 * turns * (turns + 1), 80 * turns, 0, 0.002 * turns),
+        sandbox_commands=(
+            SandboxCommand("verify", "pytest -q", clock, clock + 1.9, int(not solved), _text(drawn, 500)),
+        ),
+        isolation="namespace",
+        versions={"hermes-rl": "0.1.0", "python": "3.11.7"},
+    )
+
+
+def _text(drawn: random.Random, size: int) -> str:
+    words = drawn.choices(WORDS, k=size // 6)
+    return "\n".join(" ".join(words[begin : begin + 10]) for begin in range(0, len(words), 10))
+
+
+if __name__ == "__main__":
+    make_run(Path(sys.argv[1]), *map(int, sys.argv[2:]))

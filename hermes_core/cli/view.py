@@ -1,0 +1,260 @@
+"""The commands `show` and `view`: look at a run in a terminal, or in Inspect's viewer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes_core.errors import OutputError, UnknownNameError, UsageError
+from hermes_core.printing import say
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hermes_core.view.index import Row, Run
+
+_RUN = click.Path(exists=True, path_type=Path)
+
+ROWS = 40
+"""How many lines a table has, unless more are asked for."""
+
+_PIPE_WIDTH = 100_000
+"""The columns of what is not a terminal."""
+
+_LEAST_ID = 6
+"""The least number of characters of a trajectory's id that name it."""
+
+
+FIRST_PORT = 7575
+"""The port of the viewer, if it is free."""
+
+LOOK_S = 1.0
+"""Seconds between two looks for new records."""
+
+SAID_FROM = 1000
+"""Runs of more rollouts than this have a line that counts them."""
+
+
+@click.command()
+@click.argument("run", type=_RUN)
+@click.argument("item", required=False)
+@click.option("--items", "what", flag_value="items", help="One line per item, with its pass@k.")
+@click.option("--tools", "what", flag_value="tools", help="One line per tool: calls, failures by kind, seconds.")
+@click.option("--report", "what", flag_value="report", help="Only failures and verifier's reports, of each rollout.")
+@click.option("--solved/--unsolved", default=None, help="Only rollouts with a reward of 1.0 or more; only others.")
+@click.option(
+    "--failure", metavar="KIND", help="Only rollouts with this failure: infra, model, …; `any` for all kinds."
+)
+@click.option("--stop", metavar="REASON", help="Only rollouts with this stop reason; `limit` for any limit.")
+@click.option("--min-reward", type=float, metavar="R", help="Only rollouts with at least this reward.")
+@click.option("--max-reward", type=float, metavar="R", help="Only rollouts with at most this reward.")
+@click.option("--tool", metavar="NAME", help="Only rollouts that called this tool.")
+@click.option(
+    *("--sort",),
+    type=click.Choice(["item", "reward", "turns", "tokens", "seconds", "waited", "cost", "started"]),
+    default="item",
+    help="Order: the lowest reward, the most of anything else first [item].",
+)
+@click.option(
+    "--rows", type=click.IntRange(min=0), default=ROWS, metavar="N", help=f"At most N lines; 0: all [{ROWS}]."
+)
+@click.option("--full", is_flag=True, help="Show long texts in full length.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(run: Path, item: str | None, *, what: str | None, as_json: bool, **given: Any) -> None:
+    """Show a run in the terminal: a table of its rollouts, or what happened in the rollouts of ITEM.
+
+    RUN is the folder of a run, or a file of records. ITEM is an item, one rollout of it (`ITEM/INDEX`), or the
+    beginning of a rollout's id. One rollout is shown as a whole; of several, the reports are shown.
+    """
+    from hermes_core.view.index import Run
+
+    opened = Run(run)
+    rows = [row for row in opened.rows.values() if _wanted(row, given)]
+    if item is not None:
+        rows = _named(item, rows, opened)
+    if as_json:
+        say(json.dumps(_values(opened, rows, what, whole=item is not None, by=given["sort"])))
+    else:
+        _print(_shown(opened, rows, what, item, given))
+
+
+def _wanted(row: Row, given: dict[str, Any]) -> bool:
+    """Return whether the filters let the rollout through."""
+    from hermes_core.view.index import LIMITS
+
+    reward, least, most = row.reward, given["min_reward"], given["max_reward"]
+    return (
+        given["solved"] in (None, row.solved)
+        and given["failure"] in (None, row.failure_kind, "any" if row.failure_kind else None)
+        and given["stop"] in (None, row.stop_reason, "limit" if row.stop_reason in LIMITS else None)
+        and (least is None or (reward is not None and reward >= least))
+        and (most is None or (reward is not None and reward <= most))
+        and (given["tool"] is None or given["tool"] in row.tools)
+    )
+
+
+def _named(item: str, rows: Sequence[Row], run: Run) -> list[Row]:
+    """Return the rollouts that an argument names.
+
+    Raises:
+        UnknownNameError: it names none of the run.
+        UsageError: it names some, but the filters leave none.
+    """
+
+    def named(among: Iterable[Row]) -> list[Row]:
+        among = list(among)
+        return (
+            [row for row in among if row.item_id == item]
+            or [row for row in among if row.name == item]
+            or [row for row in among if len(item) >= _LEAST_ID and row.trajectory_id.startswith(item)]
+        )
+
+    if found := named(rows):
+        return found
+    if named(run.rows.values()):
+        raise UsageError(f"no rollout of {item} fits the filters", hint="leave out filters")
+    raise UnknownNameError("item", item, sorted({row.item_id for row in run.rows.values()}), where=f"of {run.path}")
+
+
+def _shown(
+    run: Run, rows: list[Row], what: str | None, item: str | None, given: dict[str, Any]
+) -> Iterable[RenderableType]:
+    from rich.text import Text
+
+    from hermes_core.view import tables, transcript
+    from hermes_core.view.statistics import by_item, by_tool
+
+    if item is None:
+        yield from tables.headline(run, rows)
+        yield Text()
+    if what == "tools":
+        used = by_tool(rows)
+        yield tables.tools(used) if used else Text("no tool was called")
+        return
+    most = given["rows"] or len(rows)
+    ordered = tables.in_order(rows, given["sort"])
+    if what == "items":
+        grouped = by_item(ordered)
+        yield tables.items(ordered, given["sort"], most)
+        yield from _more(len(grouped) - most)
+    elif what == "report" or (item is not None and len(rows) > 1):
+        for row in ordered[:most]:
+            record = run.record(row)
+            yield from transcript.heading(row, record)
+            yield from transcript.report(record, full=given["full"])
+            yield Text()
+        yield from _more(len(ordered) - most)
+    elif item is not None:
+        yield from transcript.rollout(rows[0], run.record(rows[0]), full=given["full"])
+    else:
+        yield tables.rollouts(ordered[:most])
+        yield from _more(len(ordered) - most)
+
+
+def _more(left_out: int) -> Iterable[RenderableType]:
+    from rich.text import Text
+
+    if left_out > 0:
+        yield Text(f"… and {left_out} more: --rows 0 shows all", "dim")
+
+
+def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool, by: str) -> Any:
+    """Return what programs get: the records of the rollouts that were named, or tables of the run."""
+    from hermes_core.view.statistics import by_item, by_tool, totals
+    from hermes_core.view.tables import in_order
+
+    rows = in_order(rows, by)
+    if what == "tools":
+        return [{**asdict(tool), "failures": tool.failures} for tool in by_tool(rows)]
+    if whole or what == "report":
+        return [run.record(row) for row in rows]
+    items = by_item(rows)
+    if what == "items":
+        return [
+            {"item_id": item_id, **asdict(totals(group)), **_pass({item_id: group})} for item_id, group in items.items()
+        ]
+    return {"run": str(run.path), **asdict(totals(rows)), **_pass(items), "rollouts": [_plain(row) for row in rows]}
+
+
+def _pass(items: dict[str, list[Row]]) -> dict[str, Any]:
+    """Return the mean pass@k of items, by k."""
+    from hermes_core.view.statistics import mean_pass_at_k, sizes_of_k
+
+    means = {k: mean_pass_at_k(items.values(), k) for k in sizes_of_k(items.values())}
+    return {"pass_at_k": {str(k): mean[0] for k, mean in means.items() if mean is not None}}
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """Return a row without the place of its record."""
+    values = row._asdict()
+    del values["offset"], values["size"]
+    return {**values, "tools": {name: use._asdict() for name, use in row.tools.items()}}
+
+
+def _print(parts: Iterable[RenderableType]) -> None:
+    """Print for people. In a pipe, lines are as long as they are."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    console = Console(markup=False, emoji=False, highlight=False, width=None if terminal else _PIPE_WIDTH)
+    for part in parts:
+        console.print(part)
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=_RUN)
+@click.option("--static", type=click.Path(path_type=Path), metavar="DIR", help="Write DIR, which any web server shows.")
+@click.option("--host", default="127.0.0.1", metavar="H", help="Address to listen at [127.0.0.1].")
+@click.option("--port", type=int, metavar="P", help=f"Port to listen at [the first free one from {FIRST_PORT} on].")
+def view(runs: tuple[Path, ...], static: Path | None, host: str, port: int | None) -> None:
+    """Open runs in Inspect's viewer, also while they run. Ctrl-C ends it.
+
+    RUN is the folder of a run, or a file of records. The viewer comes with Inspect (`pip install inspect-ai`); without
+    it, `hermes-rl show` shows a run in the terminal. What models wrote is shown as plain text.
+    """
+    from hermes_core.view import inspect_viewer
+    from hermes_core.view.index import Run
+    from hermes_core.view.logs import opened
+
+    inspect = inspect_viewer.command()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the viewer must not stay behind
+    with opened([Run(run) for run in runs]) as (folder, logs):
+        if static is not None:
+            for log in logs:
+                log.update(_progress)
+            inspect_viewer.bundle(inspect, folder, static)
+            say(f"wrote {static}: `python -m http.server -d {static}` shows it")
+            return
+        with inspect_viewer.running(inspect, folder, host, port or _free_port(host)) as viewer:
+            while viewer.poll() is None:
+                for log in logs:
+                    log.update(_progress)
+                time.sleep(LOOK_S)
+        if viewer.returncode:
+            raise OutputError(f"the viewer ended with exit code {viewer.returncode}", hint="see its messages above")
+
+
+def _progress(done: int, of: int) -> None:
+    """Say on a terminal how many rollouts the viewer has of a run for which that takes a while."""
+    if of > SAID_FROM and sys.stderr.isatty():
+        click.echo(f"\r{min(done, of)} of {of} rollouts", nl=done >= of, err=True)
+
+
+def _free_port(host: str) -> int:
+    """Return the first port from `FIRST_PORT` on that nobody listens at."""
+    for port in range(FIRST_PORT, FIRST_PORT + 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return port
+    raise UsageError(f"no port from {FIRST_PORT} on is free", hint="choose one with --port")

@@ -1,0 +1,358 @@
+"""Writes `.eval` logs, which Inspect reads: a zip of JSON that can be read while it grows. Needs no part of Inspect."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hermes_core.envs.store import SUMMARY, is_running
+from hermes_core.errors import OutputError
+from hermes_core.view import eval_sample
+from hermes_core.view.eval_sample import Json, moment
+from hermes_core.view.index import Row, Run
+from hermes_core.view.statistics import by_item, mean_pass_at_k, sizes_of_k, totals
+
+BATCH = 200
+"""The number of samples that are written before the log can be read again."""
+
+_START, _HEADER, _SUMMARIES = "_journal/start.json", "header.json", "summaries.json"
+_WRITTEN = "_journal/hermes-rl.json"
+"""Says how far the records were read that are in the log, so that it can be continued."""
+
+
+class RunLog:
+    """The log of a run. `update` brings it up to date with the run; it can be called while the run is running.
+
+    The rollouts of an item are its epochs. A rollout without a reward has an error, and no score. A sample is converted
+    and written one at a time.
+
+    Args:
+        path: the log. One that an earlier `RunLog` wrote for the same records is continued.
+
+    Raises:
+        OutputError: it can't be written.
+    """
+
+    def __init__(self, run: Run, path: Path) -> None:
+        self.run = run
+        self.path = path
+        self._epochs: dict[tuple[str, str, int], int] = {}
+        self._taken: set[tuple[str, int]] = set()
+        self._summaries: list[Json] = []
+        self._parts = 0
+        self._done = 0
+        """How many bytes of the records are in the log."""
+        self._finished = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._zip = self._continued() or self._begun()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def update(self, progress: Callable[[int, int], None] | None = None) -> bool:
+        """Add the samples of new records. Returns whether the log is finished, because the run is.
+
+        Args:
+            progress: called with the number of rollouts in the log, and in the run.
+
+        Raises:
+            OutputError: the log can't be written.
+            UsageError: a record can't be read.
+        """
+        running = is_running(self.run.records.parent)  # before the last records are read
+        if not self.run.refresh():
+            self._start_over()
+        new = [row for row in self.run.rows.values() if row.offset >= self._done]
+        if new:
+            for row in self.run.rows.values():  # in this order, so that a log that is continued has the same numbers
+                self._number(row)
+        try:
+            for begin in range(0, len(new), BATCH):
+                self._write(new[begin : begin + BATCH])
+                if progress is not None:
+                    progress(len(self.run.rows) - len(new) + begin + BATCH, len(self.run.rows))
+            if not running and not self._finished:
+                self._finish()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return not running
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _unwritable(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"can't write {self.path}: {error.strerror}", hint="free some space, or choose another folder"
+        )
+
+    # ------------------------------------------------------------------ the beginning
+
+    def _begun(self) -> zipfile.ZipFile:
+        """Begin a new log. Another log of this name is replaced, and stays as it is for those who have it open."""
+        self._done = self._parts = 0
+        self._summaries.clear()
+        self._epochs.clear()
+        self._taken.clear()
+        self._finished = False
+        beside = self.path.with_name(f".{self.path.name}.new")
+        self._file = _Growing(beside, new=True)
+        log = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+        self._put(log, _START, {"version": 2, "eval": _specification(self.run), "plan": _plan(self.run)})
+        self._commit(log)
+        beside.replace(self.path)
+        return log
+
+    def _start_over(self) -> None:
+        self.close()
+        self._zip = self._begun()
+
+    def _continued(self) -> zipfile.ZipFile | None:
+        """Open the log that is here, if it is of the same records; else return None."""
+        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
+            self._file = _Growing(self.path)
+            log = zipfile.ZipFile(self._file, "a", zipfile.ZIP_DEFLATED, compresslevel=1)
+            written = json.loads(log.read(_WRITTEN))
+            start = json.loads(log.read(_START))
+            same = written["checksum"] == self.run.checksum(written["end"])
+            if same and start["eval"] == json.loads(json.dumps(_specification(self.run))):
+                self._done, self._parts = written["end"], written["parts"]
+                for part in range(1, self._parts + 1):
+                    self._summaries += json.loads(log.read(f"_journal/summaries/{part}.json"))
+                self._finished = _HEADER in log.namelist()
+                return log
+            self.close()
+        return None
+
+    # ------------------------------------------------------------------ the samples
+
+    def _write(self, rows: Iterable[Row]) -> None:
+        """Write a batch of samples, and let them be read."""
+        log, summaries, end = self._zip, [], self._done
+        began = _began(self.run)
+        for row in rows:
+            sample = eval_sample.sample(self.run.record(row), self._epochs[row.key], began)
+            self._put(log, f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
+            summaries.append(eval_sample.summary(sample))
+            end = max(end, row.offset + row.size)
+        for name in (_HEADER, _SUMMARIES):  # a resumed run: it is no longer finished
+            self._drop(log, name)
+        self._finished = False
+        self._parts += 1
+        self._done = end
+        self._summaries += summaries
+        self._put(log, f"_journal/summaries/{self._parts}.json", summaries)
+        self._commit(log)
+
+    def _number(self, row: Row) -> None:
+        """Give a rollout its number among those of its item: its index from 1, or the next that is free."""
+        if row.key not in self._epochs:
+            epoch = row.rollout_index + 1
+            while (row.item_id, epoch) in self._taken:
+                epoch += 1
+            self._epochs[row.key] = epoch
+            self._taken.add((row.item_id, epoch))
+
+    def _finish(self) -> None:
+        log, rows = self._zip, list(self.run.rows.values())
+        last = {(summary["id"], summary["epoch"]): summary for summary in self._summaries}
+        self._put(log, _SUMMARIES, list(last.values()))
+        self._put(log, "reductions.json", [])
+        self._put(log, _HEADER, _header(self.run, rows))
+        self._finished = True
+        self._commit(log)
+
+    # ------------------------------------------------------------------ members
+
+    def _put(self, log: zipfile.ZipFile, name: str, value: Any) -> None:
+        """Write a member; one of the same name is replaced."""
+        self._drop(log, name)
+        log.writestr(name, json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")))
+
+    @staticmethod
+    def _drop(log: zipfile.ZipFile, name: str) -> None:
+        """Take a member out of the directory."""
+        if name in log.NameToInfo:
+            log.filelist.remove(log.NameToInfo.pop(name))
+
+    def _commit(self, log: zipfile.ZipFile) -> None:
+        """Write the directory, so that readers find what was written since the last time."""
+        written = {"end": self._done, "checksum": self.run.checksum(self._done), "parts": self._parts}
+        self._put(log, _WRITTEN, written)
+        # A copy writes the directory and is closed. The log itself stays open, and overwrites the directory next time.
+        copy.copy(log).close()
+        self._file.commit(log.start_dir)
+
+
+class _Growing(io.RawIOBase):
+    """A file that others read while it grows: what is written becomes visible in one step, by `commit`."""
+
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if new else 0), 0o644)
+        self._size = os.fstat(self._fd).st_size
+        self._base = self._at = self._size
+        self._pending = bytearray()
+        """What is to be written from `_base` on."""
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: max(self._size, self._base + len(self._pending))}
+        self._at = begin[whence] + offset
+        return self._at
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = os.pread(self._fd, size if size >= 0 else self._size - self._at, self._at)
+        self._at += len(data)
+        return data
+
+    def write(self, data: Any) -> int:
+        if self._at < self._base:  # the first write after the directory was read goes over it
+            self._base = self._at
+            self._pending.clear()
+        begin = self._at - self._base
+        self._pending[begin : begin + len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def commit(self, base: int) -> None:
+        """Write everything, in one call if the system does it. What comes after `base` may be overwritten later."""
+        left, at = memoryview(self._pending), self._base
+        while left:
+            written = os.pwrite(self._fd, left, at)
+            left, at = left[written:], at + written
+        os.ftruncate(self._fd, at)
+        self._size = at
+        left.release()
+        self._pending.clear()
+        self._base = base
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._fd)
+        super().close()
+
+
+# ---------------------------------------------------------------------- what a log says about its run
+
+
+def log_name(run: Run) -> str:
+    """Return the file name of a run's log, from which Inspect takes the time, the task and an id."""
+    began = datetime.fromtimestamp(_began(run)).astimezone().isoformat(timespec="seconds")
+    parts = (began.replace(":", "-"), _task(run), _id(run))
+    return "_".join(re.sub(r"[^\w.+-]|_", "-", part) for part in parts) + ".eval"
+
+
+def _began(run: Run) -> float:
+    """Return when the run began, in seconds since the epoch."""
+    started = run.about.get("started")
+    if isinstance(started, str):
+        return datetime.fromisoformat(started).timestamp()
+    known = [row.started for row in run.rows.values() if row.started is not None]
+    return min(known, default=0.0)
+
+
+def _task(run: Run) -> str:
+    configuration = run.about.get("configuration") or {}
+    return str(configuration.get("environment") or run.records.name.removesuffix(".jsonl"))
+
+
+def _id(run: Run) -> str:
+    """Return an id that the run's log always has: of its configuration, and of its place."""
+    return f"{run.about.get('configuration_hash', '')}{zlib.crc32(str(run.records.resolve()).encode()):08x}"
+
+
+def _specification(run: Run) -> Json:
+    about, began = run.about, _began(run)
+    configuration = about.get("configuration") or {}
+    return {
+        **{key: _id(run) for key in ("eval_id", "run_id", "task_id")},
+        "created": moment(began),
+        "task": _task(run),
+        "task_version": 0,
+        "task_attribs": {},
+        "task_args": configuration.get("env") or {},
+        "solver": configuration.get("agent"),
+        "dataset": {"name": _task(run), "shuffled": False},
+        "model": (configuration.get("agent_settings") or {}).get("model") or configuration.get("agent") or "none",
+        "model_args": {},
+        "config": {"epochs": configuration.get("group_size") or 1},
+        "packages": about.get("versions") or {},
+        "metadata": {key: about[key] for key in ("seed", "concurrency") if about.get(key) is not None}
+        | {key: configuration[key] for key in ("backend", "profile", "isolation") if configuration.get(key)},
+        "scorers": [{"name": "reward"}],
+        # A model wrote most of it: the viewer shows it as plain text, never as HTML or a link.
+        "viewer": {"trust_content": False},
+    }
+
+
+def _plan(run: Run) -> Json:
+    configuration = run.about.get("configuration") or {}
+    solver = {"solver": configuration.get("agent") or "agent", "params": configuration.get("agent_settings") or {}}
+    return {"name": "hermes-rl", "steps": [solver], "config": {}}
+
+
+def _header(run: Run, rows: list[Row]) -> Json:
+    """Return the end of a log: what the run came to."""
+    figures, items = totals(rows), by_item(rows)
+    specification = _specification(run)
+    specification["dataset"] |= {"samples": len(items), "sample_ids": list(items)}
+    estimates = {f"pass@{k}": mean_pass_at_k(items.values(), k) for k in sizes_of_k(items.values())}
+    metrics = {"mean": figures.mean_reward, "solved": figures.solved / figures.scored if figures.scored else None}
+    metrics |= {name: estimate[0] for name, estimate in estimates.items() if estimate is not None}
+    score = {
+        "name": "reward",
+        "scorer": "reward",
+        "params": {},
+        "scored_samples": figures.scored,
+        "unscored_samples": figures.rollouts - figures.scored,
+        "metrics": {
+            name: {"name": name, "value": value, "params": {}} for name, value in metrics.items() if value is not None
+        },
+    }
+    usage: dict[str, Json] = {}
+    for row in rows:
+        if row.tokens:
+            each = usage.setdefault(row.model or row.agent, {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0})
+            each["input_tokens"] += row.prompt_tokens
+            each["output_tokens"] += row.completion_tokens
+            each["total_tokens"] += row.tokens
+    began = _began(run)
+    ended = max((row.started + row.seconds for row in rows if row.started is not None), default=began)
+    return {
+        "version": 2,
+        "status": "success" if _complete(run) else "cancelled",
+        "eval": specification,
+        "plan": _plan(run),
+        "results": {"total_samples": figures.rollouts, "completed_samples": figures.scored, "scores": [score]},
+        "stats": {"started_at": moment(began), "completed_at": moment(ended), "model_usage": usage},
+    }
+
+
+def _complete(run: Run) -> bool:
+    """Return whether the run came to its end: every rollout was tried. A file of records alone is taken as it is."""
+    if not run.about:
+        return True
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads((run.records.parent / SUMMARY).read_bytes()).get("stopped") is None
+    return False

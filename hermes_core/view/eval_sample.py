@@ -1,0 +1,405 @@
+"""A record as a sample of Inspect's log format: messages, events in spans, the score, and an error apart from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from hermes_core.view.index import LIMITS
+from hermes_core.view.plain_text import parsed, text_of
+
+Json = dict[str, Any]
+
+MAX_TEXT = 1 << 16
+"""Maximum number of characters of one text in a log. Browsers can't show many longer ones."""
+
+_ATTACHED_FROM = 200
+"""From this length on, a text of events is kept once per sample, as an attachment."""
+
+_SPANS = {"acquire": "init", "setup": "init", "agent": "solver", "verify": "scorer", "release": "cleanup"}
+"""The type of the span of each stage. (The viewer folds spans of type `agent`.)"""
+
+_ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+_STOPPED = {"stop": "stop", "tool_calls": "tool_calls", "length": "max_tokens", "content_filter": "content_filter"}
+"""Inspect's word for an endpoint's finish reason."""
+
+_LIMITS = {"max_turns": "turn", "length": "token", "context_length": "context", "time_limit": "time"}
+"""Inspect's word for a stop reason that is a limit."""
+
+_CALL_ERRORS = {"invalid_arguments": "parsing", "time_limit": "timeout", "interrupted": "cancelled"}
+"""Inspect's word for a kind of call error; `unknown` for others."""
+
+_CONFIG = frozenset({"temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty"})
+"""The sampling parameters that have the same name in Inspect."""
+
+
+def moment(seconds: float) -> str:
+    """Return seconds since the epoch as Inspect writes times."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def sample(record: Mapping[str, Any], epoch: int, began: float) -> Json:
+    """Return the sample of a record of the current version.
+
+    Args:
+        epoch: the number of the rollout among those of its item, from 1.
+        began: when the rollout began, in seconds since the epoch, if the record does not say.
+    """
+    return _Sample(record, epoch, began).value()
+
+
+def summary(sample: Mapping[str, Any]) -> Json:
+    """Return what the list of samples shows."""
+    asked = next((message for message in sample["input"] if message["role"] == "user"), {"content": ""})
+    error, limit = sample.get("error"), sample.get("limit")
+    scores = sample["scores"]
+    return {
+        **{key: sample[key] for key in ("id", "epoch", "target", "model_usage", "started_at", "completed_at", "uuid")},
+        **{key: sample[key] for key in ("total_time", "working_time", "turn_count")},
+        "input": asked["content"][:1000],
+        "scores": scores
+        and {
+            name: {**score, "explanation": score["explanation"][:1000], "metadata": {}}
+            for name, score in scores.items()
+        },
+        "metadata": {key: sample["metadata"][key] for key in ("stop_reason", "failure", "group")},
+        "completed": True,
+        "message_count": len(sample["messages"]),
+        **({"error": error["message"]} if error else {}),
+        **({"limit": limit["type"]} if limit else {}),
+    }
+
+
+class _Sample:
+    """Makes one sample. Texts of events that are not short are kept once, in `attachments`."""
+
+    def __init__(self, record: Mapping[str, Any], epoch: int, began: float) -> None:
+        self.record = record
+        self.epoch = epoch
+        self.started: float = record["started"] or began
+        self.attachments: dict[str, str] = {}
+        self.events: list[Json] = []
+        self.messages = [_message(message, index, record["model"]) for index, message in enumerate(record["messages"])]
+        stages = [(stage, record["timings"].get(f"{stage}_s")) for stage in _SPANS]
+        self.stages = [(stage, took) for stage, took in stages if took is not None]
+
+    def value(self) -> Json:
+        """Return the sample."""
+        record = self.record
+        asked = [message for message in self.messages if message.get("source") == "input"]
+        self._add_events(asked)
+        took = (record["ended"] or self.started) - self.started or sum(seconds for _, seconds in self.stages)
+        usage = _usage(record["usage"])
+        answers = [message for message in self.messages if message["role"] == "assistant"]
+        model = record["model"] or record["agent"]
+        return {
+            "id": record["item_id"],
+            "epoch": self.epoch,
+            "input": asked,
+            "target": "",
+            "messages": self.messages,
+            "output": {"model": model, "choices": [_choice(answer, record["stop_reason"]) for answer in answers[-1:]]},
+            "scores": self._scores(),
+            "metadata": {key: value for key, value in record.items() if key in _METADATA},
+            "store": {},
+            "events": self.events,
+            "events_data": {"messages": self._attached(self.messages), "calls": []},
+            "attachments": self.attachments,
+            "model_usage": {model: usage} if usage else {},
+            "started_at": moment(self.started),
+            "completed_at": moment(self.started + took),
+            "total_time": round(took, 3),
+            "working_time": round(max(0.0, took - record["waited_s"]), 3),
+            "uuid": record["trajectory_id"],
+            "turn_count": len(answers),
+            **self._ending(took),
+        }
+
+    def _scores(self) -> Json | None:
+        """Return the reward as a score; None without one. A failure is an error, and never a score."""
+        record = self.record
+        if record["reward"] is None:
+            return None
+        report = {"value": record["reward"], "explanation": told(record["details"]), "metadata": record["details"]}
+        return {"reward": report}
+
+    def _ending(self, took: float) -> Json:
+        """Return the error, and the limit that ended the rollout."""
+        ending: Json = {}
+        if failure := self.record["failure"]:
+            ending["error"] = _error(failure)
+        reason = self.record["stop_reason"]
+        if reason in LIMITS:
+            reached = {
+                "max_turns": len(self.record["turns"]),
+                "time_limit": self.record["timings"].get("agent_s") or took,
+            }
+            tokens = self.record["usage"]["prompt_tokens"] + self.record["usage"]["completion_tokens"]
+            ending["limit"] = {"type": _LIMITS[reason], "limit": reached.get(reason, tokens), "reason": reason}
+        return ending
+
+    # ------------------------------------------------------------------ events
+
+    def _add_events(self, asked: Sequence[Json]) -> None:
+        record, clock = self.record, self.started
+        self._add(clock, event="sample_init", state={}, sample={"id": record["item_id"], "input": asked, "target": ""})
+        failure = record["failure"] or {}
+        for stage, seconds in self.stages:
+            self._add(clock, event="span_begin", id=stage, name=stage, type=_SPANS[stage])
+            end = clock + seconds
+            for at, event in sorted(self._events_of(stage, clock, end), key=lambda pair: pair[0]):
+                self._add(at, span_id=stage, **event)
+            if failure.get("stage") == stage:
+                self._add(end, span_id=stage, event="error", error=_error(failure))
+            self._add(end, event="span_end", id=stage)
+            clock = end
+        if failure and failure["stage"] not in dict(self.stages):
+            self._add(clock, event="error", error=_error(failure))
+
+    def _add(self, at: float, **event: Any) -> None:
+        number = len(self.events)
+        self.events.append(
+            {
+                "uuid": f"{self.record['trajectory_id'][:12]}-{number}",
+                "timestamp": moment(at),
+                "working_start": round(max(0.0, at - self.started), 3),
+                **event,
+            }
+        )
+
+    def _events_of(self, stage: str, begin: float, end: float) -> Iterator[tuple[float, Json]]:
+        """Yield the events of a stage, each with when it began."""
+        for ran in self.record["sandbox_commands"]:
+            if ran["stage"] == stage:
+                yield self._within(ran["started"], begin, end), self._sandbox(ran)
+        if stage == "agent":
+            for index, message in enumerate(self.messages):
+                if message["role"] in ("assistant", "tool"):
+                    yield from self._said(index, message, begin, end)
+            if self.record["patch"]:
+                yield end, {"event": "info", "source": "patch", "data": self._text(self.record["patch"])}
+        if stage == "verify" and (scores := self._scores()):
+            yield end, {"event": "score", "scorer": "reward", "score": self._attached(scores["reward"])}
+
+    @staticmethod
+    def _within(at: float | None, begin: float, end: float) -> float:
+        """Return when an event began, in its stage's time; the stage's beginning if that is not known."""
+        return min(max(at, begin), end) if at else begin
+
+    def _said(self, index: int, message: Json, begin: float, end: float) -> Iterator[tuple[float, Json]]:
+        times = self.record["message_times"]
+        started, ended = times[index] if index < len(times) and times[index] else (None, None)
+        done = {"completed": moment(ended)} if ended else {}
+        took = {"working_time": round(ended - started, 3)} if started and ended else {}
+        make = self._model if message["role"] == "assistant" else self._tool
+        yield self._within(started, begin, end), {**make(index, message), **done, **took}
+
+    def _model(self, index: int, message: Json) -> Json:
+        """Return the event of a model's answer. It names the conversation's messages before it, and has no copy."""
+        turn: Json = next((turn for turn in self.record["turns"] if turn["message"] == index), {})
+        model = turn.get("model") or self.record["model"] or self.record["agent"]
+        sampling = turn.get("sampling") or {}
+        usage = _usage(turn)
+        first = index == next(place for place, each in enumerate(self.messages) if each["role"] == "assistant")
+        return {
+            "event": "model",
+            "model": model,
+            "input": [],
+            "input_refs": [[0, index]],
+            # The tools are the same in each turn: naming them once keeps the log small.
+            "tools": [_tool_info(schema) for schema in self.record["tool_schemas"]] if first else [],
+            "tool_choice": "auto",
+            "config": {key: value for key, value in sampling.items() if key in _CONFIG},
+            "output": {
+                "model": model,
+                "choices": [_choice(self._attached(message), turn.get("stop_reason"))],
+                **({"usage": usage} if usage else {}),
+            },
+        }
+
+    def _tool(self, index: int, message: Json) -> Json:
+        """Return the event of a tool call."""
+        call = next((call for call in self.record["calls"] if call["message"] == index), None)
+        written = call["arguments"] if call else self._arguments_of(message["tool_call_id"], index)
+        event = {
+            "event": "tool",
+            "type": "function",
+            "id": message["tool_call_id"],
+            "function": message.get("function") or (call["name"] if call else ""),
+            "arguments": self._attached(_arguments(written)[0]),
+            "result": self._text(message["content"]),
+            "message_id": message["id"],
+        }
+        if call and call["error"]:
+            kind = _CALL_ERRORS.get(call["error"]["kind"], "unknown")
+            event |= {"error": {"type": kind, "message": call["error"]["message"]}, "failed": True}
+        if call and call["exit_code"] is not None:
+            event["metadata"] = {"exit_code": call["exit_code"], "bytes_dropped": call["bytes_dropped"]}
+        return event
+
+    def _arguments_of(self, call_id: str, before: int) -> str:
+        """Return the arguments of a call of a record that does not list its calls."""
+        for message in reversed(self.record["messages"][:before]):
+            for call in message.get("tool_calls") or ():
+                if call.get("id") == call_id:
+                    return str((call.get("function") or {}).get("arguments") or "{}")
+        return "{}"
+
+    def _sandbox(self, ran: Mapping[str, Any]) -> Json:
+        return {
+            "event": "sandbox",
+            "action": "exec",
+            "cmd": self._text(ran["command"]),
+            "output": self._text(ran["output"]),
+            **({"result": ran["exit_code"]} if ran["exit_code"] is not None else {}),
+            **({"completed": moment(ran["ended"])} if ran["ended"] is not None else {}),
+        }
+
+    # ------------------------------------------------------------------ texts
+
+    def _attached(self, value: Any) -> Any:
+        """Return the value with its long texts as references to attachments."""
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, list):
+            return [self._attached(part) for part in value]
+        if isinstance(value, dict):
+            return {key: self._attached(part) for key, part in value.items()}
+        return value
+
+    def _text(self, text: str) -> str:
+        """Return a text that is not long, or a reference to the attachment that has it."""
+        text = bounded(text)
+        if len(text) < _ATTACHED_FROM:
+            return text
+        name = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        self.attachments[name] = text
+        return f"attachment://{name}"
+
+
+_METADATA = frozenset(
+    {
+        *(
+            "trajectory_id",
+            "group",
+            "agent",
+            "backend",
+            "isolation",
+            "image",
+            "seed",
+            "versions",
+            "item",
+            "stop_reason",
+        ),
+        *("failure", "timings", "waited_s", "tool_calls", "infra_retries", "check_repeated", "tokens_refused", "cut"),
+    }
+)
+"""The keys of a record that are a sample's metadata."""
+
+
+def bounded(text: str) -> str:
+    """Return a text that a browser can show: the beginning and the end of a very long one."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n[… {len(text) - MAX_TEXT} characters left out; the record has them …]\n{text[-half:]}"
+
+
+def told(details: Mapping[str, Any]) -> str:
+    """Return a verifier's details as text: a line for each, its texts as they are."""
+    lines = []
+    for name, value in details.items():
+        text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False)
+        lines.append(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}")
+    return bounded("\n".join(lines))
+
+
+def _message(message: Mapping[str, Any], index: int, model: str | None) -> Json:
+    role = _ROLES.get(str(message.get("role")), "user")
+    value: Json = {"id": f"m{index}", "role": role, "content": bounded(text_of(message.get("content")))}
+    if role == "tool":
+        return {**value, "tool_call_id": str(message.get("tool_call_id") or ""), "function": message.get("name") or ""}
+    if role != "assistant":
+        return {**value, "source": "input"}
+    value["source"] = "generate"
+    if model:
+        value["model"] = model
+    if reasoning := text_of(message.get("reasoning_content") or message.get("reasoning")):
+        thought = {"type": "reasoning", "reasoning": bounded(reasoning)}
+        value["content"] = [thought, {"type": "text", "text": value["content"]}]
+    if calls := message.get("tool_calls"):
+        value["tool_calls"] = [_tool_call(call) for call in calls]
+    return value
+
+
+def _tool_call(call: Mapping[str, Any]) -> Json:
+    function = call.get("function") or {}
+    arguments, error = _arguments(str(function.get("arguments") or "{}"))
+    value = {
+        "id": str(call.get("id") or ""),
+        "function": str(function.get("name") or ""),
+        "arguments": arguments,
+        "type": "function",
+    }
+    return {**value, "parse_error": error} if error else value
+
+
+def _arguments(written: str) -> tuple[Json, str | None]:
+    """Return arguments as an object, and what is wrong with them if the model wrote none."""
+    arguments = parsed(written)
+    if arguments is None:
+        return {"arguments": bounded(written)}, "the arguments are not a JSON object"
+    return {name: bounded(value) if isinstance(value, str) else value for name, value in arguments.items()}, None
+
+
+def _choice(message: Json, stopped: str | None) -> Json:
+    meant = "tool_calls" if message.get("tool_calls") else "stop"
+    return {"message": message, "stop_reason": _STOPPED.get(stopped or meant, "unknown")}
+
+
+def _usage(counts: Mapping[str, Any]) -> Json | None:
+    """Return token counts as Inspect has them: `input_tokens` are those that did not come from the cache."""
+    read, written = counts.get("prompt_tokens") or 0, counts.get("completion_tokens") or 0
+    if not read and not written:
+        return None
+    cached = counts.get("cached_tokens")
+    return {
+        "input_tokens": max(0, read - (cached or 0)),
+        "output_tokens": written,
+        "total_tokens": read + written,
+        "input_tokens_cache_read": cached,
+        "reasoning_tokens": counts.get("reasoning_tokens"),
+        "total_cost": counts.get("cost"),
+    }
+
+
+def _tool_info(schema: Mapping[str, Any]) -> Json:
+    """Return a tool as Inspect describes it: of its parameters, what Inspect's own schema has."""
+    function = schema.get("function") or schema
+    parameters = function.get("parameters") or {}
+    described = parameters.get("properties") or {}
+    return {
+        "name": str(function.get("name") or ""),
+        "description": str(function.get("description") or ""),
+        "parameters": {
+            "type": "object",
+            "properties": {name: _parameter(each) for name, each in described.items()},
+            "required": parameters.get("required") or [],
+        },
+    }
+
+
+def _parameter(schema: Any) -> Json:
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    known = kind if kind in ("string", "integer", "number", "boolean", "array", "object", "null") else None
+    about = schema.get("description") if isinstance(schema, Mapping) else None
+    return {**({"type": known} if known else {}), **({"description": str(about)} if about else {})}
+
+
+def _error(failure: Mapping[str, Any]) -> Json:
+    text = f"{failure['kind']} failure at {failure['stage']}: {failure['message']}"
+    return {"message": text, "traceback": text, "traceback_ansi": text}

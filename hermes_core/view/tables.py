@@ -1,0 +1,158 @@
+"""Tables of a run for a terminal: its rollouts, its items, its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hermes_core.view.index import LIMITS, Row, Run
+from hermes_core.view.statistics import ToolTotals, by_item, mean_pass_at_k, pass_at_k, sizes_of_k, totals
+from hermes_core.view.words import NONE, count, counted, duration, figure, line, money
+
+ORDERS: Mapping[str, Callable[[Row], Any]] = {
+    "item": lambda row: 0,
+    "reward": lambda row: (row.reward is not None, row.reward),
+    "turns": lambda row: -row.turns,
+    "tokens": lambda row: -row.tokens,
+    "seconds": lambda row: -row.seconds,
+    "waited": lambda row: -row.waited_s,
+    "cost": lambda row: -(row.cost or 0.0),
+    "started": lambda row: row.started or 0.0,
+}
+"""What rollouts can be sorted by: the worst, longest or dearest first."""
+
+
+def in_order(rows: Iterable[Row], by: str) -> list[Row]:
+    """Return the rows in one of `ORDERS`; equal ones by item and index."""
+    named = sorted(rows, key=lambda row: (row.item_id, row.group, row.rollout_index))
+    return sorted(named, key=ORDERS[by])
+
+
+def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
+    """Return what a run is and what it came to, in a few lines."""
+    figures, items = totals(rows), by_item(rows)
+    first = rows[0] if rows else None
+    models = sorted({row.model for row in rows if row.model})
+    about = [str(run.path), *([f"agent {first.agent}", f"backend {first.backend}"] if first else [])]
+    about += [f"model {', '.join(models)}"] if models else []
+    lines: list[RenderableType] = [line(" · ".join(about), "bold")]
+    mean = f", mean reward {figures.mean_reward:.3f}" if figures.mean_reward is not None else ""
+    lines.append(
+        Text(
+            f"{figures.rollouts} rollouts of {len(items)} items: {figures.scored} scored, {figures.solved} solved{mean}"
+        )
+    )
+    if estimates := [f"pass@{k} {_share(items, k)}" for k in sizes_of_k(items.values())]:
+        lines.append(Text("   ".join(estimates)))
+    if figures.failures:
+        lines.append(line(f"failures: {counted(figures.failures)}", "red"))
+    if figures.limits:
+        lines.append(line(f"stopped at a limit: {counted(figures.limits)}", "yellow"))
+    if figures.prompt_tokens or figures.completion_tokens:
+        cached = f" ({figures.cached_tokens / figures.prompt_tokens:.0%} cached)" if figures.cached_tokens else ""
+        tokens = f"{count(figures.prompt_tokens)} read{cached}, {count(figures.completion_tokens)} written"
+        lines.append(Text(f"tokens: {tokens}"))
+    if figures.cost is not None:
+        solved = money(figures.cost_per_solved)
+        lines.append(Text(f"cost: {money(figures.cost)}, {solved} per solved rollout"))
+    if figures.waited_s >= 1:
+        lines.append(Text(f"waited for the endpoint: {duration(figures.waited_s)}"))
+    return lines
+
+
+def _share(items: Mapping[str, Sequence[Row]], k: int) -> str:
+    """Return a mean pass@k, and how many items it is of if not of all."""
+    mean = mean_pass_at_k(items.values(), k)
+    if mean is None:
+        return NONE
+    return f"{mean[0]:.3f}" + (f" ({mean[1]} items)" if mean[1] < len(items) else "")
+
+
+def rollouts(rows: Iterable[Row]) -> Table:
+    """Return a line for each rollout."""
+    table = _table(
+        "rollout", "stop reason", "failure", *("reward>", "turns>", "calls>", "tokens>", "seconds>", "cost>")
+    )
+    for row in rows:
+        table.add_row(
+            line(row.name),
+            line(row.stop_reason or NONE, "yellow" if row.stop_reason in LIMITS else ""),
+            line(row.failure_kind or NONE, "red" if row.failure_kind else ""),
+            Text(figure(row.reward, 2), "green" if row.solved else ""),
+            str(row.turns),
+            str(row.calls),
+            count(row.tokens),
+            figure(row.seconds),
+            money(row.cost),
+        )
+    return table
+
+
+def items(rows: Iterable[Row], by: str, most: int) -> Table:
+    """Return a line for each of the first items, with pass@k; sorted by the mean reward, or the sum of other values."""
+    grouped = by_item(rows)
+    sizes = sizes_of_k(grouped.values())
+    columns = ("rollouts>", "scored>", "solved>", "mean>", *(f"pass@{k}>" for k in sizes))
+    table = _table("item", "failures", *columns, "seconds>", "cost>")
+    ordered = sorted(grouped.items(), key=lambda pair: (_order_of(pair[1], by), pair[0]))
+    for item_id, group in ordered[:most]:
+        figures = totals(group)
+        table.add_row(
+            line(item_id),
+            line(counted(figures.failures) if figures.failures else NONE, "red" if figures.failures else ""),
+            *(str(number) for number in (figures.rollouts, figures.scored, figures.solved)),
+            figure(figures.mean_reward, 2),
+            *(figure(pass_at_k(figures.scored, figures.solved, k), 3) for k in sizes),
+            figure(figures.seconds),
+            money(figures.cost),
+        )
+    return table
+
+
+def _order_of(group: Sequence[Row], by: str) -> float:
+    """Return what an item is sorted by."""
+    figures = totals(group)
+    values = {
+        "reward": -1.0 if figures.mean_reward is None else figures.mean_reward,
+        "turns": -figures.turns,
+        "tokens": -(figures.prompt_tokens + figures.completion_tokens),
+        "seconds": -figures.seconds,
+        "waited": -figures.waited_s,
+        "cost": -(figures.cost or 0.0),
+        "started": min(row.started or 0.0 for row in group),
+    }
+    return values.get(by, 0.0)
+
+
+def tools(used: Iterable[ToolTotals]) -> Table:
+    """Return a line for each tool."""
+    table = _table("tool", "calls>", "failed>", "share>", "rollouts>", "seconds each>", "kinds of failure")
+    for tool in used:
+        table.add_row(
+            line(tool.tool),
+            str(tool.calls),
+            Text(str(tool.failures), "red" if tool.failures else ""),
+            f"{tool.failures / tool.calls:.0%}",
+            str(tool.rollouts),
+            figure(tool.seconds / tool.calls, 2),
+            line(counted(dict(tool.failed.most_common())) if tool.failures else NONE),
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """Return an empty table; a column with `>` behind its name is aligned to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(columns):
+        right = column.endswith(">")
+        table.add_column(
+            column.removesuffix(">"),
+            justify="right" if right else "left",
+            no_wrap=True,
+            overflow="ellipsis" if index == 0 else "fold",
+        )
+    return table

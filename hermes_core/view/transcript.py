@@ -1,0 +1,258 @@
+"""One rollout for a terminal: what it came to, its timeline, the conversation with commands as text, the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hermes_core.envs.record import STAGES
+from hermes_core.view.index import Row, failure_of
+from hermes_core.view.plain_text import parsed, text_of
+from hermes_core.view.words import Indented, count, duration, figure, line, money, shown
+
+LINES = 30
+"""Maximum number of lines of a text, unless all are asked for."""
+
+CHARACTERS = 4000
+"""Maximum number of characters of a text, unless all are asked for."""
+
+_BAR = 40
+"""The columns of the timeline's longest bar."""
+
+_SHORT = 60
+"""Values up to this length are shown behind their name; longer ones and those of several lines below it."""
+
+
+def rollout(row: Row, record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
+    """Yield everything about a rollout.
+
+    Args:
+        full: whether long texts are shown in full length.
+    """
+    yield from heading(row, record)
+    yield from _timeline(record)
+    yield from _conversation(record, full)
+    yield from report(record, full=full)
+
+
+def heading(row: Row, record: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield what the rollout came to."""
+    yield Text.assemble(line(row.name, "bold reverse"), "  ", line(row.trajectory_id, "dim"))
+    yield outcome(row)
+    image = record["image"] or {}
+    facts = {
+        "environment": record["environment"],
+        "agent": record["agent"],
+        "model": record["model"],
+        "backend": ", ".join(filter(None, (record["backend"], record["isolation"]))),
+        "image": image.get("digest") or image.get("name"),
+        "seed": record["seed"],
+        "restarts": record["infra_retries"] or None,
+    }
+    yield line(" · ".join(f"{name} {value}" for name, value in facts.items() if value is not None), "dim")
+
+
+def outcome(row: Row) -> Text:
+    """Return one line with the reward or the failure, and how long the rollout was."""
+    if row.reward is None:
+        text = line(f"no reward: {row.failure_kind or 'unknown'} at {row.failure_stage}", "bold red")
+    else:
+        text = Text(f"reward {figure(row.reward, 2)}", "bold green" if row.solved else "bold yellow")
+    parts = [f"stopped: {row.stop_reason}"] if row.stop_reason else []
+    parts += [f"{row.turns} turns", f"{row.calls} tool calls"]
+    parts += [f"{count(row.tokens)} tokens"] if row.tokens else []
+    parts += [duration(row.seconds)]
+    parts += [money(row.cost)] if row.cost is not None else []
+    return Text.assemble(text, "  ", line(" · ".join(parts)))
+
+
+# ---------------------------------------------------------------------- when
+
+
+def _timeline(record: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield a bar for each stage, and the parts of the agent's time."""
+    seconds = {stage: record["timings"].get(f"{stage}_s") for stage in STAGES}
+    longest = max(filter(None, seconds.values()), default=0.0)
+    if not longest:
+        return
+    yield _title("timeline")
+    begin = 0.0
+    for stage, took in seconds.items():
+        if took is None:
+            continue
+        bar = "█" * max(1, round(_BAR * took / longest))
+        text = Text.assemble(f"  {stage:8} {begin:8.1f} s  ", (f"{duration(took):>12}  ", "bold"), (bar, "cyan"))
+        yield text
+        begin += took
+    spent = {
+        "model": _spent(record["turns"]) - (record["waited_s"] or 0.0),
+        "tools": _spent(record["calls"]),
+        "waited for the endpoint": record["waited_s"] or 0.0,
+    }
+    if record["turns"]:
+        named = (f"{name} {duration(max(0.0, took))}" for name, took in spent.items() if took)
+        yield Text("  of the agent's: " + ", ".join(named), "dim")
+
+
+def _spent(spans: Sequence[Mapping[str, Any]]) -> float:
+    """Return the seconds of all spans."""
+    return math.fsum(span["ended"] - span["started"] for span in spans if span["started"] and span["ended"])
+
+
+# ---------------------------------------------------------------------- what was said and done
+
+
+def _conversation(record: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
+    turns = {turn["message"]: (number, turn) for number, turn in enumerate(record["turns"], 1)}
+    calls = {call["message"]: call for call in record["calls"]}
+    for index, message in enumerate(record["messages"]):
+        role = str(message.get("role", "unknown"))
+        if role == "tool":
+            yield from _result(message, calls.get(index), full)
+            continue
+        title, about = role, ""
+        if index in turns:
+            number, turn = turns[index]
+            title, about = f"turn {number}", _about_turn(turn, record["started"])
+        yield _title(title, about)
+        if reasoning := text_of(message.get("reasoning_content") or message.get("reasoning")):
+            yield _block(reasoning, full, "dim italic")
+        if content := text_of(message.get("content")):
+            yield _block(content, full)
+        for call in message.get("tool_calls") or ():
+            yield from _call(call, full)
+
+
+def _about_turn(turn: Mapping[str, Any], started: float | None) -> str:
+    parts = []
+    if turn["started"]:
+        parts += [f"at {duration(turn['started'] - started)}"] if started else []
+        parts += [f"took {duration(turn['ended'] - turn['started'])}"] if turn["ended"] else []
+    if turn["waited_s"]:
+        parts.append(f"waited {duration(turn['waited_s'])}")
+    if turn["prompt_tokens"]:
+        parts.append(f"{count(turn['prompt_tokens'])} → {count(turn['completion_tokens'] or 0)} tokens")
+    if turn["cost"] is not None:
+        parts.append(money(turn["cost"]))
+    if turn["stop_reason"] not in (None, "stop", "tool_calls"):
+        parts.append(str(turn["stop_reason"]))
+    return " · ".join(parts)
+
+
+def _call(call: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
+    """Yield a tool call. The only text among its arguments, such as a command, needs no name."""
+    function = call.get("function") or {}
+    name, written = function.get("name", ""), str(function.get("arguments", ""))
+    arguments = parsed(written)
+    if arguments is None:
+        yield Indented(Text.assemble(line(f"→ {name}", "bold cyan"), "  ", ("arguments are no JSON object", "red")), 2)
+        yield _block(written, full, indent=4)
+        return
+    command = arguments.get("command")
+    if isinstance(command, str) and "\n" not in command.strip():
+        rest = {key: value for key, value in arguments.items() if key != "command"}
+        yield Indented(Text.assemble(line(f"→ {name}", "bold cyan"), "  ", shown(command.strip(), "bold")), 2)
+        yield from fields(rest, full, 4)
+        return
+    yield Indented(line(f"→ {name}", "bold cyan"), 2)
+    yield from fields(arguments, full, 4)
+
+
+def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bool) -> Iterator[RenderableType]:
+    """Yield what a tool returned, and how the call ended."""
+    if call is not None:
+        yield Indented(_about_call(call), 2)
+    content = text_of(message.get("content"))
+    values = parsed(content)
+    if values is None:
+        yield _block(content, full, "dim", indent=4)
+    else:
+        yield from fields(values, full, 4, "dim")
+
+
+def _about_call(call: Mapping[str, Any]) -> Text:
+    took = None if None in (call["started"], call["ended"]) else call["ended"] - call["started"]
+    parts = [] if took is None else [duration(took)]
+    if call["exit_code"] is not None:
+        parts.append(f"exit code {call['exit_code']}")
+    if call["bytes_dropped"]:
+        parts.append(f"{count(call['bytes_dropped'])} bytes dropped")
+    if call["error"]:
+        parts.append(f"{call['error']['kind']}: {call['error']['message']}")
+    return line("← " + " · ".join(parts), "red" if failure_of(call) else "dim")
+
+
+# ---------------------------------------------------------------------- the verifier's report
+
+
+def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
+    """Yield why the rollout has its reward or none: the failure, what the verifier returned, and what it ran."""
+    failure = record["failure"]
+    if failure:
+        yield _title("failure", f"{failure['kind']} at {failure['stage']}")
+        yield _block(failure["message"], full, "red")
+    for stage in ("setup", "agent", "verify"):
+        commands = [ran for ran in record["sandbox_commands"] if ran["stage"] == stage]
+        if commands and (stage == "verify" or failure):
+            yield _title(f"commands of {stage}")
+            for ran in commands:
+                yield from _ran(ran, full)
+    if record["details"]:
+        yield _title("verifier's report")
+        yield from fields(record["details"], full, 2)
+    elif record["reward"] is not None:
+        yield _title("verifier's report", "the reward alone")
+
+
+def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
+    took = None if None in (ran["started"], ran["ended"]) else ran["ended"] - ran["started"]
+    yield _block(f"$ {ran['command']}", full, "bold")
+    code = ran["exit_code"]
+    yield Indented(Text(f"exit code {code}, {duration(took)}", "red" if code else "dim"), 4)
+    if ran["output"].strip():
+        yield _block(ran["output"], full, "dim", indent=4)
+
+
+# ---------------------------------------------------------------------- texts
+
+
+def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") -> Iterator[RenderableType]:
+    """Yield named values: short ones behind their names, long texts and lists below them."""
+    short = []
+    for name, value in values.items():
+        text = text_of(value) if not isinstance(value, (bool, int, float, type(None))) else str(value).lower()
+        if len(text) <= _SHORT and "\n" not in text:
+            short.append(f"{name}: {text}")
+    if short:
+        yield Indented(shown("   ".join(short), style), indent)
+    for name, value in values.items():
+        text = "\n".join(map(text_of, value)) if isinstance(value, list) else text_of(value)
+        if isinstance(value, (str, list, dict)) and (len(text_of(value)) > _SHORT or "\n" in text_of(value)):
+            yield Indented(line(f"{name}:", style), indent)
+            yield _block(text, full, style, indent + 2)
+
+
+def _title(title: str, about: str = "") -> RenderableType:
+    return Group(Text(), Text.assemble(line(title.upper(), "bold"), ("  ", ""), line(about, "dim")))
+
+
+def _block(text: str, full: bool, style: str = "", indent: int = 2) -> RenderableType:
+    """Return a text of several lines; of a long one the beginning and the end, unless `full`."""
+    return Indented(shown(text.strip("\n") if full else shortened(text.strip("\n")), style), indent)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning and the end of a long text, and between them how much is left out."""
+    if len(text) > CHARACTERS:
+        half = CHARACTERS // 2
+        text = f"{text[:half]}\n… {len(text) - CHARACTERS} characters left out, --full shows them …\n{text[-half:]}"
+    lines = text.split("\n")
+    if len(lines) > LINES:
+        half = LINES // 2
+        left_out = f"… {len(lines) - LINES} lines left out, --full shows them …"
+        lines = [*lines[:half], left_out, *lines[-half:]]
+    return "\n".join(lines)
