@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -50,6 +51,7 @@ ELSEWHERE = {
     "make_server",
     "session_emulator",
     "own_emulator",
+    "exact_extra",
     "atropos_extra",
     "torch_extra",
     "with_torch",
@@ -70,6 +72,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Twice as many as there are processors: tests wait about as long as they compute."""
     return 2 * len(os.sched_getaffinity(0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the figures that tests have measured: `record_property("figure", "how many of what")`."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    for name, value in (each for report in reports for each in report.user_properties):
+        if name == "figure":
+            terminalreporter.write_line(str(value))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -167,6 +177,50 @@ def ssh_config(require: Callable[[str, str | None], None]) -> str:
     named = os.environ.get("HERMES_TEST_SSH_CONFIG", "")
     require("ssh", None if named else 'HERMES_TEST_SSH_CONFIG is not set; `eval "$(.ci/ssh)"` as root sets it')
     return named
+
+
+@pytest.fixture(scope="session")
+def exact_extra(require: Callable[[str, str | None], None]) -> None:
+    """Skips the test where the extra is not installed; imports it where it is, whatever it warns of."""
+    missing = [name for name in ("transformers", "jinja2", "aiohttp") if importlib.util.find_spec(name) is None]
+    require("exact", f"{', '.join(missing)} not installed; `make setup EXTRAS=exact`" if missing else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoTokenizer  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def torch_extra(exact_extra: None, require: Callable[[str, str | None], None]) -> None:
+    """Skips the test where there is no torch for the tiny model."""
+    there = importlib.util.find_spec("torch") is not None
+    require("torch", None if there else 'torch is not installed; `make setup EXTRAS="exact torch"`')
+    import torch
+
+    torch.set_num_threads(1)  # the machine has others to serve
+
+
+@pytest.fixture(scope="session")
+def tokenizers(exact_extra: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """The tokenizer of a chat format; its folder is `name_or_path`."""
+    from transformers import AutoTokenizer
+
+    from hermes_core.runtime import Runtime
+    from hermes_core.settings import Settings
+    from hermes_core.testing.tiny_model.folder import make_tokenizer
+
+    made: dict[str, Any] = {}
+    tools = Runtime(Settings(), load_entry_points=False).tools
+    schemas = tools.schemas(("terminal", "process", "read_file", "write_file", "patch", "search_files"))
+    texts = [json.dumps(schemas), json.dumps(schemas, indent=4)]  # so that prompts are short, as in real models
+
+    def of(form: str) -> Any:
+        if form not in made:
+            folder = tmp_path_factory.mktemp(form)
+            make_tokenizer(folder, form, texts, vocabulary=3000)
+            made[form] = AutoTokenizer.from_pretrained(str(folder))
+        return made[form]
+
+    return of
 
 
 @pytest.fixture

@@ -29,20 +29,28 @@ class SharedAgent:
     """The model loop on several servers.
 
     Args:
-        endpoints: for each, its settings, the server (the caller closes it), and the maximum number of requests at a
+        endpoints: for each, its settings, the server (this agent closes it), and the maximum number of requests at a
             time.
     """
 
     name = "model"
 
     def __init__(self, endpoints: Sequence[tuple[AgentSettings, OpenAIServer, int]]) -> None:
+        self._servers = [server for _, server, _ in endpoints]
         self._agents = [ModelAgent(settings, _Limited(server, room)) for settings, server, room in endpoints]
-        self._choice = Choice([server.endpoint for _, server, _ in endpoints])
+        self._choice = Choice([server.endpoint for server in self._servers])
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
         with self._choice.one() as chosen:
             return await self._agents[chosen].run(task)
 
+    async def check_endpoint(self) -> None:
+        """Check that every server can be used. Raise as `OpenAIServer.check`."""
+        for server in self._servers:
+            await server.check()
+
     async def aclose(self) -> None:
-        """Do nothing, because nothing is open."""
+        """Close the connections to the servers."""
+        for server in self._servers:
+            await server.aclose()

@@ -11,13 +11,15 @@ from typing import Any
 
 from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message, text_checksum
 from hermes_core.agents.chat import Chat
-from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded
+from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded, public_url
 from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.model import ModelAgent
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.retries import Choice
+from hermes_core.agents.trial import try_out
 from hermes_core.agents.wires import Sampled
+from hermes_core.errors import ConfigError
 
 PROMPT_LOGPROB = 1.0
 """The logprob of a token that the model did not write. No real logprob can have this value."""
@@ -211,8 +213,9 @@ class ExactAgent:
 
     Args:
         settings: how to sample; `base_url`, `extra_body` and `seed` are not used.
-        servers: the servers; the caller closes them.
-        chat, parser, max_length, end_thinking: see `ExactSession`.
+        servers: the servers; this agent closes them.
+        chat, parser, end_thinking: see `ExactSession`.
+        max_length: see `ExactSession`; None is the context of the server's model.
     """
 
     name = "model"
@@ -223,7 +226,7 @@ class ExactAgent:
         servers: Sequence[GenerateServer],
         chat: Chat,
         parser: Parser,
-        max_length: int,
+        max_length: int | None,
         *,
         end_thinking: bool = False,
     ) -> None:
@@ -238,14 +241,40 @@ class ExactAgent:
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
         with self._choice.one() as chosen:
+            server = self._servers[chosen]
             session = ExactSession(
-                self._servers[chosen],
+                server,
                 self._chat,
                 self._parser,
-                max_length=self.max_length,
+                max_length=await self._length(server),
                 end_thinking=self._end_thinking,
             )
             return await ModelAgent(self.settings, session).run(task)
 
+    async def check_endpoint(self) -> None:
+        """Check that every server gives tokens with logprobs, and that they are those of the tokenizer.
+
+        Raises:
+            ModelError: a server can't be reached, refuses the key or the model, or gives no tokens with logprobs.
+            ConfigError: a server has another tokenizer, its logprobs are not of what it draws from, or nobody says how
+                long a conversation may be.
+        """
+        temperature = 1.0 if self.settings.temperature is None else self.settings.temperature
+        for server in self._servers:
+            await self._length(server)
+            await try_out(server, self._chat.tokenizer, temperature)
+
     async def aclose(self) -> None:
-        """Do nothing, because nothing is open."""
+        """Close the connections to the servers."""
+        for server in self._servers:
+            await server.aclose()
+
+    async def _length(self, server: GenerateServer) -> int:
+        """Return the maximum number of tokens of a conversation with this server."""
+        length = self.max_length or (await server.served()).context
+        if length is None:
+            raise ConfigError(
+                f"the server at {public_url(server.url)} does not say how long a conversation may be",
+                hint="set max_token_length to the context of its model",
+            )
+        return length

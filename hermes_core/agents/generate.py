@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.failures import BadCompletion, ResponseTooLarge, public_url
 from hermes_core.agents.retries import Endpoint, is_loopback
 from hermes_core.agents.wires import WIRES, Sampled, Wire, checked
-from hermes_core.errors import ConfigError, ModelError, UnknownNameError
+from hermes_core.errors import ConfigError, ModelError, UnknownNameError, nearest_hint
 
 if TYPE_CHECKING:
     import aiohttp
@@ -21,12 +22,23 @@ _UNNAMED = "default"
 """A model name that means that the server has only one model."""
 
 
+@dataclass(frozen=True)
+class Served:
+    """What a server says about itself at `/v1/models`."""
+
+    kind: str | None = None
+    """The type of the server, `vllm` or `sglang`; None if it is another, or does not say."""
+    context: int | None = None
+    """Maximum number of tokens of a prompt and its completion; None if it does not say."""
+
+
 class GenerateServer:
     """One token-exact server.
 
     Args:
         settings: `base_url` (with or without `/v1` at its end), the key, the time limit and the retries.
-        kind: the type of the server, `vllm` or `sglang`. The first request finds out which of its wires it speaks.
+        kind: the type of the server, `vllm` or `sglang`; None asks it. The first completion finds out which of its
+            wires it speaks.
         at_once: maximum number of requests at the same time; more of them wait here.
 
     Raises:
@@ -34,19 +46,19 @@ class GenerateServer:
         UnknownNameError: there is no such kind.
     """
 
-    def __init__(self, settings: AgentSettings, kind: str, *, at_once: int = 512) -> None:
-        if kind not in WIRES:
+    def __init__(self, settings: AgentSettings, kind: str | None, *, at_once: int = 512) -> None:
+        if kind is not None and kind not in WIRES:
             raise UnknownNameError("kind of server", kind, WIRES)
         if not settings.base_url or not settings.base_url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"the base URL {settings.base_url!r} is not the URL of a {kind} server",
+                f"the base URL {settings.base_url!r} is not the URL of a {kind or ' or '.join(WIRES)} server",
                 hint="write http://HOST:PORT/v1",
             )
         self.settings = settings
-        self.kind = kind
         self.url = settings.base_url.rstrip("/").removesuffix("/v1")
         self.endpoint = Endpoint(settings, self.url, settings.model or _UNNAMED)
-        self._wires = WIRES[kind]
+        self._wires = WIRES[kind] if kind is not None else ()
+        self._served: Served | None = None
         self._name = {"model": settings.model} if settings.model and settings.model != _UNNAMED else {}
         self._room = asyncio.Semaphore(at_once)
         key = settings.api_key.get_secret_value() if settings.api_key else ""
@@ -54,9 +66,20 @@ class GenerateServer:
         self._client: aiohttp.ClientSession | None = None
 
     @property
-    def wire(self) -> Wire:
-        """Return the format in use. Until the server has answered, this is the first one that it may speak."""
-        return self._wires[0]
+    def wire(self) -> Wire | None:
+        """Return the format in use. Until the server has answered, this is the first one that it may speak, if that is
+        known."""
+        return self._wires[0] if self._wires else None
+
+    async def served(self) -> Served:
+        """Return what the server says about itself. It is asked once.
+
+        Raises:
+            ModelError: the server failed, or lists its models, and the one that is named is not among them.
+        """
+        if self._served is None:
+            self._served = await self.endpoint.ask(self._ask_served, proves=False)
+        return self._served
 
     async def sample(
         self, prompt: Sequence[int], *, max_tokens: int, temperature: float | None, top_k: int | None = None
@@ -73,10 +96,13 @@ class GenerateServer:
         """
         given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
         sampling = {key: value for key, value in given.items() if value is not None}
+        if not self._wires:
+            self._wires = await self._find_wires()
         # Encode the body at once: the tokens would take ten times as much memory while the server works.
         bodies = {wire: _json({**wire.write(list(prompt), sampling), **wire.named(self._name)}) for wire in self._wires}
+        sent = len(prompt)
         del prompt
-        return await self.endpoint.ask(lambda: self._ask(bodies))
+        return await self.endpoint.ask(lambda: self._ask(bodies, sent))
 
     async def tokenize(self, text: str) -> list[int] | None:
         """Return the server's own tokens of a text, without added special ones; None if it can't tell.
@@ -86,7 +112,7 @@ class GenerateServer:
         """
         body = _json({"prompt": text, "add_special_tokens": False, **self._name})
         try:
-            content = await self.endpoint.ask(lambda: self._post_if_there("/tokenize", body), proves=False)
+            content = await self.endpoint.ask(lambda: self._request_if_there("/tokenize", body), proves=False)
             return [int(token) for token in json.loads(content)["tokens"]]
         except (KeyError, TypeError, ValueError):
             return None
@@ -96,33 +122,63 @@ class GenerateServer:
         if self._client is not None:
             await self._client.close()
 
-    async def _ask(self, bodies: Mapping[Wire, bytes]) -> Sampled:
+    async def _find_wires(self) -> tuple[Wire, ...]:
+        """Return the wires of the type that the server says it is.
+
+        Raises:
+            ModelError: it does not say, or is of another type.
+        """
+        kind = (await self.served()).kind
+        if kind is None:
+            raise ModelError(
+                f"the server at {public_url(self.url)} does not say at /v1/models that it is {' or '.join(WIRES)}: no "
+                "other is known to give token ids",
+                hint=f"if it is one of them, set server_type to {' or '.join(WIRES)}; for any other leave out the "
+                "parser: its OpenAI API gives text only",
+            )
+        return WIRES[kind]
+
+    async def _ask_served(self) -> Served:
+        content = await self._request_if_there("/v1/models")
+        try:
+            cards = {str(card["id"]): card for card in json.loads(content)["data"]}
+            model = self._name.get("model", next(iter(cards)))
+            kind, context = (cards.get(model, {}).get(key) for key in ("owned_by", "max_model_len"))
+        except (KeyError, TypeError, AttributeError, ValueError, StopIteration):
+            return Served()
+        if model not in cards:
+            raise ModelError(
+                f"the server at {public_url(self.url)} has no model {model!r}", hint=nearest_hint(model, cards)
+            )
+        return Served(kind if kind in WIRES else None, context if isinstance(context, int) else None)
+
+    async def _ask(self, bodies: Mapping[Wire, bytes], sent: int) -> Sampled:
         """Return the completion from the first wire that the server knows. The others are not tried again."""
         for wire in self._wires:
             try:
-                content = await self._post(wire.path, bodies[wire])
+                content = await self._request(wire.path, bodies[wire])
             except _Refused as refused:
                 if len(self._wires) > 1 and refused.no_such_path:
                     continue
                 raise
             try:
-                sampled = checked(wire.read(json.loads(content)))
+                sampled = checked(wire.read(json.loads(content)), sent)
             except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 _no_tokens(self.url, wire, content, error)
             self._wires = (wire,)
             return sampled
-        paths = ", ".join(wire.path for wire in self._wires)
+        paths, takes = ", ".join(wire.path for wire in self._wires), dict.fromkeys(wire.server for wire in self._wires)
         raise ModelError(
             f"the server at {public_url(self.url)} gives no token ids: it has none of {paths} (HTTP 404)",
-            hint=f"server_type={self.kind} takes {', '.join(dict.fromkeys(wire.server for wire in self._wires))}; "
-            "for any other use server_type=openai, without training",
+            hint=f"this server_type takes {', '.join(takes)}; any other server has only its OpenAI API, without tokens",
         )
 
-    async def _post(self, path: str, body: bytes) -> bytes:
+    async def _request(self, path: str, body: bytes | None = None) -> bytes:
+        """Return the answer to a POST of this body; without a body, to a GET."""
         async with (
             self._room,
             asyncio.timeout(self.settings.request_timeout_s),
-            self._session().post(f"{self.url}{path}", data=body) as response,
+            self._session().request("GET" if body is None else "POST", f"{self.url}{path}", data=body) as response,
         ):
             self.endpoint.traffic.learn(response.headers)
             content = await _bounded(response, self.settings.max_response_bytes)
@@ -130,10 +186,10 @@ class GenerateServer:
             raise _Refused(response, content)
         return content
 
-    async def _post_if_there(self, path: str, body: bytes) -> bytes:
+    async def _request_if_there(self, path: str, body: bytes | None = None) -> bytes:
         """Return the answer, or nothing if the server does not have this path or does not allow it."""
         try:
-            return await self._post(path, body)
+            return await self._request(path, body)
         except _Refused as refused:
             if refused.status_code in (400, 403, 404, 405, 501):
                 return b""

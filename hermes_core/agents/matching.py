@@ -21,16 +21,19 @@ def reads(parser: Parser, call: WrittenCall) -> bool:
     return read.name == call.name and read.arguments == call.arguments and not read.repaired
 
 
-def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat) -> Parser:
+def matching_parser(name: str, parsers: Mapping[str, Parser], chat: Chat, *, tools: bool = True) -> Parser:
     """Return the parser with this name. For `auto`, return the first of `parsers` that reads the calls of the template.
 
     Args:
         name: of one of `parsers`, or `auto`.
         parsers: all parsers by name, more likely ones first.
+        tools: whether there are tools; without them there are no calls, and nothing is checked.
 
     Raises:
         ConfigError: it does not read them; names those that do.
     """
+    if not tools:
+        return parsers[name]
     written = list(chat.written_calls())
     if not written:
         raise ConfigError(

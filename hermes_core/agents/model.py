@@ -8,14 +8,16 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
 from hermes_core.agents.failures import EndpointDown, ResponseTooLarge, is_timeout, status_of
 from hermes_core.agents.loop import ChatServer, HermesAgentLoop
 from hermes_core.agents.replies import count_tokens, decode_arguments, read_reply
 from hermes_core.agents.retries import Endpoint, is_loopback
-from hermes_core.errors import ConfigError, ModelError, nearest_hint
+from hermes_core.errors import ConfigError, ModelError, UsageError, nearest_hint
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -34,21 +36,69 @@ such list."""
 _NO_KEY = "none"  # the SDK needs a key, and would otherwise send OPENAI_API_KEY to any endpoint
 
 
+class ModelSettings(AgentSettings):
+    """Settings of the agent `model`. With `tool_call_parser` its rollouts are token-exact; the settings below that one
+    are for these only."""
+
+    tool_call_parser: str | None = None
+    """The parser of the model's tool calls, which makes rollouts token-exact: token ids go to a vLLM or SGLang server,
+    and the ids that it sampled come back with their logprobs. `auto` chooses the parser by the chat template. None uses
+    the OpenAI API, which gives no tokens."""
+    server_type: Literal["vllm", "sglang"] | None = None
+    """Type of the server. None asks the server."""
+    tokenizer_name: str | None = None
+    """Folder or hub name of the model's tokenizer. None is the name of the model."""
+    max_token_length: int | None = Field(default=None, ge=2)
+    """Maximum number of tokens of a conversation, prompts and answers together. None is the model's context, which the
+    server knows."""
+    chat_template: str | None = None
+    """A Jinja file, or the text of a template, to use instead of the tokenizer's chat template."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template, such as `enable_thinking`."""
+    calls_end_thinking: bool = False
+    """Whether to make calls inside thinking that was never closed, instead of only reporting them to the model."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> ModelSettings:
+        if self.tool_call_parser is None:
+            own = ModelSettings.model_fields.keys() - AgentSettings.model_fields.keys()
+            unused = sorted(name for name in own if getattr(self, name) != ModelSettings.model_fields[name].default)
+            if unused:
+                raise ValueError(f"{', '.join(unused)}: only for token-exact rollouts, so set tool_call_parser, too")
+            return self
+        if self.extra_body is not None:
+            raise ValueError(
+                "extra_body goes to the OpenAI API only: what changes the sampling would make the logprobs wrong, and "
+                "for the chat template there is chat_template_kwargs"
+            )
+        if self.temperature is None:
+            raise ValueError("temperature must be set with tool_call_parser, because the logprobs depend on it")
+        return self
+
+
 class ModelAgent:
     """Lets a model work on tasks with `HermesAgentLoop`, many at a time over one connection pool.
 
     Args:
-        settings: the model, its endpoint, and how to sample.
+        settings: the model, its endpoint, and how to sample. With a `tool_call_parser`, a run opens
+            `hermes_core.agents.exact.ExactAgent` instead.
         server: used instead of an endpoint; the caller closes it. To keep token ids and logprobs, pass one that has
             `get_state()`: its return value becomes `AgentResult.managed_state`, unchanged.
 
     Raises:
         ConfigError: no model is named, or it is OpenAI's own endpoint and there is no key.
+        UsageError: there is a `tool_call_parser`, which this agent has no use for.
     """
 
     name = "model"
+    config_class = ModelSettings
 
     def __init__(self, settings: AgentSettings, server: ChatServer | None = None) -> None:
+        if server is None and isinstance(settings, ModelSettings) and settings.tool_call_parser is not None:
+            raise UsageError(
+                "this agent uses the OpenAI API, which gives no tokens, and tool_call_parser asks for tokens",
+                hint="use run_rollouts(…), or open_exact_agent of hermes_core.agents.opening",
+            )
         self.settings = settings
         self._owned: OpenAIServer | None = None
         if server is None:

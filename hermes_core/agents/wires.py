@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +30,9 @@ from."""
 _NO_LOGPROB = -9999.0
 """The logprob that vLLM returns if it has none."""
 
+_TOKEN_ID = "token_id:"
+"""What the name of a token begins with if it is no text."""
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -42,6 +44,10 @@ class Sampled:
     """`stop` or `length`."""
     text: str | None = None
     """The server's text of the tokens, without special tokens; None if it does not send it."""
+    prompt_tokens: int | None = None
+    """The server's count of the prompt's tokens; None if it does not send it."""
+    completion_tokens: int | None = None
+    """The server's count of the sampled tokens; None if it does not send it."""
 
 
 class Wire(ABC):
@@ -88,12 +94,13 @@ class AtroposVllm(Wire):
         """Return the completion in an answer."""
         # Each position is a list of one mapping from one token id, as text, to its logprob.
         places = [next(iter(place[0].items())) for place in answer["logprobs"][0]]
-        texts = answer.get("text")
+        texts, prompt = answer.get("text"), answer.get("prompt_token_ids")
         return Sampled(
             [int(token) for token, _ in places],
             [logprob for _, logprob in places],
             _reason(answer["finish_reasons"][0]),
             texts[0] if isinstance(texts, list) and texts else None,
+            len(prompt) if isinstance(prompt, list) else None,
         )
 
 
@@ -106,13 +113,18 @@ class VllmTokens(Wire):
 
     def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body of a request."""
-        return {"token_ids": prompt, "sampling_params": {"n": 1, "logprobs": 0, **sampling}}
+        return {"token_ids": prompt, "sampling_params": {"n": 1, "logprobs": 0, **_NEUTRAL, **sampling}}
 
     def read(self, answer: Any) -> Sampled:
         """Return the completion in an answer."""
         (choice,) = answer["choices"]
-        places = [place["logprob"] for place in choice["logprobs"]["content"]]
-        return Sampled(choice["token_ids"], places, _reason(choice["finish_reason"]))
+        places = choice["logprobs"]["content"]
+        for token, place in zip(choice["token_ids"], places, strict=True):
+            named = place.get("token", "")  # `token_id:7`, or a text if the server was started so
+            if named.startswith(_TOKEN_ID) and named != f"{_TOKEN_ID}{token}":
+                raise ValueError(f"the logprob of {named} stands beside the token {token}")
+        logprobs = [place["logprob"] for place in places]
+        return Sampled(choice["token_ids"], logprobs, _reason(choice["finish_reason"]), None, *_usage(answer))
 
 
 class VllmCompletions(Wire):
@@ -129,8 +141,8 @@ class VllmCompletions(Wire):
     def read(self, answer: Any) -> Sampled:
         """Return the completion in an answer."""
         (choice,) = answer["choices"]
-        logprobs = choice["logprobs"]["token_logprobs"]
-        return Sampled(choice["token_ids"], logprobs, _reason(choice["finish_reason"]), choice.get("text"))
+        logprobs, reason = choice["logprobs"]["token_logprobs"], _reason(choice["finish_reason"])
+        return Sampled(choice["token_ids"], logprobs, reason, choice.get("text"), *_usage(answer))
 
 
 class Sglang(Wire):
@@ -152,12 +164,15 @@ class Sglang(Wire):
     def read(self, answer: Any) -> Sampled:
         """Return the completion in an answer."""
         one = answer[0] if isinstance(answer, list) else answer
-        places = one["meta_info"]["output_token_logprobs"]
+        about = one["meta_info"]
+        places = about["output_token_logprobs"]
         return Sampled(
             [place[1] for place in places],
             [place[0] for place in places],
-            _reason(one["meta_info"]["finish_reason"]["type"]),
+            _reason(about["finish_reason"]["type"]),
             one.get("text"),
+            about.get("prompt_tokens"),
+            about.get("completion_tokens"),
         )
 
 
@@ -168,20 +183,35 @@ WIRES: Mapping[str, tuple[Wire, ...]] = {
 """The wires that a server of each type may speak. The first one that it knows is used."""
 
 
-def checked(sampled: Sampled) -> Sampled:
-    """Return the completion unchanged, after a check that each token has a valid logprob.
+def checked(sampled: Sampled, prompt_tokens: int) -> Sampled:
+    """Return the completion unchanged, after a check that each token has a valid logprob, and that the counts agree.
+
+    Args:
+        prompt_tokens: the number of tokens that were sent.
 
     Raises:
-        ValueError, TypeError: one has not.
+        ValueError, TypeError: a token has none, or a count is another one.
     """
     if not sampled.tokens:
         raise ValueError("no token")
     for token, logprob in zip(sampled.tokens, sampled.logprobs, strict=True):
         if type(token) is not int or token < 0:
             raise ValueError(f"{token!r} is not a token id")
-        if not (isinstance(logprob, int | float) and math.isfinite(logprob)) or logprob <= _NO_LOGPROB:
+        if type(logprob) not in (int, float) or not _NO_LOGPROB < logprob <= 0:
             raise ValueError(f"{logprob!r} is not a logprob")
+    if sampled.completion_tokens not in (None, len(sampled.tokens)):
+        raise ValueError(f"{len(sampled.tokens)} tokens, and a count of {sampled.completion_tokens}")
+    if sampled.prompt_tokens not in (None, prompt_tokens):
+        raise ValueError(
+            f"a count of {sampled.prompt_tokens} for a prompt of {prompt_tokens} tokens; servers must not cut prompts"
+        )
     return sampled
+
+
+def _usage(answer: Any) -> tuple[int | None, int | None]:
+    """Return the counts of an answer, if it has them: tokens of the prompt, and sampled ones."""
+    usage = answer.get("usage") or {}
+    return usage.get("prompt_tokens"), usage.get("completion_tokens")
 
 
 def _reason(said: Any) -> str:

@@ -34,7 +34,6 @@ from hermes_core.atropos.servers import (
     default_config,
     default_server,
     open_servers,
-    try_out,
     with_key,
 )
 from hermes_core.atropos.trainer import TrainerApi
@@ -213,7 +212,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             backend_class = runtime.backend(options.backend).config_class
             given = backend_class.from_dict("default", options.backend_config).model_dump(exclude_unset=True)
             options = options.model_copy(update={"backend_config": {**given, "name": "default"}})
-            agent, servers = open_servers(
+            agent, settings = open_servers(
                 runtime,
                 self.server_configs,
                 self.config,
@@ -221,13 +220,11 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 max_length=self.config.max_token_length,
                 tools=bool(Tools(runtime, environment, self.config.seed).names()),
             )
-            for server in servers:
-                stack.push_async_callback(server.aclose)
-            redact = redactor(runtime, *(server.settings for server in servers))
+            stack.push_async_callback(agent.aclose)
+            redact = redactor(runtime, *settings)
             session = await stack.enter_async_context(
                 open_session(runtime, environment, agent, options, load=self.setup, redact=redact)
             )
-            await try_out(servers, self.tokenizer, self.config.agent_temperature)
             context = await stack.enter_async_context(session.sandboxes(start=False))
             refills = self.config.group_refills
             roller = GroupRoller(

@@ -1,25 +1,23 @@
-"""Checks before the first rollout: the servers, the tokenizer, its chat template, the parser, the wire format."""
+"""The model servers of an Atropos environment: the checks of their settings, and the agent that uses them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from pydantic import SecretStr
 
 from hermes_core.agents.base import Agent, AgentSettings
-from hermes_core.agents.chat import Chat
 from hermes_core.agents.endpoints import SharedAgent
 from hermes_core.agents.exact import ExactAgent
-from hermes_core.agents.failures import public_url
 from hermes_core.agents.generate import GenerateServer
 from hermes_core.agents.matching import matching_parser
 from hermes_core.agents.model import OpenAIServer
-from hermes_core.agents.wires import Sampled
+from hermes_core.agents.opening import checked_chat
 from hermes_core.atropos.config import HermesAgentEnvConfig
+from hermes_core.envs.session import parsers_with
 from hermes_core.errors import ConfigError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings, read_dotenv
@@ -124,110 +122,32 @@ def open_servers(
     *,
     max_length: int,
     tools: bool,
-) -> tuple[Agent, list[Any]]:
-    """Return the agent for these servers, and what is to be closed after it.
+) -> tuple[Agent, list[AgentSettings]]:
+    """Return the agent for these servers, which closes them, and the settings of each server.
 
     Raises:
         UnknownNameError: there is no such parser, or the chat template has no such variable.
         ConfigError: the tokenizer's chat template can't be used, the parser does not read it, or a server can't be.
     """
     settings = config.agent_settings()
+    each = [_settings(settings, server) for server in servers]
+    room = [server.num_max_requests_at_once for server in servers]
     if servers[0].server_type not in EXACT:
-        asked = [_settings(settings, server) for server in servers]
-        opened = [OpenAIServer(each) for each in asked]
-        room = [server.num_max_requests_at_once for server in servers]
-        return SharedAgent(list(zip(asked, opened, room, strict=True))), list(opened)
-    named = runtime.parser(config.tool_call_parser)
-    template = _template(config.chat_template)
-    chat = Chat(tokenizer, template=template, template_kwargs=config.chat_template_kwargs)
-    chat.check(tools=tools, system=bool(config.system_prompt))
-    parsers = {name: runtime.parser(name) for name in runtime.parsers.names()}
-    parser = (
-        matching_parser(config.tool_call_parser, {config.tool_call_parser: named, **parsers}, chat) if tools else named
+        return SharedAgent([(one, OpenAIServer(one), most) for one, most in zip(each, room, strict=True)]), each
+    parsers = parsers_with(runtime, config.tool_call_parser)
+    chat = checked_chat(
+        tokenizer,
+        template=config.chat_template,
+        template_kwargs=config.chat_template_kwargs,
+        tools=tools,
+        system=bool(config.system_prompt),
     )
+    parser = matching_parser(config.tool_call_parser, parsers, chat, tools=tools)
     exact = [
-        GenerateServer(_settings(settings, server), server.server_type, at_once=server.num_max_requests_at_once)
-        for server in servers
+        GenerateServer(one, server.server_type, at_once=most)
+        for one, server, most in zip(each, servers, room, strict=True)
     ]
-    return ExactAgent(settings, exact, chat, parser, max_length, end_thinking=config.calls_end_thinking), list(exact)
-
-
-TRIAL = "Hello, Wörld: {'n': 12345} != [0.5]\n\tdef f(x): return x  # 日本語 🦀"
-"""A text that few tokenizers split in the same way."""
-
-TRIAL_TOKENS = 8
-
-
-async def try_out(servers: Sequence[Any], tokenizer: Any, temperature: float) -> None:
-    """Ask each token-exact server for a few tokens, to find now one whose tokens can't be trained on; check the others.
-
-    Raises:
-        ModelError: a server can't be reached, refuses the key or the model, or gives no tokens with logprobs.
-        ConfigError: it has another tokenizer, or its logprobs are not of what it draws from.
-    """
-    prompt = list(tokenizer.encode(TRIAL, add_special_tokens=False))
-    for server in servers:
-        if isinstance(server, GenerateServer):
-            theirs = await server.tokenize(TRIAL)
-            if theirs is not None and theirs != prompt:
-                _refuse_tokenizer(
-                    server, tokenizer, f"of one text it makes the tokens {_few(theirs)}, and this one {_few(prompt)}"
-                )
-            sampled = await server.sample(prompt, max_tokens=TRIAL_TOKENS, temperature=1.0)
-            _check_tokenizer(server, tokenizer, sampled)
-            if server.wire.raw_logprobs and temperature not in (0, 1):
-                await _check_scaling(server, prompt, temperature)
-        else:
-            await server.check()
-
-
-def _check_tokenizer(server: GenerateServer, tokenizer: Any, sampled: Sampled) -> None:
-    """Refuse a tokenizer that does not have the server's tokens, or makes another text of them.
-
-    Raises:
-        ConfigError: it is so.
-    """
-    known = max([len(tokenizer), *(index + 1 for index in tokenizer.added_tokens_decoder)])
-    if max(sampled.tokens) >= known:
-        _refuse_tokenizer(server, tokenizer, f"it gave the token {max(sampled.tokens)}, and this one has {known}")
-    ours = tokenizer.decode(sampled.tokens, skip_special_tokens=True)
-    if sampled.text is not None and not _same_text(sampled.text, ours):
-        _refuse_tokenizer(
-            server, tokenizer, f"of the tokens {_few(sampled.tokens)} it makes {sampled.text!r}, and this one {ours!r}"
-        )
-
-
-def _refuse_tokenizer(server: GenerateServer, tokenizer: Any, problem: str) -> NoReturn:
-    raise ConfigError(
-        f"the tokenizer {tokenizer.name_or_path!r} is not that of the server at {public_url(server.url)}: {problem}",
-        hint="set tokenizer_name to the tokenizer of the model that the server has loaded",
-    )
-
-
-def _same_text(theirs: str, ours: str) -> bool:
-    """Return whether the one is the other, but for what a server may leave out: spaces, half characters, the end."""
-    left = ["".join(text.replace("\N{REPLACEMENT CHARACTER}", "").split()) for text in (theirs, ours)]
-    return left[1].startswith(left[0])
-
-
-def _few(tokens: Sequence[int]) -> str:
-    shown = ", ".join(map(str, tokens[:8]))
-    return f"[{shown}, …]" if len(tokens) > 8 else f"[{shown}]"
-
-
-async def _check_scaling(server: GenerateServer, prompt: list[int], temperature: float) -> None:
-    """Refuse logprobs from before the temperature: drawn from one token only, that has probability 1 or they are.
-
-    Raises:
-        ConfigError: they are.
-    """
-    (logprob,) = (await server.sample(prompt, max_tokens=1, temperature=temperature, top_k=1)).logprobs
-    if logprob < -1e-4:
-        raise ConfigError(
-            f"the server at {public_url(server.url)} gives logprobs from before the temperature, and agent_temperature "
-            f"is {temperature:g}: they are not of what it draws from",
-            hint="start vLLM with --logprobs-mode processed_logprobs, or set agent_temperature to 1",
-        )
+    return ExactAgent(settings, exact, chat, parser, max_length, end_thinking=config.calls_end_thinking), each
 
 
 def _settings(settings: AgentSettings, server: APIServerConfig) -> AgentSettings:
@@ -238,20 +158,3 @@ def _settings(settings: AgentSettings, server: APIServerConfig) -> AgentSettings
         "request_timeout_s": float(server.timeout),
     }
     return settings.model_copy(update=where)
-
-
-def _template(given: str | None) -> str | None:
-    """Return the chat template that is set: a file's, or the text itself.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
-    if not given or "{" in given:
-        return given or None
-    try:
-        return Path(given).expanduser().read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the chat template {given!r} can't be read: {error}",
-            hint="name a Jinja file, or write the template itself",
-        ) from error

@@ -38,6 +38,9 @@ _OPTIONS = (
 )
 """Fields of `RunOptions` that have an option of the same name."""
 
+_OF_AGENT = ("max_turns", "temperature", "model", "base_url", "tool_call_parser")
+"""The agent's settings that have an option of their own."""
+
 _WRITTEN_ONLY = frozenset({"environment", "out", "out_dir", "resume"})
 """Defaults for what a configuration file does not set."""
 
@@ -114,6 +117,11 @@ _items_option = click.option(
 @click.option("--model", metavar="M", help="Name of the model, as its endpoint knows it.")
 @click.option(
     "--base-url", metavar="URL", help="OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY [OpenAI's own]."
+)
+@click.option(
+    *("--parser", "tool_call_parser"),
+    metavar="NAME",
+    help="Parser of the model's tool calls, or auto. Rollouts are then token-exact, with a vLLM or SGLang server.",
 )
 @click.option(
     "--rollout-timeout",
@@ -283,7 +291,7 @@ def _agent_settings(
 ) -> dict[str, Any]:
     """Return the agent's settings: the file's, then `--agent.…`, then the options of the same names."""
     values = {key: value for key, value in section.items() if key != "name"}
-    flags = {key: given[key] for key in ("max_turns", "temperature", "model", "base_url") if given[key] is not None}
+    flags = {key: given[key] for key in _OF_AGENT if given[key] is not None}
     return {**merged(values, dotted(ctx, "agent"), runtime.agent_config_class(agent)), **flags}
 
 

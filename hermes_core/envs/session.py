@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import OracleAgent
+from hermes_core.agents.model import ModelAgent, ModelSettings
+from hermes_core.agents.opening import open_exact_agent
+from hermes_core.agents.parsers.base import Parser
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import BASELINES, COST, PATIENCE, RunOptions, check_hides, granted_isolation, pool_size
 from hermes_core.envs.plain import Redact, plain
@@ -139,7 +142,13 @@ async def open_session(
     runtime.backends.entry(options.backend)
     made = make_environment(runtime, environment, env, options.seed)
     tools = Tools(runtime, made, options.seed)
-    async with open_agent(runtime, agent, settings or AgentSettings()) as worker:
+    async with open_agent(
+        runtime,
+        agent,
+        settings or AgentSettings(),
+        tools=bool(tools.names("")),
+        system=bool(made.config.system_prompt),
+    ) as worker:
         isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
         _new_backend(runtime, made, options, isolation, None)
         session = Session(
@@ -258,16 +267,37 @@ def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> Environ
 
 
 @asynccontextmanager
-async def open_agent(runtime: Runtime, agent: str | Agent, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Make the agent with this name, and close it at the end. An agent that was passed in is left open."""
+async def open_agent(
+    runtime: Runtime, agent: str | Agent, settings: AgentSettings, *, tools: bool = False, system: bool = False
+) -> AsyncIterator[Agent]:
+    """Make the agent with this name, and close it at the end. An agent that was passed in is left open.
+
+    Args:
+        tools, system: whether rollouts have tools, and a system message; a token-exact agent is checked for these.
+    """
     if not isinstance(agent, str):
         yield agent
+        return
+    if agent == ModelAgent.name and isinstance(settings, ModelSettings) and settings.tool_call_parser is not None:
+        parsers = parsers_with(runtime, settings.tool_call_parser)
+        async with aclosing(await open_exact_agent(settings, parsers, tools=tools, system=system)) as exact:
+            yield exact
         return
     made = runtime.agent(agent, settings)
     try:
         yield made
     finally:
         await runtime.close(made)
+
+
+def parsers_with(runtime: Runtime, name: str) -> dict[str, Parser]:
+    """Return all parsers by name, first the one with this name or alias.
+
+    Raises:
+        UnknownNameError: there is no such parser.
+        PluginError: one of them can't be made.
+    """
+    return {each: runtime.parser(each) for each in (name, *runtime.parsers.names())}
 
 
 async def check_endpoint(agent: Agent) -> None:

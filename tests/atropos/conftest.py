@@ -53,35 +53,6 @@ def atropos_extra(require: Callable[[str, str | None], None]) -> None:
 
 
 @pytest.fixture(scope="session")
-def torch_extra(atropos_extra: None, require: Callable[[str, str | None], None]) -> None:
-    """Skips the test where there is no torch for the tiny model."""
-    there = importlib.util.find_spec("torch") is not None
-    require("torch", None if there else 'torch is not installed; `make setup EXTRAS="atropos torch"`')
-
-
-@pytest.fixture(scope="session")
-def tokenizers(atropos_extra: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """The tokenizer of a chat format; its folder is `name_or_path`."""
-    from transformers import AutoTokenizer
-
-    from hermes_core.testing.tiny_model.folder import make_tokenizer
-
-    made: dict[str, Any] = {}
-    tools = Runtime(Settings(), load_entry_points=False).tools
-    schemas = tools.schemas(("terminal", "process", "read_file", "write_file", "patch", "search_files"))
-    texts = [json.dumps(schemas), json.dumps(schemas, indent=4)]  # so that prompts are short, as in real models
-
-    def of(form: str) -> Any:
-        if form not in made:
-            folder = tmp_path_factory.mktemp(form)
-            make_tokenizer(folder, form, texts, vocabulary=3000)
-            made[form] = AutoTokenizer.from_pretrained(str(folder))
-        return made[form]
-
-    return of
-
-
-@pytest.fixture(scope="session")
 def tokenizer_folder(tokenizers: Callable[[str], Any]) -> str:
     """A folder with a ChatML tokenizer."""
     folder: str = tokenizers("chatml").name_or_path

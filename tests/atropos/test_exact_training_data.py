@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hermes_core.agents.trial import TRIAL
 from hermes_core.envs.tokens import MASKED
-from hermes_core.testing.tiny_model.engine import Engine, Plan
+from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.exactness import Exactness, TrainedSequence, check_exactness
 from hermes_core.testing.tiny_model.folder import FORMATS, make_model
-from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan, ordinary
+from hermes_core.testing.tiny_model.plans import WildPlans
 from hermes_core.testing.tiny_model.server import TinyModelServer
 
 PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "qwen3": "qwen"}
-RESULTS = {"chatml": "<tool_response>", "llama3": "ipython<|end_header_id|>", "qwen3": "<tool_response>"}
 GROUP_SIZE = 6
 TURNS = 5
-
-
-class Wild:
-    """Plans for answers as wild as models': thoughts of any bytes, several calls, broken and endless ones."""
-
-    def __init__(self, tokenizer: Any, form: str) -> None:
-        self.tokenizer, self.form = tokenizer, form
-        self.anything, self.words = ordinary(tokenizer), letters(tokenizer)
-
-    def __call__(self, prompt: Sequence[int], chance: random.Random) -> Plan:
-        """An answer to this prompt: calls until the last turn or so, then words."""
-        turn = self.tokenizer.decode(prompt).count(RESULTS[self.form])
-        said: list[str | Gap] = []
-        if FORMATS[self.form].thinks:
-            said += ["<think>\n", Gap(chance.randrange(20), self.anything), "\n</think>\n\n"]
-        elif self.form == "chatml":
-            said += [Gap(chance.randrange(12), self.anything), "\n"]
-        if turn < 1 + chance.randrange(TURNS):
-            for number in range(1 if self.form == "llama3" else chance.choice((1, 1, 2))):
-                said += ["\n"] * bool(number) + self._call(chance)
-        else:
-            said += ["Done ", Gap(chance.choice((1, 5, 300)), self.anything)]
-        return make_plan(self.tokenizer, said, chance if chance.random() < 0.7 else None)
-
-    def _call(self, chance: random.Random) -> list[str | Gap]:
-        command = json.dumps({"command": "echo WORD > out.txt # é 日本 \U0001f980"}, ensure_ascii=chance.random() < 0.5)
-        before, after = FORMATS[self.form].call.format(name='"terminal"', arguments=command).split("WORD")
-        if chance.random() < 0.1:
-            after = after.replace('"}', "")  # broken: the model is told, and goes on
-        return [before, Gap(1 + chance.randrange(4), self.words), after]
 
 
 WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "sglang"}
@@ -81,7 +50,7 @@ async def test_every_trained_token_is_what_the_model_sampled(
     tokenizer = tokenizers(form)
     model = make_model(tokenizer, context=8192)
     groups = tmp_path / "groups.jsonl"
-    with Engine(model, plan=Wild(tokenizer, form)) as engine:
+    with Engine(model, plan=WildPlans(tokenizer, form, TURNS)) as engine:
         async with TinyModelServer(engine, tokenizer, wires=[wire], model="scripted") as server:
             env = make_env(
                 server.base_url,
@@ -116,8 +85,6 @@ def _check(model: Any, rows: list[dict[str, Any]], engine: Engine, tokenizer: An
         for row in rows
         for lists in zip(row["tokens"], row["masks"], row["inference_logprobs"], strict=True)
     ]
-    from hermes_core.atropos.servers import TRIAL
-
     trial = tuple(tokenizer.encode(TRIAL, add_special_tokens=False))
     return check_exactness(model, sequences, [each for each in engine.sampled if each.prompt != trial])
 

@@ -13,6 +13,7 @@ from hermes_core.agents.chat import Chat
 from hermes_core.agents.exact import ExactSession
 from hermes_core.agents.failures import BadCompletion
 from hermes_core.agents.generate import GenerateServer
+from hermes_core.agents.trial import check_tokenizer, try_out
 from hermes_core.agents.wires import WIRES, Sampled, checked
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.runtime import Runtime
@@ -29,14 +30,6 @@ PATHS = {
     "completions": "/v1/completions",
     "sglang": "/generate",
 }
-
-
-@pytest.fixture
-def start(atropos_extra: None) -> Any:
-    """The module of what is checked at the start."""
-    from hermes_core.atropos import servers as start
-
-    return start
 
 
 @pytest.fixture(scope="session")
@@ -133,7 +126,7 @@ def test_what_a_server_would_fill_in_is_said(kind: str) -> None:
 def test_an_answer_without_tokens_and_logprobs_is_none(wire: str, choice: Any, said: str) -> None:
     (reader,) = (each for each in WIRES["vllm"] if each.path == PATHS[wire])
     with pytest.raises((TypeError, ValueError), match=said):
-        checked(reader.read({"choices": [{"finish_reason": "stop", **choice}]}))
+        checked(reader.read({"choices": [{"finish_reason": "stop", **choice}]}), len(PROMPT))
 
 
 class Gives:
@@ -161,33 +154,29 @@ async def test_tokens_that_can_not_be_what_was_asked_for(
 
 
 @pytest.mark.parametrize("wire", sorted(KINDS))
-async def test_a_tokenizer_that_is_not_the_servers(
-    start: Any, serve: Serve, wire: str, tokenizers: Callable[[str], Any]
-) -> None:
+async def test_a_tokenizer_that_is_not_the_servers(serve: Serve, wire: str, tokenizers: Callable[[str], Any]) -> None:
     client, _ = await serve(wire)
-    await start.try_out([client], tokenizers("chatml"), 1.0)
+    await try_out(client, tokenizers("chatml"), 1.0)
     if wire == "atropos":  # it has nothing to ask: its own text of what it samples has to do
         with pytest.raises(ConfigError, match=r"it makes 'abc', and this one .*set tokenizer_name"):
-            start._check_tokenizer(client, tokenizers("chatml"), Sampled([7, 8], [-1.0] * 2, "stop", "abc"))
+            check_tokenizer(client, tokenizers("chatml"), Sampled([7, 8], [-1.0] * 2, "stop", "abc"))
         return
     with pytest.raises(ConfigError, match=r"is not that of the server .*of one text .*set tokenizer_name"):
-        await start.try_out([client], tokenizers("llama3"), 1.0)
+        await try_out(client, tokenizers("llama3"), 1.0)
 
 
-async def test_a_tokenizer_that_has_fewer_tokens(start: Any, serve: Serve, tokenizers: Callable[[str], Any]) -> None:
+async def test_a_tokenizer_that_has_fewer_tokens(serve: Serve, tokenizers: Callable[[str], Any]) -> None:
     client, _ = await serve("tokens")
     count = len(tokenizers("chatml"))
     with pytest.raises(ConfigError, match=rf"gave the token {count}, and this one has {count}"):
-        start._check_tokenizer(client, tokenizers("chatml"), Sampled([count], [-1.0], "stop"))
+        check_tokenizer(client, tokenizers("chatml"), Sampled([count], [-1.0], "stop"))
 
 
 @pytest.mark.parametrize("wire", ["tokens", "completions"])
-async def test_logprobs_from_before_the_temperature(
-    start: Any, serve: Serve, wire: str, tokenizers: Callable[[str], Any]
-) -> None:
+async def test_logprobs_from_before_the_temperature(serve: Serve, wire: str, tokenizers: Callable[[str], Any]) -> None:
     client, _ = await serve(wire, raw_logprobs=True)
-    await start.try_out([client], tokenizers("chatml"), 1.0)
+    await try_out(client, tokenizers("chatml"), 1.0)
     with pytest.raises(ConfigError, match=r"from before the temperature.*processed_logprobs"):
-        await start.try_out([client], tokenizers("chatml"), 0.7)
+        await try_out(client, tokenizers("chatml"), 0.7)
     client, _ = await serve(wire)
-    await start.try_out([client], tokenizers("chatml"), 0.7)
+    await try_out(client, tokenizers("chatml"), 0.7)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,6 @@ import pytest
 
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.folder import FORMATS, make_model, make_tokenizer
-
-NEEDED = ("torch", "transformers", "aiohttp")
-
-
-@pytest.fixture(scope="session")
-def torch_extra(require: Callable[[str, str | None], None]) -> None:
-    """Skips the test where the extras are not installed."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    names = ", ".join(missing)
-    require("torch", f'{names} not installed; `make setup EXTRAS="atropos torch"`' if missing else None)
-    import torch
-
-    torch.set_num_threads(1)  # the machine has others to serve
 
 
 @dataclass(frozen=True)

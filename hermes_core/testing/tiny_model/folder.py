@@ -22,6 +22,10 @@ class ChatFormat:
     """The other special tokens. The first one is for padding and, if the template uses it, for the beginning."""
     call: str
     """How the model writes a tool call; `{name}` is a JSON string, `{arguments}` a JSON object."""
+    result: str
+    """What begins a tool's result in the prompt."""
+    calls_per_answer: int = 2
+    """Maximum number of calls in one answer."""
     thinks: bool = False
     """Whether an answer begins with `<think>…</think>`."""
 
@@ -29,13 +33,15 @@ class ChatFormat:
 _TAGGED = '<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 FORMATS = {
-    "chatml": ChatFormat("<|im_end|>", ("<|endoftext|>", "<|im_start|>"), _TAGGED),
+    "chatml": ChatFormat("<|im_end|>", ("<|endoftext|>", "<|im_start|>"), _TAGGED, "<tool_response>"),
     "llama3": ChatFormat(
         "<|eot_id|>",
         ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>"),
         '{{"name": {name}, "parameters": {arguments}}}',
+        "ipython<|end_header_id|>",
+        calls_per_answer=1,
     ),
-    "qwen3": ChatFormat("<|im_end|>", ("<|endoftext|>", "<|im_start|>"), _TAGGED, thinks=True),
+    "qwen3": ChatFormat("<|im_end|>", ("<|endoftext|>", "<|im_start|>"), _TAGGED, "<tool_response>", thinks=True),
 }
 """ChatML with Hermes tool calls, Llama 3.1 and Qwen3 with thinking. The templates say the same as the models' public
 ones, in fewer words."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from hermes_core.testing.tiny_model.engine import Plan
+from hermes_core.testing.tiny_model.folder import chat_format
 
 
 @dataclass(frozen=True)
@@ -51,3 +53,39 @@ def letters(tokenizer: Any) -> frozenset[int]:
     """Return the tokens that are lower-case ASCII letters. A sequence of them is a word that never needs quotes."""
     words = ((token, tokenizer.decode([token])) for token in range(len(tokenizer)))
     return frozenset(token for token, text in words if text.isascii() and text.isalpha() and text.islower())
+
+
+class WildPlans:
+    """Plans for answers as wild as models': thoughts of any bytes, several calls, broken and endless ones.
+
+    Args:
+        tokenizer: the model's.
+        form: its chat format.
+        turns: the number of answers after which nearly no call is made.
+    """
+
+    def __init__(self, tokenizer: Any, form: str, turns: int = 5) -> None:
+        self._tokenizer, self._form, self._turns = tokenizer, chat_format(form), turns
+        self._anything, self._words = ordinary(tokenizer), letters(tokenizer)
+
+    def __call__(self, prompt: Sequence[int], chance: random.Random) -> Plan:
+        """Return the plan of an answer to this prompt: calls until the last turn or so, then words."""
+        turn = self._tokenizer.decode(prompt).count(self._form.result)
+        said: list[str | Gap] = []
+        if self._form.thinks:
+            said += ["<think>\n", Gap(chance.randrange(20), self._anything), "\n</think>\n\n"]
+        elif self._form.calls_per_answer > 1:
+            said += [Gap(chance.randrange(12), self._anything), "\n"]
+        if turn < 1 + chance.randrange(self._turns):
+            for number in range(chance.choice((1, 1, self._form.calls_per_answer))):
+                said += ["\n"] * bool(number) + self._call(chance)
+        else:
+            said += ["Done ", Gap(chance.choice((1, 5, 300)), self._anything)]
+        return make_plan(self._tokenizer, said, chance if chance.random() < 0.7 else None)
+
+    def _call(self, chance: random.Random) -> list[str | Gap]:
+        command = json.dumps({"command": "echo WORD > out.txt # é 日本 \U0001f980"}, ensure_ascii=chance.random() < 0.5)
+        before, after = self._form.call.format(name='"terminal"', arguments=command).split("WORD")
+        if chance.random() < 0.1:
+            after = after.replace('"}', "")  # broken: the model is told, and goes on
+        return [before, Gap(1 + chance.randrange(4), self._words), after]

@@ -10,7 +10,8 @@ Four formats, two of which are told apart by the body of `POST /generate`:
   `choices[…] = {"token_ids": […], "logprobs": {"content": [{"token": "token_id:7", "logprob": …}, …]}}`;
 - `completions`: stock vLLM's `POST /v1/completions` with `return_token_ids`.
 
-Stock vLLM and SGLang return the tokens of a text at `POST /tokenize`.
+Stock vLLM and SGLang return the tokens of a text at `POST /tokenize`. At `GET /v1/models` they say who they are and how
+long a conversation may be.
 
 Anything that would change the sampled distribution (`top_p`, penalties, `stop` strings, …) is refused unless it is
 neutral, because the logprobs would no longer be those of the weights.
@@ -154,8 +155,10 @@ class TinyModelServer:
         self._paths = {path: answer for name, (path, answer) in stock.items() if name in wires}
         if {"atropos", "sglang"} & set(wires):
             self._paths["/generate"] = self._either
+        self._kind: str | None = None  # what it says it is
         if set(wires) - {"atropos"}:
             self._paths["/tokenize"] = self._tokenize
+            self._kind = "vllm" if stock.keys() & set(wires) else "sglang"
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> TinyModelServer:
@@ -163,6 +166,8 @@ class TinyModelServer:
 
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/health", self._health)
+        if self._kind is not None:
+            app.router.add_get("/v1/models", self._models)
         for path, answer in self._paths.items():
             app.router.add_post(path, partial(self._answer, answer))
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
@@ -184,6 +189,12 @@ class TinyModelServer:
         from aiohttp import web
 
         return web.Response()
+
+    async def _models(self, request: Any) -> Any:
+        from aiohttp import web
+
+        card = {"id": self._model, "object": "model", "owned_by": self._kind, "max_model_len": self.engine.context}
+        return web.json_response({"object": "list", "data": [card]})
 
     async def _answer(self, answer: Callable[[dict[str, Any]], Awaitable[Any]], request: Any) -> Any:
         from aiohttp import web

@@ -1,0 +1,134 @@
+"""Opens a token-exact agent: loads the tokenizer, and checks its chat template and the parser before any request."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_core.agents.chat import Chat
+from hermes_core.agents.exact import ExactAgent
+from hermes_core.agents.generate import GenerateServer
+from hermes_core.agents.matching import AUTO, matching_parser
+from hermes_core.agents.model import ModelSettings
+from hermes_core.agents.parsers.base import Parser
+from hermes_core.errors import ConfigError, describe
+from hermes_core.workers import Workers
+
+_NEEDED = ("transformers", "jinja2", "aiohttp")
+"""Packages that core does without."""
+
+
+async def open_exact_agent(
+    settings: ModelSettings, parsers: Mapping[str, Parser], *, tools: bool, system: bool = False
+) -> ExactAgent:
+    """Return the agent for these settings. The server is asked only when the agent's `check_endpoint` is called.
+
+    Args:
+        settings: the model, its server and tokenizer, and how to sample; without a `tool_call_parser`, it is `auto`.
+        parsers: all parsers by name, that one included.
+        tools: whether rollouts have tools.
+        system: whether rollouts have a system message.
+
+    Raises:
+        ConfigError: a package is not installed, the tokenizer can't be loaded, its chat template can't be used, or the
+            parser does not read the calls that the template writes.
+        UnknownNameError: the chat template has no such variable.
+    """
+    check_installed()
+    server = GenerateServer(settings, settings.server_type)
+    threads = Workers(1)  # not the event loop's own: it would wait for a download even after Ctrl-C
+    try:
+        chat, parser = await asyncio.get_running_loop().run_in_executor(
+            threads, lambda: _chat_and_parser(settings, parsers, tools=tools, system=system)
+        )
+    finally:
+        threads.shutdown(wait=False)
+    return ExactAgent(
+        settings, [server], chat, parser, settings.max_token_length, end_thinking=settings.calls_end_thinking
+    )
+
+
+def check_installed() -> None:
+    """Check that the packages for token-exact rollouts are installed.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"token-exact rollouts need {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "installed",
+            hint="pip install 'hermes-rl[exact]', or in a checkout make setup EXTRAS=exact",
+        )
+
+
+def checked_chat(
+    tokenizer: Any, *, template: str | None, template_kwargs: Mapping[str, Any] | None, tools: bool, system: bool
+) -> Chat:
+    """Return the tokenizer's chat, after a check of its template.
+
+    Args:
+        template: a Jinja file, or the text of a template, to use instead of the tokenizer's.
+        template_kwargs: more variables for the template.
+        tools, system: see `Chat.check`.
+
+    Raises:
+        UnknownNameError: the template has no such variable.
+        ConfigError: the template can't be used; or there is no such file.
+    """
+    chat = Chat(tokenizer, template=_template(template), template_kwargs=template_kwargs)
+    chat.check(tools=tools, system=system)
+    return chat
+
+
+def _chat_and_parser(
+    settings: ModelSettings, parsers: Mapping[str, Parser], *, tools: bool, system: bool
+) -> tuple[Chat, Parser]:
+    chat = checked_chat(
+        _load_tokenizer(settings.tokenizer_name or settings.model),
+        template=settings.chat_template,
+        template_kwargs=settings.chat_template_kwargs,
+        tools=tools,
+        system=system,
+    )
+    return chat, matching_parser(settings.tool_call_parser or AUTO, parsers, chat, tools=tools)
+
+
+def _load_tokenizer(name: str | None) -> Any:
+    """Return the tokenizer in this folder, or with this name on the hub.
+
+    Raises:
+        ConfigError: there is none, or it can't be loaded.
+    """
+    if not name:
+        raise ConfigError("no tokenizer is named", hint="set tokenizer_name, or the model's name (--model)")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # a tokenizer's files can be wrong in any way
+        raise ConfigError(
+            f"the tokenizer {name!r} can't be loaded: {describe(error)}",
+            hint="set tokenizer_name to a folder with the model's tokenizer, or to its name on the hub",
+        ) from error
+
+
+def _template(given: str | None) -> str | None:
+    """Return the chat template that is set: a file's, or the text itself.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if not given or "{" in given:
+        return given or None
+    try:
+        return Path(given).expanduser().read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the chat template {given!r} can't be read: {error}",
+            hint="name a Jinja file, or write the template itself",
+        ) from error

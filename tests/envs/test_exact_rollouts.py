@@ -1,0 +1,116 @@
+"""`hermes-rl rollout --parser`: what a run writes is, token for token, what the server sampled, without any trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_core.agents.trial import TRIAL
+from hermes_core.envs.record import Record
+from hermes_core.envs.store import TRAJECTORIES
+from hermes_core.envs.tokens import MASKED
+from hermes_core.testing.tiny_model.engine import Engine
+from hermes_core.testing.tiny_model.exactness import Exactness, TrainedSequence, check_exactness
+from hermes_core.testing.tiny_model.folder import make_model
+from hermes_core.testing.tiny_model.plans import WildPlans
+from hermes_core.testing.tiny_model.server import TinyModelServer
+
+ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
+TURNS = 4
+
+
+async def rollout(folder: Path, *arguments: object) -> tuple[int, str]:
+    """Run `hermes-rl rollout` as a process, and return its exit code and what it printed."""
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "HERMES_PLUGINS": "",
+        "HERMES_ENV_FILE": "",
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "hermes_core", "rollout", "tasks", *map(str, arguments)),
+        env=environ,
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+def tasks(folder: Path, items: int) -> str:
+    rows = [{"id": f"t{n}", "prompt": f"Write {n} into out.txt", "check": "test -s out.txt"} for n in range(items)]
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"--env.dataset_name={path}"
+
+
+@pytest.mark.parametrize(
+    ("form", "wire", "items", "group_size"),
+    [("qwen3", "tokens", 50, 4), ("chatml", "sglang", 8, 2), ("llama3", "completions", 8, 2)],
+)
+async def test_every_recorded_token_is_what_the_server_sampled(
+    form: str,
+    wire: str,
+    items: int,
+    group_size: int,
+    torch_extra: None,
+    tokenizers: Callable[[str], Any],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    tokenizer = tokenizers(form)
+    model = make_model(tokenizer, context=8192)
+    with Engine(model, plan=WildPlans(tokenizer, form, TURNS)) as engine:
+        async with TinyModelServer(engine, tokenizer, wires=[wire], model="tiny-model") as server:
+            code, said = await rollout(
+                tmp_path,
+                *(tasks(tmp_path, items), "--env.enabled_toolsets=terminal", "--group-size", group_size),
+                *("--parser", "auto", "--base-url", server.base_url, "--model", "tiny-model"),
+                *(f"--agent.tokenizer_name={tokenizer.name_or_path}", "--agent.max_tokens=250"),
+                *("--max-turns", TURNS, "--concurrency", 8, "--out", tmp_path / "run", *ISOLATION),
+            )
+    assert code == 0, said
+    lines = (tmp_path / "run" / TRAJECTORIES).read_bytes().splitlines()
+    records = [Record.from_json(json.loads(line)) for line in lines]
+    found = compared(model, records, engine, tokenizer)
+    answers = [answers_in(sequence.masks) for record in records for sequence in record.sequences]
+    record_property(
+        "figure",
+        f"exact rollouts, {form} by {wire}: {len(records)} trajectories with {sum(answers)} answers: {found.tokens} "
+        f"tokens, {found.trained} of them sampled; {len(found.problems)} differences from the server's own record, and "
+        f"logprobs within {found.worst:.1e} of those of the weights",
+    )
+    assert found.problems == []
+    assert len(records) == found.sequences == items * group_size
+    assert all(record.tokens_refused is None for record in records)
+    assert max(answers) == TURNS, "no rollout used all of its turns"
+    assert sum(record.tool_calls.executed_ok for record in records) > len(records) / 2
+
+
+def compared(model: Any, records: list[Record], engine: Engine, tokenizer: Any) -> Exactness:
+    """Compare the sequences of these records with the server's own record, without the trial before the run."""
+    trial = tuple(tokenizer.encode(TRIAL, add_special_tokens=False))
+    sampled = [each for each in engine.sampled if each.prompt != trial]
+    sequences = [TrainedSequence(**sequence.lists()) for record in records for sequence in record.sequences]
+    return check_exactness(model, sequences, sampled)
+
+
+def answers_in(masks: Any) -> int:
+    return sum(before == MASKED != here for before, here in pairwise(masks))
