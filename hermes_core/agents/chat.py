@@ -149,10 +149,7 @@ class Chat:
         offered = [dict(PROBE_TOOL)] if tools else []
         try:
             if tools and _NAME not in self._render([user], offered):
-                raise ConfigError(
-                    f"the chat template of {self.name} ignores `tools`: the model would never know of them",
-                    hint="use a model whose template has tools, or set chat_template to one that does",
-                )
+                raise self._ignores_tools()
             self.prompt([*([{"role": "system", "content": "Be brief."}] if system else []), user], offered)
             if not tools:
                 self.continuation([user, {"role": "assistant", "content": ""}, user], 1, offered)
@@ -170,12 +167,15 @@ class Chat:
         """Return the whole conversation, ready for the model's answer.
 
         Raises:
-            UsageError: the template refuses it, or leaves a message out.
+            UsageError: the template refuses it, or leaves a message or the tools out.
         """
-        shape = _shape(messages)
+        shape = (bool(tools), *_shape(messages))
         if shape not in self._whole:
             marked, marks = _marked(messages)
-            _refuse_if_lost(marks, self._render_any(marked, tools), messages, "the prompt")
+            text = self._render_any(marked, tools)
+            _refuse_if_lost(marks, text, messages, "the prompt")
+            if any(tool["function"]["name"] not in text for tool in tools):
+                raise self._ignores_tools()
             self._remember(shape)
         text = self._render_any(messages, tools)
         return Prompt(self._encode(text), _begun(text))
@@ -268,6 +268,12 @@ class Chat:
                 hint="set eos_token in tokenizer_config.json to the token that ends an answer",
             )
         return Prompt(tokens[begin:], _begun(text))
+
+    def _ignores_tools(self) -> ConfigError:
+        return ConfigError(
+            f"the chat template of {self.name} ignores `tools`: the model would never know of them",
+            hint="use a model whose template has tools, or set chat_template to one that does",
+        )
 
     def _unframed(self, head: str, before: str) -> str:
         """Return `head` without the text before any answer, as far as `before` has that text."""

@@ -146,7 +146,7 @@ async def open_session(
         runtime,
         agent,
         settings or AgentSettings(),
-        tools=bool(tools.names("")),
+        tools=bool(tools.names()),
         system=bool(made.config.system_prompt),
     ) as worker:
         isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
