@@ -25,6 +25,7 @@ from benchmarks import (
     startup,
     swe_smith,
     throughput,
+    view,
 )
 from benchmarks.host import machine
 from benchmarks.measure import Row, Rows
@@ -44,6 +45,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "docker-rollouts": peers_rollouts.rows,
     "ssh": peers_ssh.rows,
     "modal": peers_modal.rows,
+    "view": view.rows,
     "atropos": atropos.rows,
 }
 

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.measure import MB, Row, Rows, Target
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message, TurnRecord, Usage
 from hermes_core.envs.record import Failure, Record, SandboxCommand, ToolCalls
-from hermes_core.envs.store import OutputFolder
+from hermes_core.envs.store import TRAJECTORIES, OutputFolder
 from hermes_core.envs.summary import Tally
 from hermes_core.errors import FailureKind
+
+LOG = """
+import sys, time
+from pathlib import Path
+began, times = time.perf_counter(), []
+from hermes_core.view.eval_log import RunLog
+from hermes_core.view.index import Run
+log = RunLog(Run(Path(sys.argv[1])), Path(sys.argv[2]))
+log.update(lambda done, of: times.append(time.perf_counter() - began))
+last = time.perf_counter() - began
+print(times[0] if times else last, last)
+"""
+"""What `view` does before the viewer has all rollouts. Prints the seconds to the first ones, and to all."""
 
 TOOLS = ("terminal", "read_file", "patch", "search")
 WORDS = ["build", "error", "in", "module", "test", "passed", "failed", "line", "return", "value", "of", "function"]
@@ -98,6 +115,38 @@ def _record(drawn: random.Random, item: int, index: int, turns: int, output: int
 def _text(drawn: random.Random, size: int) -> str:
     words = drawn.choices(WORDS, k=size // 6)
     return "\n".join(" ".join(words[begin : begin + 10]) for begin in range(0, len(words), 10))
+
+
+def _measured(*command: str) -> tuple[float, float, str]:
+    """Run a command of Python; return its seconds, its largest memory in MB, and what it printed."""
+    began = time.perf_counter()
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, command
+    return time.perf_counter() - began, usage.ru_maxrss / 1000, printed
+
+
+async def rows(quick: bool) -> Rows:
+    """Seconds and memory to open a run, the first time and later."""
+    count = 2_000 if quick else 20_000
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        make_run(run, count // 4, 4)
+        case = f"{count:,} rollouts, {(run / TRAJECTORIES).stat().st_size / MB:.0f} MB"
+        for when in ("first", "again"):
+            seconds, memory, _ = _measured("-m", "hermes_core", "show", str(run))
+            yield Row("view", f"show, {when}: {case}", seconds, None, "s", Target(3.0))
+            yield Row("view", f"show, {when}: memory", memory, None, "MB", Target(500.0))
+        (run / f".{TRAJECTORIES}.index").unlink()
+        for when in ("first", "again"):
+            _, memory, printed = _measured("-c", LOG, str(run), str(Path(folder) / "log.eval"))
+            first, last = map(float, printed.split())
+            yield Row("view", f"log, {when}: the first rollouts can be read", first, None, "s", Target(3.0))
+            yield Row("view", f"log, {when}: all can be read", last, None, "s")
+            yield Row("view", f"log, {when}: memory", memory, None, "MB", Target(500.0))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 # Control characters except tab and newline, and characters that change the direction of text: a slot's output may hold
-# them, and a terminal obeys them.
+# them, and a terminal obeys them. Lone surrogates can't be printed at all.
 _OBEYED = [n for n in range(0xA0) if not 0x20 <= n < 0x7F and chr(n) not in "\t\n"] + [
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),
 ]
 _SHOWN = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in _OBEYED}
 

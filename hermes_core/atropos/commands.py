@@ -65,7 +65,7 @@ def commands(named: Named, *, takes_name: bool) -> EnvironmentCommands:
     """Return the group of the three commands."""
     group = EnvironmentCommands("atropos", help="Generate training data for Atropos' RL trainers.")
     summaries = {
-        "process": "Write groups of rollouts and an HTML page that shows them, and exit.",
+        "process": "Write groups of rollouts, and exit.",
         "serve": "Keep the queue of a trainer at `run-api` filled with groups until its training ends.",
         "evaluate": "Roll out each item, and report how many were solved.",
     }

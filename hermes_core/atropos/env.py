@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import abstractmethod
 from collections import Counter
@@ -20,7 +19,7 @@ from hermes_core.atropos.adapter import AdaptedEnvironment
 from hermes_core.atropos.commands import run_class
 from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.contract import check_overrides
-from hermes_core.atropos.display import trajectory_text, write_page
+from hermes_core.atropos.display import trajectory_text
 from hermes_core.atropos.group_workers import GroupWorkers
 from hermes_core.atropos.groups import longest, scored_groups, scored_item
 from hermes_core.atropos.items import ItemSource
@@ -304,8 +303,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             self.load_checkpoint()
 
     async def process_manager(self) -> None:
-        """Run process mode: write `total_steps` groups to `data_path_to_save_groups`, with a page to view them beside
-        it.
+        """Run process mode: write `total_steps` groups to `data_path_to_save_groups`.
 
         Raises:
             ConfigError: `total_steps` is not a number of groups.
@@ -322,10 +320,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 if self.metrics.pending:
                     await self.wandb_log()
         if path is not None:
-            groups = Path(path)
-            page = groups.with_suffix(".html")
-            await asyncio.to_thread(write_page, groups, page, f"{self.name}: {groups.name}")
-            log.info("wrote %s and %s", groups, page)
+            log.info("wrote %s; `hermes-rl show %s` shows the rollouts", path, self.trajectories_path)
 
     async def evaluate_manager(self) -> None:
         """Run evaluate mode: call `evaluate` once."""

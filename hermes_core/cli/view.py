@@ -175,7 +175,7 @@ def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool, by: str
 
     rows = in_order(rows, by)
     if what == "tools":
-        return [{**asdict(tool), "failures": tool.failures} for tool in by_tool(rows)]
+        return [{**vars(tool), "failures": tool.failures} for tool in by_tool(rows)]
     if whole or what == "report":
         return [run.record(row) for row in rows]
     items = by_item(rows)

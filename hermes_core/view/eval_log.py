@@ -10,7 +10,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,7 @@ class RunLog:
 
     def close(self) -> None:
         """Close the file."""
+        self._zip.close()  # what it writes is not committed: the directory is there already
         self._file.close()
 
     def _unwritable(self, error: OSError) -> OutputError:
@@ -119,9 +120,12 @@ class RunLog:
 
     def _continued(self) -> zipfile.ZipFile | None:
         """Open the log that is here, if it is of the same records; else return None."""
-        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
-            self._file = _Growing(self.path)
-            log = zipfile.ZipFile(self._file, "a", zipfile.ZIP_DEFLATED, compresslevel=1)
+        if not self.path.exists():
+            return None
+        self._file = _Growing(self.path)
+        with suppress(ValueError, KeyError, zipfile.BadZipFile), ExitStack() as opened:
+            opened.callback(self._file.close)
+            log = opened.enter_context(zipfile.ZipFile(self._file, "a", zipfile.ZIP_DEFLATED, compresslevel=1))
             written = json.loads(log.read(_WRITTEN))
             start = json.loads(log.read(_START))
             same = written["checksum"] == self.run.checksum(written["end"])
@@ -130,8 +134,8 @@ class RunLog:
                 for part in range(1, self._parts + 1):
                     self._summaries += json.loads(log.read(f"_journal/summaries/{part}.json"))
                 self._finished = _HEADER in log.namelist()
+                opened.pop_all()
                 return log
-            self.close()
         return None
 
     # ------------------------------------------------------------------ the samples
@@ -234,6 +238,10 @@ class _Growing(io.RawIOBase):
         self._pending[begin : begin + len(data)] = data
         self._at += len(data)
         return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        del self._pending[max(0, (self._at if size is None else size) - self._base) :]
+        return self._at
 
     def commit(self, base: int) -> None:
         """Write everything, in one call if the system does it. What comes after `base` may be overwritten later."""

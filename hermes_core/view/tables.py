@@ -69,7 +69,7 @@ def _share(items: Mapping[str, Sequence[Row]], k: int) -> str:
     mean = mean_pass_at_k(items.values(), k)
     if mean is None:
         return NONE
-    return f"{mean[0]:.3f}" + (f" ({mean[1]} items)" if mean[1] < len(items) else "")
+    return f"{mean[0]:.3f}" + (f" ({mean[1]} of {len(items)} items)" if mean[1] < len(items) else "")
 
 
 def rollouts(rows: Iterable[Row]) -> Table:

@@ -1,19 +1,24 @@
-"""Process mode with an openai server: groups, records, the page; failures that end nothing; no tokens made up."""
+"""Process mode with an openai server: groups, records, how they are shown; failures end nothing; no tokens made up."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.errors import UsageError
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
 from hermes_core.tool_backend import ToolBackend
+from hermes_core.view.index import Run
+from hermes_core.view.statistics import totals
+from hermes_core.view.transcript import rollout
 
 
 def lines(path: str | Path) -> list[dict[str, Any]]:
@@ -35,11 +40,16 @@ async def test_every_group_is_written_and_scored_and_can_be_looked_at(
     records = lines(tmp_path / "data/groups.trajectories.jsonl")
     assert len(records) == 12
     assert {record["refused"] for record in records} == {None}
-    page = (tmp_path / "data/groups.html").read_text()
-    assert "echo 3 &gt; out.txt" in page
-    assert "exit_code" in page
-    assert "Done &lt;b&gt;" in page
-    assert "http" not in page
+    run = Run(tmp_path / "data/groups.trajectories.jsonl")
+    assert totals(run.rows.values()).solved == 12
+    console = Console(file=(out := io.StringIO()), width=200)
+    row = next(row for row in run.rows.values() if row.item_id == "task-3")
+    for part in rollout(row, run.record(row)):
+        console.print(part)
+    page = out.getvalue()
+    assert "echo 3 > out.txt" in page
+    assert "exit code 0" in page
+    assert "Done <b>" in page
 
 
 async def test_without_tokens_nothing_is_made_up(

@@ -1,0 +1,200 @@
+"""`hermes-rl show`: tables, one rollout as text, filters, JSON; a terminal obeys nothing of a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hermes_core.cli.main import main
+
+HOSTILE = (
+    "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r\x00 [bold red]x[/bold red] [link=http://e]y[/link] :smile: \ud800"
+)
+
+
+def show(*arguments: str | Path, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["show", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def run(make_record: Any, write_run: Any, failed_call: Any) -> Path:
+    """Three items: one solved of two, one that hit a limit after a failed call, one without a reward."""
+    path: Path = write_run(
+        [
+            make_record(),
+            make_record(index=1, reward=0.0),
+            make_record("hard", reward=0.5, stop_reason="max_turns", calls=(failed_call,)),
+            make_record("lost", reward=None, details={}, stop_reason=None),
+        ]
+    )
+    return path
+
+
+def test_a_run_is_a_table_with_what_it_came_to(run: Path) -> None:
+    page = show(run)
+    assert "4 rollouts of 3 items: 3 scored, 1 solved, mean reward 0.500" in page
+    assert "pass@1 0.250 (2 of 3 items)   pass@2 1.000 (1 of 3 items)" in page
+    assert "failures: 1 infra" in page
+    assert "stopped at a limit: 1 max_turns" in page
+    assert "cost: $0.08, $0.08 per solved rollout" in page
+    assert "tokens: 7.6k read (5% cached), 400 written" in page
+    (lost,) = (text.split() for text in page.splitlines() if text.startswith("lost/0"))
+    assert lost == ["lost/0", "-", "infra", "-", "2", "1", "2.0k", "10.0", "$0.02"]
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (["--solved"], ["greet/0"]),
+        (["--unsolved"], ["greet/1", "hard/0", "lost/0"]),
+        (["--failure", "infra"], ["lost/0"]),
+        (["--failure", "any"], ["lost/0"]),
+        (["--failure", "model"], []),
+        (["--stop", "max_turns"], ["hard/0"]),
+        (["--stop", "limit"], ["hard/0"]),
+        (["--min-reward", "0.5"], ["greet/0", "hard/0"]),
+        (["--max-reward", "0.5"], ["greet/1", "hard/0"]),
+        (["--tool", "patch"], ["hard/0"]),
+        (["--sort", "reward"], ["lost/0", "greet/1", "hard/0", "greet/0"]),
+        (["--rows", "1"], ["greet/0"]),
+    ],
+)
+def test_rollouts_are_filtered_sorted_and_limited(run: Path, options: list[str], left: list[str]) -> None:
+    page = show(run, *options)
+    assert [text.split()[0] for text in page.splitlines() if "/0 " in text or "/1 " in text] == left
+    assert ("… and 3 more: --rows 0 shows all" in page) is (options[0] == "--rows")
+
+
+def test_items_have_their_pass_at_k(run: Path) -> None:
+    rows = {text.split()[0]: text.split() for text in show(run, "--items").splitlines() if "$" in text}
+    assert rows["greet"] == ["greet", "-", "2", "2", "1", "0.50", "0.500", "1.000", "20.0", "$0.04"]
+    assert rows["lost"][1:7] == ["1", "infra", "1", "0", "0", "-"]
+
+
+def test_tools_are_listed_with_what_went_wrong(run: Path) -> None:
+    page = show(run, "--tools")
+    assert page.index("terminal") < page.index("patch"), "the most failures first"
+    assert "1 invalid_arguments" in page
+    assert "3 exit" in page
+
+
+def test_one_rollout_is_told_from_its_prompt_to_its_report(run: Path) -> None:
+    page = show(run, "greet/0")
+    told = [
+        "reward 1.00  stopped: finished · 2 turns · 1 tool calls · 2.0k tokens · 10.0 s · $0.02",
+        "agent         2.0 s         3.0 s",
+        "of the agent's: model 1.5 s, tools 1.0 s, waited for the endpoint 0.50 s",
+        "Make the tests pass.",
+        "TURN 1  at 2.0 s · took 1.0 s · waited 0.50 s · 900 → 80 tokens · $0.01",
+        "Hm.",
+        "I look.",
+        "→ terminal  make test",
+        "← 1.0 s · exit code 2 · 4.1k bytes dropped",
+        "output: 2 failed",
+        "TURN 2",
+        "$ pytest -q",
+        "exit code 1, 4.0 s",
+        "VERIFIER'S REPORT",
+        "reason: 1 of 2 tests failed",
+    ]
+    places = [page.find(text) for text in told]
+    assert -1 not in places, told[places.index(-1)] + page
+    assert places == sorted(places)
+    assert show(run, "greet-0-0123") == page
+
+
+def test_of_several_rollouts_of_an_item_the_reports_are_shown(run: Path) -> None:
+    page = show(run, "greet")
+    assert page.count("reason: 1 of 2 tests failed") == 2
+    assert "Make the tests pass." not in page
+    assert "greet/1" not in show(run, "greet", "--solved", "--report")
+
+
+def test_a_failure_says_why(run: Path) -> None:
+    page = show(run, "lost")
+    assert "no reward: infra at verify" in page
+    assert "the sandbox was lost" in page
+
+
+def test_an_unknown_item_is_an_error_with_the_nearest(run: Path) -> None:
+    assert "unknown item 'gret'" in show(run, "gret", code=2)
+    assert "no rollout of lost fits the filters" in show(run, "lost", "--solved", code=2)
+    assert "does not exist" in show(run / "none", code=2)
+
+
+def test_programs_get_json(run: Path) -> None:
+    whole = json.loads(show(run, "--json"))
+    assert (whole["scored"], whole["solved"], whole["pass_at_k"]) == (3, 1, {"1": 0.25, "2": 1.0})
+    assert [row["item_id"] for row in whole["rollouts"]] == ["greet", "greet", "hard", "lost"]
+    assert "offset" not in whole["rollouts"][0]
+    assert whole["rollouts"][2]["tools"]["patch"]["failed"] == {"invalid_arguments": 1}
+    (record,) = json.loads(show(run, "lost", "--json"))
+    assert record["failure"]["kind"] == "infra"
+    assert [tool["tool"] for tool in json.loads(show(run, "--tools", "--json"))] == ["terminal", "patch"]
+    assert json.loads(show(run, "--items", "--json"))[0]["pass_at_k"] == {"1": 0.5, "2": 1.0}
+
+
+def test_long_texts_are_cut_unless_all_is_asked_for(make_record: Any, write_run: Any) -> None:
+    text = "\n".join(f"line {number}" for number in range(500)) + "y" * 10_000
+    run = write_run([make_record(details={"output": text})])
+    page = show(run, "greet")
+    assert "lines left out, --full shows them" in page
+    assert "characters left out" in page
+    assert "line 250" not in page
+    assert "line 250\n" in show(run, "greet", "--full")
+
+
+def hostile_record(make_record: Any) -> Any:
+    """A record with hostile text wherever a model, a sandbox or a dataset can write."""
+    record = make_record(HOSTILE)
+    messages: list[Any] = [{"role": "user", "content": HOSTILE}]
+    for message in record.messages[2:]:
+        messages.append({**message, "content": HOSTILE, "reasoning_content": HOSTILE})
+    function = {"name": HOSTILE, "arguments": json.dumps({"command": HOSTILE, "other": HOSTILE, HOSTILE: 1})}
+    messages[1]["tool_calls"] = [
+        {"id": HOSTILE, "function": function},
+        {"function": {"name": "x", "arguments": HOSTILE}},
+    ]
+    messages.append({"role": HOSTILE, "content": [{"type": "text", "text": HOSTILE}]})
+    messages.append({"role": "tool", "tool_call_id": "c", "content": json.dumps({HOSTILE: HOSTILE * 9})})
+    (call,), (ran,) = record.calls, record.sandbox_commands
+    texts = dict.fromkeys(("trajectory_id", "group", "agent", "backend", "model", "environment", "isolation"), HOSTILE)
+    return dataclasses.replace(
+        record,
+        messages=messages,
+        calls=(dataclasses.replace(call, name=HOSTILE, message=2),),
+        sandbox_commands=(dataclasses.replace(ran, command=HOSTILE, output=HOSTILE),),
+        details={HOSTILE: HOSTILE, "list": [HOSTILE, {HOSTILE: HOSTILE}]},
+        **texts,
+    )
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("options", [[], ["--items"], ["--tools"], ["--report"], [HOSTILE], ["--json"], ["none"]])
+def test_a_terminal_obeys_nothing_of_a_record(
+    make_record: Any, write_run: Any, options: list[str], terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    options = [text.encode("utf-8", "replace").decode() for text in options]
+    run = write_run([hostile_record(make_record)])
+    result = CliRunner().invoke(main, ["show", str(run), *options], color=terminal)
+    page = result.output
+    for style in ("\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;7m", "\x1b[2;3m"):
+        page = page.replace(style, "")
+    assert "owned" in page
+    obeyed = [character for character in page if not character.isprintable() and character not in "\n"]
+    coloured = [part for part in page.split("\x1b[")[1:] if not part[:8].split("m")[0].replace(";", "").isdigit()]
+    assert not coloured
+    assert set(obeyed) <= ({"\x1b"} if terminal else set())
+    assert terminal or "[bold red]x[/bold red]" in page
+    assert "http://e" in page
+    assert "😄" not in page
