@@ -299,6 +299,8 @@ class AgentSettings(BaseModel):
     """Time limit in seconds for one request, from the first byte sent to the last byte received."""
     endpoint_patience_s: float = Field(default=300.0, ge=0)
     """Seconds for which requests to a failing endpoint are repeated, from the first failure on. Then the run ends."""
+    check_patience_s: float = Field(default=30.0, gt=0)
+    """Seconds for which the check before the first sandbox waits for an endpoint that does not answer."""
     max_retries: int | None = Field(default=None, ge=0)
     """Maximum number of retries of one request after a temporary failure. None retries for `endpoint_patience_s`."""
     max_retry_wait_s: float = Field(default=60.0, ge=0)

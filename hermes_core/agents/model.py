@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
-from hermes_core.agents.failures import EndpointDown, ResponseTooLarge, is_timeout, status_of
+from hermes_core.agents.failures import BadCompletion, EndpointDown, ResponseTooLarge, is_timeout, status_of
 from hermes_core.agents.loop import ChatServer, HermesAgentLoop
 from hermes_core.agents.replies import count_tokens, decode_arguments, read_reply
 from hermes_core.agents.retries import Endpoint, is_loopback
@@ -21,9 +21,6 @@ from hermes_core.errors import ConfigError, ModelError, UsageError, nearest_hint
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-
-CHECK_S = 30.0
-"""Seconds that an endpoint may take to list its models."""
 
 SHORT_TOKENS, SHORT_S = 256, 60.0
 """Length and time limit of a short answer, which shows whether an endpoint does not answer or an answer does not
@@ -185,21 +182,26 @@ class OpenAIServer:
         )
 
     async def check(self) -> None:
-        """Check that the endpoint answers, and accepts the key and the model.
+        """Check that the endpoint answers, and accepts the key and the model, within about twice `check_patience_s`.
 
-        It is asked for its models and, only if that leaves a doubt, for one token.
+        It is asked for its models. If that leaves a doubt, it is asked for one token: it may have other names for its
+        models, and may list them for any key.
 
         Raises:
             ModelError: it can't be used as it is.
         """
-        names = await self.endpoint.ask(self._models, proves=False)
-        if names is None or self.model in names:
+        patience_s = self.settings.check_patience_s
+        names = await self.endpoint.ask(self._models, proves=False, patience_s=patience_s)
+        if self.settings.api_key is None and (names is None or self.model in names):
             return
+        body = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
         try:
-            await self.chat_completion(messages=[{"role": "user", "content": "Hello"}], max_tokens=1)
+            await self.endpoint.ask(lambda: self._ask_once(body, patience_s), patience_s=patience_s)
         except EndpointDown as error:
-            if status_of(error.__cause__ or error) == 404 and names:
+            if status_of(error.__cause__ or error) == 404 and names and self.model not in names:
                 error.hint = nearest_hint(self.model, names)
+            raise
+        except BadCompletion:
             raise
         except ModelError:  # its refusal of this request says nothing about others
             return
@@ -207,7 +209,7 @@ class OpenAIServer:
     async def _models(self) -> list[str] | None:
         """Return the models that the endpoint lists: empty if the key or path may be wrong, None if it has no list."""
         try:
-            async with asyncio.timeout(min(self.settings.request_timeout_s, CHECK_S)):
+            async with asyncio.timeout(min(self.settings.request_timeout_s, self.settings.check_patience_s)):
                 answer = await self._client.get("/models", cast_to=object)
         except Exception as error:
             status = status_of(error)
@@ -218,7 +220,7 @@ class OpenAIServer:
             return None
         listed = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(listed, list):
-            return None
+            return []
         return [str(model["id"]) for model in listed if isinstance(model, dict) and "id" in model] or None
 
     async def aclose(self) -> None:

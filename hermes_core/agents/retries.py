@@ -176,7 +176,7 @@ class Endpoint:
         if self.traffic.paused and not paused:
             logger.warning(
                 "the model endpoint %s fails (%s): one request at a time is sent to it until it answers; it is given "
-                "up after %g s (endpoint_patience_s); %s",
+                "up after %g s; %s",
                 *(public_url(self.url), brief(error), patience.seconds, failure.hint),
             )
 

@@ -162,6 +162,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
             max_tokens=self.max_turn_tokens,
             extra_body=self.extra_body,
             endpoint_patience_s=self.endpoint_patience,
+            check_patience_s=max(self.endpoint_patience, 1.0),  # its trainer starts the model's server meanwhile
         )
 
     def environment_settings(self) -> dict[str, Any]:

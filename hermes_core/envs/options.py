@@ -26,7 +26,7 @@ MOST_AT_A_TIME = 1 << 16
 PATIENCE = frozenset(
     {
         *("endpoint_patience_s", "max_retries", "max_retry_wait_s", "request_timeout_s"),
-        *("requests_per_minute", "tokens_per_minute"),
+        *("check_patience_s", "requests_per_minute", "tokens_per_minute"),
     }
 )
 """Agent settings that do not affect rewards. A run that ended because of them can be resumed with higher values."""

@@ -175,6 +175,60 @@ async def test_the_check_knows_models_by_other_names_and_servers_without_a_list(
         await endpoint.aclose()
 
 
+class Public(ScriptedServer):
+    """A server that lists its models for any key, as OpenRouter does."""
+
+    async def _respond(self, method, path, headers, body):
+        if method == "GET":
+            headers = {**headers, "authorization": f"Bearer {self.api_key}"}
+        return await super()._respond(method, path, headers, body)
+
+
+async def test_the_check_finds_a_wrong_key_of_a_server_that_lists_its_models_for_any():
+    async with Public(DONE, api_key="the right one") as server:
+        endpoint = opened(server, api_key="wrong")
+        with pytest.raises(EndpointDown, match="refused the API key"):
+            await endpoint.check()
+        await endpoint.aclose()
+        endpoint = opened(server, api_key="the right one")
+        await endpoint.check()
+        assert server.requests[-1]["max_tokens"] == 1
+        await endpoint.aclose()
+
+
+class WebSite(ScriptedServer):
+    """A server that answers everything with a page."""
+
+    async def _respond(self, method, path, headers, body):
+        page = b"<html>Welcome</html>"
+        return Fault(body=page, headers={"Content-Type": "text/html"}), 200, page
+
+
+class Hung(ScriptedServer):
+    """A server that takes requests and never answers."""
+
+    async def _respond(self, method, path, headers, body):
+        await asyncio.sleep(60)
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [(WebSite, "not a chat completion"), (Hung, "did not answer in time"), (None, "could not be reached")],
+)
+async def test_the_check_ends_soon_for_what_is_no_endpoint(kind, says):
+    async with (kind or ScriptedServer)(DONE) as server:
+        endpoint = opened(server, check_patience_s=0.5, endpoint_patience_s=300, max_retry_wait_s=60)
+        if kind is None:
+            await server.__aexit__(None, None, None)
+        began = time.monotonic()
+        with pytest.raises(ModelError, match=says) as raised:
+            await endpoint.check()
+        assert raised.value.hint
+        assert time.monotonic() - began < 8
+        await endpoint.aclose()
+
+
 class Slow:
     """A server's script: the first `late` requests without a length have no answer in time."""
 

@@ -185,9 +185,14 @@ def test_the_same_failure_of_many_rollouts_is_told_once(hermes, tasks, serve, le
 
 def test_a_wrong_key_is_not_repeated_to_the_user(hermes, tasks, serve, records, level):
     secret = "sk-what-the-endpoint-echoes"
-    model = serve(faults=[Fault(401, f"incorrect API key {secret}")])
+    echo = Fault(401, f"incorrect API key {secret}")
+    done = hermes("rollout", "tasks", tasks(), *serve(faults=[echo]), *level, OPENAI_API_KEY=secret)
+    assert (done.code, done.sandboxes) == (3, 0)
+    assert secret not in done.out + done.err
+    model = [*serve(lambda request: Reply("Hi.") if "max_tokens" in request else echo), "--agent.endpoint_patience_s=0"]
     done = hermes("rollout", "tasks", tasks(), *model, "--out", "out", *level, OPENAI_API_KEY=secret)
     assert done.code == 3
+    assert "incorrect API key" in str(records())
     assert secret not in done.out + done.err + str(records())
 
 
