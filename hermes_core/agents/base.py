@@ -8,19 +8,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import UnionType
-from typing import Any, Protocol, Union, get_args, get_origin, runtime_checkable
+from typing import Any, Protocol, Self, Union, get_args, get_origin, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 Message = dict[str, Any]
 """One message of a chat in the OpenAI form. It always has the keys `role` and `content`."""
-
-ToolHandler = Callable[[str, Mapping[str, Any], str], Awaitable[str]]
-"""`await handler(tool_name, arguments, task_id)` runs one tool call and returns the answer to the model, as JSON text.
-
-`InfraError`, `StaleSlotError` and cancellation end the rollout; any other exception becomes a tool result.
-"""
-
 
 MASKED = -100
 """The mask of a token that the model did not write."""
@@ -130,6 +123,34 @@ class CallError:
         return {"kind": str(self.kind), "message": self.message}
 
 
+class ToolAnswer(str):
+    """The answer of a tool call to the model, as JSON text, with what the record keeps of the call besides."""
+
+    __slots__ = ("bytes_dropped", "error", "exit_code")
+
+    error: CallError | None
+    """Why it is an error; None if it is none."""
+    exit_code: int | None
+    """The exit status of the command that the call ran; None if it ran none, or the command has none."""
+    bytes_dropped: int
+    """Bytes of the command's output that are missing in the answer."""
+
+    def __new__(
+        cls, text: str, error: CallError | None = None, exit_code: int | None = None, bytes_dropped: int = 0
+    ) -> Self:
+        answer = super().__new__(cls, text)
+        answer.error, answer.exit_code, answer.bytes_dropped = error, exit_code, bytes_dropped
+        return answer
+
+
+ToolHandler = Callable[[str, Mapping[str, Any], str], Awaitable[str]]
+"""`await handler(tool_name, arguments, task_id)` runs one tool call and returns the answer to the model, as JSON text
+or as a `ToolAnswer`.
+
+`InfraError`, `StaleSlotError` and cancellation end the rollout; any other exception becomes a tool result.
+"""
+
+
 @dataclass(frozen=True)
 class CallRecord:
     """One tool call of the model. Times are seconds since the epoch."""
@@ -147,7 +168,8 @@ class CallRecord:
     ended: float | None = None
     """When it had been answered; None if it never was."""
     error: CallError | None = None
-    """None for a call that the tool answered without an error. A command with a non-zero exit status has none."""
+    """None for a call that the tool answered without an error. A command with a non-zero exit status has none; one that
+    its time limit ended has one."""
     exit_code: int | None = None
     """The exit status of the command that the call ran; None if it ran none, or the command has none."""
     bytes_dropped: int = 0
@@ -211,7 +233,7 @@ class AgentResult:
     """Calls of an existing tool whose arguments needed no repair and passed its schema."""
     tool_calls_executed_ok: int = 0
     """Calls that the tool answered without an error. A command with a non-zero exit status counts, because that is
-    data."""
+    data, and so does one that its time limit ended."""
     tool_calls_exec_error: int = 0
     """Calls that the tool answered with an error, bad arguments included."""
     usage: Usage = field(default_factory=Usage)

@@ -6,12 +6,25 @@ import asyncio
 import copy
 import json
 import logging
+import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol
 
-from hermes_core.agents.base import AgentResult, Message, StopReason, ToolError, ToolHandler
+from hermes_core.agents.base import (
+    AgentResult,
+    CallError,
+    CallErrorKind,
+    CallRecord,
+    Message,
+    StopReason,
+    ToolAnswer,
+    ToolError,
+    ToolHandler,
+    TurnRecord,
+)
 from hermes_core.agents.failures import (
     ContextLengthExceeded,
     ConversationRefused,
@@ -40,7 +53,10 @@ _ENDS: dict[type[Exception], StopReason] = {
 }
 """Errors that end a conversation that had begun, and are not the server's failure."""
 
-_INTERRUPTED = json.dumps({"error": "interrupted before the tool had answered"})
+_Call = tuple[int, ToolCall]
+"""A call, with its place in `AgentResult.calls`."""
+
+_INTERRUPTED = CallError(CallErrorKind.INTERRUPTED, "interrupted before the tool had answered")
 
 
 class ChatServer(Protocol):
@@ -101,6 +117,8 @@ class HermesAgentLoop:
             "extra_body": dict(extra_body) if extra_body else None,
         }
         self._options = {key: value for key, value in options.items() if value is not None}
+        sampling = {"temperature": temperature, "max_tokens": max_tokens, **(extra_body or {})}
+        self._sampling = {key: value for key, value in sampling.items() if value is not None}
 
     async def run(self, messages: Sequence[Mapping[str, Any]], result: AgentResult | None = None) -> AgentResult:
         """Continue until the model is done or has to stop, and return `self.result`. One run at a time.
@@ -116,6 +134,7 @@ class HermesAgentLoop:
         self.result = result if result is not None else AgentResult()
         self.result.messages.extend(_prompt(messages))
         for _ in range(self.max_turns):
+            started = time.time()
             try:
                 reply = await self._ask()
             except tuple(_ENDS) as failure:
@@ -124,10 +143,10 @@ class HermesAgentLoop:
                 # The server accepted the same conversation with less in it. If this failed the rollout, a model could
                 # write something that makes its bad rollouts be removed from their group.
                 return self._stop(_ENDS[type(failure)])
-            answers = self._record(reply)
+            calls = self._record(reply, started)
             if not reply.calls:
                 return self._stop(_why_it_ended(reply))
-            await self._run_calls(reply.calls, answers)
+            await self._run_calls(calls)
         return self._stop(StopReason.MAX_TURNS)
 
     async def _ask(self) -> Reply:
@@ -149,42 +168,65 @@ class HermesAgentLoop:
                 raise
             raise failure from error
 
-    def _record(self, reply: Reply) -> list[Message]:
+    def _record(self, reply: Reply, started: float) -> list[_Call]:
         """Add the answer to the result, with a tool message for each call, to be filled in when the call has ended.
 
         There is no await in between, so the conversation is complete at any moment.
+
+        Args:
+            started: when the answer was asked for, in seconds since the epoch.
         """
+        result = self.result
+        turn, message, number = len(result.turns), len(result.messages), len(result.calls)
         answers: list[Message] = [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": _INTERRUPTED}
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": _refusal(_INTERRUPTED)}
             for call in reply.calls
         ]
-        result = self.result
         result.messages += [reply.as_message(), *answers]
         result.turns_used += 1
         result.reasoning_per_turn.append(reply.reasoning)
+        result.turns.append(
+            TurnRecord(
+                message=message,
+                model=reply.model or result.model,
+                started=started,
+                ended=time.time(),
+                prompt_tokens=reply.prompt_tokens,
+                completion_tokens=reply.completion_tokens,
+                cached_tokens=reply.cached_tokens,
+                reasoning_tokens=reply.reasoning_tokens,
+                sampling=self._sampling,
+                stop_reason=reply.finish_reason,
+            )
+        )
+        result.calls += [
+            CallRecord(turn, place, call.id, call.name, call.text, error=_INTERRUPTED)
+            for place, call in enumerate(reply.calls, message + 1)
+        ]
         result.usage.requests += 1
         result.usage.prompt_tokens += reply.prompt_tokens
         result.usage.completion_tokens += reply.completion_tokens
+        result.usage.cached_tokens += reply.cached_tokens or 0
         get_state = getattr(self.server, "get_state", None)
         result.managed_state = get_state() if get_state is not None else None
-        return answers
+        return list(enumerate(reply.calls, number))
 
-    async def _run_calls(self, calls: Sequence[ToolCall], answers: Sequence[Message]) -> None:
+    async def _run_calls(self, calls: Sequence[_Call]) -> None:
         """Run one turn's calls: together if all of them are safe, else in order."""
-        if not all(call.name in self.parallel_safe for call in calls):
-            for call, answer in zip(calls, answers, strict=True):
-                await self._run_call(call, answer)
+        if not all(call.name in self.parallel_safe for _, call in calls):
+            for number, call in calls:
+                await self._run_call(number, call)
             return
         failure: BaseException | None = None
         room = asyncio.Semaphore(PARALLEL_CALLS)
 
-        async def run(call: ToolCall, answer: Message) -> None:
+        async def run(number: int, call: ToolCall) -> None:
             async with room:
-                await self._run_call(call, answer)
+                await self._run_call(number, call)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(run(*pair)) for pair in zip(calls, answers, strict=True)]
+                tasks = [group.create_task(run(*each)) for each in calls]
         except BaseExceptionGroup as errors:
             failure = errors.exceptions[0]
         if failure is not None:  # raised outside the group, so that it keeps its own cause
@@ -194,25 +236,35 @@ class HermesAgentLoop:
         ):  # cancelled by the handler itself: a group treats that as an ordinary end
             raise asyncio.CancelledError
 
-    async def _run_call(self, call: ToolCall, answer: Message) -> None:
-        """Run one call and put its result into its tool message."""
-        result, turn = self.result, self.result.turns_used
+    async def _run_call(self, number: int, call: ToolCall) -> None:
+        """Run one call, and put its result into its record and its tool message."""
+        result = self.result
         result.tool_calls_attempted += 1
-        content, error = await self._answer(call)
-        answer["content"] = encodable(content)
-        if error is None:
+        record = result.calls[number] = replace(result.calls[number], started=time.time())
+        answer = await self._answer(call)
+        content = result.messages[record.message]["content"] = encodable(answer)
+        result.calls[number] = replace(
+            record,
+            ended=time.time(),
+            error=answer.error,
+            exit_code=answer.exit_code,
+            bytes_dropped=answer.bytes_dropped,
+        )
+        if answer.error is None or answer.exit_code is not None:  # a command that ran is data, however it ended
             result.tool_calls_executed_ok += 1
             return
+        said = answer.error.message
         result.tool_calls_exec_error += 1
-        result.tool_errors.append(ToolError(turn, call.name, call.text, error, answer["content"]))
-        logger.debug("trajectory %s, turn %d: %s failed: %s", self.task_id, turn, call.name, error)
+        result.tool_errors.append(ToolError(result.turns_used, call.name, call.text, said, content))
+        logger.debug("trajectory %s, turn %d: %s failed: %s", self.task_id, result.turns_used, call.name, said)
 
-    async def _answer(self, call: ToolCall) -> tuple[str, str | None]:
-        """Return the answer to the model: `(content, error or None)`."""
+    async def _answer(self, call: ToolCall) -> ToolAnswer:
+        """Return the answer to the model."""
         if call.name not in self.valid_tool_names and (call.name or call.error is None):
-            return _refusal(f"unknown tool {call.name!r}: {nearest_hint(call.name, self.valid_tool_names)}")
+            unknown = f"unknown tool {call.name!r}: {nearest_hint(call.name, self.valid_tool_names)}"
+            return _refusal(CallError(CallErrorKind.UNKNOWN_TOOL, unknown))
         if call.arguments is None:
-            return _refusal(str(call.error))
+            return _refusal(CallError(CallErrorKind.INVALID_ARGUMENTS, str(call.error)))
         assert self.tool_handler is not None  # see __init__: there are no valid names without one
         # Count now, and take it back if the tool refuses the arguments, because a call that is interrupted was valid.
         valid = int(not call.repaired)
@@ -221,15 +273,16 @@ class HermesAgentLoop:
             content = await self.tool_handler(call.name, call.arguments, self.task_id)
             if not isinstance(content, str):
                 raise TypeError(f"a tool handler gives JSON text, not {type(content).__name__}")
-            said = _failure_in(content)
-            if said.get("invalid_arguments"):
-                self.result.tool_calls_schema_valid -= valid
-            return content, str(said["error"]) if said else None
         except (InfraError, StaleSlotError):
             raise
         except Exception as error:
             logger.warning("trajectory %s: tool %s raised", self.task_id, call.name, exc_info=True)
-            return _refusal(f"{call.name} failed: {type(error).__name__}: {error}")
+            failed = f"{call.name} failed: {type(error).__name__}: {error}"
+            return _refusal(CallError(CallErrorKind.FAILED, failed))
+        answer = content if isinstance(content, ToolAnswer) else _read(content)
+        if answer.error is not None and answer.error.kind is CallErrorKind.INVALID_ARGUMENTS:
+            self.result.tool_calls_schema_valid -= valid
+        return answer
 
     def _stop(self, reason: StopReason) -> AgentResult:
         self.result.stop(reason)
@@ -250,20 +303,22 @@ def _why_it_ended(reply: Reply) -> StopReason:
     return StopReason.FINISHED if reply.content.strip() else StopReason.EMPTY_RESPONSE
 
 
-def _refusal(error: str) -> tuple[str, str]:
-    """Return the answer to a call that could not be made."""
-    return json.dumps({"error": error}, ensure_ascii=False), error
+def _refusal(error: CallError) -> ToolAnswer:
+    """Return the answer to a call that was not carried out."""
+    return ToolAnswer(json.dumps({"error": error.message}, ensure_ascii=False), error)
 
 
-def _failure_in(content: str) -> dict[str, Any]:
-    """Return the tool's answer if it reports an error. An answer with an exit code is from a command that ran, so it is
-    data."""
-    if '"error"' not in content:
-        return {}
+def _read(content: str) -> ToolAnswer:
+    """Return what the JSON text of an answer says. With an exit code it is from a command that ran, so it is data."""
+    if '"error"' not in content and '"exit_code"' not in content:
+        return ToolAnswer(content)
     try:
         said = json.loads(content)
     except (ValueError, RecursionError):
-        return {}
-    if not isinstance(said, dict) or not said.get("error") or said.get("exit_code") is not None:
-        return {}
-    return said
+        return ToolAnswer(content)
+    if not isinstance(said, dict):
+        return ToolAnswer(content)
+    if (exit_code := said.get("exit_code")) is not None or not said.get("error"):
+        return ToolAnswer(content, exit_code=exit_code if isinstance(exit_code, int) else None)
+    kind = CallErrorKind.INVALID_ARGUMENTS if said.get("invalid_arguments") else CallErrorKind.FAILED
+    return ToolAnswer(content, CallError(kind, str(said["error"])))

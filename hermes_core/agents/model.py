@@ -104,6 +104,7 @@ class ModelAgent:
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
+        task.result.model = self.settings.model
         loop = HermesAgentLoop(
             server=self._server,
             tool_schemas=task.tool_schemas,

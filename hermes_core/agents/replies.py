@@ -44,6 +44,12 @@ class Reply:
     finish_reason: str | None
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None = None
+    """How many of the prompt's tokens came from the endpoint's cache; None if it does not say."""
+    reasoning_tokens: int | None = None
+    """How many of the answer's tokens are reasoning; None if the endpoint does not say."""
+    model: str | None = None
+    """The model that answered, as the endpoint names it."""
 
     def as_message(self) -> Message:
         """Return the answer in the form for the conversation, including its reasoning."""
@@ -75,15 +81,18 @@ def read_reply(completion: Any, turn: int) -> Reply:
     if message is None or isinstance(choices, str):
         _refuse(completion)
     finish_reason = get(choices[0], "finish_reason")
-    usage = get(completion, "usage")
+    usage, model = get(completion, "usage"), get(completion, "model")
     return Reply(
         content=_text(get(message, "content")),
         calls=_calls(get(message, "tool_calls"), turn, cut=finish_reason == "length"),
         reasoning=_reasoning(message),
         reasoning_details=_plain(get(message, "reasoning_details")),
-        finish_reason=finish_reason,
-        prompt_tokens=_count(get(usage, "prompt_tokens")),
-        completion_tokens=_count(get(usage, "completion_tokens")),
+        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
+        prompt_tokens=_count(get(usage, "prompt_tokens")) or 0,
+        completion_tokens=_count(get(usage, "completion_tokens")) or 0,
+        cached_tokens=_count(get(get(usage, "prompt_tokens_details"), "cached_tokens")),
+        reasoning_tokens=_count(get(get(usage, "completion_tokens_details"), "reasoning_tokens")),
+        model=encodable(model) if isinstance(model, str) and model else None,
     )
 
 
@@ -203,8 +212,8 @@ def _plain(value: Any) -> Any:
     return encodable(value) if isinstance(value, str) else value
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _json_type(value: Any) -> str:

@@ -167,7 +167,7 @@ class GroupRoller:
         async with self._room:
             if isinstance(self.fatal, STOPPING):
                 raise self.fatal.twin()  # don't begin what can't succeed
-            trajectory = begin(context, group.item_id, group.group_id, index)
+            trajectory = begin(context, item, group.item_id, group.group_id, index)
             try:
                 await run_rollout(context, item, trajectory)
             finally:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from enum import Enum
 from typing import Any, ParamSpec, TypeVar
 
+from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.pending import Calls, Pending, awaited
 from hermes_core.errors import CommandError, HermesError, InfraError, ModelError, ToolArgumentError, UsageError
 from hermes_core.sandbox.commands import Around, Call, ExecutionResult, Operation, Slot, SlotCommands
@@ -63,6 +64,7 @@ class LeasedSlot:
         limit: the time limit of the hook that uses it, if there is one.
         alone: whether `processor` holds all of the sandbox's processors.
         calls: calls that were not awaited; the fresh slots of a rollout share its own.
+        log: the commands that hooks ran; the fresh slots of a rollout share its own.
     """
 
     alone = False
@@ -77,9 +79,11 @@ class LeasedSlot:
         *,
         group: str | None = None,
         calls: Calls | None = None,
+        log: CommandLog | None = None,
     ) -> None:
         self._slot = slot
         self.calls = calls or Calls()
+        self.log = log or CommandLog()
         self.group = group
         self.limit: asyncio.Timeout | None = None
         self._backend = backend
@@ -134,7 +138,9 @@ class LeasedSlot:
             StaleSlotError: the slot was released.
         """
         tool = self._backend.tool(tool_name)
-        result = await self._watch(self._backend.execute(self.slot, tool, args or {}, timeout_s=timeout))
+        args = args or {}
+        work = self._watch(self._backend.execute(self.slot, tool, args, timeout_s=timeout))
+        result = await (self.log.run(str(args["command"]), work) if "command" in args else work)
         if result.metadata.get("invalid_arguments"):
             raise ToolArgumentError(result.error, slot_id=self.slot.slot_id, trajectory_id=self.slot.trajectory_id)
         return result
@@ -258,8 +264,13 @@ class LeasedSlot:
 
         def around(call: Call) -> Call:
             async def noted(operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+                work: Any = call(operation, *args, **kwargs)
+                if operation.__name__ == SlotCommands.run.__name__:
+                    command: Any = args[0] if args else kwargs.get("command", "")
+                    work = self.log.run(command, work)
                 try:
-                    return await call(operation, *args, **kwargs)
+                    outcome: T = await work
+                    return outcome
                 except (HermesError, asyncio.CancelledError) as error:
                     self._note(error, origin)
                     raise

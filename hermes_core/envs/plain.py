@@ -14,6 +14,9 @@ MAX_TEXT = 1 << 20
 MAX_PATCH = 64 << 20
 """Maximum number of characters of a patch in a record. A longer patch is left out, because half a patch is useless."""
 
+MAX_FIELD, MAX_FIELDS = 4000, 32_000
+"""Maximum number of characters of one field of an item in a record, and of all of them."""
+
 MAX_DEPTH = 64
 """Maximum depth of a nested value in a record."""
 
@@ -30,6 +33,30 @@ def json_line(value: Mapping[str, Any]) -> bytes:
 def plain(value: Any, redact: Redact | None = None) -> Any:
     """Return the value as plain JSON: strings redacted and bounded, numbers finite, everything else as text."""
     return Cleaner(redact)(value, "")
+
+
+def short_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a mapping that have at most `MAX_FIELD` characters, up to `MAX_FIELDS` in total."""
+    kept, room = {}, MAX_FIELDS
+    for name, part in value.items():
+        size = len(str(name)) + _size(part, MAX_FIELD)
+        if size <= min(MAX_FIELD, room):
+            kept[name] = part
+            room -= size
+    return kept
+
+
+def _size(value: Any, most: int) -> int:
+    """Return about how many characters a value has as JSON. The count ends early if there are more than `most`."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    size = 8  # of brackets, separators and numbers; it also ends the count of a value that contains itself
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        for part in (*value, *value.values()) if isinstance(value, Mapping) else value:
+            if size > most:
+                break
+            size += _size(part, most - size)
+    return size
 
 
 class Cleaner:

@@ -11,7 +11,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hermes_core.agents.base import Agent, AgentResult, AgentTask, Message, StopReason
+from hermes_core.agents.base import (
+    Agent,
+    AgentResult,
+    AgentTask,
+    CallError,
+    CallErrorKind,
+    Message,
+    StopReason,
+    ToolAnswer,
+)
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.leased_slot import Fresh, LeasedSlot, ModelTime, Origin
 from hermes_core.envs.pending import Opening
@@ -21,6 +30,7 @@ from hermes_core.errors import (
     DISTURBANCES,
     CommandError,
     Disturbed,
+    ErrorKind,
     FailureKind,
     HermesError,
     InfraError,
@@ -34,7 +44,7 @@ from hermes_core.errors import (
     VerifierError,
 )
 from hermes_core.plugins.calling import EnvironmentHooks
-from hermes_core.sandbox.commands import Slot
+from hermes_core.sandbox.commands import ExecutionResult, Slot
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import CallContext
@@ -88,6 +98,10 @@ class RolloutContext:
     limits: Limits = field(default_factory=Limits)
     redact: Redact | None = None
     """Removes the secrets that the driver knows from a text."""
+    seed: int | None = None
+    """The seed of the run."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """The versions of what runs, for the records."""
 
 
 class Rollout(LeasedSlot):
@@ -100,7 +114,7 @@ class Rollout(LeasedSlot):
     """
 
     def __init__(self, context: RolloutContext, trajectory: Trajectory, slot: Slot | None) -> None:
-        super().__init__(context.backend, slot, self._met, group=trajectory.group)
+        super().__init__(context.backend, slot, self._met, group=trajectory.group, log=trajectory.commands)
         self.unclean: SlotUnclean | None = None
         self.overran = False
         self.trajectory_id = trajectory.trajectory_id
@@ -126,7 +140,7 @@ class Rollout(LeasedSlot):
         """Return whether a command failed because of the agent's work. Places where no slot can write are excluded."""
         return error not in self._ours
 
-    async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> str:
+    async def tool_handler(self, tool_name: str, args: Mapping[str, Any], task_id: str) -> ToolAnswer:
         """Run one tool call of the model and return the answer to the model, as JSON text.
 
         Only the tools of this rollout can be called. Tools that do not run in the sandbox run here, without the slot's
@@ -138,8 +152,8 @@ class Rollout(LeasedSlot):
         self.used = True
         context = self._context
         if tool_name not in context.tool_names:
-            error = UnknownNameError("tool", tool_name, context.tool_names)
-            return json.dumps({"error": str(error)})
+            unknown = str(UnknownNameError("tool", tool_name, context.tool_names))
+            return ToolAnswer(json.dumps({"error": unknown}), CallError(CallErrorKind.UNKNOWN_TOOL, unknown))
         tool = context.tools.get(tool_name)
         if tool.where == "sandbox":  # pass the tool itself: a slot tool of the same name is only for hooks
             result = await self._watch(context.backend.execute(self.slot, tool, args))
@@ -148,10 +162,7 @@ class Rollout(LeasedSlot):
         context.hooks.events.emit(
             "tool_called", trajectory_id=self.trajectory_id, tool_name=tool_name, arguments=args, result=result
         )
-        told = result.to_tool_result()
-        if result.metadata.get("invalid_arguments"):  # reported here, for agents that count them
-            told = {"error": result.error, "invalid_arguments": True}
-        return json.dumps(plain(told, context.redact), ensure_ascii=False)
+        return _answer(result, context.redact)
 
     def _driver_context(self) -> CallContext:
         """Return the context for a tool that runs here, without anything of the slot."""
@@ -184,7 +195,7 @@ class Rollout(LeasedSlot):
         )
         slot = await self._watch(lease.__aenter__())
         try:
-            fresh = Fresh(self._context.backend, slot, self._met, group=self.group, calls=self.calls)
+            fresh = Fresh(self._context.backend, slot, self._met, group=self.group, calls=self.calls, log=self.log)
             fresh.limit = self.limit
             fresh.alone = fresh.sandbox_id == apart_from
             yield fresh
@@ -242,6 +253,23 @@ class Rollout(LeasedSlot):
         self._trajectory.patch = patch
 
 
+def _answer(result: ExecutionResult, redact: Redact | None) -> ToolAnswer:
+    """Return the answer to the model for the result of a tool."""
+    told, error = result.to_tool_result(), None
+    exit_code = told.get("exit_code", result.metadata.get("exit_code"))
+    if not isinstance(exit_code, int) or exit_code < 0:  # no command, or one that could not be started
+        exit_code = None
+    if result.metadata.get("invalid_arguments"):
+        told = {"error": result.error, "invalid_arguments": True}  # reported here, for agents that count them
+        error = CallError(CallErrorKind.INVALID_ARGUMENTS, result.error)
+    elif result.error_kind is ErrorKind.TIMEOUT:
+        error = CallError(CallErrorKind.TIME_LIMIT, result.error)
+    elif result.error and exit_code is None:
+        error = CallError(CallErrorKind.FAILED, result.error)
+    text = json.dumps(plain(told, redact), ensure_ascii=False)
+    return ToolAnswer(text, error, exit_code, result.metadata.get("bytes_dropped", 0))
+
+
 async def _checked(
     lay_out: Callable[[Fresh], Awaitable[object]], check: Callable[[Fresh], Awaitable[T]], fresh: Fresh
 ) -> T:
@@ -254,10 +282,20 @@ async def _checked(
     return await check(fresh)
 
 
-def begin(context: RolloutContext, item_id: str, group: str, rollout_index: int) -> Trajectory:
+def begin(context: RolloutContext, item: Item, item_id: str, group: str, rollout_index: int) -> Trajectory:
     """Return the record of a rollout that begins now, and notify the observers."""
     environment = context.environment.name
-    trajectory = Trajectory(environment, item_id, group, rollout_index, context.agent.name, context.backend_name)
+    trajectory = Trajectory(
+        environment,
+        item_id,
+        group,
+        rollout_index,
+        context.agent.name,
+        context.backend_name,
+        item=item,
+        seed=context.seed,
+        versions=context.versions,
+    )
     context.hooks.events.emit(
         "trajectory_started", trajectory_id=trajectory.trajectory_id, environment=environment, item_id=item_id
     )
@@ -301,6 +339,7 @@ async def _until_no_infra(
 async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) -> None:
     """Lease a slot and run the rollout in it once."""
     hooks, limits = context.hooks, context.limits
+    trajectory.tool_schemas = context.tool_schemas
     with trajectory.records_failure():
         async with _leased(context, item, trajectory) as rollout:
             on_slot = rollout.hook_arguments(item)
@@ -418,6 +457,7 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
                 raise
             # Other rollouts need not have this error: this item asks for something impossible.
             raise SetupFailed(error.message, hint=error.hint) from error
+    trajectory.slot = slot
     try:
         yield Rollout(context, trajectory, slot)
     finally:

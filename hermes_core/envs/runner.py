@@ -312,7 +312,7 @@ class Run:
         Raises:
             CostLimitReached, EndpointDown: no other rollout can be begun.
         """
-        trajectory = begin(context, job.item_id, job.item_id, job.rollout_index)
+        trajectory = begin(context, job.item, job.item_id, job.item_id, job.rollout_index)
         down: EndpointDown | None = None
         try:
             await run_rollout(self.tools.offered(context, job.item, job.item_id), job.item, trajectory)

@@ -105,6 +105,8 @@ class Session:
                 profile=self.options.profile or self.runtime.settings.default_profile,
                 limits=self.options.limits,
                 redact=self.redact,
+                seed=self.options.seed,
+                versions=versions(self.runtime),
             )
         finally:
             await backend.aclose()

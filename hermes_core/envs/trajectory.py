@@ -7,15 +7,16 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hermes_core.agents.base import AgentResult
+from hermes_core.agents.base import AgentResult, CallRecord, TurnRecord
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.envs.plain import Cleaner, Redact
-from hermes_core.envs.record import STAGES, Failure, Record, ToolCalls
+from hermes_core.envs.command_log import CommandLog
+from hermes_core.envs.plain import Cleaner, Redact, short_fields
+from hermes_core.envs.record import STAGES, Failure, Record, SandboxCommand, ToolCalls
 from hermes_core.envs.tokens import tokens_of
 from hermes_core.errors import (
     DatasetError,
@@ -27,6 +28,7 @@ from hermes_core.errors import (
     UsageError,
     VerifierError,
 )
+from hermes_core.sandbox.commands import Slot
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,16 @@ class Trajectory:
     agent: str
     backend: str
     trajectory_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    item: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    """The seed of the run."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    tool_schemas: Sequence[Mapping[str, Any]] = ()
+    """The tools that the model is offered."""
+    slot: Slot | None = None
+    """The agent's slot."""
+    commands: CommandLog = field(default_factory=CommandLog)
+    """What the hooks ran."""
     reward: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
     failure: Failure | None = None
@@ -68,6 +80,7 @@ class Trajectory:
         self.infra_retries += 1
         self.reward, self.details, self.failure, self.patch, self.repeated = None, {}, None, None, None
         self.result, self.timings = AgentResult(), {}
+        self.slot, self.commands = None, CommandLog()
         self._infra = self._failed_stage = None
         self._ended = False
 
@@ -87,6 +100,7 @@ class Trajectory:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time a stage. At its end, raise the infrastructure failure that was noted in it, if there was one."""
+        self.commands.stage = name
         with self.timed(name):
             try:
                 yield
@@ -155,6 +169,8 @@ class Trajectory:
             agent=self.agent,
             backend=self.backend,
             model=result.model,
+            seed=self.seed,
+            item=clean(short_fields(self.item), "item"),
             started=self.started,
             ended=time.time(),
             reward=self.reward,
@@ -162,8 +178,9 @@ class Trajectory:
             failure=failure and replace(failure, message=clean.redact(failure.message)),
             patch=clean.patch(self.patch),
             messages=clean(result.messages, "messages"),
-            turns=tuple(result.turns),
-            calls=tuple(result.calls),
+            turns=tuple(_turn(turn, clean, f"turns.{index}") for index, turn in enumerate(result.turns)),
+            calls=tuple(_call(call, clean, f"calls.{index}") for index, call in enumerate(result.calls)),
+            tool_schemas=tuple(self.tool_schemas),
             sequences=exact.sequences,
             tokens_refused=exact.refused,
             stop_reason=str(result.stop_reason) if "agent_s" in self.timings else None,
@@ -176,10 +193,31 @@ class Trajectory:
                 exec_error=result.tool_calls_exec_error,
             ),
             usage=replace(result.usage),
+            sandbox_commands=self._sandbox_commands(clean),
+            isolation=self.slot.isolation if self.slot else None,
+            versions=self.versions,
             infra_retries=self.infra_retries,
             check_repeated=self.repeated and clean.redact(self.repeated),
             cut=tuple(clean.cut),
         )
+
+    def _sandbox_commands(self, clean: Cleaner) -> tuple[SandboxCommand, ...]:
+        if self.commands.left_out:
+            clean.cut.append(f"sandbox_commands: {self.commands.left_out} left out")
+        return tuple(
+            replace(each, command=clean.redact(each.command), output=clean.redact(each.output))
+            for each in self.commands
+        )
+
+
+def _turn(turn: TurnRecord, clean: Cleaner, path: str) -> TurnRecord:
+    return replace(turn, model=clean(turn.model, f"{path}.model"), sampling=clean(turn.sampling, f"{path}.sampling"))
+
+
+def _call(call: CallRecord, clean: Cleaner, path: str) -> CallRecord:
+    error = call.error and replace(call.error, message=clean.redact(call.error.message)[:MAX_MESSAGE])
+    texts = {name: clean(getattr(call, name), f"{path}.{name}") for name in ("id", "name", "arguments")}
+    return replace(call, error=error, **texts)
 
 
 def failure_kind(error: Exception, stage: str) -> FailureKind:

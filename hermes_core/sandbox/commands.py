@@ -84,6 +84,11 @@ class CommandResult:
         return self.stdout_truncated or self.stderr_truncated
 
     @property
+    def bytes_dropped(self) -> int:
+        """Return how many bytes of both streams were left out, less the length of the notices in their place."""
+        return max(0, self.stdout_bytes + self.stderr_bytes - len(self.stdout) - len(self.stderr))
+
+    @property
     def ok(self) -> bool:
         """Return whether the command ended by itself with status 0 within its time limit."""
         return self.exit_code == 0 and not self.timed_out
@@ -116,8 +121,8 @@ class ExecutionResult:
     output: str = ""
     error: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """More about the call: `exit_code`, `timed_out`, `truncated`, `duration_s`, and so on, as the tool provides
-    them."""
+    """More about the call: `exit_code`, `timed_out`, `truncated`, `bytes_dropped`, `duration_s`, and so on, as the tool
+    provides them."""
     execution_id: str = ""
     slot_id: str = ""
     error_kind: ErrorKind | None = None

@@ -27,8 +27,8 @@ def time_limit(ctx: CallContext, requested_s: float | None) -> tuple[float, str 
     return ctx.timeout_s, f"a timeout of {requested_s:g} s was asked for, and the limit here is {ctx.timeout_s:g} s"
 
 
-def cut_output(data: bytes, total_bytes: int | None = None, limit: int = OUTPUT_CHARS) -> tuple[str, bool]:
-    """Return the output as text of at most `limit` characters, and whether something was left out.
+def cut_output(data: bytes, total_bytes: int | None = None, limit: int = OUTPUT_CHARS) -> tuple[str, int]:
+    """Return the output as text of at most `limit` characters, and how many bytes were left out.
 
     Bytes that are not UTF-8 become U+FFFD; a character is never cut in the middle.
 
@@ -40,14 +40,15 @@ def cut_output(data: bytes, total_bytes: int | None = None, limit: int = OUTPUT_
     # Let each invalid byte be one character for now, so that what is left out can be counted exactly.
     text = data.decode("utf-8", "surrogateescape")
     if len(text) <= limit:
-        return printable(text), total_bytes is not None and total_bytes > len(data)
+        return printable(text), max(0, (total_bytes or 0) - len(data))
     room = limit - len(_notice(max(total_bytes or 0, len(data)), "characters", limit))
     head, tail = text[: int(room * HEAD_SHARE)], text[len(text) - (room - int(room * HEAD_SHARE)) :]
+    dropped = max(total_bytes or 0, len(data)) - _bytes(head) - _bytes(tail)
     if total_bytes is None or total_bytes <= len(data):
         notice = _notice(len(text) - len(head) - len(tail), "characters", limit)
     else:
-        notice = _notice(total_bytes - _bytes(head) - _bytes(tail), "bytes", limit)
-    return f"{printable(head)}{notice}{printable(tail)}", True
+        notice = _notice(dropped, "bytes", limit)
+    return f"{printable(head)}{notice}{printable(tail)}", dropped
 
 
 def printable(text: str) -> str:

@@ -44,6 +44,7 @@ def command_metadata(result: CommandResult) -> dict[str, Any]:
         "truncated": result.truncated,
         "duration_s": result.duration_s,
         "stdout_bytes": result.stdout_bytes,
+        "bytes_dropped": result.bytes_dropped,
     }
 
 

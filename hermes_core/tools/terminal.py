@@ -57,12 +57,12 @@ async def _foreground(ctx: CallContext, params: TerminalParams) -> ExecutionResu
         merge_stderr=True,
         pty=WindowSize() if params.pty else None,
     )
-    output, cut = cut_output(result.stdout, result.stdout_bytes)
+    output, dropped = cut_output(result.stdout, result.stdout_bytes)
     answer: dict[str, Any] = {"output": output, "exit_code": result.returncode, "error": _ending(result, limit_s)}
     if note:
         answer["timeout_note"] = note
     kind = command_error_kind(result)
-    metadata = {**command_metadata(result), "truncated": cut}
+    metadata = {**command_metadata(result), "truncated": dropped > 0, "bytes_dropped": dropped}
     return ExecutionResult(kind is None, output, answer["error"] or "", metadata, error_kind=kind, answer=answer)
 
 

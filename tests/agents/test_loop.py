@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
 from openai.types.chat import ChatCompletion
 
-from hermes_core.agents.base import AgentResult, StopReason
+from hermes_core.agents.base import AgentResult, CallError, CallErrorKind, StopReason, ToolAnswer
 from hermes_core.agents.failures import ContextLengthExceeded
 from hermes_core.agents.loop import HermesAgentLoop
 from hermes_core.errors import InfraError, ModelError, SandboxLost, StaleSlotError, UsageError
@@ -177,6 +178,90 @@ async def test_what_a_tool_says_is_told_and_counted(answer, valid, ok):
     assert (result.tool_calls_exec_error, len(result.tool_errors)) == (1 - ok, 1 - ok)
     assert result.stop_reason is StopReason.FINISHED
     assert_whole(result.messages)
+
+
+async def test_each_answer_of_the_model_has_its_record():
+    first, second = says(None, ("echo", "{}")), says("done", finish_reason="length")
+    first["usage"] = {
+        "prompt_tokens": 10,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 8},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+    second["model"], second["usage"] = None, None
+    filled = AgentResult(model="asked-for")
+    began = time.time()
+    loop = loop_of(Server(first, second), max_tokens=50, extra_body={"top_k": 4, "seed": 3})
+    result = await loop.run(PROMPT, filled)
+    one, two = result.turns
+    sampling = {"temperature": 1.0, "max_tokens": 50, "top_k": 4, "seed": 3}
+    assert (one.message, one.model, one.stop_reason, one.sampling) == (2, "m", "tool_calls", sampling)
+    assert (one.prompt_tokens, one.completion_tokens, one.cached_tokens, one.reasoning_tokens) == (10, 3, 8, 2)
+    assert (two.message, two.model, two.stop_reason) == (4, "asked-for", "length")
+    assert (two.prompt_tokens, two.completion_tokens, two.cached_tokens, two.reasoning_tokens) == (0, 0, None, None)
+    assert began <= one.started <= one.ended <= result.calls[0].started
+    assert result.calls[0].ended <= two.started <= two.ended <= time.time()
+    assert (result.usage.prompt_tokens, result.usage.cached_tokens, result.usage.cost) == (10, 8, None)
+
+
+async def test_what_is_not_set_is_not_in_the_sampling():
+    result = await loop_of(Server(says("done")), temperature=None).run(PROMPT)
+    assert result.turns[0].sampling == {}
+
+
+CALLS = {
+    "fine": (ToolAnswer("{}"), None, None),
+    "data": ('{"output": "", "exit_code": 2, "error": "no such file"}', None, 2),
+    "status": (ToolAnswer("{}", None, 3, 70), None, 3),
+    "late": (ToolAnswer("{}", CallError(CallErrorKind.TIME_LIMIT, "late"), 124), "time_limit", 124),
+    "text": ('{"error": "the file is not there"}', "failed", None),
+    "arguments": ('{"error": "n?", "invalid_arguments": true}', "invalid_arguments", None),
+    "bug": (ValueError("a bug"), "failed", None),
+}
+
+
+async def test_each_tool_call_has_its_record_with_the_kind_of_its_error():
+    async def handler(name, arguments, task_id):
+        answer = CALLS[arguments["which"]][0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asked = [("echo", json.dumps({"which": which})) for which in CALLS]
+    server = Server(says(None, ("ecko", "{}"), ("echo", "{"), *asked), says("done"))
+    result = await loop_of(server, handler).run(PROMPT)
+    unknown, broken, *others = result.calls
+    assert (unknown.error.kind, broken.error.kind) == (CallErrorKind.UNKNOWN_TOOL, CallErrorKind.INVALID_ARGUMENTS)
+    assert (broken.arguments, broken.id, broken.name) == ("{", "id1", "echo")
+    ended = [(call.error and str(call.error.kind), call.exit_code) for call in others]
+    assert ended == [(kind, code) for _, kind, code in CALLS.values()]
+    assert others[2].bytes_dropped == 70
+    assert "a bug" in others[-1].error.message
+    assert [call.message for call in result.calls] == [*range(3, 12)]
+    assert {call.turn for call in result.calls} == {0}
+    assert all(call.started <= call.ended for call in result.calls)
+    assert (result.tool_calls_executed_ok, result.tool_calls_exec_error) == (4, 5)
+
+
+@pytest.mark.parametrize("parallel_safe", [frozenset(), frozenset({"echo"})])
+async def test_a_call_that_was_interrupted_is_recorded_as_such(parallel_safe):
+    async def handler(name, arguments, task_id):
+        await asyncio.sleep(60 * arguments["n"])
+        return "{}"
+
+    asked = [("echo", f'{{"n": {n}}}') for n in (0, 1, 1)]
+    loop = loop_of(Server(says(None, *asked)), handler, parallel_safe=parallel_safe)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await loop.run(PROMPT)
+    done, cut, last = loop.result.calls
+    assert (done.error, done.ended is not None) == (None, True)
+    assert (cut.error.kind, cut.started is not None, cut.ended) == (CallErrorKind.INTERRUPTED, True, None)
+    assert (last.error.kind, last.started is not None, last.ended) == (
+        CallErrorKind.INTERRUPTED,
+        bool(parallel_safe),
+        None,
+    )
 
 
 async def test_turns_run_out_after_the_last_calls_have_run():

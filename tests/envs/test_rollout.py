@@ -1,6 +1,7 @@
 """One rollout against slots that fail on demand: what real sandboxes can't be made to do at a chosen moment."""
 
 import asyncio
+import contextlib
 import gc
 import json
 from contextlib import asynccontextmanager
@@ -13,10 +14,11 @@ from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.baselines import NopAgent, OracleAgent
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.environment import Environment
-from hermes_core.envs.rollout import Limits, RolloutContext, run_rescoring, run_rollout
+from hermes_core.envs.rollout import Limits, RolloutContext, begin, run_rescoring, run_rollout
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
     CommandError,
+    ErrorKind,
     FailureKind,
     InfraError,
     ModelError,
@@ -574,6 +576,126 @@ async def test_what_the_model_is_told_is_redacted():
     await roll(agent=Doing(work), redact=lambda text: text.replace("sekret", "***"))
     assert "the ***" in told[0]
     assert "sekret" not in told[0]
+
+
+async def test_an_answer_of_a_tool_says_what_the_record_keeps_of_the_call():
+    def data(code, **more):
+        return {"output": "", "exit_code": code, **more}
+
+    results = {
+        "status": ExecutionResult(True, metadata={"exit_code": 0, "bytes_dropped": 7}, answer=data(0, error=None)),
+        "failing": ExecutionResult(False, metadata={"exit_code": 2}, error_kind=ErrorKind.COMMAND, answer=data(2)),
+        "late": ExecutionResult(
+            False, "", "late", {"exit_code": 124}, error_kind=ErrorKind.TIMEOUT, answer=data(124, error="late")
+        ),
+        "cut off": ExecutionResult(False, "", "late", {"timed_out": True}, error_kind=ErrorKind.TIMEOUT),
+        "not run": ExecutionResult(False, "", "no", {"exit_code": -1}, answer=data(-1, error="no")),
+        "broken": ExecutionResult(False, error="no", error_kind=ErrorKind.COMMAND),
+        "other status": ExecutionResult(False, error="no", answer={"exit_code": 3, "error": "no"}),
+    }
+    said = {}
+
+    class Answering(Slots):
+        async def execute(self, slot, tool, args, *, timeout_s=None):
+            return results[args["text"]]
+
+    async def work(task):
+        for which in results:
+            said[which] = await task.tool_handler("shell", {"text": which}, task.trajectory_id)
+        said["unknown"] = await task.tool_handler("shel", {}, task.trajectory_id)
+        said["refused"] = await task.tool_handler("look", {"txt": ""}, task.trajectory_id)
+
+    done = await roll(agent=Doing(work), backend=Answering())
+    assert done.failure is None
+    assert {which: (one.error and str(one.error.kind), one.exit_code) for which, one in said.items()} == {
+        "status": (None, 0),
+        "failing": (None, 2),
+        "late": ("time_limit", 124),
+        "cut off": ("time_limit", None),
+        "not run": ("failed", None),
+        "broken": ("failed", None),
+        "other status": (None, 3),
+        "unknown": ("unknown_tool", None),
+        "refused": ("invalid_arguments", None),
+    }
+    assert said["status"].bytes_dropped == 7
+    assert json.loads(said["late"]) == data(124, error="late")
+
+
+async def test_the_record_has_what_the_hooks_ran_in_every_slot_and_when():
+    async def setup(given):
+        await given.rollout.commands.run(["ls", "a b"])
+        await given.rollout.preparation.run(command="make")
+        await given.exec_tool("bash", {"command": "echo é"})
+        await given.exec_tool("write_file", {"path": "a", "content": "b"})
+        return {}
+
+    async def solve(given):
+        await given.rollout.commands.run("solve")
+
+    async def verify(given):
+        async with given.rollout.fresh_slot() as fresh:
+            await fresh.commands.run("check")
+        with contextlib.suppress(CommandError):
+            await given.rollout.commands.run("missing")
+        return 1.0
+
+    backend = Slots(("run missing", CommandError("no such program: sekret")))
+    done = await roll(
+        Plain(setup=setup, solve=solve, verify=verify),
+        OracleAgent(),
+        backend,
+        redact=lambda text: text.replace("sekret", "***"),
+    )
+    record = done.to_record(lambda text: text.replace("sekret", "***"))
+    ran = [(each.stage, each.command, each.exit_code, each.output) for each in record.sandbox_commands]
+    assert ran == [
+        ("setup", "ls 'a b'", 0, "out"),
+        ("setup", "make", 0, "out"),
+        ("setup", "echo é", None, '["bash", {"command": "echo \\u00e9"}]'),
+        ("agent", "solve", 0, "out"),
+        ("verify", "check", 0, "out"),
+        ("verify", "missing", None, "no such program: ***"),
+    ]
+    times = [time for each in record.sandbox_commands for time in (each.started, each.ended)]
+    assert [record.started, *times, record.ended] == sorted([record.started, *times, record.ended])
+
+
+async def test_a_rollout_that_is_begun_again_or_cancelled_keeps_what_its_last_attempt_ran():
+    async def setup(given):
+        await given.rollout.commands.run("first")
+        await given.rollout.commands.run("second")
+        return {}
+
+    backend = Slots(("run second", SandboxLost("gone")))
+    again = await roll(Plain(setup=setup), backend=backend)
+    assert [each.command for each in again.to_record().sandbox_commands] == ["first", "second"]
+
+    async def forever(given):
+        await given.rollout.commands.run("check")
+        await asyncio.sleep(60)
+
+    trajectory = Trajectory("plain", "one", "one", 0, "doing", "fake")
+    running = asyncio.create_task(run_rollout(context(Plain(verify=forever)), ITEM, trajectory))
+    while "verify" not in {each.stage for each in trajectory.commands}:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    record = trajectory.to_record()
+    assert (record.failure.kind, record.isolation) == (FailureKind.CANCELLED, "user")
+    assert [each.command for each in record.sandbox_commands] == ["check"]
+
+
+async def test_the_record_says_what_was_rolled_out():
+    versions = {"hermes-rl": "1", "python": "3"}
+    base = context(seed=7, versions=versions)
+    trajectory = begin(base, ITEM, "one", "group#1", 3)
+    done = await run_rollout(base, ITEM, trajectory)
+    record = done.to_record()
+    assert (record.item, record.seed, record.versions) == (ITEM, 7, versions)
+    assert (record.group, record.rollout_index, record.isolation) == ("group#1", 3, "user")
+    assert [schema["function"]["name"] for schema in record.tool_schemas] == ["look", "shell"]
+    assert record.started <= record.ended
 
 
 async def test_a_lost_sandbox_in_a_tool_call_ends_the_rollout_even_if_the_agent_goes_on():

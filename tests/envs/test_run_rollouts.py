@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 import os
+import platform
 import random
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from hermes_core.agents.base import StopReason
 from hermes_core.cli.exits import exit_code
 from hermes_core.environment import Environment
+from hermes_core.envs import store
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.errors import (
     ConfigError,
@@ -317,6 +319,48 @@ async def test_a_model_over_http_solves_a_task_with_tools(tmp_path, tasks):
     assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert watcher.calls == [(record["trajectory_id"], name) for name in ("terminal", "write_file")], "each once"
     assert "sk-very-secret-key" not in json.dumps(record)
+
+
+async def test_the_record_is_a_whole_account_of_the_rollout(tmp_path, runtime, tasks):
+    def solver(prompt):
+        yield call("terminal", command="echo hello > out.txt; seq 100000; exit 3")
+        yield call("terminal", command="sleep 9", timeout=0.2)
+        yield call("nonsense")
+        return "Done."
+
+    row = {**TASKS[0], "setup": "echo ready", "metadata": {"level": 2}}
+    async with ScriptedServer(ToolScript(solver)) as server:
+        settings = {"model": "scripted", "base_url": server.base_url, "extra_body": {"top_k": 4}}
+        arguments = {"env": tasks([row]), "settings": settings, "seed": 7, "out_dir": tmp_path / "run", **ISOLATION}
+        await run_rollouts(runtime, "tasks", **arguments)
+    (record,) = store.records(tmp_path / "run")
+    assert (record.model, record.seed, record.isolation) == ("scripted", 7, ISOLATION["isolation"])
+    assert (record.item_id, record.item["metadata"], record.image) == ("hello", {"level": 2}, None)
+    assert record.versions["python"] == platform.python_version()
+    assert {"terminal", "write_file"} < {schema["function"]["name"] for schema in record.tool_schemas}
+
+    assert [turn.message for turn in record.turns] == [1, 3, 5, 7]
+    assert {turn.model for turn in record.turns} == {"scripted"}
+    assert [turn.stop_reason for turn in record.turns] == ["tool_calls"] * 3 + ["stop"]
+    seed = server.requests[-1]["seed"]
+    assert {json.dumps(turn.sampling) for turn in record.turns} == {
+        json.dumps({"temperature": 1.0, "top_k": 4, "seed": seed})
+    }
+    first, late, unknown = record.calls
+    assert (first.exit_code, first.error, first.bytes_dropped > 500_000) == (3, None, True)
+    assert (str(late.error.kind), late.exit_code) == ("time_limit", 124)
+    assert (str(unknown.error.kind), unknown.exit_code) == ("unknown_tool", None)
+    assert late.ended - late.started >= 0.2
+    for turn, one in zip(record.turns, record.calls, strict=False):
+        assert turn.started <= turn.ended <= one.started <= one.ended
+
+    setup, room, check = record.sandbox_commands
+    assert (setup.stage, setup.exit_code, setup.output) == ("setup", 0, "ready\n")
+    assert (room.stage, room.exit_code) == ("verify", 0)
+    assert (check.stage, check.command, check.exit_code) == ("verify", TASKS[0]["check"], 0)
+    times = [record.started, setup.started, setup.ended, record.turns[0].started, record.turns[-1].ended]
+    times += [check.started, check.ended, record.ended]
+    assert times == sorted(times)
 
 
 async def test_an_endpoint_that_fails_is_the_models_failure(runtime, tasks):

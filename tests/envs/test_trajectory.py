@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, TurnRecord
+from hermes_core.envs.command_log import MOST_COMMANDS
 from hermes_core.envs.plain import MAX_PATCH, MAX_TEXT, json_line, plain
 from hermes_core.envs.record import record_schema
 from hermes_core.envs.trajectory import Trajectory, failure_kind
@@ -68,6 +70,33 @@ def test_overlong_texts_are_cut_and_named():
     assert text.startswith("aaa")
     assert text.endswith("bbb")
     assert record["cut"] == [f"messages.0.content: {2 * MAX_TEXT} characters, {MAX_TEXT} kept"]
+
+
+def test_the_short_fields_of_an_item_are_kept():
+    loop: list = []
+    loop.append(loop)
+    item = {"id": "a", "n": 1, "tests": ["t"] * 10, "text": "x" * 5000, "many": ["x"] * 5000, "loop": loop, "é": None}
+    assert new(item=item).to_record().item == {"id": "a", "n": 1, "tests": ["t"] * 10, "é": None}
+    many = new(item={f"field {number}": "x" * 3000 for number in range(100)}).to_record()
+    assert list(many.item) == [f"field {number}" for number in range(10)]
+
+
+def test_what_the_model_and_the_hooks_wrote_is_redacted():
+    trajectory = new(item={"id": "the sekret"})
+    error = CallError(CallErrorKind.FAILED, "no sekret")
+    trajectory.result.calls.append(CallRecord(0, 1, "sekret", "sekret", '{"key": "sekret"}', error=error))
+    trajectory.result.turns.append(TurnRecord(0, "sekret", sampling={"key": "sekret"}))
+    trajectory.commands._add("setup", "echo sekret", 0.0, (0, b"sekret", 0))
+    assert b"sekret" in trajectory.to_record().line()
+    assert b"sekret" not in trajectory.to_record(lambda text: text.replace("sekret", "***")).line()
+
+
+def test_commands_that_were_left_out_are_named():
+    trajectory = new()
+    for _ in range(MOST_COMMANDS + 5):
+        trajectory.commands._add("setup", "true", 0.0, (0, b"", 0))
+    record = trajectory.to_record()
+    assert (len(record.sandbox_commands), record.cut) == (MOST_COMMANDS, ("sandbox_commands: 5 left out",))
 
 
 def test_half_a_patch_is_never_kept():

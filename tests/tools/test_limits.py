@@ -18,16 +18,17 @@ texts = st.builds(lambda parts: "".join(p * n for p, n in parts), st.lists(st.tu
 
 @given(texts, st.integers(200, 1000))
 def test_text_within_the_limit_is_untouched_and_longer_text_never_exceeds_it(text: str, limit: int) -> None:
-    shown, cut = cut_output(text.encode(), limit=limit)
+    shown, dropped = cut_output(text.encode(), limit=limit)
     assert len(shown) <= limit
-    assert cut == (len(text) > limit)
-    if not cut:
+    assert (dropped > 0) == (len(text) > limit)
+    if not dropped:
         assert shown == text
         return
     notice = next(NOTICE.finditer(shown))
     head, tail = shown[: notice.start()], shown[notice.end() :]
     assert text.startswith(head) and text.endswith(tail)
     assert int(notice[1]) == len(text) - len(head) - len(tail)
+    assert dropped == len(text.encode()) - len(head.encode()) - len(tail.encode())
     assert len(shown) >= limit - 12  # no more is left out than must be, but for the digits of the count
 
 
@@ -42,13 +43,13 @@ def test_any_bytes_become_text_that_utf8_can_carry(data: bytes, limit: int) -> N
 def test_what_was_left_out_before_is_counted_too(shift: int, missing: int) -> None:
     half = ("x" * shift + "€" * 600).encode()
     total = 2 * len(half) + missing
-    shown, cut = cut_output(half + b"[notice]" + half, total, limit=500)
-    assert cut and "[notice]" not in shown
+    shown, dropped = cut_output(half + b"[notice]" + half, total, limit=500)
+    assert dropped and "[notice]" not in shown
     notice = NOTICE.search(shown)
     assert notice
     kept = len(shown[: notice.start()].encode()) + len(shown[notice.end() :].encode())
     if missing > len(b"[notice]"):
-        assert notice[2] == "bytes" and int(notice[1]) == total - kept
+        assert notice[2] == "bytes" and int(notice[1]) == dropped == total - kept
 
 
 def test_the_slot_s_own_notice_can_never_show() -> None:
