@@ -141,11 +141,10 @@ class ExactSession:
                 f"the conversation has {asked} tokens, of {self._max_length} at most",
                 hint="allow fewer turns or shorter tool results, or raise max_token_length",
             )
-        limit = min(max_tokens or room, room)
         sampled = await self._server.sample(
-            node.tokens + array("i", prompt.tokens), max_tokens=limit, temperature=temperature
+            node.tokens + array("i", prompt.tokens), max_tokens=min(max_tokens or room, room), temperature=temperature
         )
-        self._check(sampled, limit)
+        self._check(sampled)
         async with self._chat.turnstile:
             await asyncio.sleep(0)
         # Only now, so that a request that failed or was cancelled leaves no trace in the sequences.
@@ -168,17 +167,12 @@ class ExactSession:
                 return node, self._chat.follows(node.tokens[-1], prompt)
         return Node(), self._chat.prompt(messages, tools)
 
-    def _check(self, sampled: Sampled, limit: int) -> None:
-        """Refuse tokens that don't fit the request.
+    def _check(self, sampled: Sampled) -> None:
+        """Refuse tokens that the tokenizer does not have.
 
         Raises:
-            BadCompletion: there are more tokens than were asked for, or some that the tokenizer does not have.
+            BadCompletion: there are some.
         """
-        if len(sampled.tokens) > limit:
-            raise BadCompletion(
-                f"the server gave {len(sampled.tokens)} tokens, and was asked for {limit} at most",
-                hint="check that the server keeps to max_tokens, and has nothing of its own in place of it",
-            )
         if (largest := max(sampled.tokens)) >= self._chat.vocabulary:
             raise BadCompletion(
                 f"the server gave the token {largest}, and {self._chat.name} has {self._chat.vocabulary}",

@@ -102,7 +102,9 @@ class GenerateServer:
         bodies = {wire: _json({**wire.write(list(prompt), sampling), **wire.named(self._name)}) for wire in self._wires}
         sent = len(prompt)
         del prompt
-        return await self.endpoint.ask(lambda: self._ask(bodies, sent))
+        return await self.endpoint.ask(
+            lambda: self._ask(bodies, sent, max_tokens), tokens=lambda sampled: sent + len(sampled.tokens)
+        )
 
     async def tokenize(self, text: str) -> list[int] | None:
         """Return the server's own tokens of a text, without added special ones; None if it can't tell.
@@ -152,7 +154,7 @@ class GenerateServer:
             )
         return Served(kind if kind in WIRES else None, context if isinstance(context, int) else None)
 
-    async def _ask(self, bodies: Mapping[Wire, bytes], sent: int) -> Sampled:
+    async def _ask(self, bodies: Mapping[Wire, bytes], sent: int, max_tokens: int) -> Sampled:
         """Return the completion from the first wire that the server knows. The others are not tried again."""
         for wire in self._wires:
             try:
@@ -162,7 +164,7 @@ class GenerateServer:
                     continue
                 raise
             try:
-                sampled = checked(wire.read(json.loads(content)), sent)
+                sampled = checked(wire.read(json.loads(content)), sent, max_tokens)
             except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 _no_tokens(self.url, wire, content, error)
             self._wires = (wire,)

@@ -105,7 +105,9 @@ def _load_tokenizer(name: str | None) -> Any:
         ConfigError: there is none, or it can't be loaded.
     """
     if not name:
-        raise ConfigError("no tokenizer is named", hint="set tokenizer_name, or the model's name (--model)")
+        raise ConfigError(
+            "no tokenizer is named", hint="give --agent.tokenizer_name=FOLDER, or the model's name as --model"
+        )
     from transformers import AutoTokenizer
 
     try:
@@ -113,7 +115,7 @@ def _load_tokenizer(name: str | None) -> Any:
     except Exception as error:  # a tokenizer's files can be wrong in any way
         raise ConfigError(
             f"the tokenizer {name!r} can't be loaded: {describe(error)}",
-            hint="set tokenizer_name to a folder with the model's tokenizer, or to its name on the hub",
+            hint="give --agent.tokenizer_name: a folder with the model's tokenizer, or its name on the hub",
         ) from error
 
 

@@ -183,17 +183,20 @@ WIRES: Mapping[str, tuple[Wire, ...]] = {
 """The wires that a server of each type may speak. The first one that it knows is used."""
 
 
-def checked(sampled: Sampled, prompt_tokens: int) -> Sampled:
+def checked(sampled: Sampled, prompt_tokens: int, max_tokens: int) -> Sampled:
     """Return the completion unchanged, after a check that each token has a valid logprob, and that the counts agree.
 
     Args:
         prompt_tokens: the number of tokens that were sent.
+        max_tokens: the number of tokens that were asked for at most.
 
     Raises:
         ValueError, TypeError: a token has none, or a count is another one.
     """
     if not sampled.tokens:
         raise ValueError("no token")
+    if len(sampled.tokens) > max_tokens:
+        raise ValueError(f"{len(sampled.tokens)} tokens, and was asked for {max_tokens} at most")
     for token, logprob in zip(sampled.tokens, sampled.logprobs, strict=True):
         if type(token) is not int or token < 0:
             raise ValueError(f"{token!r} is not a token id")

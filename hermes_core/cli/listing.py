@@ -90,7 +90,7 @@ def parsers(runtime: Runtime, name: str | None = None) -> Tables:
     if name is None:
         return {"parsers": _entries(runtime.parsers)}
     entry = runtime.parsers.entry(name)
-    return {"parser": [{**_row(entry), "use": f"hermes-rl atropos process ENV --env.tool_call_parser={entry.name}"}]}
+    return {"parser": [{**_row(entry), "use": f"hermes-rl rollout ENV --parser {entry.name}"}]}
 
 
 def sinks(runtime: Runtime, name: str | None = None) -> Tables:

@@ -138,7 +138,7 @@ def test_lists_without_a_name() -> None:
 
 
 def test_one_parser_or_sink_says_how_it_is_used() -> None:
-    assert "--env.tool_call_parser=hermes" in run("parsers", "hermes").output
+    assert "--parser hermes" in run("parsers", "hermes").output
     refused = run("sinks", "nope")
     assert refused.exit_code == 2 and "unknown sink 'nope'" in refused.output
 
