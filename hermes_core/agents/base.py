@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import UnionType
 from typing import Any, Protocol, Self, Union, get_args, get_origin, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 Message = dict[str, Any]
 """One message of a chat in the OpenAI form. It always has the keys `role` and `content`."""
@@ -293,6 +293,30 @@ class Agent(Protocol):
         ...
 
 
+class ModelChoice(BaseModel):
+    """One of several models of a run. What is None here is as in the agent's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    weight: float = Field(default=1.0, gt=0)
+    """How often it is drawn, compared with the others."""
+    model: str | None = None
+    """The model's name as the endpoint knows it. None is the choice's own name."""
+    base_url: str | None = None
+    """Its endpoint. The agent's `api_key` is not sent there."""
+    api_key: SecretStr | None = None
+    """The key of its endpoint."""
+    temperature: float | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    extra_body: dict[str, Any] | None = None
+    """More keys for the JSON body of each request, instead of the agent's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_a_weight(cls, value: Any) -> Any:
+        return {"weight": value} if isinstance(value, int | float | str) else value
+
+
 class AgentSettings(BaseModel):
     """Settings of an agent. Frozen; unknown keys are errors. `oracle` and `nop` use none of them.
 
@@ -303,6 +327,9 @@ class AgentSettings(BaseModel):
 
     model: str | None = None
     """The model's name as the endpoint knows it."""
+    models: dict[str, ModelChoice] | None = None
+    """Several models by name, instead of `model`: each rollout draws one, by its weight (`{"small": 3, "large": 1}`).
+    The draw depends on `seed`, the item and the number of the rollout, so it is the same when a run is resumed."""
     base_url: str | None = None
     """The OpenAI-compatible endpoint, which usually ends in `/v1`. None is OpenAI's own."""
     api_key: SecretStr | None = None
@@ -334,6 +361,16 @@ class AgentSettings(BaseModel):
     """Maximum number of tokens per minute, of prompts and answers, of all rollouts together."""
     max_response_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
     """Maximum size of one response in bytes."""
+
+    def each_model(self) -> dict[str, Self]:
+        """Return the settings for each of `models`, by its name."""
+        found = {}
+        for name, choice in (self.models or {}).items():
+            own = {key: value for key in choice.model_fields_set if (value := getattr(choice, key)) is not None}
+            weightless = {key: value for key, value in own.items() if key != "weight"}
+            elsewhere = {"api_key": None} if choice.base_url else {}
+            found[name] = self.model_copy(update={"models": None, "model": name, **elsewhere, **weightless})
+        return found
 
 
 def retyped_settings(kind: type[AgentSettings]) -> list[str]:

@@ -33,10 +33,20 @@ such list."""
 _NO_KEY = "none"  # the SDK needs a key, and would otherwise send OPENAI_API_KEY to any endpoint
 
 
+_ROLES = ("system", "user", "assistant", "tool")
+_UNRECORDED = frozenset({"ephemeral_system_prompt", "prefill_messages"})
+"""Settings whose messages are sent and not recorded."""
+
+
 class ModelSettings(AgentSettings):
     """Settings of the agent `model`. With `tool_call_parser` its rollouts are token-exact; the settings below that one
     are for these only."""
 
+    ephemeral_system_prompt: str | None = Field(default=None, min_length=1)
+    """Text after the system prompt that the model is sent, and that no record has."""
+    prefill_messages: tuple[Message, ...] = ()
+    """Messages between the system prompt and the rest that the model is sent, and that no record has: examples of how
+    to work. Each has a `role`, and what else the endpoint wants."""
     tool_call_parser: str | None = None
     """The parser of the model's tool calls, which makes rollouts token-exact: token ids go to a vLLM or SGLang server,
     and the ids that it sampled come back with their logprobs. `auto` chooses the parser by the chat template. None uses
@@ -57,12 +67,17 @@ class ModelSettings(AgentSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> ModelSettings:
+        for number, message in enumerate(self.prefill_messages, 1):
+            if message.get("role") not in _ROLES:
+                raise ValueError(f"prefill_messages: the role of message {number} must be one of {', '.join(_ROLES)}")
         if self.tool_call_parser is None:
-            own = ModelSettings.model_fields.keys() - AgentSettings.model_fields.keys()
+            own = ModelSettings.model_fields.keys() - AgentSettings.model_fields.keys() - _UNRECORDED
             unused = sorted(name for name in own if getattr(self, name) != ModelSettings.model_fields[name].default)
             if unused:
                 raise ValueError(f"{', '.join(unused)}: only for token-exact rollouts, so set tool_call_parser, too")
             return self
+        if unkept := sorted(name for name in _UNRECORDED if getattr(self, name)):
+            raise ValueError(f"{', '.join(unkept)}: not with tool_call_parser, because every token sent is recorded")
         if self.extra_body is not None:
             raise ValueError(
                 "extra_body goes to the OpenAI API only: what changes the sampling would make the logprobs wrong, and "
@@ -100,7 +115,7 @@ class ModelAgent:
         self._owned: OpenAIServer | None = None
         if server is None:
             server = self._owned = OpenAIServer(settings)
-        self._server = server
+        self._server = _Primed.of(server, settings)
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
@@ -137,6 +152,40 @@ class ModelAgent:
             digest = hashlib.sha256(f"{self.settings.seed}:{seed_key}".encode()).digest()
             extra.setdefault("seed", int.from_bytes(digest[:4]) >> 1)
         return extra
+
+
+class _Primed:
+    """A server that is sent messages which are not part of the conversation, and so are not recorded."""
+
+    def __init__(self, server: ChatServer, system: str | None, examples: Sequence[Message]) -> None:
+        self._server = server
+        self._system = system
+        self._examples = examples
+
+    @classmethod
+    def of(cls, server: ChatServer, settings: AgentSettings) -> ChatServer:
+        """Return the server, or one that adds what the settings say.
+
+        Raises:
+            UsageError: the server records every token that it is sent.
+        """
+        system = getattr(settings, "ephemeral_system_prompt", None)
+        examples = getattr(settings, "prefill_messages", ())
+        if not system and not examples:
+            return server
+        if hasattr(server, "get_state"):
+            raise UsageError(
+                "this server records every token that it is sent",
+                hint=f"leave out {' and '.join(sorted(_UNRECORDED))}",
+            )
+        return cls(server, system, examples)
+
+    async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
+        """Return one completion of the conversation and what is added to it."""
+        begin = 1 if messages and messages[0]["role"] == "system" else 0
+        texts = [message["content"] for message in messages[:begin]] + ([self._system] if self._system else [])
+        system = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
+        return await self._server.chat_completion(messages=[*system, *self._examples, *messages[begin:]], **request)
 
 
 class OpenAIServer:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import OracleAgent
+from hermes_core.agents.mixture import MixedAgent
 from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.opening import open_exact_agent
 from hermes_core.agents.parsers.base import Parser
@@ -29,6 +30,10 @@ from hermes_core.tools.registry import resolve_tools
 from hermes_core.version import __version__
 
 log = logging.getLogger(__name__)
+
+
+_NOT_CONFIGURATION: Any = {**dict.fromkeys(("api_key", *PATIENCE), True), "models": {"__all__": {"api_key"}}}
+"""Settings of the agent that are not part of a run's configuration."""
 
 
 @dataclass
@@ -62,7 +67,7 @@ class Session:
             "environment": self.name,
             "env": self.environment.config.model_dump(mode="json"),
             "agent": agent,
-            "agent_settings": settings and settings.model_dump(mode="json", exclude={"api_key", *PATIENCE}),
+            "agent_settings": settings and settings.model_dump(mode="json", exclude=_NOT_CONFIGURATION),
             "backend": options.backend,
             "backend_config": {key: value for key, value in options.backend_config.items() if key not in COST},
             **({"profile": options.profile} if options.profile else {}),
@@ -280,6 +285,14 @@ async def open_agent(
     if not isinstance(agent, str):
         yield agent
         return
+    if settings.models:
+        async with AsyncExitStack() as stack:
+            choices = []
+            for name, own in settings.each_model().items():
+                opened = await stack.enter_async_context(open_agent(runtime, agent, own, tools=tools, system=system))
+                choices.append((opened, settings.models[name].weight))
+            yield MixedAgent(choices, settings.seed or 0)
+        return
     if agent == ModelAgent.name and isinstance(settings, ModelSettings) and settings.tool_call_parser is not None:
         parsers = parsers_with(runtime, settings.tool_call_parser)
         async with aclosing(await open_exact_agent(settings, parsers, tools=tools, system=system)) as exact:
@@ -320,9 +333,11 @@ def redactor(runtime: Runtime, *settings: AgentSettings) -> Redact:
 
 
 def _secrets(settings: AgentSettings) -> dict[str, str]:
-    known = url_secrets("the agent's base_url", settings.base_url or "")
-    if settings.api_key is not None:
-        known["the agent's api_key"] = settings.api_key.get_secret_value()
+    known: dict[str, str] = {}
+    for name, own in {"the agent": settings, **settings.each_model()}.items():
+        known |= url_secrets(f"{name}'s base_url", own.base_url or "")
+        if own.api_key is not None:
+            known.setdefault(f"{name}'s api_key", own.api_key.get_secret_value())
     return known
 
 
