@@ -250,7 +250,7 @@ class Runtime:
         if retyped := retyped_settings(kind):
             raise PluginError(
                 f"agent {name!r} of {entry.plugin.label} gives {', '.join(retyped)} of AgentSettings another type",
-                hint="give its setting another name; `hermes-rl agents model` lists those that are taken",
+                hint="give its setting another name; `hermes-rl agents nop` lists those that are taken",
             )
         return kind
 
