@@ -223,19 +223,21 @@ def view(runs: tuple[Path, ...], static: Path | None, host: str, port: int | Non
     it, `hermes-rl show` shows a run in the terminal. What models wrote is shown as plain text.
     """
     from hermes_core.view import inspect_viewer
-    from hermes_core.view.index import Run
-    from hermes_core.view.logs import opened
+    from hermes_core.view.logs import opened, shown_folder
 
     inspect = inspect_viewer.command()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the viewer must not stay behind
-    with opened([Run(run) for run in runs]) as (folder, logs):
+    with shown_folder(runs[0]) as folder:
         if static is not None:
-            for log in logs:
-                log.update(_progress)
-            inspect_viewer.bundle(inspect, folder, static)
+            with opened(runs, folder) as logs:
+                for log in logs:
+                    log.update(_progress)
+                inspect_viewer.bundle(inspect, folder, static)
             say(f"wrote {static}: `python -m http.server -d {static}` shows it")
             return
-        with inspect_viewer.running(inspect, folder, host, port or _free_port(host)) as viewer:
+        # The viewer takes seconds to start; meanwhile the runs are read.
+        chosen = port or _free_port(host)
+        with inspect_viewer.running(inspect, folder, host, chosen) as viewer, opened(runs, folder) as logs:
             while viewer.poll() is None:
                 for log in logs:
                     log.update(_progress)

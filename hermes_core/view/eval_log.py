@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import io
 import json
 import os
@@ -55,8 +56,13 @@ class RunLog:
         self._finished = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _Growing(path)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
             self._zip = self._continued() or self._begun()
         except OSError as error:
+            self._file.close()
             raise self._unwritable(error) from error
 
     def update(self, progress: Callable[[int, int], None] | None = None) -> bool:
@@ -100,31 +106,25 @@ class RunLog:
     # ------------------------------------------------------------------ the beginning
 
     def _begun(self) -> zipfile.ZipFile:
-        """Begin a new log. Another log of this name is replaced, and stays as it is for those who have it open."""
+        """Begin a new log; what was there is lost."""
         self._done = self._parts = 0
         self._summaries.clear()
         self._epochs.clear()
         self._taken.clear()
         self._finished = False
-        beside = self.path.with_name(f".{self.path.name}.new")
-        self._file = _Growing(beside, new=True)
+        self._file.clear()
         log = zipfile.ZipFile(self._file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
         self._put(log, _START, {"version": 2, "eval": _specification(self.run), "plan": _plan(self.run)})
         self._commit(log)
-        beside.replace(self.path)
         return log
 
     def _start_over(self) -> None:
-        self.close()
+        self._zip.close()
         self._zip = self._begun()
 
     def _continued(self) -> zipfile.ZipFile | None:
         """Open the log that is here, if it is of the same records; else return None."""
-        if not self.path.exists():
-            return None
-        self._file = _Growing(self.path)
         with suppress(ValueError, KeyError, zipfile.BadZipFile), ExitStack() as opened:
-            opened.callback(self._file.close)
             log = opened.enter_context(zipfile.ZipFile(self._file, "a", zipfile.ZIP_DEFLATED, compresslevel=1))
             written = json.loads(log.read(_WRITTEN))
             start = json.loads(log.read(_START))
@@ -199,10 +199,19 @@ class RunLog:
 
 
 class _Growing(io.RawIOBase):
-    """A file that others read while it grows: what is written becomes visible in one step, by `commit`."""
+    """A file that others read while it grows: what is written becomes visible in one step, by `commit`.
 
-    def __init__(self, path: Path, *, new: bool = False) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if new else 0), 0o644)
+    Raises:
+        OSError: it can't be written, or another process has it open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise
         self._size = os.fstat(self._fd).st_size
         self._base = self._at = self._size
         self._pending = bytearray()
@@ -242,6 +251,12 @@ class _Growing(io.RawIOBase):
     def truncate(self, size: int | None = None) -> int:
         del self._pending[max(0, (self._at if size is None else size) - self._base) :]
         return self._at
+
+    def clear(self) -> None:
+        """Forget everything that was written."""
+        os.ftruncate(self._fd, 0)
+        self._size = self._base = self._at = 0
+        self._pending.clear()
 
     def commit(self, base: int) -> None:
         """Write everything, in one call if the system does it. What comes after `base` may be overwritten later."""

@@ -99,7 +99,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records = path / TRAJECTORIES if path.is_dir() else path
+        self.records = records_of(path)
         self.rows: dict[tuple[str, str, int], Row] = {}
         """The last record of each rollout, in the order in which rollouts were first written."""
         self._end = 0
@@ -219,6 +219,11 @@ class Run:
         except OSError:
             with contextlib.suppress(OSError):
                 beside.unlink()
+
+
+def records_of(path: Path) -> Path:
+    """Return the file of records of a run: the one in its folder, or `path` itself."""
+    return path / TRAJECTORIES if path.is_dir() else path
 
 
 def _loaded(values: list[Any]) -> Row:

@@ -1,43 +1,60 @@
-"""The logs of runs that are being looked at: kept beside the records, brought up to date, shown as one folder."""
+"""The logs of runs that are being looked at: kept beside the records, and shown together in one folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hermes_core.errors import OutputError
 from hermes_core.view.eval_log import RunLog, log_name
-from hermes_core.view.index import Run
+from hermes_core.view.index import Run, records_of
 
 KEPT = ".view"
-"""The folder beside the records in which their log is kept."""
+"""The folder beside the records in which their log is kept for the next time."""
 
 
 @contextmanager
-def opened(runs: Sequence[Run]) -> Iterator[tuple[Path, list[RunLog]]]:
-    """Open the log of each run; yields a folder that shows them all, and the logs.
+def shown_folder(run: Path) -> Iterator[Path]:
+    """Make a folder for logs that are shown together, on the disk of this run if possible; it is removed at the end."""
+    kept = records_of(run).parent / KEPT
+    try:
+        kept.mkdir(exist_ok=True)
+        folder = TemporaryDirectory(prefix="shown-", dir=kept)
+    except OSError:
+        folder = TemporaryDirectory(prefix="hermes-rl-view-")
+    with folder as name:
+        yield Path(name)
+
+
+@contextmanager
+def opened(runs: Iterable[Path], folder: Path) -> Iterator[list[RunLog]]:
+    """Open the log of each run, and let the folder show them.
 
     Raises:
+        UsageError: there is no run, or it can't be read.
         OutputError: a log can't be written.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="hermes-rl-view-")))
-        yield folder, [stack.enter_context(_log(run, folder)) for run in runs]
+        yield [stack.enter_context(closing(_log(Run(run), folder))) for run in runs]
 
 
-@contextmanager
-def _log(run: Run, folder: Path) -> Iterator[RunLog]:
-    """Open the log of a run: beside its records, with a link in the folder; or in the folder, if they are read-only."""
+def _log(run: Run, folder: Path) -> RunLog:
+    """Open the log of a run, beside its records, and link it into the folder.
+
+    The log is in the folder alone if nothing can be written beside the records, if they are on another disk, or if
+    somebody else looks at them now.
+    """
     name = log_name(run)
-    kept = run.records.parent / KEPT / name
     try:
-        log = RunLog(run, kept)
-        (folder / name).symlink_to(kept.resolve())
+        log = RunLog(run, run.records.parent / KEPT / name)
     except OutputError:
-        log = RunLog(run, folder / name)
+        return RunLog(run, folder / name)
     try:
-        yield log
-    finally:
+        os.link(log.path, folder / name)  # Inspect does not list symbolic links
+    except OSError:
         log.close()
+        return RunLog(run, folder / name)
+    return log

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from hermes_core.cli.main import main
+from hermes_core.view.logs import opened, shown_folder
 
 VIEWER = """#!/bin/sh
 echo "$@" >> "{told}"
@@ -76,7 +77,7 @@ def test_the_viewer_follows_a_run_and_ends_with_the_command(
         words = until(lambda: told.exists() and told.read_text()).split()
         assert words[:3] == ["view", "start", "--log-dir"]
         assert words[4:] == ["--host", "127.0.0.1", "--port", "1234", "--no-trust-content"]
-        (log,) = Path(words[3]).iterdir()
+        (log,) = until(lambda: list(Path(words[3]).iterdir()))
         until(lambda: len(samples(log)) == 1)
         with (folder / "trajectories.jsonl").open("ab") as file:
             file.write(make_record(index=1).line())
@@ -88,7 +89,23 @@ def test_the_viewer_follows_a_run_and_ends_with_the_command(
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert not log.parent.exists()
-    assert len(list((folder / ".view").iterdir())) == 1, "the log is kept for the next time"
+    (kept,) = (folder / ".view").iterdir()
+    assert len(samples(kept)) == 2, "the log is kept for the next time"
+
+
+def test_two_views_of_a_run_do_not_disturb_each_other(make_record: Any, write_run: Any) -> None:
+    run = write_run([make_record()])
+    with (
+        shown_folder(run) as first,
+        shown_folder(run) as second,
+        opened([run], first) as one,
+        opened([run], second) as two,
+    ):
+        assert one[0].update() and two[0].update()
+        ((log,), (other,)) = first.iterdir(), second.iterdir()
+        assert log.name == other.name
+        assert log.stat().st_ino != other.stat().st_ino
+        assert samples(log) == samples(other) == ["samples/greet_epoch_1.json"]
 
 
 def test_the_end_of_the_viewer_is_an_error(make_record: Any, write_run: Any, viewer: Any) -> None:
