@@ -62,6 +62,10 @@ if TYPE_CHECKING:
         VerifierError,
         nearest_hint,
     )
+    from hermes_core.export.card import Export
+    from hermes_core.export.exporting import export_run
+    from hermes_core.export.merge import Merge, merge_runs
+    from hermes_core.export.selection import ExportFilters
     from hermes_core.plugins.hookspecs import hookimpl
     from hermes_core.plugins.registry import Registrar, ToolRegistrar
     from hermes_core.runtime import Runtime
@@ -156,6 +160,11 @@ _PLACES = {
     "UsageError": "hermes_core.errors",
     "VerifierError": "hermes_core.errors",
     "nearest_hint": "hermes_core.errors",
+    "Export": "hermes_core.export.card",
+    "export_run": "hermes_core.export.exporting",
+    "Merge": "hermes_core.export.merge",
+    "merge_runs": "hermes_core.export.merge",
+    "ExportFilters": "hermes_core.export.selection",
     "hookimpl": "hermes_core.plugins.hookspecs",
     "Registrar": "hermes_core.plugins.registry",
     "ToolRegistrar": "hermes_core.plugins.registry",
@@ -226,6 +235,8 @@ __all__ = [
     "EnvironmentConfig",
     "ErrorKind",
     "ExecutionResult",
+    "Export",
+    "ExportFilters",
     "FailureKind",
     "Fresh",
     "HermesError",
@@ -233,6 +244,7 @@ __all__ = [
     "Isolation",
     "Item",
     "LeasedSlot",
+    "Merge",
     "ModelError",
     "Need",
     "Network",
@@ -285,9 +297,11 @@ __all__ = [
     "begin_thread",
     "checked_row",
     "cleanup_vm",
+    "export_run",
     "function_tool",
     "hookimpl",
     "load_rows",
+    "merge_runs",
     "nearest_hint",
     "read_jsonl",
     "read_profiles",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -117,7 +118,8 @@ class Redactor:
         for name, value in secrets.items():
             for line in (value, *value.splitlines()):
                 if len(line.strip()) >= _SHORTEST_SECRET:
-                    self._names.setdefault(line.strip(), name)
+                    for spelling in _spellings(line.strip()):
+                        self._names.setdefault(spelling, name)
         longest_first = sorted(self._names, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -126,6 +128,13 @@ class Redactor:
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: f"[redacted: {self._names[match.group()]}]", text)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """Yield a secret as it is, and as it is within JSON: the arguments of a tool call are JSON text."""
+    yield secret
+    for ascii_only in (True, False):
+        yield json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
 
 
 class RedactingFormatter(logging.Formatter):

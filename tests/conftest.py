@@ -55,6 +55,7 @@ ELSEWHERE = {
     "atropos_extra",
     "torch_extra",
     "with_torch",
+    "datasets_extra",
 }
 """Fixtures that need a server, Modal's emulated one included, or a heavy extra: what uses them is `full`."""
 

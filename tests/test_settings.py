@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -265,3 +266,11 @@ def test_a_default_that_cannot_be_made_is_told_with_its_setting():
     with pytest.raises(ConfigError, match=r"profile 'a': the default of port can't be made: ValueError: .*'many'"):
         Config.from_dict("a", {})
     assert Config.from_dict("a", {"port": 3}).port == 3
+
+
+def test_a_secret_within_json_is_redacted(here: Path) -> None:
+    secret = 'a "quoted" é\\ secret'
+    redact = Redactor({"KEY": secret})
+    for ascii_only in (True, False):
+        text = json.dumps({"command": f"echo {secret}!"}, ensure_ascii=ascii_only)
+        assert json.loads(redact(text)) == {"command": "echo [redacted: KEY]!"}

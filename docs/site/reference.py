@@ -28,6 +28,7 @@ API = {
         "Run rollouts from Python, read what they recorded, and use sandboxes directly.",
         (
             *("runtime", "settings", "envs.runner", "envs.validate", "envs.rescore", "envs.store", "envs.summary"),
+            *("export.card", "export.exporting", "export.merge", "export.selection"),
             *("envs.record", "sink", "tool_backend", "sandbox.commands", "terminal"),
         ),
     ),

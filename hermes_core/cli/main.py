@@ -28,6 +28,8 @@ ELSEWHERE = {
     "rescore": ("hermes_core.cli.rollouts:rescore", "Score the recorded patches of a run again."),
     "show": ("hermes_core.cli.view:show", "Show a run in the terminal: its rollouts, items, tools, or one rollout."),
     "view": ("hermes_core.cli.view:view", "Open runs in Inspect's viewer, also while they run."),
+    "export": ("hermes_core.cli.exports:export", "Write the rollouts of a run as a dataset, or for other tools."),
+    "merge": ("hermes_core.cli.exports:merge", "Join runs into one."),
     "atropos": ("hermes_core.atropos.cli:atropos", "Generate training data for Atropos' RL trainers."),
     "new": ("hermes_core.cli.new:new", "Write a plugin's package: one that works, to change from there."),
     "shell": ("hermes_core.cli.shell:shell", "Open a terminal in a sandbox."),

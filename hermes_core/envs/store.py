@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ class OutputFolder:
 
     def write_summary(self, summary: RunSummary) -> None:
         """Replace `summary.json`, in one step."""
-        _replace(self.path / SUMMARY, summary.to_dict())
+        write_json(self.path / SUMMARY, summary.to_dict())
 
     def close(self) -> None:
         """Close the files and release the lock. A run that was begun here and has no record is removed. Idempotent."""
@@ -239,7 +239,7 @@ class OutputFolder:
             earlier = read_run(self.path)
             run["started"] = earlier.get("started")
             run["resumed"] = [*earlier.get("resumed", []), now]
-        _replace(self.path / RUN, run)
+        write_json(self.path / RUN, run)
 
 
 def is_running(path: Path) -> bool:
@@ -279,14 +279,28 @@ def records(path: Path) -> Iterator[Record]:
     trajectories = path / TRAJECTORIES
     try:
         for number, line, _ in _lines(trajectories):
-            place = f"{trajectories}, line {number}"
             if line.endswith(b"\n"):
-                try:
-                    yield Record.from_json(parse_line(line, place))
-                except ValueError as error:
-                    raise _no_record(place) from error
+                yield record_in(line, f"{trajectories}, line {number}")
     except OSError as error:
         raise UsageError(f"{trajectories} can't be read: {error.strerror}", hint="check the folder") from error
+
+
+def record_in(
+    line: bytes, place: str, clean: Callable[[dict[str, Any]], dict[str, Any]] = lambda value: value
+) -> Record:
+    """Return the record in a whole line.
+
+    Args:
+        place: where the line is, for messages.
+        clean: called with the line's JSON values; returns those to read.
+
+    Raises:
+        UsageError: it is not a record, or was written by a newer version.
+    """
+    try:
+        return Record.from_json(clean(parse_line(line, place)))
+    except ValueError as error:
+        raise _no_record(place) from error
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -323,7 +337,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _replace(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON so that a reader sees either the old content or the new."""
     beside = path.with_name(f".{path.name}.new")
     try:

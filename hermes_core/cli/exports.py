@@ -1,0 +1,109 @@
+"""The commands `export` and `merge`: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes_core.printing import say
+
+if TYPE_CHECKING:
+    from hermes_core.export.card import Export
+    from hermes_core.export.merge import Merge
+
+EXPORTS = "exports"
+"""Where an export gets its folder if none is given."""
+
+_RUN = click.Path(exists=True, file_okay=False, path_type=Path)
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+@click.command()
+@click.argument("run", metavar="RUN", type=_RUN)
+@click.option(
+    *("--to", "form"),
+    required=True,
+    metavar="FORMAT",
+    help="openai, trl, sharegpt, tokens, preference, atif, harbor or eval.",
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder to make [exports/RUN-FORMAT].")
+@click.option("--parquet", is_flag=True, help="Write Parquet instead of JSONL (needs hermes-rl[parquet]).")
+@click.option("--solved", is_flag=True, help="Only rollouts with a reward of 1.0 or more.")
+@click.option("--min-reward", type=float, metavar="R", help="Only rollouts with at least this reward.")
+@click.option(
+    *("--failure", "failures"),
+    multiple=True,
+    metavar="KIND",
+    help="Only rollouts with this failure: infra, setup, model, verifier, cancelled or none; may be repeated "
+    "[none; all for atif, harbor and eval].",
+)
+@click.option("--max-tokens", type=int, metavar="N", help="Only rollouts of at most N tokens, prompt included.")
+@click.option("--has-reasoning", is_flag=True, help="Only rollouts with reasoning in at least one answer.")
+@click.option("--per-item", type=int, metavar="N", help="At most N rollouts or pairs per item, highest rewards first.")
+@click.option("--deduplicate", is_flag=True, help="Only one of rollouts with the same conversation.")
+@click.option("--licence", "--license", metavar="NAME", help="Licence that the dataset card names.")
+@_json_option
+def export(  # noqa: PLR0917 (click passes them by name)
+    run: Path, form: str, out: Path | None, parquet: bool, licence: str | None, as_json: bool, **conditions: Any
+) -> None:
+    """Write the rollouts of RUN in another format: a dataset for training, or a folder for other tools.
+
+    The folder has a dataset card, README.md, with counts, statistics by tool, versions, seeds and hashes. Secrets of
+    the environment's settings are removed. Exits with 2 if no rollout can be exported.
+    """
+    from hermes_core.export.exporting import export_run
+    from hermes_core.export.selection import ExportFilters
+    from hermes_core.settings import Settings
+
+    done = export_run(
+        run,
+        form,
+        out or Path(EXPORTS) / f"{run.resolve().name}-{form}",
+        filters=ExportFilters(**conditions),
+        parquet=parquet,
+        licence=licence,
+        redact=Settings.load().redactor(),
+    )
+    say(json.dumps(done.to_dict(), indent=2) if as_json else _exported(done))
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=_RUN)
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to make.")
+@_json_option
+def merge(runs: Sequence[Path], out: Path, as_json: bool) -> None:
+    """Join RUNs into a new one, which can be exported and viewed like any other.
+
+    Each rollout is kept once. Rollouts of the same item are numbered on.
+    """
+    from hermes_core.export.merge import merge_runs
+    from hermes_core.settings import Settings
+
+    done = merge_runs(runs, out, redact=Settings.load().redactor())
+    say(json.dumps(done.to_dict(), indent=2) if as_json else _merged(done))
+
+
+def _exported(done: Export) -> str:
+    rows = "" if done.rows == done.rollouts else f", {done.rows} rows"
+    lines = [f"{done.rollouts} rollouts of {done.items} items exported as {done.format}{rows}"]
+    lines += [f"left out: {count} {reason}" for reason, count in done.left_out.items()]
+    lines += [
+        f"tool {name}: {tool.calls} calls, {sum(tool.errors.values())} failed" for name, tool in done.tools.items()
+    ]
+    return "\n".join([*lines, f"written to {done.out_dir}"])
+
+
+def _merged(done: Merge) -> str:
+    lines = [f"{done.rollouts} rollouts of {done.runs} runs joined"]
+    notes = {
+        "left out, because an earlier run has them": done.repeated,
+        "got another rollout index": done.renumbered,
+        "items got another id, because they are not those of an earlier run": done.renamed,
+    }
+    lines += [f"{count} {note}" for note, count in notes.items() if count]
+    return "\n".join([*lines, f"written to {done.out_dir}"])

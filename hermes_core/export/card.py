@@ -1,0 +1,234 @@
+"""The dataset card of an export: a README.md with counts, statistics by tool, versions, seeds and hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hermes_core.export.selection import ExportFilters, Selection
+from hermes_core.version import __version__
+
+CARD = "README.md"
+
+_FILES_LISTED = 20
+"""An export of more files than this lists their number only."""
+
+
+@dataclass(frozen=True)
+class ToolStatistics:
+    """The calls of one tool in the exported rollouts."""
+
+    calls: int
+    rollouts: int
+    """Number of rollouts that called it."""
+    errors: Mapping[str, int]
+    """Number of failed calls by the kind of error."""
+    mean_s: float
+    """Mean duration of a call in seconds."""
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file of an export."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export holds."""
+
+    format: str
+    out_dir: str
+    run: Mapping[str, Any]
+    """The exported run: its name, configuration hash, versions, seeds, and the hash of its records."""
+    filters: Mapping[str, Any]
+    rollouts: int
+    """Number of chosen rollouts."""
+    rows: int
+    """Number of rows or documents that were written. A rollout can have several, and a pair has two rollouts."""
+    items: int
+    left_out: Mapping[str, int]
+    """Number of rollouts that were left out, by reason."""
+    superseded: int
+    """Number of records that a later record of the same rollout replaces; they are counted nowhere else."""
+    mean_reward: float | None
+    models: Mapping[str, int]
+    """Number of rollouts by model."""
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float | None
+    """US dollars; None if no rollout has a cost."""
+    tools: Mapping[str, ToolStatistics] = field(default_factory=dict)
+    files: Sequence[ExportedFile] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the export as JSON values."""
+        return asdict(self)
+
+
+def described(selection: Selection, name: str, out: Path, rows: int, files: Sequence[ExportedFile]) -> Export:
+    """Return what an export holds."""
+    chosen = selection.chosen
+    rewards = [each.reward for each in chosen if each.reward is not None]
+    costs = [each.cost for each in chosen if each.cost is not None]
+    return Export(
+        format=name,
+        out_dir=str(out),
+        run=_run(selection),
+        filters=_given(selection.filters),
+        rollouts=len(chosen),
+        rows=rows,
+        items=len({each.item_id for each in chosen}),
+        left_out=dict(selection.left_out.most_common()),
+        superseded=selection.superseded,
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        models=dict(Counter(model for each in chosen for model in each.models).most_common()),
+        turns=sum(each.turns for each in chosen),
+        prompt_tokens=sum(each.prompt_tokens for each in chosen),
+        completion_tokens=sum(each.completion_tokens for each in chosen),
+        cost=sum(costs) if costs else None,
+        tools=_tools(selection),
+        files=files,
+    )
+
+
+def _run(selection: Selection) -> dict[str, Any]:
+    about = selection.run.about
+    configuration = about["configuration"]
+    return {
+        "name": selection.run.name,
+        "environment": configuration.get("environment"),
+        "agent": configuration.get("agent"),
+        "configuration_hash": about["configuration_hash"],
+        "versions": about.get("versions", {}),
+        "seed": about.get("seed"),
+        "started": about.get("started"),
+        "merged": about.get("merged", []),
+        "records_sha256": selection.run.sha256.hexdigest(),
+    }
+
+
+def _given(filters: ExportFilters) -> dict[str, Any]:
+    """Return the conditions that were given."""
+    return {name: value for name, value in asdict(filters).items() if value not in (None, False, ())}
+
+
+def _tools(selection: Selection) -> dict[str, ToolStatistics]:
+    calls: Counter[str] = Counter()
+    rollouts: Counter[str] = Counter()
+    seconds: dict[str, float] = {}
+    errors: dict[str, Counter[str]] = {}
+    for candidate in selection.chosen:
+        for use in candidate.tools:
+            calls[use.name] += use.calls
+            rollouts[use.name] += 1
+            seconds[use.name] = seconds.get(use.name, 0.0) + use.seconds
+            errors.setdefault(use.name, Counter()).update(use.errors)
+    return {
+        name: ToolStatistics(count, rollouts[name], dict(errors[name]), round(seconds[name] / count, 6))
+        for name, count in calls.most_common()
+    }
+
+
+def files_of(folder: Path) -> list[ExportedFile]:
+    """Return the files of an export with their hashes; none if there are very many."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if len(paths) > _FILES_LISTED:
+        return []
+    return [ExportedFile(str(path.relative_to(folder)), path.stat().st_size, _sha256(path)) for path in paths]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def card(export: Export, licence: str | None) -> str:
+    """Return the text of the card. Hugging Face reads what is between the two lines of dashes."""
+    run = export.run
+    sections = [_front_matter(export, licence), f"# {run['name']}, exported as {export.format}"]
+    about = f"Made by hermes-rl {__version__} from the run `{run['name']}`."
+    if export.filters:
+        about += f" Conditions: `{json.dumps(export.filters)}`."
+    sections.append(about)
+    sections.append(_table(("", "number"), _counts(export)))
+    if export.left_out:
+        sections += ["## Left out", _table(("reason", "rollouts"), export.left_out.items())]
+    if export.tools:
+        sections += ["## Tools", _tool_table(export)]
+    sections += ["## Origin", _origin(run)]
+    if export.files:
+        listed = [(f"`{file.name}`", f"{file.bytes:,}", f"`{file.sha256}`") for file in export.files]
+        sections += ["## Files", _table(("file", "bytes", "SHA-256"), listed)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(export: Export, licence: str | None) -> str:
+    lines = [f"license: {json.dumps(licence)}"] if licence else []
+    tables = [file.name for file in export.files if file.name.startswith("train.")]
+    if tables:
+        lines += ["configs:", "- config_name: default", f"  data_files: {tables[0]}"]
+    return "\n".join(["---", *lines, "tags: [agent, tool-use, hermes-rl]", "---"])
+
+
+def _counts(export: Export) -> list[tuple[str, str]]:
+    counts = [
+        ("rows", f"{export.rows:,}"),
+        ("rollouts", f"{export.rollouts:,}"),
+        ("items", f"{export.items:,}"),
+        ("answers of the model", f"{export.turns:,}"),
+        ("prompt tokens", f"{export.prompt_tokens:,}"),
+        ("completion tokens", f"{export.completion_tokens:,}"),
+    ]
+    if export.mean_reward is not None:
+        counts.append(("mean reward", f"{export.mean_reward:.4f}"))
+    if export.cost is not None:
+        counts.append(("cost in US dollars", f"{export.cost:.4f}"))
+    return [*counts, *((f"rollouts of model `{_cell(model)}`", f"{count:,}") for model, count in export.models.items())]
+
+
+def _tool_table(export: Export) -> str:
+    rows = [
+        (
+            f"`{_cell(name)}`",
+            f"{tool.calls:,}",
+            f"{tool.rollouts:,}",
+            ", ".join(f"{count} {kind}" for kind, count in tool.errors.items()) or "0",
+            f"{tool.mean_s:.3f}",
+        )
+        for name, tool in export.tools.items()
+    ]
+    return _table(("tool", "calls", "rollouts", "errors", "mean seconds"), rows)
+
+
+def _origin(run: Mapping[str, Any]) -> str:
+    parts = [run, *run["merged"]] if run["merged"] else [run]
+    columns = ("name", "environment", "agent", "seed", "started", "configuration_hash")
+    rows = [[_cell(part.get(column)) for column in columns] + [_versions(part.get("versions") or {})] for part in parts]
+    heading = ("run", "environment", "agent", "seed", "started", "configuration", "versions")
+    return f"{_table(heading, rows)}\n\nSHA-256 of the run's records: `{run['records_sha256']}`"
+
+
+def _versions(versions: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_cell(name)} {_cell(version)}" for name, version in versions.items())
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    """Return a value for a cell of a table. A name from a run must not end the cell or begin markup."""
+    return (
+        "" if value is None else " ".join(str(value).split()).translate({ord("|"): "¦", ord("`"): "'", ord("<"): "‹"})
+    )

@@ -1,0 +1,99 @@
+"""Exports a run: choose rollouts, write them in a format, and describe what was written."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from hermes_core.envs.plain import Redact
+from hermes_core.errors import OutputError, UnknownNameError, UsageError
+from hermes_core.export.card import CARD, Export, card, described, files_of
+from hermes_core.export.formats import FORMATS
+from hermes_core.export.selection import ExportFilters, RunReader, Selection, select
+
+
+def export_run(
+    run: str | Path,
+    to: str,
+    out_dir: str | Path,
+    *,
+    filters: ExportFilters | None = None,
+    parquet: bool = False,
+    licence: str | None = None,
+    redact: Redact | None = None,
+) -> Export:
+    """Write the rollouts of a run in another format, with a dataset card. Blocking.
+
+    Records are read one at a time, so the memory that is used does not grow with them. The folder appears when it is
+    complete, or not at all.
+
+    Args:
+        run: the run's folder. A run that is still going on is exported as far as it is.
+        to: the name of a format: `openai`, `trl`, `sharegpt`, `tokens`, `preference`, `atif`, `harbor` or `eval`.
+        out_dir: the folder to make.
+        parquet: write Parquet instead of JSONL.
+        licence: the licence that the card names.
+        redact: removes secrets from every text, in addition to those that were removed when the run was recorded;
+            `Settings.redactor()` gives one.
+
+    Raises:
+        UnknownNameError: there is no such format.
+        UsageError: there is no run, `out_dir` exists, no rollout can be exported, or pyarrow is missing.
+        OutputError: the files can't be written.
+    """
+    if to not in FORMATS:
+        raise UnknownNameError("format", to, FORMATS)
+    form, out = FORMATS[to], Path(out_dir)
+    form.check(parquet=parquet)
+    filters = filters or ExportFilters()
+    with RunReader(Path(run), redact) as reader, new_folder(out) as folder:
+        asked = filters if filters.failures else replace(filters, failures=form.failures)
+        selection = select(reader, asked, form.refuses, by_reward=not form.pairs)
+        selection.filters = filters
+        rows = form.write_to(folder, selection, parquet=parquet) if selection.chosen else 0
+        if not rows:
+            raise _nothing_to_export(selection, to)
+        done = described(selection, to, out, rows, files_of(folder))
+        (folder / CARD).write_text(card(done, licence), encoding="utf-8")
+    return done
+
+
+def _nothing_to_export(selection: Selection, to: str) -> UsageError:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in selection.left_out.most_common())
+    if selection.chosen:
+        reasons = ", ".join(filter(None, (reasons, "no two rollouts of a group differ in their rewards")))
+    hint = "give fewer conditions"
+    if to == "tokens":
+        hint = "record exact tokens: `hermes-rl rollout` with a token-exact server"
+    return UsageError(f"{selection.run.path} has nothing to export as {to}: {reasons or 'no records'}", hint=hint)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which gets its name when all went well. Otherwise nothing is left of it.
+
+    Raises:
+        UsageError: the path exists, or no folder can be made there.
+        OutputError: a file in it could not be written.
+    """
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path} exists already", hint="choose another folder with --out, or remove it first")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise UsageError(f"can't make {path}: {error.strerror}", hint="choose another folder with --out") from error
+    try:
+        yield made
+        made.chmod(0o755)
+        made.rename(path)
+    except OSError as error:
+        raise OutputError(
+            f"can't write {error.filename or path}: {error.strerror}", hint="free some space, or choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

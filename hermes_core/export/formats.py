@@ -1,0 +1,134 @@
+"""The formats of an export: what each is for, what it can hold, and what writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hermes_core.envs.record import Record
+from hermes_core.envs.store import RUN, TRAJECTORIES, write_json
+from hermes_core.errors import UsageError
+from hermes_core.export import atif, harbor, rows, sharegpt
+from hermes_core.export.selection import FAILURES, NO_FAILURE, Refuses, Selection
+from hermes_core.export.tables import Columns, Row, check_parquet, table
+from hermes_core.view.eval_log import RunLog, log_name
+from hermes_core.view.index import Run
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format. It is either a table, with `columns` and `rows`, or a folder of files, which `write` fills."""
+
+    about: str
+    """What it is, for people."""
+    refuses: Refuses
+    """Tells which records it can't hold."""
+    columns: Columns | None = None
+    rows: Callable[[Selection], Iterator[Row]] | None = None
+    write: Callable[[Selection, Path], int] | None = None
+    failures: tuple[str, ...] = (NO_FAILURE,)
+    """The kinds of failure that are exported unless others are asked for."""
+    pairs: bool = False
+    """Whether a row is made of several rollouts of a group."""
+
+    def check(self, *, parquet: bool) -> None:
+        """Check that the format can be written in this way.
+
+        Raises:
+            UsageError: it is no table, or pyarrow is missing.
+        """
+        if parquet and self.columns is None:
+            raise UsageError("this format is a folder of files, not a table", hint="leave out --parquet")
+        if parquet:
+            check_parquet()
+
+    def write_to(self, folder: Path, selection: Selection, *, parquet: bool) -> int:
+        """Write the selection, and return the number of rows or files of rollouts."""
+        if self.write is not None:
+            return self.write(selection, folder)
+        assert self.columns is not None and self.rows is not None
+        count = 0
+        with table(folder, self.columns, parquet=parquet) as add:
+            for row in self.rows(selection):
+                add(row)
+                count += 1
+        return count
+
+
+def _write_atif(selection: Selection, folder: Path) -> int:
+    """Write one file per rollout, named by its trajectory id."""
+    count = 0
+    for record in selection.records():
+        (folder / f"{record.trajectory_id}.json").write_text(json.dumps(atif.trajectory(record)) + "\n")
+        count += 1
+    return count
+
+
+def _write_eval(selection: Selection, folder: Path) -> int:
+    """Write a log for Inspect. It is made from a run of the chosen records, which is removed afterwards."""
+    with TemporaryDirectory(prefix=".", dir=folder) as beside:
+        chosen = Path(beside) / selection.run.name
+        chosen.mkdir()
+        with (chosen / TRAJECTORIES).open("wb") as file:
+            file.writelines(record.line() for record in selection.records())
+        write_json(chosen / RUN, selection.run.about)
+        run = Run(chosen)
+        with closing(RunLog(run, folder / log_name(run))) as log:
+            log.update()
+    return len(selection.chosen)
+
+
+def _without_messages(record: Record) -> str | None:
+    return None if record.messages else "no messages"
+
+
+def _nothing(record: Record) -> str | None:
+    return None
+
+
+FORMATS = {
+    "openai": Format(
+        "conversations as OpenAI's API takes them: arguments are JSON text",
+        rows.without_answer,
+        rows.OPENAI,
+        rows.openai_rows,
+    ),
+    "trl": Format(
+        "conversations for chat templates (TRL, axolotl): arguments are objects",
+        rows.unfit_for_templates,
+        rows.TRL,
+        rows.trl_rows,
+    ),
+    "sharegpt": Format(
+        "conversations as Hermes Agent's batch runner writes them",
+        rows.without_answer,
+        sharegpt.COLUMNS,
+        sharegpt.sharegpt_rows,
+    ),
+    "tokens": Format(
+        "the exact tokens, labels and logprobs of a token-exact server",
+        rows.without_tokens,
+        rows.TOKENS,
+        rows.token_rows,
+    ),
+    "preference": Format(
+        "pairs of a better and a worse rollout of one group",
+        rows.without_reward,
+        rows.PREFERENCE,
+        rows.preference_rows,
+        pairs=True,
+    ),
+    "atif": Format(
+        "one file per rollout in Harbor's trajectory format (ATIF 1.8), with token ids",
+        _without_messages,
+        write=_write_atif,
+        failures=FAILURES,
+    ),
+    "harbor": Format("a job folder for `harbor view`", _nothing, write=harbor.write_job, failures=FAILURES),
+    "eval": Format("a log for Inspect's viewer and readers", _nothing, write=_write_eval, failures=FAILURES),
+}
+"""The formats by name."""

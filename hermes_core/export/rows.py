@@ -1,0 +1,226 @@
+"""Rows for training: one for a rollout (`openai`, `trl`), for a sequence of tokens, or for a pair of a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from hermes_core.agents.base import MASKED, Message
+from hermes_core.envs.record import Record
+from hermes_core.export.conversation import arguments_of, calls_in, prompt_length, reasoning_of, text_of
+from hermes_core.export.selection import Candidate, Selection, best_of_each
+from hermes_core.export.tables import JSON, Columns, Kind, Row
+
+_ABOUT: Columns = {
+    "trajectory_id": "string",
+    "environment": "string",
+    "item_id": "string",
+    "group": "string",
+    "rollout_index": "int",
+    "agent": "string",
+    "model": "string",
+    "reward": "float",
+    "stop_reason": "string",
+    "failure": "string",
+}
+
+
+def _about(record: Record) -> dict[str, Any]:
+    """Return the columns that tell which rollout a row is from, and how it ended."""
+    return {
+        "trajectory_id": record.trajectory_id,
+        "environment": record.environment,
+        "item_id": record.item_id,
+        "group": record.group,
+        "rollout_index": record.rollout_index,
+        "agent": record.agent,
+        "model": record.model,
+        "reward": record.reward,
+        "stop_reason": record.stop_reason,
+        "failure": record.failure and str(record.failure.kind),
+    }
+
+
+def _messages_with(arguments: Kind) -> Kind:
+    function = {"name": "string", "arguments": arguments}
+    return [
+        {
+            "role": "string",
+            "content": "string",
+            "reasoning_content": "string",
+            "tool_calls": [{"id": "string", "type": "string", "function": function}],
+            "tool_call_id": "string",
+            "name": "string",
+        }
+    ]
+
+
+def without_answer(record: Record) -> str | None:
+    """Refuse a rollout in which the model said nothing."""
+    return None if prompt_length(record.messages) < len(record.messages) else "no answer"
+
+
+# ---------------------------------------------------------------------- openai
+
+OPENAI: Columns = {"messages": _messages_with("string"), "tools": JSON, **_ABOUT}
+
+
+def openai_rows(selection: Selection) -> Iterator[Row]:
+    """Yield each conversation as it goes over the wire: the arguments of a call are JSON text."""
+    for record in selection.records():
+        messages = [_wire(message) for message in record.messages]
+        yield {"messages": messages, "tools": list(record.tool_schemas), **_about(record)}
+
+
+_WIRE = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+
+
+def _wire(message: Message) -> Message:
+    return {key: message[key] for key in _WIRE if key in message}
+
+
+# ---------------------------------------------------------------------- trl
+
+TRL: Columns = {"messages": _messages_with(JSON), "tools": "string", **_ABOUT}
+
+
+def trl_rows(selection: Selection) -> Iterator[Row]:
+    """Yield each conversation as chat templates want it: the arguments of a call are an object.
+
+    `tools` is JSON text, because Arrow would give the schema of each tool the keys of all others.
+    """
+    for record in selection.records():
+        messages = [_for_template(message) for message in record.messages]
+        yield {"messages": messages, "tools": _tools(record), **_about(record)}
+
+
+def unfit_for_templates(record: Record) -> str | None:
+    """Refuse a rollout whose calls a chat template can't write: the model's arguments are no JSON object."""
+    malformed = any(arguments_of(call) is None for message in record.messages for call in calls_in(message))
+    return "arguments that are no JSON object" if malformed else without_answer(record)
+
+
+def _tools(record: Record) -> str | None:
+    return json.dumps(list(record.tool_schemas)) if record.tool_schemas else None
+
+
+def _for_template(message: Message) -> Message:
+    row: Message = {"role": message["role"], "content": text_of(message["content"])}
+    if reasoning := reasoning_of(message):
+        row["reasoning_content"] = reasoning
+    if calls := calls_in(message):
+        row["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["function"]["name"], "arguments": arguments_of(call)},
+            }
+            for call in calls
+        ]
+    return {**row, **{key: message[key] for key in ("tool_call_id", "name") if key in message}}
+
+
+# ---------------------------------------------------------------------- tokens
+
+TOKENS: Columns = {
+    "input_ids": ["token"],
+    "attention_mask": ["token"],
+    "labels": ["token"],
+    "logprobs": ["float"],
+    "sequence": "int",
+    **_ABOUT,
+}
+
+
+def token_rows(selection: Selection) -> Iterator[Row]:
+    """Yield the tokens that the model read and wrote, as the server recorded them: a row for each sequence.
+
+    `labels` has -100 for every token that the model did not write; its logprob is 0.
+    """
+    for record in selection.records():
+        for number, sequence in enumerate(record.sequences):
+            masks = sequence.masks
+            yield {
+                "input_ids": sequence.tokens.tolist(),
+                "attention_mask": [1] * len(sequence.tokens),
+                "labels": masks.tolist(),
+                "logprobs": [
+                    0.0 if mask == MASKED else logprob for mask, logprob in zip(masks, sequence.logprobs, strict=True)
+                ],
+                "sequence": number,
+                **_about(record),
+            }
+
+
+def without_tokens(record: Record) -> str | None:
+    """Refuse a rollout without exact tokens."""
+    if record.sequences:
+        return None
+    return f"no exact tokens: {record.tokens_refused}" if record.tokens_refused else "no exact tokens"
+
+
+# ---------------------------------------------------------------------- preference
+
+_SIDE = _messages_with(JSON)
+PREFERENCE: Columns = {
+    "prompt": _SIDE,
+    "chosen": _SIDE,
+    "rejected": _SIDE,
+    "tools": "string",
+    "score_chosen": "float",
+    "score_rejected": "float",
+    "environment": "string",
+    "item_id": "string",
+    "group": "string",
+    "chosen_id": "string",
+    "rejected_id": "string",
+}
+
+
+def preference_rows(selection: Selection) -> Iterator[Row]:
+    """Yield pairs of one group with the same prompt and different rewards.
+
+    The highest reward is paired with the lowest, the next with the next, so each rollout is in at most one pair. The
+    conditions for rewards apply to the chosen rollout, and the limit per item to the pairs.
+    """
+    for chosen, rejected in _pairs(selection):
+        better, worse = selection.run.at(chosen.offset), selection.run.at(rejected.offset)
+        length = prompt_length(better.messages)
+        yield {
+            "prompt": [_for_template(message) for message in better.messages[:length]],
+            "chosen": [_for_template(message) for message in better.messages[length:]],
+            "rejected": [_for_template(message) for message in worse.messages[length:]],
+            "tools": _tools(better),
+            "score_chosen": better.reward,
+            "score_rejected": worse.reward,
+            "environment": better.environment,
+            "item_id": better.item_id,
+            "group": better.group,
+            "chosen_id": better.trajectory_id,
+            "rejected_id": worse.trajectory_id,
+        }
+
+
+def without_reward(record: Record) -> str | None:
+    """Refuse a rollout without a reward, for pairs."""
+    return "no reward" if record.reward is None else unfit_for_templates(record)
+
+
+def _pairs(selection: Selection) -> list[tuple[Candidate, Candidate]]:
+    groups: dict[tuple[str, bytes], list[Candidate]] = {}
+    for candidate in selection.chosen:
+        groups.setdefault((candidate.group, candidate.prompt), []).append(candidate)
+    meets = selection.filters.rewards
+    pairs = [pair for members in groups.values() for pair in _pairs_of(members) if meets(pair[0].reward)]
+    limit = selection.filters.per_item
+    if limit is None:
+        return pairs
+    return best_of_each(pairs, limit, item=lambda pair: pair[0].item_id, reward=lambda pair: pair[0].reward or 0.0)
+
+
+def _pairs_of(members: list[Candidate]) -> Iterator[tuple[Candidate, Candidate]]:
+    ordered = sorted(members, key=lambda candidate: -(candidate.reward or 0.0))
+    for better, worse in zip(ordered[: len(ordered) // 2], reversed(ordered), strict=False):
+        if better.reward != worse.reward and better.conversation != worse.conversation:
+            yield better, worse

@@ -1,0 +1,130 @@
+"""Tables of rows with fixed columns, as JSONL or Parquet. Columns are described without importing pyarrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hermes_core.envs.plain import json_line
+from hermes_core.errors import UsageError
+
+Row = Mapping[str, Any]
+
+Kind = Any
+"""The type of a column: the name of a type in `_TYPES`, a list with the type of its elements, or a mapping with the
+types of its keys."""
+
+Columns = Mapping[str, Kind]
+
+JSON = "json"
+"""Any value. Parquet keeps it as JSON text, in a column that readers can tell from text."""
+
+_ROWS_AT_A_TIME = 32
+_ROW_GROUP_BYTES = 64 << 20
+"""Size in memory from which rows are written as one group of a Parquet file."""
+
+
+@contextmanager
+def table(folder: Path, columns: Columns, *, parquet: bool) -> Iterator[Callable[[Row], None]]:
+    """Open `train.jsonl` or `train.parquet` in a folder, and yield a function that adds a row.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    opened = _parquet(folder / "train.parquet", columns) if parquet else _jsonl(folder / "train.jsonl", columns)
+    with opened as add:
+        yield add
+
+
+@contextmanager
+def _jsonl(path: Path, columns: Columns) -> Iterator[Callable[[Row], None]]:
+    with path.open("wb") as file:
+
+        def add(row: Row) -> None:
+            assert row.keys() == columns.keys(), row.keys() ^ columns.keys()
+            file.write(json_line(row))
+
+        yield add
+
+
+@contextmanager
+def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[Row], None]]:
+    check_parquet()
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    types: dict[str, Any] = {
+        "string": pa.string(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "bool": pa.bool_(),
+        "token": pa.int32(),
+    }
+
+    def arrow(kind: Kind, json_type: Any) -> Any:
+        if isinstance(kind, list):
+            return pa.list_(arrow(kind[0], json_type))
+        if isinstance(kind, Mapping):
+            return pa.struct([(name, arrow(part, json_type)) for name, part in kind.items()])
+        return json_type if kind == JSON else types[kind]
+
+    def schema(json_type: Any) -> Any:
+        return pa.schema([(name, arrow(kind, json_type)) for name, kind in columns.items()])
+
+    texts, typed = schema(pa.string()), schema(pa.json_())
+    rows: list[dict[str, Any]] = []
+    tables: list[Any] = []
+
+    def collect() -> None:
+        # Arrow makes no JSON columns from Python values, but casts text to them.
+        tables.append(pa.Table.from_pylist(rows, schema=texts).cast(typed))
+        rows.clear()
+
+    def write(file: Any) -> None:
+        if tables:
+            file.write_table(pa.concat_tables(tables).combine_chunks())
+        tables.clear()
+
+    with pyarrow.parquet.ParquetWriter(path, typed, compression="zstd") as file:
+
+        def add(row: Row) -> None:
+            assert row.keys() == columns.keys(), row.keys() ^ columns.keys()
+            rows.append({name: _stored(row[name], kind) for name, kind in columns.items()})
+            if len(rows) == _ROWS_AT_A_TIME:
+                collect()
+                if sum(each.nbytes for each in tables) >= _ROW_GROUP_BYTES:
+                    write(file)
+
+        yield add
+        collect()
+        write(file)
+
+
+def check_parquet() -> None:
+    """Check that Parquet can be written.
+
+    Raises:
+        UsageError: pyarrow is missing or too old.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise UsageError("Parquet needs pyarrow", hint="pip install 'hermes-rl[parquet]'") from error
+    if not hasattr(pa, "json_"):
+        raise UsageError(f"pyarrow {pa.__version__} has no JSON columns", hint="pip install 'pyarrow>=19'")
+
+
+def _stored(value: Any, kind: Kind) -> Any:
+    """Return a value as Arrow takes it: only the keys of its type, and JSON as text."""
+    if value is None:
+        return None
+    if isinstance(kind, list):
+        return value if kind[0] in ("token", "float", "int") else [_stored(part, kind[0]) for part in value]
+    if isinstance(kind, Mapping):
+        return {name: _stored(value.get(name), part) for name, part in kind.items()}
+    if kind == JSON or (kind == "string" and not isinstance(value, str)):
+        return json.dumps(value, ensure_ascii=False)
+    return value
