@@ -12,6 +12,9 @@ PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 TORCH := torch==2.13.0
 
+# Many images set it. Then every program that a test starts would compile the packages again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test test-all stress lint format docs bench clean
 
 help:

@@ -69,6 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs root"))
 
 
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the thousands of tests, which all stay until the end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Twice as many as there are processors: tests wait about as long as they compute."""

@@ -409,6 +409,7 @@ def sources(package: Path) -> set[str]:
     return {name for name in listed.stdout.splitlines() if (package.parent / name).exists()}
 
 
+@pytest.mark.full  # installs wheels
 def test_the_core_alone(core_wheel: Path, dependencies: Path, tmp_path: Path) -> None:
     core = installed(tmp_path / "venv", dependencies, core_wheel)
     assert core.run("python", "-c", "import hermes_swe_smith").returncode != 0

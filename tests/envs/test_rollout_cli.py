@@ -355,13 +355,14 @@ async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(en
     assert {one["failure"]["kind"] for one in records(tmp_path / "out") if one["failure"]} == {"cancelled"}
 
 
+@pytest.mark.parametrize(("kills", "items"), [(3, 10), pytest.param(8, 30, marks=pytest.mark.full)])
 async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored_once(
-    environ, dataset, tmp_path, run, mark
+    environ, dataset, tmp_path, run, mark, kills, items
 ):
     chance = random.Random(20)
-    arguments = ["rollout", "tasks", dataset(*slow(30, mark)), "--agent", "oracle", "--out", "out", "--resume"]
+    arguments = ["rollout", "tasks", dataset(*slow(items, mark)), "--agent", "oracle", "--out", "out", "--resume"]
     arguments += ["--group-size", "2", "--backend.orphan_ttl_s=2", *ISOLATION]
-    for _ in range(8):
+    for _ in range(kills):
         program = await start(environ, tmp_path, *arguments)
         assert await until(lambda: processes_with(mark), 20)
         await asyncio.sleep(chance.uniform(0, 0.8))
@@ -370,7 +371,7 @@ async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored
     assert await until(lambda: processes_with(mark) == [], 15)
     done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["scored"] == 60
+    assert json.loads(done.stdout)["scored"] == 2 * items
     scored = Counter((one["item_id"], one["rollout_index"]) for one in records(tmp_path / "out"))
-    assert scored == {(str(item), index): 1 for item in range(30) for index in range(2)}
+    assert scored == {(str(item), index): 1 for item in range(items) for index in range(2)}
     assert processes_with(mark) == []

@@ -224,6 +224,7 @@ print(count)
 """
 
 
+@pytest.mark.full  # makes 600,000 files
 def test_empty_files_in_memory_are_bounded_too(attacked: Any) -> None:
     count = int(attacked.run("a", ["python3", "-I", "-S", "-c", FILES_IN_MEMORY], timeout_s=60).out)
     assert count <= (600_000 if attacked.granted == "user" else 40_000)

@@ -193,6 +193,14 @@ CHEATS = {
     "an unreadable checkout": "chmod 000 ledgerline/amounts.py ledgerline",
     "nothing": "true",
 }
+ALIKE = (
+    *("rewrites the tests", "hidden pytest.ini", "setup.cfg", "tox.ini", "a plugin among the installed", "_pytest"),
+    *("its own virtual environment", "sys.exit(0)", "forged reports", "text that an archive or a checkout changes"),
+    *("tests that are ignored", "bytecode of the tests", "modules in other forms", "what pytest depends on"),
+    *("configuration in other forms", "names that differ in their letters", "results of an earlier run"),
+    *("tests in another place", "a link for a checkout", "an unreadable checkout", "git configuration", "git replaced"),
+)
+"""Cheats of a kind that another one stands for."""
 
 # --- work that can't be taken, read or unpacked --------------------------------------------------------------------
 
@@ -298,6 +306,7 @@ HONEST = {
     "leaves a mess": f"{FIX} && PYTHONPATH=. ../.venv/bin/python -m pytest -q; touch a.log; mkdir -p build/x; "
     "printf '\\377' > ledgerline/data.bin; mkfifo ledgerline/fifo; ln -s /nowhere dangling; (sleep 100 &)",
 }
+ODD_BUT_HONEST = ("the fix, and no repository", "adds files", "adds tests", "odd names", "leaves a mess")
 
 
 class Doing:
@@ -376,11 +385,21 @@ async def scores(names, where, tmp_path, swe_dataset, **env):
     return records, agent.said
 
 
-async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
-    records, said = await scores(CHEATS, where, tmp_path, swe_dataset)
+async def no_points(names, where, tmp_path, swe_dataset):
+    """The details of each, after it was seen that each scored nothing."""
+    records, said = await scores(names, where, tmp_path, swe_dataset)
     assert {name: record["failure"] for name, record in records.items() if record["failure"]} == {}
-    assert {name: (records[name]["details"], said[name]) for name in CHEATS if records[name]["reward"] != 0.0} == {}
-    by_name = {name: record["details"] for name, record in records.items()}
+    assert {name: (records[name]["details"], said[name]) for name in names if records[name]["reward"] != 0.0} == {}
+    return {name: record["details"] for name, record in records.items()}
+
+
+@pytest.mark.full
+async def test_cheats_that_are_alike_score_nothing(where, tmp_path, swe_dataset):
+    await no_points(ALIKE, where, tmp_path, swe_dataset)
+
+
+async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
+    by_name = await no_points([name for name in CHEATS if name not in ALIKE], where, tmp_path, swe_dataset)
     for name in ("nothing", "conftest.py", "git hooks", "a background process", "looks for the fix", "fake programs"):
         # Not by breaking the tests: they ran, and what failed is what the bug breaks.
         assert by_name[name]["tests"] == "finished", (name, by_name[name])
@@ -434,8 +453,9 @@ async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_d
     assert victim["reward"] is None and victim["failure"]["kind"] in ("infra", "setup"), victim
 
 
-async def test_honest_work_scores_in_full(where, tmp_path, swe_dataset):
-    records, said = await scores(HONEST, where, tmp_path, swe_dataset)
-    assert {name: (records[name], said[name]) for name in HONEST if records[name]["reward"] != 1.0} == {}
+@pytest.mark.parametrize("names", [ODD_BUT_HONEST, pytest.param(HONEST, marks=pytest.mark.full)], ids=["odd", "all"])
+async def test_honest_work_scores_in_full(where, names, tmp_path, swe_dataset):
+    records, said = await scores(names, where, tmp_path, swe_dataset)
+    assert {name: (records[name], said[name]) for name in names if records[name]["reward"] != 1.0} == {}
     assert said["adds tests"]["exit_code"] == 0, said["adds tests"]
-    assert all(records[name]["patch"] for name in HONEST)
+    assert all(records[name]["patch"] for name in names)

@@ -136,7 +136,7 @@ async def test_tests_that_do_not_end(runtime, swe_dataset):
         "max_items": 1,
         "test_timeout_s": 2,
     }
-    agent = Shell("printf 'while True: pass\\n' >> ledgerline/ledgerline/amounts.py")
+    agent = Shell("printf 'import time; time.sleep(1000)\\n' >> ledgerline/ledgerline/amounts.py")
     (record,) = (await roll_out(runtime, agent, env=env)).values()
     assert (record["reward"], record["failure"]) == (0.0, None)
     assert record["details"]["tests"] == "timed_out"
@@ -147,7 +147,7 @@ async def test_hidden_tests_and_how_the_checkout_looks(runtime, swe_dataset):
     row = rows_of(swe_dataset)[0]
     look = (
         "cd ledgerline; ls -a .. . tests; git log --oneline --all; git status --short; find .git -name alternates; "
-        "git count-objects; (echo x > ../.venv/x) 2>&1; (echo x > $(readlink ../.venv)/x) 2>&1; ../.venv/bin/pip list"
+        "git count-objects; (echo x > ../.venv/x) 2>&1; (echo x > $(readlink ../.venv)/x) 2>&1"
     )
     for hide in (True, False):
         env = {

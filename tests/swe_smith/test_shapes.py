@@ -113,16 +113,29 @@ UNSOUND = {
 }
 
 
-async def test_the_unsound_is_refused_with_its_reason(runtime, where, tmp_path):
+async def unsound(runtime, where, tmp_path, names):
+    """What `validate` says of these shapes, by name."""
     outcome = await validate(
-        runtime, "swe-smith", env=env_of(tmp_path, {name: shape for name, (shape, _) in UNSOUND.items()}), **where
+        runtime, "swe-smith", env=env_of(tmp_path, {name: UNSOUND[name][0] for name in names}), **where
     )
-    found = {name: [each for each in outcome.unsound if each.item_id == name] for name in UNSOUND}
-    for name, (_, reason) in UNSOUND.items():
+    found = {name: [each for each in outcome.unsound if each.item_id == name] for name in names}
+    for name in names:
+        reason = UNSOUND[name][1]
         assert found[name], f"{name}: taken for sound"
         if reason is not None:
             assert [each.rewards for each in found[name]] == [[None], [None]], name
             assert all(reason in failure for each in found[name] for failure in each.failures), (name, found[name])
+    return found
+
+
+@pytest.mark.full
+async def test_what_can_not_be_set_up_is_refused_with_its_reason(runtime, where, tmp_path):
+    await unsound(runtime, where, tmp_path, [name for name, (_, reason) in UNSOUND.items() if reason is not None])
+
+
+async def test_the_unsound_is_refused_with_its_reason(runtime, where, tmp_path):
+    names = [name for name, (_, reason) in UNSOUND.items() if reason is None]
+    found = await unsound(runtime, where, tmp_path, ["the bug is in hidden tests", *names])
     assert [each.agent for each in found["the tests pass with the bug"]] == ["nop"]
     for name, doubt in (
         ("one test passes with the bug", "1 of 2 FAIL_TO_PASS tests pass with the bug: {}::test_half"),

@@ -63,6 +63,10 @@ asyncio.run(main())
 """
 
 
+FIRST = (TERMINAL, FAILING, RUNTIME)
+"""The programs that stand for the others."""
+
+
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The backend that the test asks for: the settings of its sandboxes; the environment names them, too."""
@@ -110,7 +114,7 @@ PLACES = [LOCAL, *(pytest.param(each, marks=pytest.mark.full) for each in ELSEWH
     ("place", "program"),
     [
         *(
-            pytest.param(backend, program, marks=() if backend == LOCAL else pytest.mark.full)
+            pytest.param(backend, program, marks=() if backend == LOCAL and program in FIRST else pytest.mark.full)
             for backend in BACKENDS
             for program in (TERMINAL, ASYNCHRONOUS, FAILING, RUNTIME, OPEN_LOOP)
         ),

@@ -9,11 +9,23 @@ import hermes_docker
 import hermes_ssh
 import pytest
 
+from hermes_core.testing.conformance import GROUPS
+
 pytest_plugins = ["hermes_core.testing.conformance.plugin"]
 
 
-@pytest.mark.conformance("local")
+REPEATED = ("leaks", "speed")
+"""The groups that only do again, and often, what others do."""
+
+
+@pytest.mark.conformance("local", groups=[group for group in GROUPS if group not in REPEATED])
 def test_local(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
+@pytest.mark.full
+@pytest.mark.conformance("local", groups=REPEATED)
+def test_local_again_and_again(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 

@@ -33,7 +33,9 @@ _PATIENCE_S = 120.0
 """The same where what the slot holds is still wanted. Nothing of it runs any more: what has been sent a KILL and still
 counts as a process is only slow to die, having thousands of sockets to close, say."""
 _START_TIMEOUT_S = 30.0
-_RETRY_S, _RETRY_REFUSED_S = 0.004, 0.1
+_FIRST_RETRY_S, _LAST_RETRY_S, _RETRY_REFUSED_S = 0.004, 0.25, 0.1
+"""The pause before the second try, twice as long before each further one, and the longest. What dies does so at once,
+or slowly: each try takes a process."""
 _NOBODY = -1
 _REFUSALS = 3
 _USER_IN_NAMESPACE = 1000
@@ -49,6 +51,7 @@ class _Round:
         self.replies = replies
         self.since = time.monotonic()
         self.refusals = 0
+        self._pause_s = _FIRST_RETRY_S
         self.dirty = False
         """Whether the last try found something of an earlier lease alive."""
 
@@ -56,6 +59,11 @@ class _Round:
     def patience(self) -> float:
         """Return the seconds until the slot is given up."""
         return _CLEAN_TIMEOUT_S if self.wipe else _PATIENCE_S
+
+    def next_pause(self) -> float:
+        """Return the seconds until the next try."""
+        pause, self._pause_s = self._pause_s, min(2 * self._pause_s, _LAST_RETRY_S)
+        return _RETRY_REFUSED_S if self.refusals else pause
 
 
 class Slot:
@@ -254,7 +262,7 @@ class Slot:
             return
         if self.site.mechanism == "user" and self.uid is not None:
             self.site.kill_user(self.uid)
-        self.site.loop.later(_RETRY_REFUSED_S if self._round.refusals else _RETRY_S, self._fork)
+        self.site.loop.later(self._round.next_pause(), self._fork)
 
     def _became_ready(self) -> None:
         self._state = READY

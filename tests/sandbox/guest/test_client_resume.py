@@ -263,7 +263,7 @@ async def test_a_neighbours_flood_leaves_latency_bounded(rigged):
 # --- bounds ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_thousand_commands_leave_nothing_behind(rigged):
+async def test_hundreds_of_commands_leave_nothing_behind(rigged):
     async with rigged("shared") as rig:
         slot = await rig.slot()
 
@@ -291,7 +291,7 @@ async def test_a_thousand_commands_leave_nothing_behind(rigged):
 
         await many(100)
         guest, driver = os.listdir(f"/proc/{rig.guest_pid}/fd"), os.listdir("/proc/self/fd")
-        await many(1000)
+        await many(300)
         assert len(os.listdir(f"/proc/{rig.guest_pid}/fd")) <= len(guest) + 3
         assert len(os.listdir("/proc/self/fd")) <= len(driver) + 3
 

@@ -241,7 +241,9 @@ async def test_fork_storms(own_rig, program):
     assert (await slot.run("echo usable; ls -A")).text == "usable\n"
 
 
-@pytest.mark.parametrize("program", [BOMB, COMET], ids=["bomb", "comet"])
+@pytest.mark.parametrize(
+    "program", [pytest.param(BOMB, id="bomb", marks=pytest.mark.full), pytest.param(COMET, id="comet")]
+)
 async def test_fork_storms_at_a_time_limit(own_rig, program):
     index, slot = await fresh(own_rig)
     await slot.write_file("storm.py", program.encode())

@@ -91,7 +91,11 @@ def _reachable_by_others(path: Path) -> bool:
     return all(directory.stat().st_mode & 0o001 for directory in path.parents)
 
 
-@pytest.fixture(params=["root", "ordinary"])
+AGAIN = pytest.mark.full if os.geteuid() == 0 else ()
+"""A mark for what root's tests repeat as another account."""
+
+
+@pytest.fixture(params=["root", pytest.param("ordinary", marks=AGAIN)])
 def host(request: pytest.FixtureRequest, isolates: None) -> Iterator[Host]:
     """Root where the tests run as root; an ordinary user always, if there is an interpreter for it."""
     root = request.param == "root"
