@@ -4,6 +4,8 @@ import io
 import tarfile
 import tracemalloc
 
+import pytest
+
 from hermes_core.agents.baselines import NopAgent
 from hermes_core.environment import Environment
 from hermes_core.envs import tool_context
@@ -147,6 +149,7 @@ def test_a_forged_archive_lands_nowhere_else_and_grows_no_larger(tmp_path):
     assert (place / "good").stat().st_mode & 0o7777 == 0o755
 
 
+@pytest.mark.full  # measures memory, with a large archive
 def test_many_members_cost_less_memory_than_their_archive(tmp_path):
     packed = archive_of(*((f"link-{n}", {"type": tarfile.SYMTYPE, "linkname": "x"}) for n in range(20_000)))
     tool_context._unpacked(archive_of(), tmp_path)  # what is loaded once is no part of it

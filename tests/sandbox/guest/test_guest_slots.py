@@ -41,6 +41,9 @@ while True:
     except OSError:
         pass
 """
+STORMS = pytest.mark.parametrize(
+    "program", [pytest.param(BOMB, id="bomb", marks=pytest.mark.full), pytest.param(COMET, id="comet")]
+)
 DEEP = """
 import os
 for _ in range(300):
@@ -222,7 +225,7 @@ async def test_a_stopped_parent_is_no_way_out_of_a_time_limit(own_rig):
     assert (await slot.run("echo fine")).text == "fine\n"
 
 
-@pytest.mark.parametrize("program", [BOMB, COMET], ids=["bomb", "comet"])
+@STORMS
 async def test_fork_storms(own_rig, program):
     """Bounded, a neighbour can work meanwhile, and a reset ends them with proof."""
     index, slot = await fresh(own_rig)
@@ -241,9 +244,7 @@ async def test_fork_storms(own_rig, program):
     assert (await slot.run("echo usable; ls -A")).text == "usable\n"
 
 
-@pytest.mark.parametrize(
-    "program", [pytest.param(BOMB, id="bomb", marks=pytest.mark.full), pytest.param(COMET, id="comet")]
-)
+@STORMS
 async def test_fork_storms_at_a_time_limit(own_rig, program):
     index, slot = await fresh(own_rig)
     await slot.write_file("storm.py", program.encode())

@@ -84,6 +84,7 @@ async def test_a_stopped_command_is_ended(kit: Kit) -> None:
     expect(result.timed_out, "it did not time out")
 
 
+@pytest.mark.full  # test_tool_backend.py cancels at random moments, too
 async def test_cancelling_at_any_moment(kit: Kit) -> None:
     """A command cancelled at any moment of its way leaves nothing running, and the slot goes on."""
     slot = await kit.slot()
