@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from hermes_core.sandbox.channels.process import AsyncioStreamChannel
     from hermes_core.sandbox.channels.sockets import SocketChannel
     from hermes_core.sandbox.channels.streams import AsyncStreamChannel
-    from hermes_core.sandbox.commands import CommandResult, ExecutionResult, Slot, SlotCommands
+    from hermes_core.sandbox.commands import CommandResult, ExecutionResult, SandboxImage, Slot, SlotCommands
     from hermes_core.sandbox.contract import (
         Backend,
         Capabilities,
@@ -188,6 +188,7 @@ _PLACES = {
     "TerminalVariables": "hermes_core.sandbox.contract",
     "CommandResult": "hermes_core.sandbox.commands",
     "ExecutionResult": "hermes_core.sandbox.commands",
+    "SandboxImage": "hermes_core.sandbox.commands",
     "Slot": "hermes_core.sandbox.commands",
     "NewSandbox": "hermes_core.sandbox.pool.preparation",
     "Settings": "hermes_core.settings",
@@ -264,6 +265,7 @@ __all__ = [
     "Runtime",
     "Sandbox",
     "SandboxConfig",
+    "SandboxImage",
     "SandboxInfo",
     "SandboxLost",
     "SandboxSpec",

@@ -13,6 +13,7 @@ from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Messag
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UsageError
+from hermes_core.sandbox.commands import SandboxImage
 
 VERSION = 2
 """The version of the lines that are written. Older versions can be read. A line without `version` has version 1."""
@@ -63,15 +64,6 @@ class SandboxCommand:
     """What it wrote, standard error last; cut in the middle if it is long."""
     bytes_dropped: int = 0
     """Bytes that it wrote and that are not in `output`."""
-
-
-@dataclass(frozen=True)
-class SandboxImage:
-    """The image of the agent's sandbox."""
-
-    name: str
-    digest: str | None = None
-    """The digest of its content; None if the backend does not know it."""
 
 
 @dataclass(frozen=True)

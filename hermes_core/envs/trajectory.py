@@ -195,6 +195,7 @@ class Trajectory:
             usage=replace(result.usage),
             sandbox_commands=self._sandbox_commands(clean),
             isolation=self.slot.isolation if self.slot else None,
+            image=self.slot.image if self.slot else None,
             versions=self.versions,
             infra_retries=self.infra_retries,
             check_repeated=self.repeated and clean.redact(self.repeated),

@@ -35,6 +35,15 @@ class SlotState(StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True)
+class SandboxImage:
+    """The image that a sandbox was made from."""
+
+    name: str
+    digest: str | None = None
+    """Identifies its content, such as `sha256:…`; None if the backend does not know it."""
+
+
 @dataclass(eq=False)
 class Slot:
     """A handle on one lease of a slot. It is refused after the release, even if the slot has a new owner."""
@@ -50,6 +59,8 @@ class Slot:
     isolation: str
     """The isolation level that was granted."""
     trajectory_id: str | None = None
+    image: SandboxImage | None = None
+    """The image of the sandbox; None if its backend has no images."""
     state: SlotState = SlotState.ACQUIRED
     metadata: dict[str, Any] = field(default_factory=dict)
 

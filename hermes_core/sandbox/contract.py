@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.errors import ConfigError, PluginError, PolicyError, UnknownNameError
+from hermes_core.sandbox.commands import SandboxImage
 from hermes_core.sandbox.watchdog import watchdog_command
 
 
@@ -360,6 +361,8 @@ class Sandbox(ABC):
     own_system: bool = False
     """Whether its root directory is its own, as a container's is, and no host's. The guest then adds the slots' users
     to its /etc/passwd and /etc/group."""
+    image: SandboxImage | None = None
+    """The image that it was made from, for the records of rollouts. None is the profile's, with an unknown digest."""
     lifetime_s: float | None = None
     """Seconds, from when `create` returns it, after which the provider ends the sandbox in any case; None is never. The
     pool replaces it before that."""

@@ -31,6 +31,7 @@ from hermes_docker.images import (
 )
 
 from hermes_core.errors import ConfigError, ProvisionError
+from hermes_core.sandbox.commands import SandboxImage
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
@@ -151,6 +152,8 @@ async def test_a_pull_goes_on_without_those_who_asked_for_it(
     registry.serves.set()
     try:
         assert await again == config.image
+        [known] = api.inspect_image(config.image)["RepoDigests"]
+        assert known == f"{config.image.rpartition(':')[0]}@{await backend._images.digest(config.image)}"
         assert sum(line.startswith("GET") and "/blobs/" in line for line in registry.asked) == 2
     finally:
         api.remove_image(config.image, force=True)
@@ -224,6 +227,7 @@ async def test_a_folder_is_built_once_per_content(
         assert await backend._images.ensure(config) == tag
         sandbox = await backend.create(spec(image=None, dockerfile=str(folder)))
         assert api.inspect_container(sandbox.id)["Image"] == built
+        assert sandbox.image == SandboxImage(tag, built)
         channel = await sandbox.open(["cat", "/copy"])
         assert await channel.read(10) == b"one"
         await channel.aclose()

@@ -16,7 +16,6 @@ from hermes_core.envs.record import (
     Failure,
     Record,
     SandboxCommand,
-    SandboxImage,
     ToolCalls,
     parse_line,
     parse_outline,
@@ -26,6 +25,7 @@ from hermes_core.envs.store import OutputFolder, read_records, records
 from hermes_core.envs.summary import Tally
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UsageError
+from hermes_core.sandbox.commands import SandboxImage
 
 FIRST = TokenSequence.of([5, 6, 7], [-100, 6, 7], [1.0, -0.5, -0.25])
 SECOND = TokenSequence.of([8, 9], [-100, 9], [1.0, -1.5])

@@ -31,12 +31,13 @@ from hermes_core.errors import (
 )
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.plugins.manager import PluginManager
-from hermes_core.sandbox.commands import CommandResult, ExecutionResult, Slot, operation, unguarded
+from hermes_core.sandbox.commands import CommandResult, ExecutionResult, SandboxImage, Slot, operation, unguarded
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry
 from hermes_core.tools.slot_tools import SLOT_TOOLS
 
 ITEM = {"id": "one"}
+IMAGE = SandboxImage("python:3.12", "sha256:00")
 
 
 class Commands:
@@ -75,7 +76,7 @@ class Slots:
         self.note(f"acquire {kind}", None)
         self.given += 1
         try:
-            yield Slot(f"s{self.given}", "box", "default", f"/data/{kind}", self.given, "user", trajectory_id)
+            yield Slot(f"s{self.given}", "box", "default", f"/data/{kind}", self.given, "user", trajectory_id, IMAGE)
         finally:
             self.note(f"release {kind}", None)
 
@@ -694,6 +695,7 @@ async def test_the_record_says_what_was_rolled_out():
     record = done.to_record()
     assert (record.item, record.seed, record.versions) == (ITEM, 7, versions)
     assert (record.group, record.rollout_index, record.isolation) == ("group#1", 3, "user")
+    assert record.image == IMAGE
     assert [schema["function"]["name"] for schema in record.tool_schemas] == ["look", "shell"]
     assert record.started <= record.ended
 

@@ -171,7 +171,9 @@ async def test_images_by_dockerfile_snapshot_and_private_registry(
     backend: ModalBackend, spec: Spec, emulator: ModalEmulator, tmp_path: Path, namespaces: bool
 ) -> None:
     emulator.add_secret("registry", {"REGISTRY_USERNAME": "u", "REGISTRY_PASSWORD": "p"})
-    await backend.create(spec(image="private/image:1", registry_secret="registry"))
+    private = await backend.create(spec(image="private/image:1", registry_secret="registry"))
+    assert private.image is not None and private.image.name == "private/image:1"
+    assert str(private.image.digest).startswith("im-")
     configs = [
         each["request"]["image"].get("image_registry_config", {}) for each in emulator.requests("ImageGetOrCreate")
     ]

@@ -14,7 +14,16 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from hermes_core.aio import SingleFlight
 from hermes_core.errors import InfraError, SandboxLost, StaleSlotError
-from hermes_core.sandbox.commands import Around, Call, Operation, Slot, SlotCommands, SlotState, unguarded
+from hermes_core.sandbox.commands import (
+    Around,
+    Call,
+    Operation,
+    SandboxImage,
+    Slot,
+    SlotCommands,
+    SlotState,
+    unguarded,
+)
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxConfig
 from hermes_core.sandbox.guest_client.connection import GuestLife
 
@@ -153,6 +162,7 @@ class PooledSandbox:
             generation=seat.generation,
             isolation=self.client.granted.label,
             trajectory_id=trajectory_id,
+            image=self.sandbox.image or (SandboxImage(config.image) if config.image else None),
         )
         lease = Lease(config, partial(record, self), seat, slot, verification)
         self.vacant.remove(seat)

@@ -18,6 +18,7 @@ from hermes_core import (
     Network,
     Sandbox,
     SandboxConfig,
+    SandboxImage,
     SandboxInfo,
     SandboxLost,
     SandboxSpec,
@@ -52,6 +53,7 @@ class DockerBackend(Backend):
             info = await self._daemon.info()
             diagnosis.check_spec(spec, config, info)
             image = await self._images.ensure(config)
+            digest = await self._images.digest(image)
             async with self._throttle.turn():
                 running = await self._daemon.call(
                     lambda api: containers.start(api, spec, config, image, mapped=diagnosis.maps_users(info)),
@@ -60,7 +62,8 @@ class DockerBackend(Backend):
                 )
         except DaemonError as error:
             raise diagnosis.not_started(error) from error
-        return DockerSandbox(running.name, running.uid_base, self._daemon, self._throttle)
+        made_from = SandboxImage(image, digest)
+        return DockerSandbox(running.name, running.uid_base, self._daemon, self._throttle, made_from)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the containers with our label."""
@@ -100,9 +103,17 @@ class DockerSandbox(Sandbox):
 
     own_system = True
 
-    def __init__(self, name: str, uid_base: int | None, daemon: Daemon, throttle: Throttle) -> None:
+    def __init__(
+        self,
+        name: str,
+        uid_base: int | None,
+        daemon: Daemon,
+        throttle: Throttle,
+        image: SandboxImage | None = None,
+    ) -> None:
         self.id = name
         self.uid_base = uid_base
+        self.image = image
         self._daemon = daemon
         self._throttle = throttle
 

@@ -97,6 +97,14 @@ class Images:
         await self._under_way.get(self._work, partial(self._fetch, fetch), (tag, config.platform))
         return tag
 
+    async def digest(self, image: str) -> str:
+        """Return the digest by which the image's registry knows it. One that was built here has only its id.
+
+        Raises:
+            DaemonError: the daemon can't be reached, or no longer has it.
+        """
+        return await self._daemon.call(lambda api: _digest(api, image))
+
     async def aclose(self) -> None:
         """Cancel the work in progress. Idempotent."""
         self._closing.set()
@@ -238,6 +246,12 @@ def _has(api: APIClient, image: str) -> bool:
     except docker.errors.NotFound:
         return False
     return True
+
+
+def _digest(api: APIClient, image: str) -> str:
+    found = api.inspect_image(image)  # type: ignore[no-untyped-call]  # as above
+    names = found.get("RepoDigests") or [""]
+    return str(names[0].partition("@")[2] or found["Id"])
 
 
 def _split(image: str) -> tuple[str, str | None]:

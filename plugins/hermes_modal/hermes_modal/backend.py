@@ -28,6 +28,7 @@ from hermes_core import (
     Network,
     Sandbox,
     SandboxConfig,
+    SandboxImage,
     SandboxInfo,
     SandboxSpec,
     SandboxStatus,
@@ -88,7 +89,10 @@ class ModalBackend(Backend):
             return await self._existing(spec, config)
         except (exception.Error, TimeoutError, OSError) as error:
             raise not_created(error, config, "creating a sandbox") from error
-        return ModalSandbox(sandbox, config.workspace_base, spec.creation_id, self._account, config.max_lifetime)
+        made = ModalSandbox(sandbox, config.workspace_base, spec.creation_id, self._account, config.max_lifetime)
+        image_id = given["image"].object_id
+        made.image = SandboxImage(config.image or image_id, image_id)
+        return made
 
     async def snapshot(self, sandbox: Sandbox) -> str:
         """Save the sandbox's files as a Modal image, which Modal removes after 30 days. Return its id."""
