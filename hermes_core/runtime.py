@@ -21,6 +21,7 @@ from hermes_core.environment import Environment
 from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError, describe
 from hermes_core.plugins.manager import PluginManager
 from hermes_core.plugins.registry import Entry, import_hint
+from hermes_core.plugins.telemetry import Telemetry
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.sandbox.pool.provision import PrepareSandbox
@@ -68,8 +69,10 @@ class Runtime:
         """The owner in the labels of this runtime's sandboxes."""
         self.redact = self.settings.redactor()
         """Removes the secrets that the driver knows from a text."""
+        self._made: list[Closable] = []
+        watching = [self._keep(Telemetry.from_environment())] if self.settings.telemetry else []
         self.plugin_manager = PluginManager(
-            allow=self.settings.plugins, extra=plugins, load_entry_points=load_entry_points
+            allow=self.settings.plugins, extra=[*plugins, *watching], load_entry_points=load_entry_points
         )
         self.backends = self.plugin_manager.registry("backend")
         self.agents = self.plugin_manager.registry("agent")
@@ -78,7 +81,6 @@ class Runtime:
         self.sinks = self.plugin_manager.registry("sink")
         self._tools: ToolRegistry | None = None
         self._backends: dict[str, Backend] = {}
-        self._made: list[Closable] = []
         self._closed = False
 
     @property

@@ -28,6 +28,7 @@ VARIABLES = {
     "HERMES_MODEL": "model",
     "OPENAI_BASE_URL": "base_url",
     "OPENAI_API_KEY": "api_key",
+    "HERMES_TELEMETRY": "telemetry",
 }
 """The environment variables that are read, with the setting that each one gives."""
 
@@ -61,6 +62,9 @@ class Settings(BaseModel):
     """The profile used when none is named."""
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Profiles by name. Their keys are settings of the backend that uses them; that backend checks them."""
+    telemetry: bool = False
+    """Whether to send spans and metrics of rollouts to OpenTelemetry. Needs the extra `otel`; the variables `OTEL_*`
+    say where they go."""
     secrets: dict[str, SecretStr] = Field(default_factory=dict)
     """Secret values by name. They are replaced in logs, results and trajectories."""
 
