@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message, text_checksum
@@ -141,8 +142,9 @@ class ExactSession:
                 f"the conversation has {asked} tokens, of {self._max_length} at most",
                 hint="allow fewer turns or shorter tool results, or raise max_token_length",
             )
+        limit = min(max_tokens or room, room)
         sampled = await self._server.sample(
-            node.tokens + array("i", prompt.tokens), max_tokens=min(max_tokens or room, room), temperature=temperature
+            node.tokens + array("i", prompt.tokens), max_tokens=limit, temperature=temperature
         )
         self._check(sampled)
         async with self._chat.turnstile:
@@ -153,7 +155,8 @@ class ExactSession:
         if node not in self.nodes:
             self.nodes.append(node)
         self._answers += 1
-        reply = self._read(sampled, offered, asked, prompt.begun)
+        sampling = {"max_tokens": limit} if temperature is None else {"temperature": temperature, "max_tokens": limit}
+        reply = replace(self._read(sampled, offered, asked, prompt.begun), sampling=sampling)
         node.heard = [_told(message) for message in (*messages, reply.as_message())]
         return reply
 
@@ -189,9 +192,10 @@ class ExactSession:
             calls=calls,
             reasoning=parsed.reasoning,
             reasoning_details=None,
-            finish_reason="tool_calls" if calls and sampled.finish_reason == "stop" else sampled.finish_reason,
+            finish_reason=sampled.finish_reason,
             prompt_tokens=prompt_tokens,
             completion_tokens=len(sampled.tokens),
+            cached_tokens=sampled.cached_tokens,
         )
 
 
@@ -255,7 +259,7 @@ class ExactAgent:
         """
         temperature = 1.0 if self.settings.temperature is None else self.settings.temperature
         for server in self._servers:
-            await self._length(server)
+            await self._length(server, server.settings.check_patience_s)
             await try_out(server, self._chat.tokenizer, temperature)
 
     async def aclose(self) -> None:
@@ -263,9 +267,9 @@ class ExactAgent:
         for server in self._servers:
             await server.aclose()
 
-    async def _length(self, server: GenerateServer) -> int:
+    async def _length(self, server: GenerateServer, patience_s: float = math.inf) -> int:
         """Return the maximum number of tokens of a conversation with this server."""
-        length = self.max_length or (await server.served()).context
+        length = self.max_length or (await server.served(patience_s=patience_s)).context
         if length is None:
             raise ConfigError(
                 f"the server at {public_url(server.url)} does not say how long a conversation may be",

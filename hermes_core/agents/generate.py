@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -71,23 +72,33 @@ class GenerateServer:
         known."""
         return self._wires[0] if self._wires else None
 
-    async def served(self) -> Served:
+    async def served(self, *, patience_s: float = math.inf) -> Served:
         """Return what the server says about itself. It is asked once.
+
+        Args:
+            patience_s: replaces `endpoint_patience_s` if it is shorter.
 
         Raises:
             ModelError: the server failed, or lists its models, and the one that is named is not among them.
         """
         if self._served is None:
-            self._served = await self.endpoint.ask(self._ask_served, proves=False)
+            self._served = await self.endpoint.ask(self._ask_served, proves=False, patience_s=patience_s)
         return self._served
 
     async def sample(
-        self, prompt: Sequence[int], *, max_tokens: int, temperature: float | None, top_k: int | None = None
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float | None,
+        top_k: int | None = None,
+        patience_s: float = math.inf,
     ) -> Sampled:
         """Return one completion of the prompt.
 
         Args:
             top_k: sample from this many tokens only; None, which training needs, samples from all of them.
+            patience_s: see `served`.
 
         Raises:
             ModelError: the server failed, permanently or too often, or returned no tokens and logprobs; says what to
@@ -97,24 +108,31 @@ class GenerateServer:
         given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
         sampling = {key: value for key, value in given.items() if value is not None}
         if not self._wires:
-            self._wires = await self._find_wires()
+            self._wires = await self._find_wires(patience_s)
         # Encode the body at once: the tokens would take ten times as much memory while the server works.
         bodies = {wire: _json({**wire.write(list(prompt), sampling), **wire.named(self._name)}) for wire in self._wires}
         sent = len(prompt)
         del prompt
         return await self.endpoint.ask(
-            lambda: self._ask(bodies, sent, max_tokens), tokens=lambda sampled: sent + len(sampled.tokens)
+            lambda: self._ask(bodies, sent, max_tokens),
+            tokens=lambda sampled: sent + len(sampled.tokens),
+            patience_s=patience_s,
         )
 
-    async def tokenize(self, text: str) -> list[int] | None:
+    async def tokenize(self, text: str, *, patience_s: float = math.inf) -> list[int] | None:
         """Return the server's own tokens of a text, without added special ones; None if it can't tell.
+
+        Args:
+            patience_s: see `served`.
 
         Raises:
             ModelError: the server failed.
         """
         body = _json({"prompt": text, "add_special_tokens": False, **self._name})
         try:
-            content = await self.endpoint.ask(lambda: self._request_if_there("/tokenize", body), proves=False)
+            content = await self.endpoint.ask(
+                lambda: self._request_if_there("/tokenize", body), proves=False, patience_s=patience_s
+            )
             return [int(token) for token in json.loads(content)["tokens"]]
         except (KeyError, TypeError, ValueError):
             return None
@@ -124,13 +142,13 @@ class GenerateServer:
         if self._client is not None:
             await self._client.close()
 
-    async def _find_wires(self) -> tuple[Wire, ...]:
+    async def _find_wires(self, patience_s: float) -> tuple[Wire, ...]:
         """Return the wires of the type that the server says it is.
 
         Raises:
             ModelError: it does not say, or is of another type.
         """
-        kind = (await self.served()).kind
+        kind = (await self.served(patience_s=patience_s)).kind
         if kind is None:
             raise ModelError(
                 f"the server at {public_url(self.url)} does not say at /v1/models that it is {' or '.join(WIRES)}: no "

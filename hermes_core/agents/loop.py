@@ -195,7 +195,7 @@ class HermesAgentLoop:
                 completion_tokens=reply.completion_tokens,
                 cached_tokens=reply.cached_tokens,
                 reasoning_tokens=reply.reasoning_tokens,
-                sampling=self._sampling,
+                sampling=self._sampling if reply.sampling is None else reply.sampling,
                 stop_reason=reply.finish_reason,
             )
         )

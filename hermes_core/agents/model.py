@@ -78,7 +78,7 @@ class ModelSettings(AgentSettings):
             return self
         if unkept := sorted(name for name in _UNRECORDED if getattr(self, name)):
             raise ValueError(f"{', '.join(unkept)}: not with tool_call_parser, because every token sent is recorded")
-        if self.extra_body is not None:
+        if self.extra_body or any(choice.extra_body for choice in (self.models or {}).values()):
             raise ValueError(
                 "extra_body goes to the OpenAI API only: what changes the sampling would make the logprobs wrong, and "
                 "for the chat template there is chat_template_kwargs"

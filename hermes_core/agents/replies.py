@@ -50,6 +50,8 @@ class Reply:
     """How many of the answer's tokens are reasoning; None if the endpoint does not say."""
     model: str | None = None
     """The model that answered, as the endpoint names it."""
+    sampling: Mapping[str, Any] | None = None
+    """The parameters that were sent; None if they are those that were asked for."""
 
     def as_message(self) -> Message:
         """Return the answer in the form for the conversation, including its reasoning."""

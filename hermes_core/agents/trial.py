@@ -17,19 +17,20 @@ TRIAL_TOKENS = 8
 
 
 async def try_out(server: GenerateServer, tokenizer: Any, temperature: float) -> None:
-    """Ask a server for a few tokens, to find now whether they could not be trained on.
+    """Ask a server for a few tokens, to find now whether they could not be trained on. A server that does not answer is
+    waited for as long as its `check_patience_s`.
 
     Raises:
         ModelError: it can't be reached, refuses the key or the model, or gives no tokens with logprobs.
         ConfigError: it has another tokenizer, or its logprobs are not of what it draws from.
     """
-    prompt = list(tokenizer.encode(TRIAL, add_special_tokens=False))
-    theirs = await server.tokenize(TRIAL)
+    prompt, patience_s = list(tokenizer.encode(TRIAL, add_special_tokens=False)), server.settings.check_patience_s
+    theirs = await server.tokenize(TRIAL, patience_s=patience_s)
     if theirs is not None and theirs != prompt:
         _refuse_tokenizer(
             server, tokenizer, f"of one text it makes the tokens {_few(theirs)}, and this one {_few(prompt)}"
         )
-    sampled = await server.sample(prompt, max_tokens=TRIAL_TOKENS, temperature=1.0)
+    sampled = await server.sample(prompt, max_tokens=TRIAL_TOKENS, temperature=1.0, patience_s=patience_s)
     check_tokenizer(server, tokenizer, sampled)
     if server.wire is not None and server.wire.raw_logprobs and temperature not in (0, 1):
         await _check_scaling(server, prompt, temperature)

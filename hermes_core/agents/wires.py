@@ -48,6 +48,8 @@ class Sampled:
     """The server's count of the prompt's tokens; None if it does not send it."""
     completion_tokens: int | None = None
     """The server's count of the sampled tokens; None if it does not send it."""
+    cached_tokens: int | None = None
+    """How many tokens of the prompt came from the server's cache; None if it does not say."""
 
 
 class Wire(ABC):
@@ -173,6 +175,7 @@ class Sglang(Wire):
             one.get("text"),
             about.get("prompt_tokens"),
             about.get("completion_tokens"),
+            about.get("cached_tokens"),
         )
 
 
@@ -211,10 +214,11 @@ def checked(sampled: Sampled, prompt_tokens: int, max_tokens: int) -> Sampled:
     return sampled
 
 
-def _usage(answer: Any) -> tuple[int | None, int | None]:
-    """Return the counts of an answer, if it has them: tokens of the prompt, and sampled ones."""
+def _usage(answer: Any) -> tuple[int | None, int | None, int | None]:
+    """Return the counts of an answer, if it has them: tokens of the prompt, sampled ones, those from the cache."""
     usage = answer.get("usage") or {}
-    return usage.get("prompt_tokens"), usage.get("completion_tokens")
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return usage.get("prompt_tokens"), usage.get("completion_tokens"), cached
 
 
 def _reason(said: Any) -> str:

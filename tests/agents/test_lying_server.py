@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hermes_core.agents.opening import open_exact_agent
 from hermes_core.agents.trial import TRIAL_TOKENS
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.session import parsers_with
-from hermes_core.errors import HermesError
+from hermes_core.errors import HermesError, ModelError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 
@@ -249,3 +250,19 @@ async def test_a_lie_during_the_run_is_a_failure_of_the_model_and_no_token_of_it
     assert [len(sequence["tokens"]) > 0 for sequence in good["sequences"]] == [True]
     assert (bad["reward"], bad["failure"]["kind"], bad["sequences"]) == (None, "model", [])
     assert expected in bad["failure"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_dead_server_is_not_waited_for_as_long_as_one_that_dies_during_the_run(
+    runtime: Runtime, tokenizers: Callable[[str], Any], kind: str
+) -> None:
+    tokenizer = tokenizers("chatml")
+    async with Liar(tokenizer, kind) as liar:
+        pass
+    given = settings(liar, tokenizer, max_retries=None, check_patience_s=0.5, server_type=kind, max_token_length=100)
+    agent = await open_exact_agent(ModelSettings(**given), parsers_with(runtime, "auto"), tools=True)
+    began = time.monotonic()
+    with pytest.raises(ModelError):
+        await agent.check_endpoint()
+    await agent.aclose()
+    assert time.monotonic() - began < 20

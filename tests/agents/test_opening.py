@@ -63,6 +63,7 @@ def test_a_package_that_is_not_installed(package: str, tasks: str, tmp_path: Pat
         ({"tokenizer_name": "x"}, "tokenizer_name: only for token-exact rollouts, so set tool_call_parser, too"),
         ({"chat_template": "x", "server_type": "vllm"}, "chat_template, server_type: only for token-exact rollouts"),
         ({"tool_call_parser": "auto", "extra_body": {"top_p": 0.5}}, "there is chat_template_kwargs"),
+        ({"tool_call_parser": "auto", "models": {"a": {"extra_body": {"top_k": 1}}}}, "there is chat_template_kwargs"),
         ({"tool_call_parser": "auto", "temperature": None}, "the logprobs depend on it"),
         ({"tool_call_parser": "auto", "server_type": "openai"}, "server_type must be 'vllm' or 'sglang'"),
         ({"tool_call_parser": "auto", "max_token_length": 1}, "max_token_length must be at least 2"),

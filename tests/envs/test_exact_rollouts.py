@@ -101,6 +101,11 @@ async def test_every_recorded_token_is_what_the_server_sampled(
     assert len(records) == found.sequences == items * group_size
     assert all(record.tokens_refused is None for record in records)
     assert max(answers) == TURNS, "no rollout used all of its turns"
+    for record in records:
+        assert sum(turn.completion_tokens for turn in record.turns) == sum(each.trained for each in record.sequences)
+        assert {turn.stop_reason for turn in record.turns} <= {"stop", "length"}
+        assert {turn.sampling["temperature"] for turn in record.turns} == {1.0}
+        assert all(turn.completion_tokens <= turn.sampling["max_tokens"] <= 250 for turn in record.turns)
     assert sum(record.tool_calls.executed_ok for record in records) > len(records) / 2
 
 
