@@ -85,7 +85,7 @@ def rollouts(rows: Iterable[Row]) -> Table:
             Text(figure(row.reward, 2), "green" if row.solved else ""),
             str(row.turns),
             str(row.calls),
-            count(row.tokens),
+            count(row.tokens) if row.tokens else NONE,
             figure(row.seconds),
             money(row.cost),
         )

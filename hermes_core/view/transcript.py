@@ -17,6 +17,9 @@ from hermes_core.view.words import Indented, count, duration, figure, line, mone
 LINES = 30
 """Maximum number of lines of a text, unless all are asked for."""
 
+COMMAND_LINES = 4
+"""The same for a command of the verification, which may be a long script of the environment."""
+
 CHARACTERS = 4000
 """Maximum number of characters of a text, unless all are asked for."""
 
@@ -67,7 +70,7 @@ def outcome(row: Row) -> Text:
     parts += [f"{count(row.tokens)} tokens"] if row.tokens else []
     parts += [duration(row.seconds)]
     parts += [money(row.cost)] if row.cost is not None else []
-    return Text.assemble(text, "  ", line(" · ".join(parts)))
+    return Text.assemble(text, " · ", line(" · ".join(parts)))
 
 
 # ---------------------------------------------------------------------- when
@@ -164,9 +167,9 @@ def _call(call: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
 
 def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bool) -> Iterator[RenderableType]:
     """Yield what a tool returned, and how the call ended."""
-    if call is not None:
-        yield Indented(_about_call(call), 2)
     content = text_of(message.get("content"))
+    if call is not None:
+        yield Indented(_about_call(call, content), 2)
     values = parsed(content)
     if values is None:
         yield _block(content, full, "dim", indent=4)
@@ -174,7 +177,8 @@ def _result(message: Mapping[str, Any], call: Mapping[str, Any] | None, full: bo
         yield from fields(values, full, 4, "dim")
 
 
-def _about_call(call: Mapping[str, Any]) -> Text:
+def _about_call(call: Mapping[str, Any], content: str) -> Text:
+    """Return how a call ended, and its error's message if the tool's answer, which is shown below, has it not."""
     took = None if None in (call["started"], call["ended"]) else call["ended"] - call["started"]
     parts = [] if took is None else [duration(took)]
     if call["exit_code"] is not None:
@@ -182,7 +186,8 @@ def _about_call(call: Mapping[str, Any]) -> Text:
     if call["bytes_dropped"]:
         parts.append(f"{count(call['bytes_dropped'])} bytes dropped")
     if call["error"]:
-        parts.append(f"{call['error']['kind']}: {call['error']['message']}")
+        kind, message = call["error"]["kind"], call["error"]["message"]
+        parts.append(kind if message in content else f"{kind}: {message}")
     return line("← " + " · ".join(parts), "red" if failure_of(call) else "dim")
 
 
@@ -195,22 +200,23 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
     if failure:
         yield _title("failure", f"{failure['kind']} at {failure['stage']}")
         yield _block(failure["message"], full, "red")
+    if record["details"]:
+        yield _title("verifier's report")
+        yield from fields(record["details"], full, 2)
+    elif record["reward"] is not None:
+        yield _title("verifier's report", "the reward alone")
     for stage in ("setup", "agent", "verify"):
         commands = [ran for ran in record["sandbox_commands"] if ran["stage"] == stage]
         if commands and (stage == "verify" or failure):
             yield _title(f"commands of {stage}")
             for ran in commands:
                 yield from _ran(ran, full)
-    if record["details"]:
-        yield _title("verifier's report")
-        yield from fields(record["details"], full, 2)
-    elif record["reward"] is not None:
-        yield _title("verifier's report", "the reward alone")
 
 
 def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     took = None if None in (ran["started"], ran["ended"]) else ran["ended"] - ran["started"]
-    yield _block(f"$ {ran['command']}", full, "bold")
+    command = ran["command"] if full else shortened(ran["command"].strip(), COMMAND_LINES)
+    yield Indented(shown(f"$ {command}", "bold"), 2)
     code = ran["exit_code"]
     yield Indented(Text(f"exit code {code}, {duration(took)}", "red" if code else "dim"), 4)
     if ran["output"].strip():
@@ -222,18 +228,14 @@ def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
 
 def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") -> Iterator[RenderableType]:
     """Yield named values: short ones behind their names, long texts and lists below them."""
-    short = []
-    for name, value in values.items():
-        text = text_of(value) if not isinstance(value, (bool, int, float, type(None))) else str(value).lower()
-        if len(text) <= _SHORT and "\n" not in text:
-            short.append(f"{name}: {text}")
-    if short:
+    texts = {name: text_of(value) for name, value in values.items() if value is not None}
+    long = {name: text for name, text in texts.items() if len(text) > _SHORT or "\n" in text}
+    if short := [f"{name}: {text}" for name, text in texts.items() if name not in long]:
         yield Indented(shown("   ".join(short), style), indent)
-    for name, value in values.items():
-        text = "\n".join(map(text_of, value)) if isinstance(value, list) else text_of(value)
-        if isinstance(value, (str, list, dict)) and (len(text_of(value)) > _SHORT or "\n" in text_of(value)):
-            yield Indented(line(f"{name}:", style), indent)
-            yield _block(text, full, style, indent + 2)
+    for name, text in long.items():
+        value = values[name]
+        yield Indented(line(f"{name}:", style), indent)
+        yield _block("\n".join(map(text_of, value)) if isinstance(value, list) else text, full, style, indent + 2)
 
 
 def _title(title: str, about: str = "") -> RenderableType:
@@ -245,14 +247,15 @@ def _block(text: str, full: bool, style: str = "", indent: int = 2) -> Renderabl
     return Indented(shown(text.strip("\n") if full else shortened(text.strip("\n")), style), indent)
 
 
-def shortened(text: str) -> str:
-    """Return the beginning and the end of a long text, and between them how much is left out."""
+def shortened(text: str, most: int = LINES) -> str:
+    """Return the beginning and the end of a text of more than `most` lines or of too many characters, and between them
+    how much is left out."""
     if len(text) > CHARACTERS:
         half = CHARACTERS // 2
         text = f"{text[:half]}\n… {len(text) - CHARACTERS} characters left out, --full shows them …\n{text[-half:]}"
     lines = text.split("\n")
-    if len(lines) > LINES:
-        half = LINES // 2
-        left_out = f"… {len(lines) - LINES} lines left out, --full shows them …"
+    if len(lines) > most:
+        half = most // 2
+        left_out = f"… {len(lines) - 2 * half} lines left out, --full shows them …"
         lines = [*lines[:half], left_out, *lines[-half:]]
     return "\n".join(lines)

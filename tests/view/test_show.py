@@ -88,7 +88,7 @@ def test_tools_are_listed_with_what_went_wrong(run: Path) -> None:
 def test_one_rollout_is_told_from_its_prompt_to_its_report(run: Path) -> None:
     page = show(run, "greet/0")
     told = [
-        "reward 1.00  stopped: finished · 2 turns · 1 tool calls · 2.0k tokens · 10.0 s · $0.02",
+        "reward 1.00 · stopped: finished · 2 turns · 1 tool calls · 2.0k tokens · 10.0 s · $0.02",
         "agent         2.0 s         3.0 s",
         "of the agent's: model 1.5 s, tools 1.0 s, waited for the endpoint 0.50 s",
         "Make the tests pass.",
@@ -99,10 +99,10 @@ def test_one_rollout_is_told_from_its_prompt_to_its_report(run: Path) -> None:
         "← 1.0 s · exit code 2 · 4.1k bytes dropped",
         "output: 2 failed",
         "TURN 2",
-        "$ pytest -q",
-        "exit code 1, 4.0 s",
         "VERIFIER'S REPORT",
         "reason: 1 of 2 tests failed",
+        "$ pytest -q",
+        "exit code 1, 4.0 s",
     ]
     places = [page.find(text) for text in told]
     assert -1 not in places, told[places.index(-1)] + page
