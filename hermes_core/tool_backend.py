@@ -386,12 +386,17 @@ class ToolBackend:
         lease = self._lease(slot)
         await lease.call(lease.pooled.client.reset_slot, lease.seat.index)
 
-    async def prepare(self, slot: Slot, key: str, build: Build, *, private: bool = False) -> str:
+    async def prepare(
+        self, slot: Slot, key: str, build: Build, *, private: bool = False, around: Around | None = None
+    ) -> str:
         """Return a directory that `build` fills as the preparation user, once per sandbox and key.
 
         Slots can read it but not write it; with `private` they can't read it either. All callers that ask for it while
         it is being built wait. If building fails, all of them get the error, the directory is removed, and the next
         call tries again.
+
+        Args:
+            around: see `commands`; for the commands of `build`.
 
         Raises:
             UsageError: the key can't be a file name.
@@ -400,7 +405,7 @@ class ToolBackend:
         """
         lease = self._lease(slot)
         check_key(key)
-        return await lease.call(prepare, self._tasks, lease.pooled, key, build, private=private)
+        return await lease.call(prepare, self._tasks, lease.pooled, key, build, private=private, around=around)
 
     @asynccontextmanager
     async def processor(self, slot: Slot, *, alone: bool = False) -> AsyncIterator[None]:

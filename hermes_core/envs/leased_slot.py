@@ -180,7 +180,8 @@ class LeasedSlot:
         Raises:
             SetupFailed: a shell command of `build` failed; the next caller tries again.
         """
-        return await self._watch(self._backend.prepare(self.slot, key, as_build(build), private=private))
+        filling = self._backend.prepare(self.slot, key, as_build(build), private=private, around=self._logged)
+        return await self._watch(filling)
 
     @asynccontextmanager
     async def processor(self) -> AsyncIterator[None]:
@@ -263,14 +264,11 @@ class LeasedSlot:
         """Make the commands called `name` remembered until they are awaited, and their errors noted."""
 
         def around(call: Call) -> Call:
+            logged = self._logged(call)
+
             async def noted(operation: Operation[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-                work: Any = call(operation, *args, **kwargs)
-                if operation.__name__ == SlotCommands.run.__name__:
-                    command: Any = args[0] if args else kwargs.get("command", "")
-                    work = self.log.run(command, work)
                 try:
-                    outcome: T = await work
-                    return outcome
+                    return await logged(operation, *args, **kwargs)
                 except (HermesError, asyncio.CancelledError) as error:
                     self._note(error, origin)
                     raise
@@ -281,6 +279,19 @@ class LeasedSlot:
             return pending
 
         return around
+
+    def _logged(self, call: Call) -> Call:
+        """Make the commands that are run logged."""
+
+        async def logged(operation: Operation[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+            if operation.__name__ != SlotCommands.run.__name__:
+                return await call(operation, *args, **kwargs)
+            command: Any = args[0] if args else kwargs.get("command", "")
+            work: Any = call(operation, *args, **kwargs)
+            outcome: T = await self.log.run(command, work)
+            return outcome
+
+        return logged
 
     async def _watch(self, awaitable: Awaitable[T]) -> T:
         try:

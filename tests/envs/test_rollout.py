@@ -99,8 +99,8 @@ class Slots:
     async def kill_everything(self, slot):
         self.note("kill", slot)
 
-    async def prepare(self, slot, key, build, *, private=False):
-        await build(self.commands(slot), f"/data/prepared/{key}")
+    async def prepare(self, slot, key, build, *, private=False, around=lambda call: call):
+        await build(self.commands(slot, around=around), f"/data/prepared/{key}")
         return f"/data/prepared/{key}"
 
 
@@ -627,6 +627,7 @@ async def test_the_record_has_what_the_hooks_ran_in_every_slot_and_when():
     async def setup(given):
         await given.rollout.commands.run(["ls", "a b"])
         await given.rollout.preparation.run(command="make")
+        await given.rollout.prepare("key", ["install"])
         await given.exec_tool("bash", {"command": "echo é"})
         await given.exec_tool("write_file", {"path": "a", "content": "b"})
         return {}
@@ -653,6 +654,7 @@ async def test_the_record_has_what_the_hooks_ran_in_every_slot_and_when():
     assert ran == [
         ("setup", "ls 'a b'", 0, "out"),
         ("setup", "make", 0, "out"),
+        ("setup", "install", 0, "out"),
         ("setup", "echo é", None, '["bash", {"command": "echo \\u00e9"}]'),
         ("agent", "solve", 0, "out"),
         ("verify", "check", 0, "out"),
