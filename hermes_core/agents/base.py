@@ -8,9 +8,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import UnionType
-from typing import Any, Protocol, Self, Union, get_args, get_origin, runtime_checkable
+from typing import Annotated, Any, Protocol, Self, Union, get_args, get_origin, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+from hermes_core.agents.prices import TokenPrices, read_prices
 
 Message = dict[str, Any]
 """One message of a chat in the OpenAI form. It always has the keys `role` and `content`."""
@@ -361,6 +363,17 @@ class AgentSettings(BaseModel):
     """Maximum number of tokens per minute, of prompts and answers, of all rollouts together."""
     max_response_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
     """Maximum size of one response in bytes."""
+    cache_control: bool = False
+    """Whether to mark in each request what the endpoint is to keep in its cache. Anthropic's models need it, for
+    example behind OpenRouter; other endpoints may refuse such requests."""
+    prices: Annotated[dict[str, TokenPrices] | None, BeforeValidator(read_prices)] = None
+    """Prices of each model's tokens in US dollars per million: `{MODEL: {prompt, cached, completion}}`, or the name of
+    a YAML or JSON file with that. Without the model's prices, the cost that the endpoint reports is recorded."""
+
+    @property
+    def price(self) -> TokenPrices | None:
+        """Return the prices of the model; None if they are not known."""
+        return (self.prices or {}).get(self.model or "")
 
     def each_model(self) -> dict[str, Self]:
         """Return the settings for each of `models`, by its name."""

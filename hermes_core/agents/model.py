@@ -226,8 +226,11 @@ class OpenAIServer:
             ModelError: the endpoint failed, permanently or too often; says what to do.
             ContextLengthExceeded: the conversation does not fit the model's context.
         """
+        sent = sendable(messages)
+        if self.settings.cache_control:
+            sent = with_cache_marks(sent)
         return await self.endpoint.ask(
-            lambda: self._ask_in_time({"model": self.model, "messages": sendable(messages), **request}),
+            lambda: self._ask_in_time({"model": self.model, "messages": sent, **request}),
             tokens=count_tokens,
         )
 
@@ -351,6 +354,28 @@ def _well_formed(message: Message) -> Message:
         name = re.sub(r"[^\w-]", "_", function["name"], flags=re.ASCII)[:64] or "unnamed"
         calls.append({**call, "function": {"name": name, "arguments": text}})
     return {**message, "tool_calls": calls}
+
+
+def with_cache_marks(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with Anthropic's marks, which say up to where the endpoint is to keep the prompt in its
+    cache: up to the system message, up to the end of the previous request, and up to the end of this one.
+
+    The mark at the end of the previous request finds what that request left in the cache, also if one turn has more
+    messages than Anthropic searches back.
+    """
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    marked = {len(messages) - 1, *(index - 1 for index in answers[-1:])}
+    marked |= {0} if messages and messages[0]["role"] == "system" else set()
+    return [_with_mark(message) if index in marked else message for index, message in enumerate(messages)]
+
+
+def _with_mark(message: Message) -> Message:
+    """Return the message with a mark at its last part, if that is a text. An empty text may have none."""
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    if not parts or not isinstance(parts[-1], Mapping) or not parts[-1].get("text"):
+        return message
+    return {**message, "content": [*parts[:-1], {**parts[-1], "cache_control": {"type": "ephemeral"}}]}
 
 
 def _open_client(settings: AgentSettings, learn: Callable[[Mapping[str, str]], None]) -> AsyncOpenAI:

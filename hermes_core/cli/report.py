@@ -82,6 +82,7 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
     for stage, seconds in summary.timings.items():
         figures = "  ".join(f"{name} {seconds[name]:8.3f} s" for name in ("p50", "p95", "max"))
         lines.append(f"  {stage.removesuffix('_s'):8} {figures}")
+    lines += _of_the_model(summary)
     lines += [
         f"sandboxes of profile {profile}: {seconds:.0f} s" + _cost(summary.cost.get(profile))
         for profile, seconds in summary.sandbox_s.items()
@@ -106,6 +107,23 @@ def _outcome(summary: RunSummary) -> str:
         return f"{summary.finished} of {summary.total} finished; the environment gives no rewards"
     mean = "none" if summary.mean_reward is None else f"{summary.mean_reward:.3f}"
     return f"{summary.scored} of {summary.total} scored, {summary.solved} solved, mean reward {mean}"
+
+
+def _of_the_model(summary: RunSummary) -> list[str]:
+    """Return what the model used and cost, and how long its endpoint was waited for."""
+    usage, lines = summary.usage, []
+    if usage.requests:
+        cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+        lines.append(
+            f"model: {usage.requests} requests, {usage.prompt_tokens} prompt tokens{cached}, "
+            f"{usage.completion_tokens} completion tokens"
+        )
+    if usage.cost is not None:
+        solved = "" if summary.cost_per_solved is None else f", ${summary.cost_per_solved:.4g} per solved rollout"
+        lines.append(f"cost of the model: ${usage.cost:.4g}{solved}")
+    if summary.waited_s >= 1:
+        lines.append(f"waited for the endpoint: {summary.waited_s:.0f} s, of all rollouts together")
+    return lines
 
 
 def _rate(summary: RunSummary) -> str:

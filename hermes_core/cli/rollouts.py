@@ -34,7 +34,7 @@ _CONFINED = {"network": "none", "process_memory": 4096}
 
 _OPTIONS = (
     *("profile", "isolation", "concurrency", "group_size", "seed"),
-    *("rollout_timeout", "model_timeout", "stop_on_infra"),
+    *("rollout_timeout", "model_timeout", "stop_on_infra", "max_cost"),
 )
 """Fields of `RunOptions` that have an option of the same name."""
 
@@ -134,6 +134,12 @@ _items_option = click.option(
     type=float,
     metavar="S",
     help="Total time in seconds that a rollout may wait for the model [3600].",
+)
+@click.option(
+    "--max-cost",
+    type=float,
+    metavar="USD",
+    help="Begin no rollout once the model's tokens have cost this much; needs --agent.prices.",
 )
 @click.option("--out", callback=_folder, metavar="DIR", help="Directory for the records [runs/ENV-TIME].")
 @click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="Also send the records to this sink of a plugin.")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.environment import Environment
 from hermes_core.envs.rollout import Limits
-from hermes_core.errors import PolicyError, UsageError
+from hermes_core.errors import ConfigError, PolicyError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
 from hermes_core.validation import validated
@@ -26,7 +26,7 @@ MOST_AT_A_TIME = 1 << 16
 PATIENCE = frozenset(
     {
         *("endpoint_patience_s", "max_retries", "max_retry_wait_s", "request_timeout_s"),
-        *("check_patience_s", "requests_per_minute", "tokens_per_minute"),
+        *("check_patience_s", "requests_per_minute", "tokens_per_minute", "prices", "cache_control"),
     }
 )
 """Agent settings that do not affect rewards. A run that ended because of them can be resumed with higher values."""
@@ -73,6 +73,9 @@ class RunOptions(BaseModel):
     stop_on_infra: float | None = Field(default=None, ge=0, le=1)
     """Stop the run if more than this share (0 to 1) of the last 10 to 20 rollouts failed because of the infrastructure
     or the model's endpoint."""
+    max_cost: float | None = Field(default=None, gt=0)
+    """Begin no rollout once the model's tokens have cost this much, in US dollars, in all sessions of the run together.
+    Rollouts that run then are finished. It needs the agent's `prices`."""
 
     @property
     def limits(self) -> Limits:
@@ -191,6 +194,20 @@ def _number(given: Mapping[str, Any], key: str, default: int) -> int:
         return int(given[key]) if int(given.get(key, 0)) > 0 or given.get(key) == 0 else default
     except (TypeError, ValueError):
         return default
+
+
+def check_price(agent: str | Agent, settings: AgentSettings, max_cost: float | None) -> None:
+    """Refuse a limit on the cost of a model whose prices are not known.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    unpriced = [each.model for each in settings.each_model().values() or (settings,) if each.price is None]
+    if max_cost is not None and agent not in BASELINES and unpriced:
+        raise ConfigError(
+            f"max_cost is set, and the prices of model {unpriced[0]!r} are not known",
+            hint="set --agent.prices=FILE, with `MODEL: {prompt: USD, completion: USD}`, each per million tokens",
+        )
 
 
 def agent_settings(

@@ -18,7 +18,7 @@ from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.aio import alongside
 from hermes_core.environment import Environment, Item
-from hermes_core.envs.options import RunOptions, agent_settings
+from hermes_core.envs.options import RunOptions, agent_settings, check_price
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.session import Tools, broken, open_session, versions
@@ -104,6 +104,7 @@ async def run_rollouts(
     """
     chosen = validated(RunOptions, options, "the run")
     filled = agent_settings(runtime, agent, settings, chosen.seed)
+    check_price(agent, filled, chosen.max_cost)
     async with AsyncExitStack() as stack:
         opened: list[_OpenSink] = []
         for sink in sinks:
@@ -121,6 +122,7 @@ async def run_rollouts(
             sinks=opened,
             progress=progress or NoProgress(),
             stop_on_infra=chosen.stop_on_infra,
+            max_cost=chosen.max_cost,
         )
         if out_dir is not None:
             run.folder = OutputFolder(Path(out_dir))
@@ -262,9 +264,11 @@ class Run:
     sinks: Sequence[_OpenSink] = ()
     progress: Progress = field(default_factory=NoProgress)
     stop_on_infra: float | None = None
+    max_cost: float | None = None
     folder: OutputFolder | None = None
     tally: Tally = field(default_factory=Tally)
     _stopped: str | None = None
+    _running: set[Trajectory] = field(default_factory=set)
     _synced: float = field(default_factory=time.monotonic)
 
     async def all(self, context: RolloutContext, concurrency: int) -> RunSummary:
@@ -304,7 +308,16 @@ class Run:
         return self.jobs.count(self.tally.was_done_before)
 
     def _left(self) -> Iterator[Job]:
-        return itertools.takewhile(lambda _: self._stopped is None, self.jobs.left(self.tally.was_done_before))
+        return itertools.takewhile(lambda _: self._may_begin(), self.jobs.left(self.tally.was_done_before))
+
+    def _may_begin(self) -> bool:
+        """Return whether another rollout may begin; if the money is spent, note it."""
+        if self._stopped is None and self.max_cost is not None:
+            running = sum(trajectory.result.usage.cost or 0.0 for trajectory in self._running)
+            cost = (self.tally.usage.cost or 0.0) + running
+            if cost >= self.max_cost:
+                self._stopped = f"the model's tokens have cost ${cost:.4g}, and max_cost is ${self.max_cost:g}"
+        return self._stopped is None
 
     async def _one(self, context: RolloutContext, job: Job) -> None:
         """Do one rollout and write its record. A cancelled one has a record too: it runs again when the run is resumed.
@@ -313,6 +326,7 @@ class Run:
             CostLimitReached, EndpointDown: no other rollout can be begun.
         """
         trajectory = begin(context, job.item, job.item_id, job.item_id, job.rollout_index)
+        self._running.add(trajectory)
         down: EndpointDown | None = None
         try:
             await run_rollout(self.tools.offered(context, job.item, job.item_id), job.item, trajectory)
@@ -322,6 +336,7 @@ class Run:
         except EndpointDown as error:  # a model failure like others, which also ends the run
             down = error
         except Exception:  # refused before it began, so there is nothing to keep
+            self._running.discard(trajectory)
             _tell_finished(context, trajectory.to_record(context.redact).to_json())
             raise
         written = self._keep(context, trajectory)
@@ -334,6 +349,7 @@ class Run:
             raise down
 
     def _keep(self, context: RolloutContext, trajectory: Trajectory) -> dict[str, Any]:
+        self._running.discard(trajectory)
         record = trajectory.to_record(context.redact)
         written = record.to_json()
         if self.folder is not None:

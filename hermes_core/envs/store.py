@@ -194,6 +194,9 @@ class OutputFolder:
     def _recover(self, trajectories: Path, tally: Tally, again: Collection[FailureKind] | None) -> None:
         """Read the records that are here, and keep one line of each rollout that is not done again."""
         size = trajectories.stat().st_size
+        if (self.path / SUPERSEDED).exists():
+            for record in _read(self.path / SUPERSEDED):
+                tally.count_usage(record)
         kept: set[int] = set()
         number = 0
         for number, line, end in _lines(trajectories):
@@ -210,6 +213,8 @@ class OutputFolder:
             if not failed and not tally.was_done_before(key):
                 kept.add(number)
                 tally.add(record, earlier=True)
+            else:
+                tally.count_usage(record)
         if number != len(kept):
             self._keep_only(kept, trajectories)
 
@@ -278,9 +283,7 @@ def records(path: Path) -> Iterator[Record]:
     """
     trajectories = path / TRAJECTORIES
     try:
-        for number, line, _ in _lines(trajectories):
-            if line.endswith(b"\n"):
-                yield record_in(line, f"{trajectories}, line {number}")
+        yield from _read(trajectories)
     except OSError as error:
         raise UsageError(f"{trajectories} can't be read: {error.strerror}", hint="check the folder") from error
 
@@ -301,6 +304,13 @@ def record_in(
         return Record.from_json(clean(parse_line(line, place)))
     except ValueError as error:
         raise _no_record(place) from error
+
+
+def _read(file: Path) -> Iterator[Record]:
+    """Read the records of one file, without an incomplete last line. Raise as `record_in`."""
+    for number, line, _ in _lines(file):
+        if line.endswith(b"\n"):
+            yield record_in(line, f"{file}, line {number}")
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

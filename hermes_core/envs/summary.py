@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -50,6 +50,12 @@ class RunSummary:
     """Rollouts per hour in this session."""
     timings: Mapping[str, Mapping[str, float]]
     """Seconds of each stage (`acquire_s`, …): `p50`, `p95` (both to three digits) and `max`."""
+    usage: Usage = field(default_factory=Usage)
+    """The model's requests, tokens and cost. Attempts that were repeated are included."""
+    cost_per_solved: float | None = None
+    """Cost of the model's tokens per solved rollout, in US dollars; None if it is not known, or none is solved."""
+    waited_s: float = 0.0
+    """Seconds that rollouts waited for the endpoint, together: for its rate limits, and until it worked again."""
     sandbox_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of sandboxes in this session, by profile."""
     cost: Mapping[str, float] = field(default_factory=dict)
@@ -109,7 +115,9 @@ class Tally:
         self._infra_retries = 0
         self._timings = {stage: Spread() for stage in STAGES}
         self.usage = Usage()
-        """The model's requests, tokens and cost."""
+        """The model's requests, tokens and cost, also of rollouts that were done again."""
+        self.waited_s = 0.0
+        """Seconds that rollouts waited for the endpoint."""
         self.session = 0
         """Number of records added in this session."""
         self.finished = 0
@@ -134,7 +142,7 @@ class Tally:
             self.solved += record.reward >= SOLVED
             self._rewards += record.reward
         self._infra_retries += record.infra_retries
-        self.usage.add(record.usage)
+        self.count_usage(record)
         for stage, spread in self._timings.items():
             if (seconds := record.timings.get(f"{stage}_s")) is not None:
                 spread.add(seconds)
@@ -143,6 +151,11 @@ class Tally:
         else:
             self.session += 1
             self._recent.append(record.failure is not None and record.failure.kind in _NOT_OF_THE_AGENT)
+
+    def count_usage(self, record: Record) -> None:
+        """Add only what the model used for a record, whose rollout is done again."""
+        self.usage.add(record.usage)
+        self.waited_s += record.waited_s
 
     def start_session(self) -> None:
         """Start measuring the session's time."""
@@ -210,6 +223,9 @@ class Tally:
                 for stage, spread in self._timings.items()
                 if spread.largest >= 0
             },
+            usage=replace(self.usage),
+            cost_per_solved=self.usage.cost / self.solved if self.usage.cost is not None and self.solved else None,
+            waited_s=round(self.waited_s, 3),
             sandbox_s={name: round(each.sandbox_s, 3) for name, each in used.items()},
             cost={name: round(each.cost, 6) for name, each in used.items() if each.cost is not None},
             stopped=stopped,

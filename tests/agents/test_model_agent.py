@@ -13,7 +13,7 @@ import pytest
 
 from hermes_core.agents.base import Agent, AgentResult, AgentSettings, AgentTask, StopReason
 from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded, ResponseTooLarge
-from hermes_core.agents.model import ModelAgent, OpenAIServer
+from hermes_core.agents.model import ModelAgent, OpenAIServer, with_cache_marks
 from hermes_core.errors import ConfigError, ModelError
 from hermes_core.testing import Call, Fault, Reply, ScriptedServer, ToolScript, call
 
@@ -118,6 +118,35 @@ async def test_malformed_calls_go_back_well_formed_but_are_recorded_as_written()
     assert [json.loads(function["arguments"]) for function in sent[2:]] == [{"n": 1}, {}]
     assert sent[1]["name"] == "no_such_tool_"
     assert (result.tool_calls_attempted, result.tool_calls_schema_valid, result.stop_reason) == (4, 1, "finished")
+
+
+def marks(request):
+    """The indices of the messages with a mark for the cache."""
+    return [
+        index
+        for index, message in enumerate(request["messages"])
+        if isinstance(message["content"], list) and message["content"][-1]["cache_control"] == {"type": "ephemeral"}
+    ]
+
+
+async def test_what_is_to_be_cached_is_marked_only_if_it_is_wanted_and_only_in_what_is_sent():
+    script = [Reply(None, [call("echo", n=n), call("echo", n=n)]) for n in range(3)] + DONE
+    for wanted in (False, True):
+        async with ScriptedServer(script) as server:
+            the_task = task()
+            the_task.messages.insert(0, {"role": "system", "content": "Be brief."})
+            result = await run(server, the_task, cache_control=wanted)
+            found = [marks(request) for request in server.requests]
+        assert found == ([[0, 1], [0, 1, 4], [0, 4, 7], [0, 7, 10]] if wanted else [[]] * 4)
+        assert not any(isinstance(message["content"], list) for message in result.messages)
+
+
+async def test_a_text_that_is_empty_has_no_mark_and_parts_keep_theirs():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "system", "content": ""}, {"role": "user", "content": parts}]
+    mark = {"cache_control": {"type": "ephemeral"}}
+    assert with_cache_marks(messages) == [messages[0], {"role": "user", "content": [parts[0], {**parts[1], **mark}]}]
+    assert with_cache_marks([]) == []
 
 
 async def test_each_rollout_has_its_own_seed_and_the_same_one_in_every_run():
