@@ -24,6 +24,7 @@ from hermes_core.agents.base import (
     ToolError,
     ToolHandler,
     TurnRecord,
+    Usage,
 )
 from hermes_core.agents.failures import (
     ContextLengthExceeded,
@@ -31,7 +32,9 @@ from hermes_core.agents.failures import (
     ResponseTooLarge,
     as_model_error,
 )
+from hermes_core.agents.prices import TokenPrices
 from hermes_core.agents.replies import Reply, ToolCall, encodable, read_reply
+from hermes_core.agents.traffic import counted_waits
 from hermes_core.errors import (
     HermesError,
     InfraError,
@@ -82,6 +85,7 @@ class HermesAgentLoop:
         tool_handler: runs one call; may be None only if there are no tools.
         parallel_safe: tools whose calls within one turn may run at the same time.
         waiting: entered while waiting for the server, as `AgentTask.waiting`.
+        price: what the model's tokens cost; None takes the cost that the server reports.
     """
 
     def __init__(  # noqa: PLR0917 (callers know these by position)
@@ -98,6 +102,7 @@ class HermesAgentLoop:
         *,
         parallel_safe: Collection[str] = frozenset(),
         waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        price: TokenPrices | None = None,
     ) -> None:
         if tool_handler is None and valid_tool_names:
             raise UsageError("tools are given but nothing runs them", hint="pass a tool_handler")
@@ -108,6 +113,7 @@ class HermesAgentLoop:
         self.tool_handler = tool_handler
         self.parallel_safe = frozenset(parallel_safe)
         self._waiting = waiting
+        self._price = price
         self.result = AgentResult()
         """The result of the current run, complete up to this moment. It survives cancellation and errors."""
         options = {
@@ -134,7 +140,7 @@ class HermesAgentLoop:
         self.result = result if result is not None else AgentResult()
         self.result.messages.extend(_prompt(messages))
         for _ in range(self.max_turns):
-            started = time.time()
+            started, waited_s = time.time(), self.result.waited_s
             try:
                 reply = await self._ask()
             except tuple(_ENDS) as failure:
@@ -143,7 +149,7 @@ class HermesAgentLoop:
                 # The server accepted the same conversation with less in it. If this failed the rollout, a model could
                 # write something that makes its bad rollouts be removed from their group.
                 return self._stop(_ENDS[type(failure)])
-            calls = self._record(reply, started)
+            calls = self._record(reply, started, self.result.waited_s - waited_s)
             if not reply.calls:
                 return self._stop(_why_it_ended(reply))
             await self._run_calls(calls)
@@ -152,9 +158,7 @@ class HermesAgentLoop:
     async def _ask(self) -> Reply:
         """Return one answer of the model to the conversation so far."""
         try:
-            async with self._waiting():
-                completion = await self.server.chat_completion(messages=[*self.result.messages], n=1, **self._options)
-            return read_reply(completion, self.result.turns_used + 1)
+            return read_reply(await self._completion(), self.result.turns_used + 1)
         except Exception as error:
             if isinstance(error, UsageError) and self.result.turns_used:
                 raise ConversationRefused(error.message, hint=error.hint) from error
@@ -168,15 +172,25 @@ class HermesAgentLoop:
                 raise
             raise failure from error
 
-    def _record(self, reply: Reply, started: float) -> list[_Call]:
+    async def _completion(self) -> Any:
+        """Return the server's completion, and count the time that it was waited for."""
+        with counted_waits() as waits:
+            try:
+                async with self._waiting():
+                    return await self.server.chat_completion(messages=[*self.result.messages], n=1, **self._options)
+            finally:
+                self.result.waited_s += waits.seconds
+
+    def _record(self, reply: Reply, started: float, waited_s: float) -> list[_Call]:
         """Add the answer to the result, with a tool message for each call, to be filled in when the call has ended.
 
         There is no await in between, so the conversation is complete at any moment.
 
         Args:
             started: when the answer was asked for, in seconds since the epoch.
+            waited_s: for how much of the time since then the request waited for the server's turn.
         """
-        result = self.result
+        result, cost = self.result, self._cost(reply)
         turn, message, number = len(result.turns), len(result.messages), len(result.calls)
         answers: list[Message] = [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": _refusal(_INTERRUPTED)}
@@ -191,10 +205,12 @@ class HermesAgentLoop:
                 model=reply.model or result.model,
                 started=started,
                 ended=time.time(),
+                waited_s=round(waited_s, 6),
                 prompt_tokens=reply.prompt_tokens,
                 completion_tokens=reply.completion_tokens,
                 cached_tokens=reply.cached_tokens,
                 reasoning_tokens=reply.reasoning_tokens,
+                cost=cost,
                 sampling=self._sampling if reply.sampling is None else reply.sampling,
                 stop_reason=reply.finish_reason,
             )
@@ -203,13 +219,16 @@ class HermesAgentLoop:
             CallRecord(turn, place, call.id, call.name, call.text, error=_INTERRUPTED)
             for place, call in enumerate(reply.calls, message + 1)
         ]
-        result.usage.requests += 1
-        result.usage.prompt_tokens += reply.prompt_tokens
-        result.usage.completion_tokens += reply.completion_tokens
-        result.usage.cached_tokens += reply.cached_tokens or 0
+        result.usage.add(Usage(1, reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0, cost))
         get_state = getattr(self.server, "get_state", None)
         result.managed_state = get_state() if get_state is not None else None
         return list(enumerate(reply.calls, number))
+
+    def _cost(self, reply: Reply) -> float | None:
+        """Return the price of an answer in US dollars; None if it is not known."""
+        if self._price is None:
+            return reply.cost
+        return self._price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0)
 
     async def _run_calls(self, calls: Sequence[_Call]) -> None:
         """Run one turn's calls: together if all of them are safe, else in order."""

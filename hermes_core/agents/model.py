@@ -132,6 +132,7 @@ class ModelAgent:
             tool_handler=task.tool_handler,
             parallel_safe=task.parallel_safe,
             waiting=task.waiting,
+            price=self.settings.price,
         )
         return await loop.run(task.messages, task.result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Reply:
     """The model that answered, as the endpoint names it."""
     sampling: Mapping[str, Any] | None = None
     """The parameters that were sent; None if they are those that were asked for."""
+    cost: float | None = None
+    """The price of the answer in US dollars, from endpoints that report it, such as OpenRouter."""
 
     def as_message(self) -> Message:
         """Return the answer in the form for the conversation, including its reasoning."""
@@ -95,6 +98,7 @@ def read_reply(completion: Any, turn: int) -> Reply:
         cached_tokens=_count(get(get(usage, "prompt_tokens_details"), "cached_tokens")),
         reasoning_tokens=_count(get(get(usage, "completion_tokens_details"), "reasoning_tokens")),
         model=encodable(model) if isinstance(model, str) and model else None,
+        cost=_amount(get(usage, "cost")),
     )
 
 
@@ -216,6 +220,11 @@ def _plain(value: Any) -> Any:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _amount(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return float(value) if known else None
 
 
 def _json_type(value: Any) -> str:

@@ -76,10 +76,11 @@ class Trajectory:
     """Whether the agent's work has its outcome. A cancellation after that changes nothing."""
 
     def begin_again(self) -> None:
-        """Forget an attempt that the infrastructure spoiled."""
+        """Forget an attempt that the infrastructure spoiled, except for the tokens that it used and its waits."""
         self.infra_retries += 1
         self.reward, self.details, self.failure, self.patch, self.repeated = None, {}, None, None, None
-        self.result, self.timings = AgentResult(), {}
+        self.result = AgentResult(usage=self.result.usage, waited_s=self.result.waited_s)
+        self.timings = {}
         self.slot, self.commands = None, CommandLog()
         self._infra = self._failed_stage = None
         self._ended = False
@@ -185,7 +186,7 @@ class Trajectory:
             tokens_refused=exact.refused,
             stop_reason=str(result.stop_reason) if "agent_s" in self.timings else None,
             timings={f"{stage}_s": self.timings.get(f"{stage}_s") for stage in STAGES},
-            waited_s=result.waited_s,
+            waited_s=round(result.waited_s, 6),
             tool_calls=ToolCalls(
                 attempted=result.tool_calls_attempted,
                 schema_valid=result.tool_calls_schema_valid,

@@ -56,6 +56,8 @@ class Reply:
     """The finish reason. None means `tool_calls` or `stop`, depending on the reply."""
     usage: tuple[int, int] = (0, 0)
     """Prompt tokens and completion tokens that the server reports."""
+    usage_extra: Mapping[str, Any] = field(default_factory=dict)
+    """More keys for the usage, such as `prompt_tokens_details`."""
     message_extra: Mapping[str, Any] = field(default_factory=dict)
     """More keys for the message, such as `reasoning_details`."""
     choice_extra: Mapping[str, Any] = field(default_factory=dict)
@@ -252,7 +254,10 @@ class ScriptedServer:
             "created": 0,
             "model": request["model"],
             "choices": [{"index": 0, "message": message, "finish_reason": finish_reason, **reply.choice_extra}],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+            "usage": {
+                **{"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
+                **reply.usage_extra,
+            },
         }
 
     async def _send(

@@ -782,6 +782,59 @@ async def test_the_summary_says_what_the_sandboxes_cost(runtime, tasks):
     assert summary.cost["default"] == pytest.approx(summary.sandbox_s["default"], rel=0.01)
 
 
+DEAR = {"scripted": {"prompt": 1.0, "completion": 1.0}}
+"""One dollar for each answer of a million tokens."""
+
+
+async def test_a_run_begins_no_rollout_once_its_tokens_have_cost_enough_and_goes_on_with_more(runtime, tasks, tmp_path):
+    rows = [{"id": f"t{n}", "prompt": "p", "check": "true"} for n in range(10)]
+    async with ScriptedServer([Reply("done", usage=(900_000, 100_000))]) as server:
+        settings = {"model": "scripted", "base_url": server.base_url, "prices": DEAR}
+        run = functools.partial(
+            run_rollouts, runtime, "tasks", env=tasks(rows), settings=settings, out_dir=tmp_path / "out", **ISOLATION
+        )
+        first = await run(concurrency=2, max_cost=3.5)
+        assert first.stopped == f"the model's tokens have cost ${first.usage.cost:g}, and max_cost is $3.5"
+        assert 4 <= first.scored <= 5, "those that ran are finished"
+        assert first.usage.cost == first.scored
+        assert first.cost_per_solved == pytest.approx(1.0)
+        again = await run(concurrency=2, max_cost=3.5, resume=True)
+        assert (again.scored, again.usage.cost) == (first.scored, first.usage.cost), "all sessions count together"
+        last = await run(concurrency=2, max_cost=100, resume=True)
+    assert (last.complete, last.stopped, last.usage.cost) == (True, None, 10)
+
+
+async def test_money_that_was_spent_on_rollouts_that_are_done_again_counts_too(runtime, tasks, tmp_path):
+    rows = [{"id": f"t{n}", "prompt": "p", "check": "true"} for n in range(3)]
+    fails = True
+
+    def script(request):
+        if fails and len(request["messages"]) > 1:
+            return Fault(403, "not now")
+        return Reply(None if fails else "done", [call("terminal", command="true")] if fails else [], usage=(10**6, 0))
+
+    async with ScriptedServer(script) as server:
+        settings = {"model": "scripted", "base_url": server.base_url, "prices": DEAR}
+        run = functools.partial(
+            run_rollouts, runtime, "tasks", env=tasks(rows), settings=settings, out_dir=tmp_path / "out", **ISOLATION
+        )
+        summary = await run()
+        assert (summary.scored, summary.usage.cost) == (0, 3)
+        summary = await run(resume=True)
+        assert (summary.scored, summary.usage.cost) == (0, 6)
+        fails = False
+        summary = await run(resume=True)
+        assert (summary.scored, summary.usage.cost, summary.cost_per_solved) == (3, 9, 3)
+
+
+async def test_a_limit_on_the_cost_needs_the_prices_of_the_model(runtime, tasks):
+    settings = {"model": "scripted", "base_url": "http://127.0.0.1:9/v1", "prices": {"other": DEAR["scripted"]}}
+    with pytest.raises(ConfigError, match="prices of model 'scripted' are not known") as raised:
+        await run_rollouts(runtime, "tasks", env=tasks(), settings=settings, max_cost=1, **ISOLATION)
+    assert "--agent.prices" in raised.value.hint
+    assert (await run_rollouts(runtime, "tasks", "oracle", env=tasks(), max_cost=1, **ISOLATION)).complete
+
+
 async def test_a_run_stops_when_the_money_is_spent_and_goes_on_when_resumed(runtime, tasks, tmp_path, monkeypatch):
     meters, begin = [], Meter.begin
     monkeypatch.setattr(Meter, "begin", lambda meter, sandbox_id: (meters.append(meter), begin(meter, sandbox_id)))
