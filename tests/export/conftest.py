@@ -110,3 +110,17 @@ def make_run(tmp_path: Path) -> MakeRun:
         return folder
 
     return make
+
+
+@pytest.fixture
+def datasets_extra(require: Callable[[str, str | None], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The package `datasets`, which reads no network and writes to the test's folder."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+    try:
+        import datasets
+    except ImportError:
+        require("datasets", "datasets is not installed")
+        raise
+    require("datasets", None if hasattr(datasets, "Json") else f"datasets {datasets.__version__} has no Json columns")
+    return datasets

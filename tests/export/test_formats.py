@@ -276,20 +276,6 @@ def test_parquet_holds_the_rows_of_jsonl(make_run: MakeRun, to: str, without_nul
     assert without_nulls(read) == without_nulls(rows)
 
 
-@pytest.fixture
-def datasets_extra(require: Callable[[str, str | None], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The package `datasets`, which reads no network and writes to the test's folder."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
-    try:
-        import datasets
-    except ImportError:
-        require("datasets", "datasets is not installed")
-        raise
-    require("datasets", None if hasattr(datasets, "Json") else f"datasets {datasets.__version__} has no Json columns")
-    return datasets
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("to", TABLES)
 @pytest.mark.parametrize("parquet", [False, True])
