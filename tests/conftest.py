@@ -56,6 +56,8 @@ ELSEWHERE = {
     "torch_extra",
     "with_torch",
     "datasets_extra",
+    "axolotl_extra",
+    "trl_extra",
 }
 """Fixtures that need a server, Modal's emulated one included, or a heavy extra: what uses them is `full`."""
 

@@ -23,7 +23,7 @@ JSON = "json"
 """Any value. Parquet keeps it as JSON text, in a column that readers can tell from text."""
 
 _ROWS_AT_A_TIME = 32
-_ROW_GROUP_BYTES = 64 << 20
+_ROW_GROUP_BYTES = 16 << 20
 """Size in memory from which rows are written as one group of a Parquet file."""
 
 
@@ -85,7 +85,7 @@ def _parquet(path: Path, columns: Columns) -> Iterator[Callable[[Row], None]]:
 
     def write(file: Any) -> None:
         if tables:
-            file.write_table(pa.concat_tables(tables).combine_chunks())
+            file.write_table(pa.concat_tables(tables))
         tables.clear()
 
     with pyarrow.parquet.ParquetWriter(path, typed, compression="zstd") as file:
