@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXPORTS = "exports"
 """Where an export gets its folder if none is given."""
 
-_RUN = click.Path(exists=True, file_okay=False, path_type=Path)
+_RUN = click.Path(exists=True, path_type=Path)
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -63,7 +63,7 @@ def export(  # noqa: PLR0917 (click passes them by name)
     done = export_run(
         run,
         form,
-        out or Path(EXPORTS) / f"{run.resolve().name}-{form}",
+        out or Path(EXPORTS) / f"{run.resolve().name.removesuffix('.jsonl')}-{form}",
         filters=ExportFilters(**conditions),
         parquet=parquet,
         licence=licence,

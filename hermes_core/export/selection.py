@@ -125,7 +125,7 @@ class RunReader:
     """The records of one run. A context manager, which holds the file open: a resumed run may replace it meanwhile.
 
     Args:
-        path: the run's folder.
+        path: the run's folder, or a file of records, as the Atropos adapter writes.
         redact: removes secrets from every text.
 
     Raises:
@@ -134,12 +134,13 @@ class RunReader:
 
     def __init__(self, path: Path, redact: Redact | None = None) -> None:
         self.path = path
-        about = read_run(path)
+        alone = path.is_file()
+        about = {"configuration": {}, "configuration_hash": None} if alone else read_run(path)
         self.about: dict[str, Any] = about if redact is None else redacted(about, redact)
-        """The content of `run.json`."""
+        """The content of `run.json`; a file of records has none."""
         self.sha256 = hashlib.sha256()
         """The hash of the records that `records` has yielded."""
-        self._records = path / TRAJECTORIES
+        self._records = path if alone else path / TRAJECTORIES
         self._redact = redact
         try:
             self._file = self._records.open("rb")
@@ -156,8 +157,8 @@ class RunReader:
 
     @property
     def name(self) -> str:
-        """Return the name of the run's folder."""
-        return self.path.resolve().name
+        """Return the name of the run's folder or file."""
+        return self.path.resolve().name.removesuffix(".jsonl")
 
     def records(self) -> Iterator[tuple[int, Record]]:
         """Read all records in the order written, each with its offset. A torn last line is left out.

@@ -11,6 +11,7 @@ import pytest
 from hermes_core.envs.record import Record
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
+from hermes_core.export.exporting import export_run
 from hermes_core.export.selection import ExportFilters, RunReader, Selection, select
 from tests.export.conftest import SEQUENCE, MakeRun, failed, rollout
 
@@ -108,6 +109,13 @@ def test_a_run_that_is_replaced_meanwhile_is_read_as_it_was(make_run: MakeRun) -
         beside.write_bytes(rollout("c").line())
         beside.replace(run / "trajectories.jsonl")
         assert [record.item_id for record in selection.records()] == ["a", "b"]
+
+
+def test_a_file_of_records_is_a_run_too(make_run: MakeRun) -> None:
+    file = make_run([rollout("a"), failed("b")]) / "trajectories.jsonl"
+    assert names(chosen(file)) == ["a-0", "b-0-failed"]
+    done = export_run(file, "openai", file.parent / "out")
+    assert (done.rollouts, done.run["name"], done.run["configuration_hash"]) == (1, "trajectories", None)
 
 
 def test_wrong_conditions_are_refused(make_run: MakeRun) -> None:
