@@ -129,7 +129,8 @@ async def killed(case: Case, rollouts: int, kills: int, seed: int = 1) -> tuple[
                 driver.kill()
                 await driver.wait()
         async with _driver(place, ("--resume",)) as driver:
-            assert await driver.wait() == 0
+            states = [state async for state in _states(driver)]
+            assert await driver.wait() == 0, states[-1]
         with (place.folder / "out" / "trajectories.jsonl").open() as lines:
             records = [(record["item_id"], record["rollout_index"]) for record in map(json.loads, lines)]
     twice = sum(count - 1 for count in Counter(records).values())

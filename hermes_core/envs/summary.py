@@ -191,8 +191,10 @@ class Tally:
 
     def left_s(self, total: int) -> float | None:
         """Return the seconds until all rollouts are done, at this rate; None if it is not known."""
-        left = max(0, total - self.finished - self.failed)
-        return left / self.rate() if self.session or not left else None
+        left = total - self.finished - self.failed
+        if left <= 0:
+            return 0.0
+        return left / self.rate() if self.session else None
 
     def summary(
         self,

@@ -1,7 +1,10 @@
 """The environment `prompts`: data without rewards, with and without sandboxes, and what a row can ask for."""
 
+import asyncio
 import json
 import os
+import random
+import sys
 from collections import Counter
 
 import pytest
@@ -240,3 +243,42 @@ async def test_a_hook_without_a_slot_is_told_why(runtime):
     await run_rollouts(runtime, Wrong(), "nop", on_record=found.append, **ISOLATION)
     assert found[0]["failure"]["kind"] == "setup"
     assert "this rollout has no slot" in found[0]["failure"]["message"]
+
+
+async def test_killed_again_and_again_each_rollout_of_each_line_is_there_once(tmp_path):
+    path, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    path.write_text("".join(json.dumps({"prompt": f"Question {number % 30}"}) + "\n" for number in range(40)))
+    chance = random.Random(3)
+    async with ScriptedServer(lambda request: Reply("ok", delay_s=0.02)) as server:
+        command = [
+            *(sys.executable, "-m", "hermes_core", "rollout", "prompts", f"--env.dataset_name={path}"),
+            *("--env.enabled_toolsets=", "--model", "scripted", "--base-url", server.base_url, "--group-size", "3"),
+            *("--out", str(out), "--resume", "--progress", "json"),
+        ]
+        environ = {**os.environ, "HERMES_PLUGINS": "", "HERMES_STATE_DIR": str(tmp_path / "state")}
+        for kill in (True, True, True, False):
+            driver = await asyncio.create_subprocess_exec(
+                *command, env=environ, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+            )
+            states = [json.loads(line) async for line in _lines_of(driver, chance.uniform(0.0, 0.4) if kill else None)]
+    assert states[-1]["event"] == "end" and states[-1]["finished"] == 120
+    assert driver.returncode == 0
+    records = [*read_records(out)]
+    done = Counter((record["item_id"], record["rollout_index"]) for record in records)
+    assert set(done.values()) == {1} and len(done) == 120
+    asked = Counter(record["messages"][0]["content"] for record in records)
+    assert Counter(asked.values()) == {3: 20, 6: 10}
+    names = {record["item_id"] for record in records}
+    assert sum(f"{name}-2" in names for name in names) == 10
+
+
+async def _lines_of(driver, killed_after_s):
+    """Yield the lines of the driver's progress; kill it so many seconds after the first."""
+    async for line in driver.stderr:
+        if not line.startswith(b"{"):
+            continue
+        yield line
+        if killed_after_s is not None and json.loads(line)["event"] == "begin":
+            await asyncio.sleep(killed_after_s)
+            driver.kill()
+    await driver.wait()

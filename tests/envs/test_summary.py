@@ -177,6 +177,14 @@ def test_programs_get_lines_of_json():
     assert "$0.25" in status_line(tally, 4)
 
 
+def test_a_run_that_was_done_before_has_nothing_left():
+    stream, tally = io.StringIO(), Tally()
+    tally.add(record("a"), earlier=True)
+    JsonProgress(stream).begin(1, tally)
+    assert json.loads(stream.getvalue())["left_s"] == 0.0
+    assert status_line(tally, 1) == "1/1 done, 1 solved"
+
+
 def test_a_reader_that_does_not_read_never_stops_the_run():
     reading, writing = os.pipe()
     try:
