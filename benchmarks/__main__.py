@@ -13,6 +13,7 @@ from benchmarks import (
     atropos,
     batch,
     checkouts,
+    datagen,
     latency,
     output,
     parsers,
@@ -39,6 +40,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "processes": processes.rows,
     "swe-smith": swe_smith.rows,
     "checkouts": checkouts.rows,
+    "datagen": datagen.rows,
     "startup": startup.rows,
     "parsers": parsers.rows,
     "docker": peers_docker.rows,
@@ -49,7 +51,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "atropos": atropos.rows,
 }
 
-NOT_QUICK = ("swe-smith", "checkouts", "docker-rollouts", "atropos")
+NOT_QUICK = ("swe-smith", "checkouts", "datagen", "docker-rollouts", "atropos")
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"

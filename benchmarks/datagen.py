@@ -1,6 +1,6 @@
-"""20,000 rollouts in one run of `hermes-rl rollout`: the driver's memory and processor time, and ten deaths of it.
+"""Thousands of rollouts in one run of `hermes-rl rollout`: the driver's memory and processor time, and deaths of it.
 
-`python -m benchmarks.datagen [--rollouts N] [--only CASE] [--profile FILE]` prints the same and more figures.
+`python -m benchmarks.datagen [--rollouts N] [--only CASE] [--kills K] [--profile FILE]` does one of it, with 20,000.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.measure import MB, Row, Rows, Target, rss
 from hermes_core.testing.scripted_server import Reply, ScriptedServer, ToolScript, call
 
-ROLLOUTS, QUICK_ROLLOUTS = 20_000, 1_000
+ROLLOUTS = 20_000
 MARKS = (0.1, 0.5, 1.0)
 """The shares of the rollouts at which the memory is looked at."""
 GROWTH, CPU = Target(20, False), Target(25)
@@ -49,6 +49,8 @@ class Case:
     row: Callable[[int], Mapping[str, Any]]
     script: Any
     arguments: Sequence[str] = ()
+    rollouts: int = 2_000
+    """How many in `make bench`."""
 
 
 def _prompt(number: int) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def _prompt(number: int) -> dict[str, Any]:
 
 
 CASES = (
-    Case("`prompts` without tools", "prompts", _prompt, [ANSWER], ("--env.enabled_toolsets=",)),
+    Case("`prompts` without tools", "prompts", _prompt, [ANSWER], ("--env.enabled_toolsets=",), ROLLOUTS),
     Case("`prompts` with tools, local sandboxes", "prompts", _prompt, ToolScript(solver)),
     Case(
         "`tasks`, local sandboxes",
@@ -70,8 +72,8 @@ CASES = (
 
 async def rows(quick: bool) -> Rows:
     """Memory, processor time and what is left after ten deaths, for each case."""
-    rollouts = QUICK_ROLLOUTS if quick else ROLLOUTS
     for case in CASES:
+        rollouts = case.rollouts // 10 if quick else case.rollouts
         found = await measured(case, rollouts)
         memory = ", ".join(f"{bytes_ / MB:.0f} MB after {count}" for count, bytes_ in found.memory.items())
         name = f"{rollouts} rollouts, {case.name}"
