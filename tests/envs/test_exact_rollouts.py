@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from hermes_core.agents.trial import TRIAL
+from hermes_core.cli.main import main
 from hermes_core.envs.record import Record
 from hermes_core.envs.store import TRAJECTORIES
 from hermes_core.envs.tokens import MASKED
@@ -65,7 +67,7 @@ def tasks(folder: Path, items: int) -> str:
     ("form", "wire", "items", "group_size"),
     [("qwen3", "tokens", 50, 4), ("chatml", "sglang", 8, 2), ("llama3", "completions", 8, 2)],
 )
-async def test_every_recorded_token_is_what_the_server_sampled(
+async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     form: str,
     wire: str,
     items: int,
@@ -107,6 +109,21 @@ async def test_every_recorded_token_is_what_the_server_sampled(
         assert {turn.sampling["temperature"] for turn in record.turns} == {1.0}
         assert all(turn.completion_tokens <= turn.sampling["max_tokens"] <= 250 for turn in record.turns)
     assert sum(record.tool_calls.executed_ok for record in records) > len(records) / 2
+
+    exported = CliRunner().invoke(
+        main, ["export", str(tmp_path / "run"), "--to", "tokens", "--out", str(tmp_path / "exported")]
+    )
+    assert exported.exit_code == 0, exported.output
+    rows = [json.loads(line) for line in (tmp_path / "exported" / "train.jsonl").read_bytes().splitlines()]
+    assert [(row["input_ids"], row["labels"], sampled_logprobs(row["logprobs"], row["labels"])) for row in rows] == [
+        (each["tokens"], each["masks"], sampled_logprobs(each["logprobs"], each["masks"]))
+        for record in records
+        for each in (sequence.lists() for sequence in record.sequences)
+    ]
+
+
+def sampled_logprobs(logprobs: list[float], masks: list[int]) -> list[float]:
+    return [logprob for logprob, mask in zip(logprobs, masks, strict=True) if mask != MASKED]
 
 
 def compared(model: Any, records: list[Record], engine: Engine, tokenizer: Any) -> Exactness:
