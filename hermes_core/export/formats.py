@@ -10,7 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hermes_core.envs.record import Record
-from hermes_core.envs.store import RUN, TRAJECTORIES, write_json
+from hermes_core.envs.store import RUN, SUMMARY, TRAJECTORIES, write_json
+from hermes_core.envs.summary import Tally
 from hermes_core.errors import UsageError
 from hermes_core.export import atif, harbor, rows, sharegpt
 from hermes_core.export.selection import FAILURES, NO_FAILURE, Refuses, Selection
@@ -74,8 +75,12 @@ def _write_eval(selection: Selection, folder: Path) -> int:
         chosen = Path(beside) / selection.run.name
         chosen.mkdir()
         with (chosen / TRAJECTORIES).open("wb") as file:
-            file.writelines(record.line() for record in selection.records())
+            tally = Tally()
+            for record in selection.records():
+                file.write(record.line())
+                tally.add(record)
         write_json(chosen / RUN, selection.run.about)
+        write_json(chosen / SUMMARY, tally.summary(tally.session).to_dict())
         run = Run(chosen)
         with closing(RunLog(run, folder / log_name(run))) as log:
             log.update()

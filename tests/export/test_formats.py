@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -220,6 +221,18 @@ def test_a_job_of_harbor_has_a_trial_for_each_rollout(make_run: MakeRun) -> None
     stats = json.loads((job / "result.json").read_text())["stats"]
     assert (stats["n_completed_trials"], stats["n_errored_trials"]) == (5, 1)
     assert stats["evals"]["model__tiny__tasks"]["reward_stats"]["reward"]["0.0"] == ["greet__1"]
+
+
+def test_a_log_of_inspect_has_the_chosen_rollouts(make_run: MakeRun) -> None:
+    run = make_run([rollout(), rollout(index=1, reward=0.0), failed("lost")])
+    done = export_run(run, "eval", run.parent / "eval", filters=ExportFilters(failures=("none",)))
+    (log,) = (run.parent / "eval").glob("*.eval")
+    assert [path.name for path in (run.parent / "eval").iterdir() if path.name not in (log.name, "README.md")] == []
+    with zipfile.ZipFile(log) as members:
+        header = json.loads(members.read("header.json"))
+        summaries = json.loads(members.read("summaries.json"))
+    assert (header["status"], header["results"]["total_samples"], done.rows) == ("success", 2, 2)
+    assert [(sample["id"], sample["epoch"]) for sample in summaries] == [("greet", 1), ("greet", 2)]
 
 
 TABLES = ("openai", "trl", "sharegpt", "tokens", "preference")
