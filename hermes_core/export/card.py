@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hermes_core.version import __version__
 CARD = "README.md"
 
 _FILES_LISTED = 20
-"""An export of more files than this lists their number only."""
+"""An export of more files than this does not list them."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,10 @@ def _tools(selection: Selection) -> dict[str, ToolStatistics]:
 
 def files_of(folder: Path) -> list[ExportedFile]:
     """Return the files of an export with their hashes; none if there are very many."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = list(islice((path for path in folder.rglob("*") if path.is_file()), _FILES_LISTED + 1))
     if len(paths) > _FILES_LISTED:
         return []
-    return [ExportedFile(str(path.relative_to(folder)), path.stat().st_size, _sha256(path)) for path in paths]
+    return [ExportedFile(str(path.relative_to(folder)), path.stat().st_size, _sha256(path)) for path in sorted(paths)]
 
 
 def _sha256(path: Path) -> str:
