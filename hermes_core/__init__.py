@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CallErrorKind,
         CallRecord,
         StopReason,
+        ToolAnswer,
         TurnRecord,
     )
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
@@ -107,6 +108,7 @@ _PLACES = {
     "CallErrorKind": "hermes_core.agents.base",
     "CallRecord": "hermes_core.agents.base",
     "StopReason": "hermes_core.agents.base",
+    "ToolAnswer": "hermes_core.agents.base",
     "TurnRecord": "hermes_core.agents.base",
     "ParsedCall": "hermes_core.agents.parsers.base",
     "ParsedText": "hermes_core.agents.parsers.base",
@@ -283,6 +285,7 @@ __all__ = [
     "TaskSet",
     "TerminalVariables",
     "Tool",
+    "ToolAnswer",
     "ToolArgumentError",
     "ToolBackend",
     "ToolContext",

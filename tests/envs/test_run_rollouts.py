@@ -622,9 +622,13 @@ async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtim
 @pytest.mark.parametrize("reserve", [1, 4])
 async def test_rollouts_never_wait_for_each_others_verification(runtime, reserve):
     backend = {"slots_per_sandbox": 4 + reserve, "max_sandboxes": 1, "reserve_slots": reserve}
+    seen = []
     async with asyncio.timeout(30):
-        summary = await run_rollouts(runtime, FreshCheck(), "nop", backend_config=backend, concurrency=4, **ISOLATION)
+        arguments = {"backend_config": backend, "concurrency": 4, "on_record": seen.append, **ISOLATION}
+        summary = await run_rollouts(runtime, FreshCheck(), "nop", **arguments)
     assert (summary.scored, summary.mean_reward) == (8, 1.0)
+    [prepared] = [ran for record in seen for ran in record["sandbox_commands"]]
+    assert (prepared["stage"], prepared["command"], prepared["exit_code"]) == ("setup", "echo prepared > file", 0)
 
 
 async def test_what_the_agent_left_can_be_had_as_a_diff_that_applies(runtime):
