@@ -26,6 +26,9 @@ from hermes_core.view.statistics import by_item, mean_pass_at_k, sizes_of_k, tot
 BATCH = 200
 """The number of samples that are written before the log can be read again."""
 
+PART = 20
+"""The number of samples in a part of the list of a running log, if they come one by one. A viewer reads each part."""
+
 _START, _HEADER, _SUMMARIES = "_journal/start.json", "header.json", "summaries.json"
 _WRITTEN = "_journal/hermes-rl.json"
 """Says how far the records were read that are in the log, so that it can be continued."""
@@ -50,7 +53,9 @@ class RunLog:
         self._epochs: dict[tuple[str, str, int], int] = {}
         self._taken: set[tuple[str, int]] = set()
         self._summaries: list[Json] = []
-        self._parts = 0
+        self._part: list[Json] = []
+        """The summaries of the last part of the list. It is written again until it has `PART` of them."""
+        self._parts = 1
         self._done = 0
         """How many bytes of the records are in the log."""
         self._finished = False
@@ -78,7 +83,8 @@ class RunLog:
         running = is_running(self.run.records.parent)  # before the last records are read
         if not self.run.refresh():
             self._start_over()
-        new = [row for row in self.run.rows.values() if row.offset >= self._done]
+        # In the order of the file, so that everything before `_done` is in the log, whenever this is interrupted.
+        new = sorted((row for row in self.run.rows.values() if row.offset >= self._done), key=lambda row: row.offset)
         if new:
             for row in self.run.rows.values():  # in this order, so that a log that is continued has the same numbers
                 self._number(row)
@@ -107,7 +113,8 @@ class RunLog:
 
     def _begun(self) -> zipfile.ZipFile:
         """Begin a new log; what was there is lost."""
-        self._done = self._parts = 0
+        self._done, self._parts = 0, 1
+        self._part = []
         self._summaries.clear()
         self._epochs.clear()
         self._taken.clear()
@@ -132,7 +139,8 @@ class RunLog:
             if same and start["eval"] == json.loads(json.dumps(_specification(self.run))):
                 self._done, self._parts = written["end"], written["parts"]
                 for part in range(1, self._parts + 1):
-                    self._summaries += json.loads(log.read(f"_journal/summaries/{part}.json"))
+                    self._part = json.loads(log.read(f"_journal/summaries/{part}.json"))
+                    self._summaries += self._part
                 self._finished = _HEADER in log.namelist()
                 opened.pop_all()
                 return log
@@ -152,10 +160,13 @@ class RunLog:
         for name in (_HEADER, _SUMMARIES):  # a resumed run: it is no longer finished
             self._drop(log, name)
         self._finished = False
-        self._parts += 1
         self._done = end
         self._summaries += summaries
-        self._put(log, f"_journal/summaries/{self._parts}.json", summaries)
+        if len(self._part) + len(summaries) > PART:
+            self._part = []
+            self._parts += 1
+        self._part += summaries
+        self._put(log, f"_journal/summaries/{self._parts}.json", self._part)
         self._commit(log)
 
     def _number(self, row: Row) -> None:

@@ -16,6 +16,9 @@ Json = dict[str, Any]
 MAX_TEXT = 1 << 16
 """Maximum number of characters of one text in a log. Browsers can't show many longer ones."""
 
+LISTED = 300
+"""Maximum number of characters of a text in the list of samples, which a viewer loads as a whole."""
+
 _ATTACHED_FROM = 200
 """From this length on, a text of events is kept once per sample, as an attachment."""
 
@@ -60,10 +63,10 @@ def summary(sample: Mapping[str, Any]) -> Json:
     return {
         **{key: sample[key] for key in ("id", "epoch", "target", "model_usage", "started_at", "completed_at", "uuid")},
         **{key: sample[key] for key in ("total_time", "working_time", "turn_count")},
-        "input": asked["content"][:1000],
+        "input": asked["content"][:LISTED],
         "scores": scores
         and {
-            name: {**score, "explanation": score["explanation"][:1000], "metadata": {}}
+            name: {**score, "explanation": score["explanation"][:LISTED], "metadata": {}}
             for name, score in scores.items()
         },
         "metadata": {key: sample["metadata"][key] for key in ("stop_reason", "failure", "group")},

@@ -184,6 +184,38 @@ def test_a_log_of_other_records_is_made_again(make_record: Any, write_run: Any, 
     assert [summary.get("error") for summary in members(tmp_path / "x.eval")["summaries.json"]] == [None, None]
 
 
+def test_nothing_is_missing_after_an_interruption(
+    make_record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(eval_log, "BATCH", 1)
+    path = tmp_path / "all.jsonl"
+    first, second = make_record(reward=None), make_record(index=1)
+    path.write_bytes(first.line() + second.line() + make_record(reward=0.5).line())  # the first one was done again
+    log = RunLog(Run(path), tmp_path / "x.eval")
+    with pytest.raises(KeyboardInterrupt):
+        log.update(interrupt)
+    log.close()
+    names = written(path, tmp_path / "x.eval")
+    assert {"samples/greet_epoch_1.json", "samples/greet_epoch_2.json"} <= names.keys()
+
+
+def test_the_list_of_a_long_run_has_few_parts(make_record: Any, tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_bytes(make_record().line())
+    log = RunLog(Run(path), tmp_path / "x.eval")
+    for index in range(1, 50):
+        with path.open("ab") as file:
+            file.write(make_record(index=index).line())
+        log.update()
+    log.close()
+    parts = [value for name, value in members(tmp_path / "x.eval").items() if name.startswith("_journal/summaries/")]
+    assert [len(part) for part in parts] == [20, 20, 10]
+    assert [summary["epoch"] for part in parts for summary in part] == list(range(1, 51))
+
+
 @pytest.mark.parametrize("content", [b"", b"PK", b"no zip at all"])
 def test_a_broken_log_is_made_again(make_record: Any, write_run: Any, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.eval").write_bytes(content)
