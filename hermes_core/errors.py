@@ -37,7 +37,7 @@ class ErrorKind(_Word):
 
 
 class FailureKind(_Word):
-    """Why a rollout has no reward, as carried by the trajectory record's `failure.kind`."""
+    """Why a rollout failed, as carried by the trajectory record's `failure.kind`."""
 
     INFRA = "infra"
     SETUP = "setup"

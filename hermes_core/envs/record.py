@@ -27,7 +27,7 @@ Times = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rollout has no reward."""
+    """Why a rollout failed."""
 
     kind: FailureKind
     stage: str

@@ -10,8 +10,11 @@ from collections import Counter
 import pytest
 
 from hermes_core.environment import Environment
+from hermes_core.envs.prompts import PromptsConfig, PromptsEnvironment
 from hermes_core.envs.runner import run_rollouts
+from hermes_core.envs.session import check_scored
 from hermes_core.envs.store import read_records
+from hermes_core.envs.tasks import TasksConfig, TasksEnvironment
 from hermes_core.envs.validate import validate
 from hermes_core.errors import DatasetError, PluginError, UsageError
 from hermes_core.plugins.hookspecs import hookimpl
@@ -206,6 +209,12 @@ async def test_nothing_that_needs_rewards_takes_it(runtime, roll_out, tmp_path):
     env = {"dataset_name": str(tmp_path / "prompts.jsonl")}
     with pytest.raises(UsageError, match="has no reference solution"):
         await validate(runtime, "prompts", env=env, **ISOLATION)
+
+
+def test_what_needs_rewards_refuses_it():
+    with pytest.raises(UsageError, match="'prompts' gives no rewards"):
+        check_scored(PromptsEnvironment(PromptsConfig(dataset_name="x")))
+    check_scored(TasksEnvironment(TasksConfig(dataset_name="x")))
 
 
 async def test_a_scored_environment_without_a_check_is_still_broken(runtime):
