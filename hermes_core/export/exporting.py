@@ -13,6 +13,7 @@ from hermes_core.envs.plain import Redact
 from hermes_core.errors import OutputError, UnknownNameError, UsageError
 from hermes_core.export.card import CARD, Export, card, described, files_of
 from hermes_core.export.formats import FORMATS
+from hermes_core.export.rows import pair_up
 from hermes_core.export.selection import ExportFilters, RunReader, Selection, select
 
 
@@ -54,6 +55,8 @@ def export_run(
         asked = filters if filters.failures else replace(filters, failures=form.failures)
         selection = select(reader, asked, form.refuses, by_reward=not form.pairs)
         selection.filters = filters
+        if form.pairs:
+            pair_up(selection)
         rows = form.write_to(folder, selection, parquet=parquet) if selection.chosen else 0
         if not rows:
             raise _nothing_to_export(selection, to)
@@ -64,9 +67,9 @@ def export_run(
 
 def _nothing_to_export(selection: Selection, to: str) -> UsageError:
     reasons = ", ".join(f"{count} {reason}" for reason, count in selection.left_out.most_common())
-    if selection.chosen:
-        reasons = ", ".join(filter(None, (reasons, "no two rollouts of a group differ in their rewards")))
     hint = "give fewer conditions"
+    if to == "preference":
+        hint = "a pair needs two rollouts of a group with the same prompt and different rewards"
     if to == "tokens":
         hint = "record exact tokens: `hermes-rl rollout` with a token-exact server"
     return UsageError(f"{selection.run.path} has nothing to export as {to}: {reasons or 'no records'}", hint=hint)

@@ -184,7 +184,7 @@ def preference_rows(selection: Selection) -> Iterator[Row]:
     The highest reward is paired with the lowest, the next with the next, so each rollout is in at most one pair. The
     conditions for rewards apply to the chosen rollout, and the limit per item to the pairs.
     """
-    for chosen, rejected in _pairs(selection):
+    for chosen, rejected in selection.pairs:
         better, worse = selection.run.at(chosen.offset), selection.run.at(rejected.offset)
         length = prompt_length(better.messages)
         yield {
@@ -207,16 +207,20 @@ def without_reward(record: Record) -> str | None:
     return "no reward" if record.reward is None else unfit_for_templates(record)
 
 
-def _pairs(selection: Selection) -> list[tuple[Candidate, Candidate]]:
+def pair_up(selection: Selection) -> None:
+    """Find the pairs of the chosen rollouts. Rollouts in no pair are left out."""
     groups: dict[tuple[str, bytes], list[Candidate]] = {}
     for candidate in selection.chosen:
         groups.setdefault((candidate.group, candidate.prompt), []).append(candidate)
-    meets = selection.filters.rewards
+    meets, limit = selection.filters.rewards, selection.filters.per_item
     pairs = [pair for members in groups.values() for pair in _pairs_of(members) if meets(pair[0].reward)]
-    limit = selection.filters.per_item
-    if limit is None:
-        return pairs
-    return best_of_each(pairs, limit, item=lambda pair: pair[0].item_id, reward=lambda pair: pair[0].reward or 0.0)
+    if limit is not None:
+        pairs = best_of_each(pairs, limit, item=lambda pair: pair[0].item_id, reward=lambda pair: pair[0].reward or 0.0)
+    paired = {candidate.offset for pair in pairs for candidate in pair}
+    if alone := len(selection.chosen) - len(paired):
+        selection.left_out["in no pair"] += alone
+    selection.chosen = [candidate for candidate in selection.chosen if candidate.offset in paired]
+    selection.pairs = pairs
 
 
 def _pairs_of(members: list[Candidate]) -> Iterator[tuple[Candidate, Candidate]]:

@@ -218,6 +218,8 @@ class Selection:
     chosen: list[Candidate]
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of rollouts that are left out, by reason."""
+    pairs: list[tuple[Candidate, Candidate]] = field(default_factory=list)
+    """Pairs of a better and a worse chosen rollout, for a format of pairs."""
     superseded: int = 0
     """Number of records that a later one of the same rollout replaces. They are not counted anywhere else."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from hermes_core.envs.record import Record
 from hermes_core.envs.tokens import TokenSequence
-from hermes_core.errors import FailureKind
+from hermes_core.errors import FailureKind, UsageError
 from hermes_core.export.exporting import export_run
 from hermes_core.export.selection import ExportFilters
 from tests.export.conftest import SEQUENCE, MakeRun, failed, rollout, tool
@@ -161,8 +161,15 @@ def test_rollouts_with_other_prompts_are_no_pair(make_run: MakeRun) -> None:
     better, worse = group(1.0, 0.0)
     worse.messages[1]["content"] = "Something else."
     run = make_run([better, worse])
-    with pytest.raises(Exception, match="no two rollouts of a group differ"):
+    with pytest.raises(UsageError, match=r"2 in no pair \(a pair needs two rollouts of a group with the same prompt"):
         export_run(run, "preference", run.parent / "out")
+
+
+def test_only_rollouts_in_pairs_are_counted(make_run: MakeRun) -> None:
+    run = make_run([*group(0.0, 1.0, 0.5), rollout("wave")])
+    done = export_run(run, "preference", run.parent / "out")
+    assert (done.rows, done.rollouts, done.items, done.left_out) == (1, 2, 1, {"in no pair": 2})
+    assert done.tools["bash"].calls == 2
 
 
 @pytest.fixture
