@@ -162,7 +162,7 @@ class RunLog:
         self._finished = False
         self._done = end
         self._summaries += summaries
-        if len(self._part) + len(summaries) > PART:
+        if self._part and len(self._part) + len(summaries) > PART:
             self._part = []
             self._parts += 1
         self._part += summaries

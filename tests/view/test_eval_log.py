@@ -161,16 +161,19 @@ def test_what_was_read_before_stays_readable_while_the_log_grows(
     log.close()
 
 
-def test_a_log_is_continued(make_record: Any, write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_run([make_record(index=index) for index in range(3)])
+@pytest.mark.parametrize("count", [3, eval_log.PART + 1])
+def test_a_log_is_continued(
+    make_record: Any, write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    folder = write_run([make_record(index=index) for index in range(count)])
     first = written(folder, tmp_path / "x.eval")
     with monkeypatch.context() as patched:
         patched.setattr(eval_log.eval_sample, "sample", None)
         assert written(folder, tmp_path / "x.eval") == first, "nothing is converted twice"
-    write_run([make_record(index=3)])
+    write_run([make_record(index=count)])
     again = written(folder, tmp_path / "x.eval")
-    assert [summary["epoch"] for summary in again["summaries.json"]] == [1, 2, 3, 4]
-    assert again["header.json"]["results"]["total_samples"] == 4
+    assert [summary["epoch"] for summary in again["summaries.json"]] == list(range(1, count + 2))
+    assert again["header.json"]["results"]["total_samples"] == count + 1
 
 
 def test_a_log_of_other_records_is_made_again(make_record: Any, write_run: Any, tmp_path: Path) -> None:
