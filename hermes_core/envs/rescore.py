@@ -140,7 +140,8 @@ class _Again:
             "failure": written["failure"],
         }
         self.verified += 1
-        self._write(json_line({**line, "details": written["details"], "timings": written["timings"]}), "ab")
+        about = {key: written[key] for key in ("details", "timings", "infra_retries", "check_repeated")}
+        self._write(json_line({**line, **about}), "ab")
         if not line["agrees"]:
             self.differing.append(line)
         self._tally.add(record)

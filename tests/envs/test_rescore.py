@@ -69,6 +69,7 @@ async def test_patches_that_score_the_same_again_agree(runtime, tmp_path):
     assert {one: line["details"]["read"] for one, line in lines(out).items()} == {
         one: f"patch of {one}" for one in ("a", "b", "c")
     }
+    assert {(line["infra_retries"], line["check_repeated"]) for line in lines(out).values()} == {(0, None)}
     assert (out / "trajectories.jsonl").read_bytes() == before
 
 
