@@ -375,3 +375,21 @@ async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored
     scored = Counter((one["item_id"], one["rollout_index"]) for one in records(tmp_path / "out"))
     assert scored == {(str(item), index): 1 for item in range(items) for index in range(2)}
     assert processes_with(mark) == []
+
+
+def test_only_chosen_failures_are_repeated_and_programs_can_follow(run, dataset, tmp_path):
+    flaky = {"id": "flaky", "setup": f"test -e {tmp_path}/ready", "check": "true", "solution": "true"}
+    arguments = ["rollout", "tasks", dataset(GOOD, flaky), "--agent", "oracle", "--out", "out", *ISOLATION]
+    first = run(*arguments, "--progress", "json")
+    assert first.returncode == 3
+    states = [json.loads(line) for line in first.stderr.splitlines() if line.startswith("{")]
+    assert [states[0]["event"], states[-1]["event"]] == ["begin", "end"]
+    assert (states[-1]["finished"], states[-1]["failures"]) == (1, {"setup": 1})
+    kept = {one["item_id"]: one["trajectory_id"] for one in records(tmp_path / "out")}
+    other = run(*arguments, "--retry-failed", "model", "--progress", "none")
+    assert (other.returncode, other.stderr) == (3, "")
+    assert {one["item_id"]: one["trajectory_id"] for one in records(tmp_path / "out")} == kept
+    again = run(*arguments, "--retry-failed", "setup", "--progress", "plain")
+    assert again.returncode == 3  # it failed as before, and only it was done again
+    now = {one["item_id"]: one["trajectory_id"] for one in records(tmp_path / "out")}
+    assert (now["good"] == kept["good"], now["flaky"] == kept["flaky"]) == (True, False)

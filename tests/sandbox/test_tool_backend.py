@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from hermes_core.errors import (
     AcquireTimeout,
+    CommandError,
     ConfigError,
     ErrorKind,
     InfraError,
@@ -123,6 +124,24 @@ async def test_a_command_and_its_metadata(backend):
     assert result.metadata["exit_code"] == 3 and result.slot_id == slot.slot_id and result.execution_id
     assert (await backend.execute(slot, "write_file", {"path": "a b", "content": "ü"})).success
     assert (await backend.execute(slot, "read_file", {"path": "a b"})).output == "ü"
+
+
+async def test_a_lease_starts_where_it_is_told_to(backend):
+    slot = await backend.acquire("a", cwd="in/it")
+    commands = backend.commands(slot)
+    await commands.run("mkdir -p in/it", cwd=slot.workspace_dir)
+    await commands.write_file("file", b"x")
+    assert [entry.path for entry in await commands.list_dir()] == ["file"]
+    assert (await sh(backend, slot, "pwd; cat file")).output == f"{slot.workspace_dir}/in/it\nx"
+    assert (await commands.start("pwd")).cwd.endswith("in/it")
+    assert (await commands.run("pwd", cwd="..")).text.rstrip() == f"{slot.workspace_dir}/in"
+    assert (await commands.run("pwd", cwd="/usr")).text == "/usr\n"
+    with pytest.raises(CommandError, match="not a path"):
+        await commands.stat("")
+    assert backend.preparation(slot).workspace_dir != slot.workspace_dir
+    await backend.release(slot, reset_workspace=True)
+    again = await backend.acquire("b")
+    assert (await sh(backend, again, "pwd")).output == f"{again.workspace_dir}\n"
 
 
 async def test_time_limits(local, level):

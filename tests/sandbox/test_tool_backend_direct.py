@@ -59,6 +59,20 @@ async def test_it_says_what_is_missing_and_works(local, caplog):
     assert await local.list("test") == []
 
 
+async def test_a_lease_starts_where_it_is_told_to(local):
+    async with opened(local, Isolation.SHARED) as backend:
+        slot = await backend.acquire("a", cwd="in/it")
+        commands = backend.commands(slot)
+        await commands.run("mkdir -p in/it", cwd=slot.workspace_dir)
+        await commands.write_file("file", b"x")
+        done = await commands.run("pwd; ls; ls ../..; cd /; ls -d usr", cwd=".")
+        assert done.text.split() == [f"{slot.workspace_dir}/in/it", "file", "in", "usr"]
+        assert (await commands.run("pwd", cwd="/usr")).text == "/usr\n"
+        await backend.release(slot)
+        again = await backend.acquire("b")
+        assert (await backend.commands(again).run("pwd")).text.rstrip("/.\n") == again.workspace_dir
+
+
 async def test_it_is_said_once_for_all_sandboxes_of_an_image(local, caplog):
     async with opened(local, Isolation.SHARED, min_sandboxes=2, max_sandboxes=2) as backend:
         assert backend.get_status()["sandboxes"] == 2

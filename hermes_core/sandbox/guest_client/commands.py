@@ -299,7 +299,7 @@ class RemoteCommands:
         return _path(path and posixpath.join(self._cwd, path))
 
     def _directory(self, cwd: str | None) -> str:
-        return posixpath.join(self._cwd, cwd or "")
+        return posixpath.join(self._cwd, cwd) if cwd else self._cwd
 
     async def _builtin(
         self, name: str, arguments: Mapping[str, Any], stdin: bytes | AsyncIterator[bytes] | None = None
