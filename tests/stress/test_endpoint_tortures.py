@@ -48,6 +48,8 @@ class Torture:
     after: int = 16
     """Requests that are answered before it begins."""
     request_timeout_s: float | None = None
+    share: int = 1
+    """Of so many requests, one meets the trouble."""
     code: int = 0
     says: tuple[str, ...] = ("answers again",)
     """Words on standard error or output."""
@@ -64,7 +66,10 @@ TORTURES = {
     "404 for 15 s": Torture(Fault(404, "loading"), 15),
     "503 for 75 s": Torture(Fault(503, "overloaded"), 75),
     "401 for 15 s": Torture(Fault(401, "no such key"), 15),
-    "dead for 45 s": Torture(None, 45),
+    "429 for 60 s": Torture(Fault(429, "slow down", headers={"Retry-After": "5"}), 60),
+    "500 in half": Torture(Fault(500, "oops"), 120, share=2, says=()),
+    "dead for 30 s": Torture(None, 30),
+    "dead for good": Torture(None, NEVER, code=3, says=("could not be reached", "check that the server runs")),
     "401 from the start": Torture(
         Fault(401, "no such key"), NEVER, after=0, code=3, says=("refused the API key (HTTP 401)", "set a key that")
     ),
@@ -94,7 +99,7 @@ class TorturedServer(ScriptedServer):
                 self.until = time.monotonic() + self.torture.seconds
                 if self.torture.fault is None:
                     self._deaths.append(asyncio.create_task(self._die()))
-            if time.monotonic() < self.until:
+            if time.monotonic() < self.until and self.asked % self.torture.share == 0:
                 self.troubled += 1
                 fault = self.torture.fault or Fault(delay_s=NEVER)
                 if fault.status != 200:
