@@ -313,10 +313,10 @@ def _read(file: Path) -> Iterator[Record]:
             yield record_in(line, f"{file}, line {number}")
 
 
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
+def read_records(path: Path | str) -> Iterator[dict[str, Any]]:
     """Read the folder's records as JSON values of this version, even if another version wrote them. Otherwise like
     `records`."""
-    return (record.to_json() for record in records(path))
+    return (record.to_json() for record in records(Path(path)))
 
 
 def _no_record(place: str) -> UsageError:

@@ -261,4 +261,4 @@ def resumed(path: Path) -> None:
 
 def test_records_are_read_as_json_values(tmp_path: Path) -> None:
     started(tmp_path)
-    assert list(read_records(tmp_path)) == [json.loads(LINE)]
+    assert list(read_records(str(tmp_path))) == [json.loads(LINE)]
