@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import zlib
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -275,17 +274,15 @@ def _turns(value: Mapping[str, Any]) -> int:
 
 def _tools(calls: list[Mapping[str, Any]]) -> dict[str, ToolUse]:
     """Return the use of each tool."""
-    counts: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    failed: dict[str, Counter[str]] = {}
+    used: dict[str, tuple[int, float, dict[str, int]]] = {}
     for call in calls:
-        name = call["name"]
-        counts[name] += 1
+        count, seconds, failed = used.get(call["name"]) or (0, 0.0, {})
         if call["started"] is not None and call["ended"] is not None:
-            seconds[name] += call["ended"] - call["started"]
+            seconds += call["ended"] - call["started"]
         if kind := failure_of(call):
-            failed.setdefault(name, Counter())[kind] += 1
-    return {name: ToolUse(count, round(seconds[name], 3), failed.get(name, {})) for name, count in counts.items()}
+            failed[kind] = failed.get(kind, 0) + 1
+        used[call["name"]] = count + 1, seconds, failed
+    return {name: ToolUse(count, round(seconds, 3), failed) for name, (count, seconds, failed) in used.items()}
 
 
 def failure_of(call: Mapping[str, Any]) -> str | None:
