@@ -37,6 +37,7 @@ _OWN_FDS = 100
 """Our own descriptors are moved up to here, out of the way of those that commands get."""
 _LOOK_AGAIN_S = 0.02
 _KILLING_S = 1.0
+_LOOKS = 3
 _NEVER = 1 << 62
 """A start in clock ticks that no process has."""
 
@@ -391,20 +392,36 @@ class Parent:
         return found
 
     def _kill_family(self, pid: int) -> None:
+        """Kill all that a command has started. One look can miss what forks while we look, so several have to agree."""
         until = time.monotonic() + _KILLING_S
-        while True:
-            targets = self._family(pid)
-            if not targets:
-                return
-            if time.monotonic() > until:
-                # It starts processes faster than we can walk them. One signal to all at once is what ends that.
-                if len(self._running) == 1:
-                    self._kill_everything()
-                return
+        first = set(self._family(pid))
+        targets, looks, forks = list(first), 0, False
+        while looks < _LOOKS:
             for target in targets:
                 processes.send_signal(target, signal.SIGKILL)
             time.sleep(0.001)
             self._reap()
+            targets = self._family(pid)
+            looks = 0 if targets else looks + 1
+            forks = forks or not first.issuperset(targets)
+            if time.monotonic() > until:
+                break
+        if forks or targets:
+            self._kill_at_rest(pid)
+
+    def _kill_at_rest(self, pid: int) -> None:
+        """Kill what starts processes faster than we can walk them: stop everything here, look, and let the others go
+        on."""
+        if not self._owns_all:
+            if len(self._running) == 1:
+                self._kill_everything()
+            return
+        processes.send_signal(-1, signal.SIGSTOP)
+        try:
+            for target in self._family(pid):
+                processes.send_signal(target, signal.SIGKILL)
+        finally:
+            processes.send_signal(-1, signal.SIGCONT)
 
     def _kill_everything(self) -> None:
         if self._owns_all:
