@@ -204,12 +204,12 @@ class Jobs:
     """
 
     def __init__(self, environment: Environment, tools: Tools, group_size: int) -> None:
-        self._items = environment.selected_items()
         self._group_size = group_size
         self._ids: list[str] = []
         self.need_slots = False
         """Whether one of them needs a slot."""
         try:
+            self._items = environment.selected_items()
             self._check(environment, tools)
         except HermesError:
             raise

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +72,24 @@ async def test_a_plain_answer_is_verified_like_any_other(make_env: Any, tmp_path
     assert group["scores"] == [0.0, 0.0]
 
 
-async def test_an_endpoint_that_refuses_everybody_ends_it_and_is_never_a_reward(make_env: Any, tmp_path: Path) -> None:
+def checked_first(then: Callable[[], Reply | Fault]) -> Callable[[Any], Reply | Fault]:
+    """Answers of a server: to the check before the run, and from then on."""
+    answers = itertools.chain([Reply("Hello")], (then() for _ in itertools.count()))
+    return lambda request: next(answers)
+
+
+async def test_an_endpoint_that_refuses_everybody_is_found_before_the_first_rollout(
+    make_env: Any, tmp_path: Path
+) -> None:
     async with ScriptedServer(lambda request: Fault(401, "no")) as server:
-        env = make_env(server.base_url, total_steps=50)
+        with pytest.raises(EndpointDown, match="refused the API key"):
+            await make_env(server.base_url, total_steps=50).process_manager()
+    assert [path for path in (tmp_path / "data").glob("*") if path.read_bytes()] == []
+
+
+async def test_an_endpoint_that_refuses_everybody_ends_it_and_is_never_a_reward(make_env: Any, tmp_path: Path) -> None:
+    async with ScriptedServer(checked_first(lambda: Fault(401, "no"))) as server:
+        env = make_env(server.base_url, total_steps=50, endpoint_patience=1.0)
         with pytest.raises(EndpointDown, match="refused the API key"):
             await env.process_manager()
     assert (tmp_path / "data/groups.jsonl").read_text() == ""
@@ -131,7 +148,7 @@ async def test_the_cost_limit_lets_groups_end_that_have_their_slots(
 
 
 async def test_failed_rollouts_are_replaced(make_env: Any, obedient_server: ScriptedServer, tmp_path: Path) -> None:
-    obedient_server.faults.extend([Fault(400), Fault(400)])
+    obedient_server.faults.extend([Fault(400)] * 3)  # the first is for the check before the run
     env = make_env(obedient_server.base_url, total_steps=3)
     await env.process_manager()
     assert [group["scores"] for group in lines(tmp_path / "data/groups.jsonl")] == [[1.0, 1.0]] * 3
@@ -139,7 +156,7 @@ async def test_failed_rollouts_are_replaced(make_env: Any, obedient_server: Scri
 
 
 async def test_a_hung_model_stops_nothing_and_is_no_reward(make_env: Any, tmp_path: Path) -> None:
-    async with ScriptedServer(lambda request: Reply("late", delay_s=600)) as server:
+    async with ScriptedServer(checked_first(lambda: Reply("late", delay_s=600))) as server:
         env = make_env(server.base_url, total_steps=1, group_refills=0, rollout_timeout=0.5, model_timeout=0.5)
         async with asyncio.timeout(60):
             await env.process_manager()

@@ -221,7 +221,7 @@ def test_a_disk_that_is_full_ends_the_run_and_it_can_be_resumed(hermes, tasks, t
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=lambda: limited(35_000),
+        preexec_fn=lambda: limited(70_000),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.returncode == 3, done.stderr

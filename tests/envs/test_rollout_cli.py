@@ -127,7 +127,7 @@ def test_some_not_scored_exits_with_3_and_says_why(run, dataset):
     done = run("rollout", "tasks", dataset(GOOD, broken), "--agent", "oracle", *ISOLATION)
     assert done.returncode == 3
     assert "1 of 2 scored" in done.stdout
-    assert "  setup: a set-up command of task 'broken' failed with status 7: no luck\n      broken\n" in done.stdout
+    assert "  setup: a set-up command of item 'broken' failed with status 7: no luck\n      broken\n" in done.stdout
 
 
 @pytest.mark.parametrize(
