@@ -507,6 +507,7 @@ def rollout(environment: Installed, *arguments: str) -> float:
     return mean
 
 
+@pytest.mark.full  # builds wheels
 def test_the_wheels_hold_every_file_of_the_packages(core_wheel: Path, plugin_wheels: dict[str, Path]) -> None:
     wheels = {ROOT / "plugins" / name / name: wheel for name, wheel in plugin_wheels.items()}
     wheels[ROOT / "hermes_core"] = core_wheel

@@ -73,8 +73,6 @@ TORTURES = {
 ALWAYS = {
     "429 for a while",
     "500 in half of the answers",
-    "slow bytes",
-    "a Retry-After that is no number",
     "dead for good",
 }
 """Those of the ordinary suite; the others are the same promises again."""

@@ -254,6 +254,7 @@ async def test_a_hook_without_a_slot_is_told_why(runtime):
     assert "this rollout has no slot" in found[0]["failure"]["message"]
 
 
+@pytest.mark.full  # test_rollout_cli.py kills runs of tasks
 async def test_killed_again_and_again_each_rollout_of_each_line_is_there_once(tmp_path):
     path, out = tmp_path / "prompts.jsonl", tmp_path / "out"
     path.write_text("".join(json.dumps({"prompt": f"Question {number % 30}"}) + "\n" for number in range(40)))

@@ -235,6 +235,7 @@ async def test_secrets_are_in_no_file(run, dataset, tmp_path):
     assert "sk-not-to-be-seen" not in done.stdout + done.stderr
 
 
+@pytest.mark.full  # test_secrets_are_in_no_file stands for it
 async def test_a_password_in_the_endpoints_url_is_in_no_file(run, dataset, tmp_path):
     async with ScriptedServer((), faults=[Fault(500, "not today")]) as server:
         url = server.base_url.replace("//", "//someone:sekret-pw@")
@@ -270,6 +271,7 @@ def test_validate_says_why_a_reward_is_wrong(run, dataset):
     assert "wrong: a with oracle: 0\n  output: the answer is missing" in done.stdout
 
 
+@pytest.mark.full  # one more start of the program for one more message
 def test_the_traceback_of_a_hook_is_shown_where_it_is_asked_for(run, tmp_path):
     (tmp_path / "broken_hook.py").write_text(
         "from hermes_core.environment import Environment\n"
@@ -301,6 +303,7 @@ def test_validate_of_sound_items_exits_with_0(run, dataset):
     assert done.stdout == "1 of 1 items are sound, each tried once with either agent\n"
 
 
+@pytest.mark.full  # one more start of the program for one more message
 def test_rescore_of_an_environment_without_patches_is_wrong_use(run, dataset):
     assert run("rollout", "tasks", dataset(GOOD), "--agent", "nop", "--out", "out", *ISOLATION).returncode == 0
     done = run("rescore", "out")

@@ -21,12 +21,11 @@ from typing import Any
 import pytest
 
 import hermes_core
+from tests.accounts import AGAIN
 
 ORDINARY_UID = 54_322
 PROGRAM = Path(__file__).with_name("driver_process.py")
 ANSWER_S = 60.0
-AGAIN = pytest.mark.full if os.geteuid() == 0 else ()
-"""A mark for what root's tests repeat as another account."""
 KEY_OF_AN_ENDPOINT = "key-in-the-drivers-environment"
 
 
@@ -270,7 +269,7 @@ def _drivers_by_account(require: Callable[[str, str | None], None]) -> Iterator[
         assert left == []
 
 
-@pytest.fixture(params=["root", "ordinary"])
+@pytest.fixture(params=["root", pytest.param("ordinary", marks=AGAIN)])
 def drivers(request: pytest.FixtureRequest, _drivers_by_account: Callable[[str], Drivers]) -> Drivers:
     """Drivers run by root, if the tests are, and by an ordinary user."""
     return _drivers_by_account(request.param)

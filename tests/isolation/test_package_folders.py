@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.accounts import AGAIN
+
 NAME = f"planted_{uuid.uuid4().hex}"
 """A module that is nowhere else."""
 
@@ -65,7 +67,13 @@ def planted() -> Iterator[None]:
 FIND = f"find / -name '{NAME}.*' -not -path '/proc/*' 2>/dev/null; true"
 
 
-@pytest.fixture(params=["root-user", pytest.param("root-namespace", marks=pytest.mark.full), "ordinary-user"])
+@pytest.fixture(
+    params=[
+        "root-user",
+        pytest.param("root-namespace", marks=pytest.mark.full),
+        pytest.param("ordinary-user", marks=AGAIN),
+    ]
+)
 def started(request, _drivers_by_account):
     account, level = request.param.split("-")
 

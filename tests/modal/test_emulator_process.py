@@ -22,6 +22,8 @@ from hermes_core.errors import ProvisionError
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 
+pytestmark = pytest.mark.full
+
 RUN = [sys.executable, "-m", "hermes_modal_emulator"]
 
 

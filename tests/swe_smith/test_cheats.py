@@ -193,14 +193,20 @@ CHEATS = {
     "an unreadable checkout": "chmod 000 ledgerline/amounts.py ledgerline",
     "nothing": "true",
 }
-ALIKE = (
-    *("rewrites the tests", "hidden pytest.ini", "setup.cfg", "tox.ini", "a plugin among the installed", "_pytest"),
-    *("its own virtual environment", "sys.exit(0)", "forged reports", "text that an archive or a checkout changes"),
-    *("tests that are ignored", "bytecode of the tests", "modules in other forms", "what pytest depends on"),
-    *("configuration in other forms", "names that differ in their letters", "results of an earlier run"),
-    *("tests in another place", "a link for a checkout", "an unreadable checkout", "git configuration", "git replaced"),
+ALWAYS = (
+    *(
+        "edits the tests",
+        "deletes the tests",
+        "conftest.py",
+        "sitecustomize.py",
+        "pytest.ini",
+        ".pth",
+        "an entry point",
+    ),
+    *("pytest.py", "a background process", "git hooks", "fake programs", "os._exit(0)", "exit with a forged line"),
+    *("looks for the fix", "tests that an archive leaves out", "no checkout any more", "nothing"),
 )
-"""Cheats of a kind that another one stands for."""
+"""One cheat of each kind."""
 
 # --- work that can't be taken, read or unpacked --------------------------------------------------------------------
 
@@ -272,7 +278,7 @@ FILLED = {
     "a full checkout": f"{FIX}; head -c 1G /dev/zero >fill",
 }
 """What the agent holds beside its work is freed before its work is given up; what it holds in its checkout counts."""
-FIRST = ("a full workspace", "a full disk and no work")
+FIRST = ("a full workspace",)
 
 BESIDE = {
     "hoards": "head -c 1G /dev/zero >~/fill; sleep 12",
@@ -306,7 +312,7 @@ HONEST = {
     "leaves a mess": f"{FIX} && PYTHONPATH=. ../.venv/bin/python -m pytest -q; touch a.log; mkdir -p build/x; "
     "printf '\\377' > ledgerline/data.bin; mkfifo ledgerline/fifo; ln -s /nowhere dangling; (sleep 100 &)",
 }
-ODD_BUT_HONEST = ("the fix, and no repository", "adds files", "adds tests", "odd names", "leaves a mess")
+ODD_BUT_HONEST = ("the fix, and no repository", "adds tests", "odd names")
 
 
 class Doing:
@@ -394,12 +400,12 @@ async def no_points(names, where, tmp_path, swe_dataset):
 
 
 @pytest.mark.full
-async def test_cheats_that_are_alike_score_nothing(where, tmp_path, swe_dataset):
-    await no_points(ALIKE, where, tmp_path, swe_dataset)
+async def test_cheats_of_the_same_kinds_score_nothing(where, tmp_path, swe_dataset):
+    await no_points([name for name in CHEATS if name not in ALWAYS], where, tmp_path, swe_dataset)
 
 
 async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
-    by_name = await no_points([name for name in CHEATS if name not in ALIKE], where, tmp_path, swe_dataset)
+    by_name = await no_points(ALWAYS, where, tmp_path, swe_dataset)
     for name in ("nothing", "conftest.py", "git hooks", "a background process", "looks for the fix", "fake programs"):
         # Not by breaking the tests: they ran, and what failed is what the bug breaks.
         assert by_name[name]["tests"] == "finished", (name, by_name[name])

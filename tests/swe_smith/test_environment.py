@@ -143,26 +143,26 @@ async def test_tests_that_do_not_end(runtime, swe_dataset):
     assert "2 s" in record["details"]["reason"]
 
 
-async def test_hidden_tests_and_how_the_checkout_looks(runtime, swe_dataset):
+@pytest.mark.parametrize("hide", [True, pytest.param(False, marks=pytest.mark.full)])
+async def test_hidden_tests_and_how_the_checkout_looks(runtime, swe_dataset, hide):
     row = rows_of(swe_dataset)[0]
     look = (
         "cd ledgerline; ls -a .. . tests; git log --oneline --all; git status --short; find .git -name alternates; "
         "git count-objects; (echo x > ../.venv/x) 2>&1; (echo x > $(readlink ../.venv)/x) 2>&1"
     )
-    for hide in (True, False):
-        env = {
-            "dataset_name": str(swe_dataset / "tasks.jsonl"),
-            "repo_base_url": str(swe_dataset),
-            "max_items": 1,
-            "hide_fail_to_pass": hide,
-        }
-        record = (await roll_out(runtime, Shell(look), env=env))[row["instance_id"]]
-        said = json.loads(record["messages"][-1]["content"])["output"]
-        hidden = sorted({node_id.split("::")[0] for node_id in row["FAIL_TO_PASS"]})
-        assert [Path(name).name in said for name in hidden] == [not hide] * len(hidden), said
-        assert said.count("The project as it is") == 1
-        assert "alternates" not in said
-        assert record["patch"] == ""
+    env = {
+        "dataset_name": str(swe_dataset / "tasks.jsonl"),
+        "repo_base_url": str(swe_dataset),
+        "max_items": 1,
+        "hide_fail_to_pass": hide,
+    }
+    record = (await roll_out(runtime, Shell(look), env=env))[row["instance_id"]]
+    said = json.loads(record["messages"][-1]["content"])["output"]
+    hidden = sorted({node_id.split("::")[0] for node_id in row["FAIL_TO_PASS"]})
+    assert [Path(name).name in said for name in hidden] == [not hide] * len(hidden), said
+    assert said.count("The project as it is") == 1
+    assert "alternates" not in said
+    assert record["patch"] == ""
 
 
 def git(where, *words, data=None):
@@ -244,6 +244,7 @@ async def test_a_preparation_that_is_killed_is_infrastructure(runtime, swe_datas
     assert "was killed" in record["failure"]["message"]
 
 
+@pytest.mark.full  # tests/envs/test_agent_exits.py kills verifications
 async def test_work_whose_taking_is_killed_once_is_taken_again(runtime, swe_dataset, monkeypatch, caplog):
     monkeypatch.setattr(workspace, "_LOADER", DIE_ONCE)
     env = {"dataset_name": str(swe_dataset / "tasks.jsonl"), "repo_base_url": str(swe_dataset), "max_items": 1}

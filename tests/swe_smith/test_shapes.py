@@ -38,7 +38,7 @@ def env_of(folder: Path, shapes):
     return {"dataset_name": str(tasks), "repo_base_url": str(folder), "python_only": False, "shuffle": False}
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(len(SHAPES), marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [1, pytest.param(len(SHAPES), marks=pytest.mark.full)])
 async def test_every_shape_is_scored_rightly(runtime, where, tmp_path, count):
     shapes = dict(list(SHAPES.items())[-count:])
     outcome = await validate(runtime, "swe-smith", env=env_of(tmp_path, shapes), **where)
@@ -133,16 +133,21 @@ async def test_what_can_not_be_set_up_is_refused_with_its_reason(runtime, where,
     await unsound(runtime, where, tmp_path, [name for name, (_, reason) in UNSOUND.items() if reason is not None])
 
 
+async def test_a_test_that_passes_with_the_bug_is_told(runtime, where, tmp_path):
+    found = await unsound(runtime, where, tmp_path, ["the bug is in hidden tests", "one test passes with the bug"])
+    (told,) = found["one test passes with the bug"]
+    doubts = ["1 of 2 FAIL_TO_PASS tests pass with the bug: tests/test_core.py::test_half"]
+    assert (told.agent, told.rewards, told.doubts) == ("nop", [0.0], doubts)
+
+
+@pytest.mark.full
 async def test_the_unsound_is_refused_with_its_reason(runtime, where, tmp_path):
     names = [name for name, (_, reason) in UNSOUND.items() if reason is None]
-    found = await unsound(runtime, where, tmp_path, ["the bug is in hidden tests", *names])
+    found = await unsound(runtime, where, tmp_path, names)
     assert [each.agent for each in found["the tests pass with the bug"]] == ["nop"]
-    for name, doubt in (
-        ("one test passes with the bug", "1 of 2 FAIL_TO_PASS tests pass with the bug: {}::test_half"),
-        ("a kept test fails with the bug", "1 of 2 PASS_TO_PASS tests fail with the bug: {}::test_four"),
-    ):
-        doubts = [doubt.format("tests/test_core.py")]
-        assert [(each.agent, each.rewards, each.doubts) for each in found[name]] == [("nop", [0.0], doubts)]
+    (told,) = found["a kept test fails with the bug"]
+    doubts = ["1 of 2 PASS_TO_PASS tests fail with the bug: tests/test_core.py::test_four"]
+    assert (told.agent, told.rewards, told.doubts) == ("nop", [0.0], doubts)
     assert [each.agent for each in found["the tests fail without the bug"]] == ["oracle"]
     (gone,) = found["the tests are not there"]
     assert (gone.agent, gone.details[0]["reason"]) == (

@@ -14,18 +14,18 @@ from hermes_core.testing.conformance import GROUPS
 pytest_plugins = ["hermes_core.testing.conformance.plugin"]
 
 
-REPEATED = ("leaks", "speed")
-"""The groups that only do again, and often, what others do."""
+OF_A_BACKEND = ("contract", "pools", "failure")
+"""The groups that no other tests of `make test` stand for: those of the guest do for most, on local sandboxes."""
 
 
-@pytest.mark.conformance("local", groups=[group for group in GROUPS if group not in REPEATED])
+@pytest.mark.conformance("local", groups=OF_A_BACKEND)
 def test_local(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 
 @pytest.mark.full
-@pytest.mark.conformance("local", groups=REPEATED)
-def test_local_again_and_again(conformance_check: Callable[[], None]) -> None:
+@pytest.mark.conformance("local", groups=[group for group in GROUPS if group not in OF_A_BACKEND])
+def test_a_guest_on_local(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 

@@ -300,7 +300,7 @@ async def test_without_a_guest_the_contract_is_checked_and_the_rest_says_why_it_
         (MakesTwo, "one_creation_id_is_one_sandbox"),
         (AlwaysRunning, "terminate_by_id"),
         (LeaksEnvironment, "nothing_of_the_driver_is_added"),
-        (Blocks, "creating_does_not_stop_the_loop"),
+        pytest.param(Blocks, "creating_does_not_stop_the_loop", marks=pytest.mark.full),
         (IgnoresSettings, "an_image_is_used_or_refused"),
         pytest.param(IgnoresSettings, "memory_is_limited_or_refused", marks=pytest.mark.full),
     ],

@@ -24,6 +24,7 @@ import hermes_core
 from hermes_core.sandbox.contract import Isolation, Sandbox, SandboxSpec
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.local.sandbox import LocalSandbox
+from tests.accounts import AGAIN
 
 ORDINARY_UID = 54_321
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -89,10 +90,6 @@ def _as_ordinary_user(scenario: Callable[[], Awaitable[None]], failures: int) ->
 
 def _reachable_by_others(path: Path) -> bool:
     return all(directory.stat().st_mode & 0o001 for directory in path.parents)
-
-
-AGAIN = pytest.mark.full if os.geteuid() == 0 else ()
-"""A mark for what root's tests repeat as another account."""
 
 
 @pytest.fixture(params=["root", pytest.param("ordinary", marks=AGAIN)])
