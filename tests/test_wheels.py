@@ -417,7 +417,7 @@ def test_the_core_alone(core_wheel: Path, dependencies: Path, tmp_path: Path) ->
         "core": "loaded",
     }
     assert list(core.listed("backends")) == ["local"]
-    assert list(core.listed("envs")) == ["tasks"]
+    assert list(core.listed("envs")) == ["prompts", "tasks"]
     assert core.run("hermes-rl", "doctor", "--json").stdout.startswith("{")
     missing = core.run("hermes-rl", "rollout", "swe-smith", "--agent", "nop")
     assert (missing.returncode, "unknown environment 'swe-smith'" in missing.stderr) == (2, True)
@@ -434,7 +434,7 @@ def test_the_core_and_the_swe_smith_plugin(core_wheel: Path, dependencies: Path,
     plugin = both.listed("plugins")["swe-smith"]
     assert (plugin["status"], plugin["distribution"]) == ("loaded", "hermes-rl-swe-smith")
     environments = both.listed("envs")
-    assert set(environments) == {"tasks", "swe-smith"}
+    assert set(environments) == {"prompts", "tasks", "swe-smith"}
     assert environments["swe-smith"]["distribution"].startswith("hermes-rl-swe-smith ")
     code = "from hermes_core.runtime import Runtime; print(Runtime().environments.load('swe_smith').name)"
     loaded = both.run("python", "-c", code)
