@@ -7,6 +7,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -102,7 +103,8 @@ def test_children_are_reaped_watched_early_or_late(loop):
 def test_an_earlier_process_of_the_same_pid_is_not_taken_for_the_new_one(loop):
     statuses = []
     stranger = child(5)
-    run_for(loop, 0.05)
+    while Path(f"/proc/{stranger}").exists():  # until the loop has reaped it
+        run_for(loop, 0.01)
     loop.watch(stranger, statuses.append, time.monotonic())
     run_for(loop, 0.01)
     assert statuses == []

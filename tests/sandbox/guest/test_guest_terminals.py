@@ -111,7 +111,8 @@ async def test_job_control(slot):
     await asyncio.sleep(0.3)
     await slot.write(process.process_id, b"\x1a")
     await shown(slot, process, b"Stopped")
-    await slot.write(process.process_id, b"kill %1; echo $((6 * 7))\n")
+    # Without the wait, bash may still have a stopped job, and would not exit.
+    await slot.write(process.process_id, b"kill %1; wait %1; echo $((6 * 7))\n")
     await shown(slot, process, b"\r42\r\n")
     await slot.write(process.process_id, b"exit 5\n")
     assert (await slot.wait(process.process_id, timeout_s=20)).exit_code == 5
