@@ -80,6 +80,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     endpoint_patience: float = Field(default=300, ge=0, description="Seconds to wait for a model server that fails")
     setup_timeout: float = Field(default=1800, gt=0, description="Seconds to set a workspace up")
     verify_timeout: float = Field(default=3600, gt=0, description="Seconds to verify a rollout")
+    deadline: float | None = Field(
+        default=None, gt=0, description="Seconds for a whole rollout, release included [all of these and 600 more]"
+    )
     infra_retries: int = Field(default=2, ge=0, description="Fresh slots for a rollout whose sandbox failed")
     group_refills: int = Field(default=4, ge=0, description="Rollouts of a group that may be replaced by others")
     trainer_timeout: float = Field(
@@ -146,6 +149,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
             model_timeout=self.model_timeout,
             setup_timeout=self.setup_timeout,
             verify_timeout=self.verify_timeout,
+            deadline=self.deadline,
             infra_retries=self.infra_retries,
         )
 

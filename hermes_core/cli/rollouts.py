@@ -34,7 +34,7 @@ _CONFINED = {"network": "none", "process_memory": 4096}
 
 _OPTIONS = (
     *("profile", "isolation", "concurrency", "group_size", "seed"),
-    *("rollout_timeout", "model_timeout", "stop_on_infra", "max_cost"),
+    *("rollout_timeout", "model_timeout", "deadline", "stop_on_infra", "max_cost"),
 )
 """Fields of `RunOptions` that have an option of the same name."""
 
@@ -134,6 +134,12 @@ _items_option = click.option(
     type=float,
     metavar="S",
     help="Total time in seconds that a rollout may wait for the model [3600].",
+)
+@click.option(
+    "--deadline",
+    type=float,
+    metavar="S",
+    help="Time limit in seconds for a whole rollout, release included [all limits together, and 600 more].",
 )
 @click.option(
     "--max-cost",

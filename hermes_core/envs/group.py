@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -96,7 +97,8 @@ class GroupRoller:
         tools: the tools of each group.
         records: where every rollout and group is recorded.
         room: maximum number of rollouts at the same time.
-        refills: number of failed rollouts of a group that may be replaced.
+        refills: number of failed rollouts of a group that may be replaced. None is replaced once the group has taken
+            longer than the deadline of a rollout.
         exact: whether a rollout without its tokens is useless.
     """
 
@@ -116,6 +118,8 @@ class GroupRoller:
     async def roll(self, item: Item, size: int) -> Group:
         """Roll out an item `size` times. Failed rollouts are replaced up to a limit, so the group may have fewer.
 
+        It ends within twice the deadline of a rollout after its first rollout began.
+
         Raises:
             UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
             CostLimitReached, EndpointDown: no other group can be rolled out either; raised when the rollouts that were
@@ -129,7 +133,7 @@ class GroupRoller:
         async def until_used() -> None:
             try:
                 while (await self._roll(item, group, next(numbers))).refused is not None:
-                    if next(refills, None) is None:
+                    if self._is_late(group) or next(refills, None) is None:
                         return
             except STOPPING as error:
                 stopped.append(error)
@@ -160,6 +164,12 @@ class GroupRoller:
     def _new_group(self, item: Item, size: int) -> Group:
         item_id = self.context.environment.item_id(item)
         return Group(f"{item_id}#{next(self._numbers)}", item_id, size)
+
+    def _is_late(self, group: Group) -> bool:
+        """Return whether the group has taken longer than a rollout may."""
+        began = min(rolled.record.started or 0.0 for rolled in (*group.kept, *group.failed))
+        deadline_s = self.context.limits.deadline_s
+        return deadline_s is not None and time.time() - began >= deadline_s
 
     async def _roll(self, item: Item, group: Group, index: int) -> Rolled:
         """Roll out one rollout of the group. Its record is written in every case."""

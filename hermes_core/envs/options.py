@@ -37,6 +37,9 @@ COST = frozenset({"prices", "max_cost"})
 MOST_SLOTS = 32
 """Maximum number of slots of one sandbox, unless the profile sets it."""
 
+SPARE_S = 600.0
+"""How much later than the sum of all other limits the deadline of a rollout is, unless it is set, in seconds."""
+
 
 class RunOptions(BaseModel):
     """Options of a run. Frozen. Unknown keys are errors."""
@@ -68,6 +71,10 @@ class RunOptions(BaseModel):
     """Time limit in seconds for the setup of a workspace."""
     verify_timeout: float = Field(default=3600.0, gt=0)
     """Time limit in seconds for the verification."""
+    deadline: float | None = Field(default=None, gt=0)
+    """Time limit in seconds for a whole rollout, from its beginning through all restarts until its slot is released.
+    The agent is stopped early enough that its work can be verified. None is the sum of the other limits and ten minutes
+    more; if one of them is None, there is no deadline."""
     infra_retries: int = Field(default=2, ge=0)
     """How often a rollout is started again after an infrastructure failure."""
     stop_on_infra: float | None = Field(default=None, ge=0, le=1)
@@ -80,12 +87,15 @@ class RunOptions(BaseModel):
     @property
     def limits(self) -> Limits:
         """Return the limits of one rollout."""
+        parts = [self.setup_timeout, self.rollout_timeout, self.model_timeout, self.verify_timeout]
+        known = [part for part in parts if part is not None]
         return Limits(
             rollout_timeout_s=self.rollout_timeout,
             model_timeout_s=self.model_timeout,
             setup_timeout_s=self.setup_timeout,
             verify_timeout_s=self.verify_timeout,
             infra_retries=self.infra_retries,
+            deadline_s=self.deadline or (sum(known) + SPARE_S if known == parts else None),
         )
 
 

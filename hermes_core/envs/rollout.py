@@ -25,6 +25,7 @@ from hermes_core.environment import Environment, Item
 from hermes_core.envs.leased_slot import Fresh, LeasedSlot, ModelTime, Origin
 from hermes_core.envs.pending import Opening
 from hermes_core.envs.plain import Redact, plain
+from hermes_core.envs.running import RunningRollouts
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
     DISTURBANCES,
@@ -57,6 +58,16 @@ T = TypeVar("T")
 Score = tuple[float, Mapping[str, Any]]
 ScorePatch = Callable[[Item, str, "Rollout"], Awaitable[Score]]
 
+VERIFY_SHARE = 0.25
+"""The last part of its deadline in which a rollout is verified, if the verification's own limit is not shorter."""
+
+RELEASE_S, RELEASE_SHARE = 10.0, 0.05
+"""Seconds before the deadline at which the verification must end, and the largest share of the deadline that this
+may be."""
+
+ENDPOINT_S = 1.0
+"""Seconds of waiting for its endpoint after which a model that has not answered by the deadline is not to blame."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -74,6 +85,12 @@ class Limits:
     """Time limit of the verify hook. When it passes, the rollout fails with kind `verifier`."""
     infra_retries: int = 2
     """How often a rollout is restarted on a fresh slot after an infrastructure failure."""
+    deadline_s: float | None = None
+    """Limit on the whole rollout, from its beginning through all restarts until its slot is released.
+
+    The agent is stopped with `time_limit` early enough for its work to be verified. If the rollout is not over at the
+    deadline, it fails with kind `infra`, and its slot is released in the background. None is no limit.
+    """
 
 
 @dataclass(frozen=True)
@@ -102,6 +119,8 @@ class RolloutContext:
     """The seed of the run."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """The versions of what runs, for the records."""
+    running: RunningRollouts = field(default_factory=RunningRollouts)
+    """The rollouts that have not ended."""
 
 
 class Rollout(LeasedSlot):
@@ -306,6 +325,7 @@ async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajector
     """Run one rollout, from lease to release. Ordinary failures are put into the record, not raised.
 
     An infrastructure failure never becomes a reward: the rollout is restarted on a fresh slot, up to the limit.
+    Neither does a missed deadline.
 
     Args:
         trajectory: the record to fill; it also records a cancellation.
@@ -316,27 +336,73 @@ async def run_rollout(context: RolloutContext, item: Item, trajectory: Trajector
     Raises:
         UsageError, PolicyError: no slot can be had with these settings, for this rollout or any other.
     """
-    return await _until_no_infra(context, trajectory, lambda: _attempt(context, item, trajectory))
+    return await _by_deadline(context, trajectory, lambda ends: _attempt(context, item, trajectory, ends))
 
 
 async def run_rescoring(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> Trajectory:
     """Score a patch without an agent, with the environment's `score_patch`. Otherwise like `run_rollout`."""
-    return await _until_no_infra(context, trajectory, lambda: _score_patch(context, item, patch, trajectory))
+    return await _by_deadline(context, trajectory, lambda ends: _score_patch(context, item, patch, trajectory, ends))
 
 
-async def _until_no_infra(
-    context: RolloutContext, trajectory: Trajectory, attempt: Callable[[], Awaitable[None]]
+@dataclass(frozen=True)
+class _Ends:
+    """By when the parts of a rollout must end, by the event loop's clock; None is never."""
+
+    agent: float | None = None
+    verification: float | None = None
+
+    @classmethod
+    def of(cls, limits: Limits) -> _Ends:
+        """Return those of a rollout that begins now."""
+        if (deadline_s := limits.deadline_s) is None:
+            return cls()
+        verification = _now() + deadline_s - min(RELEASE_S, RELEASE_SHARE * deadline_s)
+        return cls(verification - min(limits.verify_timeout_s, VERIFY_SHARE * deadline_s), verification)
+
+    @property
+    def too_late(self) -> bool:
+        """Return whether an agent that begins now has no time."""
+        return self.agent is not None and self.agent <= _now()
+
+    def of_verification(self, limit_s: float) -> float:
+        """Return the seconds for a verification that begins now, of so many at most."""
+        return limit_s if self.verification is None else min(limit_s, max(0.0, self.verification - _now()))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _by_deadline(
+    context: RolloutContext, trajectory: Trajectory, attempt: Callable[[_Ends], Awaitable[None]]
 ) -> Trajectory:
-    for attempts_left in range(context.limits.infra_retries, -1, -1):
-        await attempt()
-        if trajectory.failure is None or trajectory.failure.kind is not FailureKind.INFRA or not attempts_left:
-            break
-        log.warning("trajectory %s: %s; begun anew", trajectory.trajectory_id, trajectory.failure.message)
-        trajectory.begin_again()
+    """Attempt the rollout until its deadline. After that, only its clean-up goes on, with nobody waiting for it."""
+    name, deadline_s = f"rollout {trajectory.trajectory_id}", context.limits.deadline_s
+    work = _until_no_infra(context, trajectory, attempt)
+    if await context.running.run(work, name, deadline_s):
+        return trajectory
+    trajectory.give_up(f"not over at its deadline of {deadline_s:g} s")
+    log.warning("trajectory %s: not over at its deadline of %g s", trajectory.trajectory_id, deadline_s)
+    if trajectory.slot is not None:  # a hook that ignores its cancellation must not keep it
+        context.running.clean_up(context.backend.release(trajectory.slot, reset_workspace=True), f"release of {name}")
     return trajectory
 
 
-async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) -> None:
+async def _until_no_infra(
+    context: RolloutContext, trajectory: Trajectory, attempt: Callable[[_Ends], Awaitable[None]]
+) -> None:
+    """Attempt the rollout anew after failures of the infrastructure, as long as the agent would have time."""
+    ends = _Ends.of(context.limits)
+    for attempts_left in range(context.limits.infra_retries, -1, -1):
+        await attempt(ends)
+        failure = trajectory.failure
+        if failure is None or failure.kind is not FailureKind.INFRA or not attempts_left or ends.too_late:
+            return
+        log.warning("trajectory %s: %s; begun anew", trajectory.trajectory_id, failure.message)
+        trajectory.begin_again()
+
+
+async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory, ends: _Ends) -> None:
     """Lease a slot and run the rollout in it once."""
     hooks, limits = context.hooks, context.limits
     trajectory.tool_schemas = context.tool_schemas
@@ -350,12 +416,13 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
                     on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
             try:
                 with trajectory.stage("agent"):
-                    trajectory.result = await _work(context, trajectory, prompt, on_slot)
+                    trajectory.result = await _work(context, trajectory, prompt, on_slot, ends)
                 if context.environment.scored:
                     with trajectory.stage("verify"):
                         await rollout.kill_everything()
                         verified = hooks.verify(result=trajectory.result, **on_slot)
-                        trajectory.score(*await _judged(rollout, verified, limits.verify_timeout_s))
+                        limit_s = ends.of_verification(limits.verify_timeout_s)
+                        trajectory.score(*await _judged(rollout, verified, limit_s))
                 else:
                     trajectory.score(None)
             except SlotUnclean:
@@ -366,14 +433,15 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory) 
                 trajectory.score(reward, {"reason": f"the agent's slot: {rollout.unclean.message}"})
 
 
-async def _score_patch(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory) -> None:
+async def _score_patch(context: RolloutContext, item: Item, patch: str, trajectory: Trajectory, ends: _Ends) -> None:
     """Lease a slot and verify a patch in it."""
     score_patch: ScorePatch = getattr(context.environment, "score_patch")  # noqa: B009 - not every environment has it
     with trajectory.records_failure():
         async with _leased(context, item, trajectory) as rollout:
             with trajectory.stage("verify"):
                 verified = score_patch(item, patch, rollout)
-                trajectory.score(*await _judged(rollout, verified, context.limits.verify_timeout_s))
+                limit_s = ends.of_verification(context.limits.verify_timeout_s)
+                trajectory.score(*await _judged(rollout, verified, limit_s))
 
 
 async def _judged(rollout: Rollout, verified: Awaitable[Score], limit_s: float) -> Score:
@@ -398,14 +466,22 @@ async def _judged(rollout: Rollout, verified: Awaitable[Score], limit_s: float) 
 
 
 async def _work(
-    context: RolloutContext, trajectory: Trajectory, prompt: list[Message], on_slot: Mapping[str, Any]
+    context: RolloutContext,
+    trajectory: Trajectory,
+    prompt: list[Message],
+    on_slot: Mapping[str, Any],
+    ends: _Ends,
 ) -> AgentResult:
     """Let the agent work until it is done or its time is up. What it did until then counts.
 
     Raises:
         ModelError: the model failed, took too long, or never answered.
+        InfraError: there is no time left for an agent.
     """
     rollout: Rollout = on_slot["rollout"]
+    if ends.too_late:
+        raise InfraError("the rollout's deadline leaves no time for the agent", hint="raise deadline")
+    waited_s = trajectory.result.waited_s
 
     async def solve() -> None:
         rollout.used = True
@@ -423,13 +499,18 @@ async def _work(
         result=trajectory.result,
     )
     try:
-        async with asyncio.timeout(context.limits.rollout_timeout_s) as rollout.limit:
-            return await context.agent.run(task)
+        async with asyncio.timeout_at(ends.agent) as end:
+            async with asyncio.timeout(context.limits.rollout_timeout_s) as rollout.limit:
+                return await context.agent.run(task)
     except TimeoutError as error:
-        if rollout.limit is None or not rollout.limit.expired():
+        if not end.expired() and (rollout.limit is None or not rollout.limit.expired()):
             raise
         if not rollout.used and len(task.result.messages) <= len(prompt):
             raise ModelError("the model never answered", hint="check its endpoint, or raise the time limit") from error
+        waited_s += sum(turn.waited_s for turn in task.result.turns)
+        if end.expired() and task.result.waited_s - waited_s > ENDPOINT_S:
+            hint = "look at what keeps its endpoint busy, lower the concurrency, or raise deadline"
+            raise ModelError("the model's endpoint did not work until the rollout's deadline", hint=hint) from error
         task.result.stop(StopReason.TIME_LIMIT)
         return task.result
 

@@ -20,6 +20,7 @@ from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import BASELINES, COST, PATIENCE, RunOptions, check_hides, granted_isolation, pool_size
 from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.rollout import RolloutContext
+from hermes_core.envs.running import RunningRollouts
 from hermes_core.errors import HermesError, PluginError, UsageError, describe
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.runtime import Runtime
@@ -78,6 +79,7 @@ class Session:
             "model_timeout": options.model_timeout,
             "setup_timeout": options.setup_timeout,
             "verify_timeout": options.verify_timeout,
+            **({"deadline": options.deadline} if options.deadline else {}),
         }
         kept: dict[str, Any] = plain(configuration, self.redact)
         return kept
@@ -95,6 +97,7 @@ class Session:
             InfraError: the backend could not be started.
         """
         backend, self.room = _new_backend(self.runtime, self.environment, self.options, self.isolation, rollouts)
+        running = RunningRollouts()
         try:
             if self.room:
                 await check_endpoint(self.agent)
@@ -112,9 +115,13 @@ class Session:
                 redact=self.redact,
                 seed=self.options.seed,
                 versions=versions(self.runtime),
+                running=running,
             )
         finally:
-            await backend.aclose()
+            try:
+                await running.aclose()
+            finally:
+                await backend.aclose()
 
 
 @asynccontextmanager

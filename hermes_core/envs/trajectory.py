@@ -72,8 +72,12 @@ class Trajectory:
     """Why its check was run a second time, or None."""
     _infra: InfraError | None = field(default=None, init=False)
     _failed_stage: str | None = field(default=None, init=False)
+    _error: Exception | None = field(default=None, init=False)
+    """Why that stage failed."""
     _ended: bool = field(default=False, init=False)
     """Whether the agent's work has its outcome. A cancellation after that changes nothing."""
+    _given_up: bool = field(default=False, init=False)
+    """Whether nothing that the rollout does from now on changes its outcome."""
 
     def begin_again(self) -> None:
         """Forget an attempt that the infrastructure spoiled, except for the tokens that it used and its waits."""
@@ -82,7 +86,7 @@ class Trajectory:
         self.result = AgentResult(usage=self.result.usage, waited_s=self.result.waited_s)
         self.timings = {}
         self.slot, self.commands = None, CommandLog()
-        self._infra = self._failed_stage = None
+        self._infra = self._failed_stage = self._error = None
         self._ended = False
 
     def note_infra(self, error: InfraError) -> None:
@@ -109,6 +113,7 @@ class Trajectory:
             except BaseException as error:
                 self._failed_stage = self._failed_stage or name
                 if isinstance(error, Exception):
+                    self._error = self._error or self._infra or error
                     self._raise_infra(error)
                 raise
 
@@ -143,8 +148,25 @@ class Trajectory:
                 raise
 
     def _fail(self, kind: FailureKind, message: str) -> None:
+        if self._given_up:
+            return
         self.reward = None
         self.failure = Failure(kind, self._failed_stage or "acquire", message[:MAX_MESSAGE])
+
+    def give_up(self, reason: str) -> None:
+        """Set the outcome of a rollout that is not over in time. What it does from now on changes nothing.
+
+        A score stays, and so does a failure; only the slot was not released yet. Otherwise, the failure is `infra`, as
+        everybody else has a limit of his own.
+        """
+        error = self._error or self._infra
+        if not self._ended and self.failure is None:
+            self._failed_stage = self._failed_stage or self.commands.stage
+            if error is None:
+                self._fail(FailureKind.INFRA, reason)
+            else:
+                self._fail(failure_kind(error, self._failed_stage), _message(error))
+        self._given_up = True
 
     def score(self, reward: float | None, details: Mapping[str, Any] | None = None) -> None:
         """Set the outcome: the reward, or None in an environment that gives none, and its details.
@@ -154,6 +176,8 @@ class Trajectory:
         """
         if reward is not None and not math.isfinite(reward):
             raise VerifierError(f"the verification gave the reward {reward!r}", hint="a reward is a finite number")
+        if self._given_up:
+            return
         self.reward, self.details, self._ended = reward, dict(details or {}), True
 
     def to_record(self, redact: Redact | None = None) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from hermes_core.agents.base import AgentTask, StopReason
 from hermes_core.agents.failures import EndpointDown
 from hermes_core.environment import Environment, EnvironmentConfig
+from hermes_core.envs import running
 from hermes_core.envs.group import Group, GroupRoller, Rolled
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.session import open_session
@@ -76,9 +78,12 @@ class Records:
 
 
 @asynccontextmanager
-async def rolling(path: Path, work: Work, *, refills: int = 0, **config: Any) -> AsyncIterator[tuple[Any, Records]]:
+async def rolling(
+    path: Path, work: Work, *, refills: int = 0, deadline: float | None = None, **config: Any
+) -> AsyncIterator[tuple[Any, Records]]:
     """A roller of groups with room for four rollouts, and what it takes down."""
-    records, options = Records(), RunOptions.model_validate({"concurrency": 4, "infra_retries": 0, **ISOLATION})
+    given = {"concurrency": 4, "infra_retries": 0, "deadline": deadline, **ISOLATION}
+    records, options = Records(), RunOptions.model_validate(given)
     async with Runtime(Settings(state_dir=path / "state"), load_entry_points=False) as runtime:
         environment = Plain(EnvironmentConfig(**config))
         async with (
@@ -168,3 +173,49 @@ def test_no_trainer_is_imported() -> None:
     code = "import hermes_core.envs.group, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not [name for name in json.loads(done.stdout) if "atropos" in name]
+
+
+@pytest.mark.usefixtures("leak_check")
+async def test_a_group_ends_with_its_survivors_when_a_rollout_is_stuck(tmp_path: Path) -> None:
+    begun: list[AgentTask] = []
+
+    async def work(task: AgentTask) -> None:
+        begun.append(task)
+        while task is begun[0] and not ended.is_set():  # it ignores its cancellation
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+
+    ended = asyncio.Event()
+    clock = asyncio.get_running_loop().time
+    async with rolling(tmp_path, work, refills=5, deadline=3.0) as (roller, _):
+        began = clock()
+        group = await roller.roll({"id": "one"}, 4)
+        assert clock() - began < 3.5
+        assert (len(group.kept), group.whole, group.unlucky) == (3, False, True)
+        (failed,) = group.failed
+        assert failed.record.failure is not None
+        assert (failed.reward, failed.record.failure.kind, len(begun)) == (None, FailureKind.INFRA, 4)
+        async with asyncio.timeout(2.5):  # the slot of the stuck one can be leased again
+            assert (await roller.roll({"id": "two"}, 4)).whole
+        assert len(roller.context.running) == 1
+        ended.set()
+    assert len(roller.context.running) == 0
+
+
+async def test_a_run_does_not_wait_for_a_rollout_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(running, "LEAVE_S", 0.2)
+    over = asyncio.Event()
+
+    async def work(task: AgentTask) -> None:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async with asyncio.timeout(20), rolling(tmp_path, work, deadline=1.0) as (roller, _):
+        assert not (await roller.roll_one({"id": "one"})).whole
+    assert "1 rollouts were cancelled at their deadline and do not end" in caplog.text
+    over.set()
+    while len(roller.context.running):
+        await asyncio.sleep(0.01)

@@ -85,6 +85,9 @@ class Slots:
 
     preparation = commands
 
+    async def release(self, slot, *, reset_workspace):
+        self.note("release slot", slot)
+
     def tool(self, name):
         return SLOT_TOOLS[name]
 
@@ -905,3 +908,107 @@ async def test_a_command_that_fails_in_verification_is_the_work_of_who_can_write
     done = await roll(Plain(verify=verify), backend=backend)
     assert done.reward == reward
     assert (done.failure is None) == (reward is not None)
+
+
+async def endless(_):
+    await asyncio.sleep(60)
+
+
+async def deaf(_):
+    """A hook that ignores its cancellation once, and goes on for half a second."""
+    until = asyncio.get_running_loop().time() + 1.2
+    while (left := until - asyncio.get_running_loop().time()) > 0:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(left)
+    return 1.0
+
+
+async def timed(*args, **kwargs) -> tuple[Trajectory, float]:
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    done = await roll(*args, **kwargs)
+    return done, clock() - began
+
+
+@pytest.mark.parametrize("hook", ["setup", "verify"])
+@pytest.mark.parametrize("stuck", [endless, deaf])
+async def test_what_is_not_over_at_the_deadline_is_no_reward_and_gives_its_slot_back(hook, stuck):
+    backend = Slots()
+    base = context(Plain(**{hook: stuck}), backend=backend, limits=Limits(deadline_s=0.6, verify_timeout_s=60))
+    trajectory = Trajectory("plain", "one", "one", 0, "doing", "fake")
+    async with asyncio.timeout(1.0):
+        await run_rollout(base, ITEM, trajectory)
+    record = trajectory.to_record()
+    limited = hook == "verify" and stuck is endless  # which ended at a limit of its own, just before the deadline
+    kind = FailureKind.VERIFIER if limited else FailureKind.INFRA
+    assert (record.reward, record.failure.kind, record.failure.stage) == (None, kind, hook)
+    assert limited or record.failure.message == "not over at its deadline of 0.6 s"
+    while len(base.running):
+        await asyncio.sleep(0.01)
+    assert "release slot" in backend.log
+    assert (trajectory.reward, trajectory.failure) == (None, record.failure), "what came later changes nothing"
+
+
+async def test_no_slot_until_the_deadline_is_an_infrastructure_failure():
+    class Full(Slots):
+        @asynccontextmanager
+        async def lease(self, *_, **__):
+            await asyncio.sleep(60)
+            yield
+
+    done = await roll(backend=Full(), limits=Limits(deadline_s=0.1))
+    assert (done.failure.kind, done.failure.stage) == (FailureKind.INFRA, "acquire")
+
+
+async def test_an_agent_is_stopped_before_the_deadline_so_that_its_work_is_scored():
+    async def work(task):
+        task.result.messages.append({"role": "assistant", "content": "so far"})
+        await asyncio.sleep(60)
+
+    done, took_s = await timed(agent=Doing(work), limits=Limits(deadline_s=1.0))
+    assert (done.reward, done.failure, done.result.stop_reason) == (1.0, None, StopReason.TIME_LIMIT)
+    assert 0.6 < took_s < 1.0
+
+
+@pytest.mark.parametrize(("waited_s", "kind"), [(0.0, None), (30.0, FailureKind.MODEL)])
+async def test_an_endpoint_that_fails_until_the_deadline_is_not_the_agents_time_limit(waited_s, kind):
+    async def work(task):
+        task.result.messages.append({"role": "assistant", "content": "so far"})
+        try:
+            async with task.waiting():
+                await asyncio.sleep(60)
+        finally:
+            task.result.waited_s += waited_s
+
+    done = await roll(agent=Doing(work), limits=Limits(deadline_s=0.4))
+    assert (done.failure and done.failure.kind) == kind
+    assert done.reward == (1.0 if kind is None else None)
+
+
+async def test_a_slow_release_costs_neither_the_score_nor_the_time():
+    class Slow(Slots):
+        @asynccontextmanager
+        async def lease(self, trajectory_id=None, **given):
+            async with super().lease(trajectory_id, **given) as slot:
+                yield slot
+                await deaf(None)
+
+    for hooks, kind in (({}, None), ({"setup": raising(SetupFailed("no"))}, FailureKind.SETUP)):
+        done, took_s = await timed(Plain(**hooks), backend=Slow(), limits=Limits(deadline_s=0.5))
+        assert (done.failure and done.failure.kind, done.reward) == (kind, 1.0 if kind is None else None)
+        assert took_s < 0.9
+
+
+async def test_nothing_is_begun_anew_when_the_agent_would_have_no_time():
+    async def setup(_):
+        await asyncio.sleep(0.5)
+        raise SandboxLost("gone")
+
+    done = await roll(Plain(setup=setup), limits=Limits(deadline_s=0.6))
+    assert (done.failure.kind, done.infra_retries) == (FailureKind.INFRA, 0)
+
+    async def slow(_):
+        await asyncio.sleep(0.5)
+
+    done = await roll(Plain(setup=slow), limits=Limits(deadline_s=0.6, infra_retries=0))
+    assert (done.failure.kind, "no time for the agent" in done.failure.message) == (FailureKind.INFRA, True)
