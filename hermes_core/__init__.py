@@ -25,17 +25,22 @@ if TYPE_CHECKING:
         TurnRecord,
     )
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
-    from hermes_core.aio import BrokenOff, SingleFlight, TaskSet, alongside
+    from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
     from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
+    from hermes_core.envs.driven import DrivenRollout
+    from hermes_core.envs.group import Group, GroupRoller, Rolled
     from hermes_core.envs.leased_slot import Fresh, LeasedSlot
+    from hermes_core.envs.options import RunOptions
     from hermes_core.envs.pytest_run import PytestReport, ReportStatus, run_pytest
-    from hermes_core.envs.record import record_schema
+    from hermes_core.envs.record import Record, record_schema
     from hermes_core.envs.rescore import rescore
-    from hermes_core.envs.rollout import Rollout
+    from hermes_core.envs.rollout import Rollout, RolloutContext
     from hermes_core.envs.rows import checked_row, load_rows, read_jsonl
     from hermes_core.envs.runner import run_rollouts
+    from hermes_core.envs.session import Session, open_session
     from hermes_core.envs.store import read_records
     from hermes_core.envs.summary import RunSummary
+    from hermes_core.envs.tokens import TokenSequence
     from hermes_core.envs.tool_context import ToolContext
     from hermes_core.envs.validate import Validation, validate
     from hermes_core.errors import (
@@ -53,6 +58,7 @@ if TYPE_CHECKING:
         PluginError,
         PolicyError,
         ProvisionError,
+        RolloutEnded,
         SandboxLost,
         SetupFailed,
         SlotLost,
@@ -115,6 +121,7 @@ _PLACES = {
     "ParseProblem": "hermes_core.agents.parsers.base",
     "Parser": "hermes_core.agents.parsers.base",
     "BrokenOff": "hermes_core.aio",
+    "LoopThread": "hermes_core.aio",
     "SingleFlight": "hermes_core.aio",
     "TaskSet": "hermes_core.aio",
     "alongside": "hermes_core.aio",
@@ -122,20 +129,30 @@ _PLACES = {
     "EnvironmentConfig": "hermes_core.environment",
     "Item": "hermes_core.environment",
     "Need": "hermes_core.environment",
+    "DrivenRollout": "hermes_core.envs.driven",
+    "Group": "hermes_core.envs.group",
+    "GroupRoller": "hermes_core.envs.group",
+    "Rolled": "hermes_core.envs.group",
     "Fresh": "hermes_core.envs.leased_slot",
     "LeasedSlot": "hermes_core.envs.leased_slot",
+    "RunOptions": "hermes_core.envs.options",
     "PytestReport": "hermes_core.envs.pytest_run",
     "ReportStatus": "hermes_core.envs.pytest_run",
     "run_pytest": "hermes_core.envs.pytest_run",
+    "Record": "hermes_core.envs.record",
     "record_schema": "hermes_core.envs.record",
     "rescore": "hermes_core.envs.rescore",
     "Rollout": "hermes_core.envs.rollout",
+    "RolloutContext": "hermes_core.envs.rollout",
     "checked_row": "hermes_core.envs.rows",
     "load_rows": "hermes_core.envs.rows",
     "read_jsonl": "hermes_core.envs.rows",
     "run_rollouts": "hermes_core.envs.runner",
+    "Session": "hermes_core.envs.session",
+    "open_session": "hermes_core.envs.session",
     "read_records": "hermes_core.envs.store",
     "RunSummary": "hermes_core.envs.summary",
+    "TokenSequence": "hermes_core.envs.tokens",
     "ToolContext": "hermes_core.envs.tool_context",
     "validate": "hermes_core.envs.validate",
     "Validation": "hermes_core.envs.validate",
@@ -153,6 +170,7 @@ _PLACES = {
     "PluginError": "hermes_core.errors",
     "PolicyError": "hermes_core.errors",
     "ProvisionError": "hermes_core.errors",
+    "RolloutEnded": "hermes_core.errors",
     "SandboxLost": "hermes_core.errors",
     "SetupFailed": "hermes_core.errors",
     "SlotLost": "hermes_core.errors",
@@ -234,6 +252,7 @@ __all__ = [
     "DatasetError",
     "Diagnosis",
     "Disturbed",
+    "DrivenRollout",
     "Environment",
     "EnvironmentConfig",
     "ErrorKind",
@@ -242,11 +261,14 @@ __all__ = [
     "ExportFilters",
     "FailureKind",
     "Fresh",
+    "Group",
+    "GroupRoller",
     "HermesError",
     "InfraError",
     "Isolation",
     "Item",
     "LeasedSlot",
+    "LoopThread",
     "Merge",
     "ModelError",
     "Need",
@@ -260,9 +282,14 @@ __all__ = [
     "PolicyError",
     "ProvisionError",
     "PytestReport",
+    "Record",
     "Registrar",
     "ReportStatus",
+    "Rolled",
     "Rollout",
+    "RolloutContext",
+    "RolloutEnded",
+    "RunOptions",
     "RunSummary",
     "Runtime",
     "Sandbox",
@@ -272,6 +299,7 @@ __all__ = [
     "SandboxLost",
     "SandboxSpec",
     "SandboxStatus",
+    "Session",
     "Settings",
     "SetupFailed",
     "SingleFlight",
@@ -284,6 +312,7 @@ __all__ = [
     "StopReason",
     "TaskSet",
     "TerminalVariables",
+    "TokenSequence",
     "Tool",
     "ToolAnswer",
     "ToolArgumentError",
@@ -308,6 +337,7 @@ __all__ = [
     "load_rows",
     "merge_runs",
     "nearest_hint",
+    "open_session",
     "read_jsonl",
     "read_profiles",
     "read_records",

@@ -210,6 +210,10 @@ class VerifierError(HermesError):
     """The verification itself failed (not the agent's work): no reward is given."""
 
 
+class RolloutEnded(HermesError):
+    """A call was made for a rollout that has ended: its time is up, it failed, or its model was done."""
+
+
 class OutputError(HermesError):
     """The output of a run can't be written."""
 
