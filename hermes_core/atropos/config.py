@@ -83,6 +83,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     deadline: float | None = Field(
         default=None, gt=0, description="Seconds for a whole rollout, release included [all of these and 600 more]"
     )
+    stall_timeout: float | None = Field(
+        default=1800, gt=0, description="Seconds without the end of a rollout before all stacks are written down"
+    )
     infra_retries: int = Field(default=2, ge=0, description="Fresh slots for a rollout whose sandbox failed")
     group_refills: int = Field(default=4, ge=0, description="Rollouts of a group that may be replaced by others")
     trainer_timeout: float = Field(
@@ -150,6 +153,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
             setup_timeout=self.setup_timeout,
             verify_timeout=self.verify_timeout,
             deadline=self.deadline,
+            stall_timeout=self.stall_timeout,
             infra_retries=self.infra_retries,
         )
 

@@ -42,6 +42,7 @@ from hermes_core.envs.group import GroupRoller
 from hermes_core.envs.plain import plain
 from hermes_core.envs.runner import STOPPING
 from hermes_core.envs.session import Tools, check_scored, open_session, redactor
+from hermes_core.envs.stalls import STALLS
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.runtime import Runtime
@@ -224,7 +225,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
             session = await stack.enter_async_context(
                 open_session(runtime, environment, agent, options, load=self.setup, redact=redact)
             )
-            context = await stack.enter_async_context(session.sandboxes(start=False))
+            stalls = self.trajectories_path.with_suffix(f".{STALLS}")
+            context = await stack.enter_async_context(session.sandboxes(start=False, stalls=stalls))
             refills = self.config.group_refills
             roller = GroupRoller(
                 context, session.tools, self.reporter, room=session.room, refills=refills, exact=self.exact

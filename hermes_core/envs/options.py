@@ -75,6 +75,9 @@ class RunOptions(BaseModel):
     """Time limit in seconds for a whole rollout, from its beginning through all restarts until its slot is released.
     The agent is stopped early enough that its work can be verified. None is the sum of the other limits and ten minutes
     more; if one of them is None, there is no deadline."""
+    stall_timeout: float | None = Field(default=1800.0, gt=0)
+    """Seconds without the end of a rollout, although some run, after which the stacks of all tasks and threads are
+    written to `stalls.txt` in the run's folder. Ten seconds of a blocked event loop are a stall, too. None is off."""
     infra_retries: int = Field(default=2, ge=0)
     """How often a rollout is started again after an infrastructure failure."""
     stop_on_infra: float | None = Field(default=None, ge=0, le=1)

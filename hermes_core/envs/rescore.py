@@ -15,6 +15,7 @@ from hermes_core.envs.record import Record
 from hermes_core.envs.rollout import RolloutContext, run_rescoring
 from hermes_core.envs.runner import STOPPING, each
 from hermes_core.envs.session import make_environment, open_session
+from hermes_core.envs.stalls import STALLS
 from hermes_core.envs.store import RUN, OutputFolder, read_run, records
 from hermes_core.envs.summary import Key, NoProgress, Progress, Tally
 from hermes_core.envs.trajectory import Trajectory
@@ -84,7 +85,7 @@ async def rescore(
         async with open_session(runtime, made, "nop", chosen, work_of=str(ran["agent"])) as session:
             items = {made.item_id(item): item for item in made.items()}
             check_items(items, _at(path, places))
-            async with session.sandboxes(len(places)) as context:
+            async with session.sandboxes(len(places), stalls=path / STALLS) as context:
                 again = _Again(context, items, path / RESCORED, progress or NoProgress())
                 await again.all(_at(path, places), len(places), session.room)
     differing = tuple(again.differing)

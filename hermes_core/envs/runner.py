@@ -22,6 +22,7 @@ from hermes_core.envs.options import RunOptions, agent_settings, check_price
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.session import Tools, broken, open_session, versions
+from hermes_core.envs.stalls import STALLS
 from hermes_core.envs.store import TRAJECTORIES, OutputFolder
 from hermes_core.envs.summary import Key, NoProgress, Progress, RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory
@@ -133,7 +134,8 @@ async def run_rollouts(
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
             again = None if retry_failed is None else {*retry_failed, FailureKind.CANCELLED}
             await _in_thread(run.folder.open, session.configuration(), about, run.tally, resume=resume, again=again)
-        async with session.sandboxes(run.count_left(), start=run.jobs.need_slots) as context:
+        stalls = None if run.folder is None else run.folder.path / STALLS
+        async with session.sandboxes(run.count_left(), start=run.jobs.need_slots, stalls=stalls) as context:
             if on_folder is not None and run.folder is not None:
                 on_folder(run.folder.path)
             return await run.all(context, session.room)

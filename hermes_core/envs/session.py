@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from hermes_core.agents.base import Agent, AgentSettings
@@ -21,6 +22,7 @@ from hermes_core.envs.options import BASELINES, COST, PATIENCE, RunOptions, chec
 from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.running import RunningRollouts
+from hermes_core.envs.stalls import STALLS, stalls_noticed
 from hermes_core.errors import HermesError, PluginError, UsageError, describe
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.runtime import Runtime
@@ -85,20 +87,28 @@ class Session:
         return kept
 
     @asynccontextmanager
-    async def sandboxes(self, rollouts: int | None = None, *, start: bool = True) -> AsyncIterator[RolloutContext]:
+    async def sandboxes(
+        self, rollouts: int | None = None, *, start: bool = True, stalls: Path | None = None
+    ) -> AsyncIterator[RolloutContext]:
         """Check that the model's endpoint can be used, make sandboxes, and end them afterwards.
 
         Args:
             rollouts: number of rollouts to do, if known: no more room is made. For 0 nothing is done.
             start: make sandboxes now; otherwise the caller starts the context's backend.
+            stalls: the file for the stacks of a run that stalls; None is one in the runtime's state directory.
 
         Raises:
             ModelError: the endpoint is unreachable, or refuses the key or the model; no sandbox was made.
             InfraError: the backend could not be started.
         """
         backend, self.room = _new_backend(self.runtime, self.environment, self.options, self.isolation, rollouts)
-        running = RunningRollouts()
-        try:
+        running, state = RunningRollouts(), self.runtime.settings.state_dir
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(backend.aclose)
+            stack.push_async_callback(running.aclose)
+            await stack.enter_async_context(
+                stalls_noticed(running, stalls or state / STALLS, self.options.stall_timeout)
+            )
             if self.room:
                 await check_endpoint(self.agent)
                 if start:
@@ -117,11 +127,6 @@ class Session:
                 versions=versions(self.runtime),
                 running=running,
             )
-        finally:
-            try:
-                await running.aclose()
-            finally:
-                await backend.aclose()
 
 
 @asynccontextmanager
