@@ -24,6 +24,7 @@ import pytest
 
 from hermes_core.envs.plain import json_line
 from hermes_core.envs.record import Record, record_schema
+from hermes_core.sandbox.guest_client import bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -230,6 +231,25 @@ def tokenizers(exact_extra: None, tmp_path_factory: pytest.TempPathFactory) -> C
         return made[form]
 
     return of
+
+
+@pytest.fixture
+def change_guest() -> Iterator[Callable[[str, str], None]]:
+    """`change_guest(old, new)`: in the test, guests are started with this in their sources replaced."""
+    read = Path.read_text
+
+    def change(old: str, new: str) -> None:
+        def changed(path: Path, *encoding: str) -> str:
+            return read(path, *encoding).replace(old, new)
+
+        assert any(old in read(path) for path in Path(bundle.__file__).parents[1].glob("guest/*.py"))
+        patch.setattr(Path, "read_text", changed)
+        patch.setattr(bundle, "_compiled", lambda *_: None)
+        bundle.payload.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield change
+    bundle.payload.cache_clear()
 
 
 @pytest.fixture

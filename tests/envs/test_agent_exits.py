@@ -18,7 +18,6 @@ from hermes_core.environment import Environment
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.guest_client import bundle
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, Fault, Reply, ScriptedServer
 from hermes_core.tools.base import Tool, ToolParams
@@ -280,16 +279,9 @@ async def test_a_verification_that_fails_by_itself_is_no_zero(runtime, fault):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def impatient(change_guest):
     """A guest that waits two seconds, in place of two minutes, for what was killed to be dead."""
-    source = bundle.Path.read_text
-    monkeypatch.setattr(
-        bundle.Path, "read_text", lambda path, *a: source(path, *a).replace("_PATIENCE_S = 120.0", "_PATIENCE_S = 2.0")
-    )
-    bundle.payload.cache_clear()
-    yield
-    monkeypatch.undo()
-    bundle.payload.cache_clear()
+    change_guest("_PATIENCE_S = 120.0", "_PATIENCE_S = 2.0")
 
 
 class Ghost:

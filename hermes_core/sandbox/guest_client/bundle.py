@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
+import marshal
 import struct
 import zlib
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import CodeType
 
 NO_GUEST = 4
 """The exit status of a bridge that has found no guest to join."""
@@ -18,7 +21,7 @@ LOADER = """
 import sys
 if sys.version_info < (3, 7):
     sys.stderr.write("python3 is %d.%d, and the guest needs 3.7" % sys.version_info[:2]); sys.exit(5)
-import os, json, zlib
+import importlib, marshal, os, zlib
 from importlib.machinery import ModuleSpec
 def rd(n):
     b = b""
@@ -27,7 +30,8 @@ def rd(n):
         if not d: sys.exit(3)
         b += d
     return b
-src = json.loads(zlib.decompress(rd(int.from_bytes(rd(4), "big"))).decode())
+src, magic, code = marshal.loads(zlib.decompress(rd(int.from_bytes(rd(4), "big"))))
+code = marshal.loads(code) if magic == importlib._bootstrap_external.MAGIC_NUMBER else {}
 class Finder:
     def find_spec(self, name, path=None, target=None):
         top, _, key = name.partition(".")
@@ -36,21 +40,40 @@ class Finder:
     def create_module(self, spec): return None
     def exec_module(self, m):
         key = m.__name__.partition(".")[2] or "__init__"
-        exec(compile(src[key], "<guest>/" + key + ".py", "exec"), m.__dict__)
+        exec(code.get(key) or compile(src[key], "<guest>/" + key + ".py", "exec"), m.__dict__)
 sys.meta_path.insert(0, Finder())
 from hermes_guest.main import main
 main(sys.argv[1], sys.argv[2] == "join")
 """
 """Receives the payload on standard input and runs it as the package `hermes_guest`. Nothing touches the disk."""
 
+_OLD_MARSHAL = 2
+"""A version of marshal's format that every Python reads."""
+
 
 @functools.cache
 def payload() -> bytes:
-    """Return the guest's sources as the loader expects them: a 32-bit big-endian length, then compressed JSON."""
-    folder = Path(__file__).parents[1] / "guest"
-    sources = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.py"))}
-    packed = zlib.compress(json.dumps(sources).encode("ascii"), 6)
+    """Return the guest's modules as the loader expects them: a 32-bit big-endian length, then compressed data.
+
+    They are sent as sources, for any Python, and compiled, for a Python whose bytecode is ours: compiling takes as
+    long as all else that the guest does at its start.
+    """
+    modules = {path.stem: path for path in sorted((Path(__file__).parents[1] / "guest").glob("*.py"))}
+    sources = {name: path.read_text("utf-8") for name, path in modules.items()}
+    compiled = {name: _compiled(name, path) for name, path in modules.items()}
+    packed = zlib.compress(marshal.dumps((sources, MAGIC_NUMBER, marshal.dumps(compiled)), _OLD_MARSHAL), 6)
     return struct.pack(">I", len(packed)) + packed
+
+
+def _compiled(name: str, path: Path) -> CodeType | None:
+    """Return a module's code, from Python's own cache if possible, without our paths."""
+    code = SourceFileLoader(name, str(path)).get_code(name)
+    return code and _renamed(code, f"<guest>/{name}.py")
+
+
+def _renamed(code: CodeType, file: str) -> CodeType:
+    constants = tuple(_renamed(each, file) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=file, co_consts=constants)
 
 
 def guest_argv(state_dir: str, *, join: bool) -> list[str]:

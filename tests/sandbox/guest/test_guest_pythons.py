@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import zlib
+from pathlib import Path
 
 import pytest
 
+import hermes_core
 from hermes_core.errors import NoPythonError
 from hermes_core.sandbox.commands import WindowSize
+from hermes_core.sandbox.guest_client.bundle import payload
 from hermes_core.sandbox.guest_client.client import GuestClient
 from tests.pythons import NEWER, OLDEST, interpreter
 
@@ -64,3 +68,9 @@ async def test_an_interpreter_that_is_too_old(host_sandbox):
             await GuestClient.start(sandbox, sandbox.settings("shared"))
     finally:
         await sandbox.terminate()
+
+
+def test_what_is_sent_names_no_path_of_the_driver():
+    sent = zlib.decompress(payload()[4:])
+    assert b"<guest>/slot.py" in sent
+    assert str(Path(hermes_core.__file__).parent).encode() not in sent
