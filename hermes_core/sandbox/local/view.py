@@ -21,6 +21,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OWN_PATHS = ("/data", "/tmp", "/var/tmp", "/dev", "/proc")  # of the sandbox
 _NEEDED = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include", "local")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_CONDA, _CONDA_CACHE = "conda-meta", "pkgs"
 _INSTALLER = "pip"  # without it every new virtual environment would have to unpack one of its own
 
 
@@ -104,17 +105,19 @@ def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     search runs once per process, because it takes a tenth of a second.
     """
     tops = [top for top in (*mounts.SYSTEM_DIRECTORIES, *prefixes) if not Path(top).is_symlink() or not _is_shown(top)]
+    wanted = {*_PACKAGE_FOLDERS, _CONDA, _CONDA_CACHE}
     found: set[str] = set()
     waiting = list(tops)
     while waiting:
         directory = waiting.pop()
         try:
-            entries = [entry for entry in os.scandir(directory) if entry.is_dir()]
+            # Links are not followed, but for these names: that would be most of the work.
+            entries = [e for e in os.scandir(directory) if e.is_dir(follow_symlinks=e.name in wanted)]
         except OSError:  # what we can't read, a slot can't either
             continue
-        conda = any(entry.name == "conda-meta" for entry in entries)
+        conda = any(entry.name == _CONDA for entry in entries)
         for entry in entries:
-            if entry.name in _PACKAGE_FOLDERS or (conda and entry.name == "pkgs"):
+            if entry.name in _PACKAGE_FOLDERS or (conda and entry.name == _CONDA_CACHE):
                 path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
                 found.update([path] if is_below(path, tops) else [])
             elif not entry.is_symlink():
