@@ -378,7 +378,7 @@ def in_place_of(path, where):
 def forged_cache(path, seconds):
     """What pytest keeps of a test file that it has rewritten; believed when size and time are right."""
     tag = "__import__('importlib.util').util.MAGIC_NUMBER"
-    name = f"{path.rpartition('/')[0] or '.'}/__pycache__/{path.rpartition('/')[2][:-3]}.cpython-%d%d-pytest-8.4.2.pyc"
+    name = f"{path.rpartition('/')[0] or '.'}/__pycache__/{path.rpartition('/')[2][:-3]}.cpython-%d%d-pytest-8.3.5.pyc"
     return python(
         "import marshal, os, struct, sys, time\n"
         f"path = {path!r}; name = {name!r} % sys.version_info[:2]\nos.makedirs(os.path.dirname(name), exist_ok=True)\n"

@@ -287,7 +287,7 @@ SHAPES: dict[str, Shape] = {
             "                if x: self.skipTest('not this one')\n                self.assertEqual(half(x), 0)\n"
         },
         **both("tests/test_core.py", fail=["CoreCase::test_double"], keep=["CoreCase::test_half"]),
-        requirements=(*PYTEST[:-1], "pytest==9.0.2"),
+        requirements=(*PYTEST[:-1], "Pygments==2.21.0", "pytest==9.0.2"),
     ),
     "src: pytest alone": Shape(
         package({"tests/test_core.py": TESTS}, where="src/pkg"),

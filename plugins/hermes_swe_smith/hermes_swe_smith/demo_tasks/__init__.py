@@ -13,7 +13,8 @@ from hermes_core import ConfigError
 
 REPO = "swesmith/hermes__ledgerline.1ed6e711"
 BUNDLE = "ledgerline.bundle"
-REQUIREMENTS = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0", "Pygments==2.21.0", "pytest==8.4.2")
+REQUIREMENTS = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0", "pytest==8.3.5")
+"""With the last pytest that does not need Pygments, which takes longer to install than all the rest."""
 
 _PACKAGE = Path(__file__).parent
 _WHEN = "2024-01-01T00:00:00Z"
