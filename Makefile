@@ -66,7 +66,7 @@ test-all: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not stress' --hypothesis-profile thorough $(ARGS)
 
 stress: setup
-	$(BIN)/python -m pytest -m stress tests/stress $(ARGS)
+	$(BIN)/python -m pytest -m stress $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

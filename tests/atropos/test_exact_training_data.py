@@ -19,7 +19,7 @@ from hermes_core.testing.tiny_model.plans import WildPlans
 from hermes_core.testing.tiny_model.server import TinyModelServer
 
 PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "qwen3": "qwen"}
-GROUP_SIZE = 6
+GROUPS = 6
 TURNS = 5
 
 
@@ -27,6 +27,7 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 """What a server speaks, and its `server_type`: the API server of Atropos' trainer, stock vLLM in both ways, SGLang."""
 
 
+@pytest.mark.parametrize("group_size", [2, pytest.param(6, marks=pytest.mark.stress)])
 @pytest.mark.parametrize(
     ("form", "wire"),
     [
@@ -38,6 +39,7 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 async def test_every_trained_token_is_what_the_model_sampled(
     form: str,
     wire: str,
+    group_size: int,
     make_env: Callable[..., Any],
     tokenizers: Callable[[str], Any],
     torch_extra: None,
@@ -57,7 +59,7 @@ async def test_every_trained_token_is_what_the_model_sampled(
                 WIRES[wire],
                 tokenizer_name=tokenizer.name_or_path,
                 tool_call_parser=PARSERS[form],
-                group_size=GROUP_SIZE,
+                group_size=group_size,
                 max_agent_turns=TURNS,
                 max_turn_tokens=250,
                 max_token_length=8192,
@@ -73,7 +75,7 @@ async def test_every_trained_token_is_what_the_model_sampled(
     figures = {"trajectories": found.sequences, "trained": found.trained, "drawn": found.drawn, "worst": found.worst}
     record_property("exactness", {"form": form, "wire": wire, "answers": sum(turns), **figures})
     assert found.problems == []
-    assert found.sequences == len(rows) * GROUP_SIZE == 36
+    assert found.sequences == len(rows) * group_size == GROUPS * group_size
     assert found.worst <= 1e-5
     assert max(turns) > 3, "hardly a rollout had several turns"
     assert 0.2 < found.drawn / found.trained < 0.9

@@ -65,7 +65,10 @@ def tasks(folder: Path, items: int) -> str:
 
 @pytest.mark.parametrize(
     ("form", "wire", "items", "group_size"),
-    [("qwen3", "tokens", 50, 4), ("chatml", "sglang", 8, 2), ("llama3", "completions", 8, 2)],
+    [
+        *((form, wire, 8, 2) for form, wire in (("qwen3", "tokens"), ("chatml", "sglang"), ("llama3", "completions"))),
+        pytest.param("qwen3", "tokens", 50, 4, marks=pytest.mark.stress),
+    ],
 )
 async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     form: str,
