@@ -375,7 +375,7 @@ class Tools:
         self._toolsets = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
         self._disabled = config.disabled_toolsets
         self._seed = seed or 0
-        self._of_toolsets: dict[tuple[str, ...], tuple[str, ...]] = {(): ()}
+        self._of_toolsets: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._schemas: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         self.names()
 

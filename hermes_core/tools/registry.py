@@ -240,8 +240,8 @@ def resolve_tools(
     """Return the names of the tools that a rollout's model may call, in the registry's order.
 
     Args:
-        enabled_toolsets: the toolsets to load. If neither toolsets nor a distribution are named, all tools are loaded
-            and a warning is logged.
+        enabled_toolsets: the toolsets to load; an empty list is no tools. If this and the distribution are None, all
+            tools are loaded and a warning is logged.
         disabled_toolsets: toolsets whose tools are left out, even if other toolsets contain them.
         distribution: draw the toolsets from this distribution instead of naming them.
         seed: seed of the draw; one per rollout gives each rollout its own choice.
@@ -250,15 +250,17 @@ def resolve_tools(
         ConfigError: both toolsets and a distribution were named, or toolsets form a circle.
         UnknownNameError: a toolset or the distribution does not exist.
     """
-    if enabled_toolsets and distribution:
-        message = f"both toolsets ({', '.join(enabled_toolsets)}) and the distribution {distribution!r} were named"
+    if enabled_toolsets is not None and distribution is not None:
+        message = (
+            f"both toolsets ({', '.join(enabled_toolsets) or 'none'}) and the distribution {distribution!r} were named"
+        )
         raise ConfigError(message, hint="name toolsets or a distribution, not both")
     left_out = _tools_of(registry, disabled_toolsets or ())
-    if distribution:
+    if distribution is not None:
         if distribution not in registry.distributions:
             raise registry.missing("distribution", distribution, registry.distributions)
         chosen: Iterable[str] = registry.distributions[distribution].sample(seed)
-    elif enabled_toolsets:
+    elif enabled_toolsets is not None:
         chosen = enabled_toolsets
     else:
         chosen = ("all",)

@@ -97,18 +97,29 @@ def test_names_are_claimed_once_and_some_are_reserved(registry: ToolRegistry) ->
             registry.add_toolset(name)
 
 
-def test_naming_none_loads_all_and_warns(registry: ToolRegistry, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_any_choice_all_are_loaded_with_a_warning(
+    registry: ToolRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         assert resolve_tools(registry) == [*CORE, "web_search"]
     assert "all 7 tools are loaded" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        assert resolve_tools(registry, [], ["web", "terminal"]) == CORE[2:]
+        assert resolve_tools(registry, None, ["web", "terminal"]) == CORE[2:]
         assert caplog.records
         caplog.clear()
         resolve_tools(registry, ["all"])
         resolve_tools(registry, distribution="default")
     assert not caplog.records
+
+
+def test_an_empty_choice_is_no_tools(registry: ToolRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert resolve_tools(registry, []) == []
+        assert resolve_tools(registry, [], ["web"]) == []
+    assert not caplog.records
+    with pytest.raises(ConfigError, match="toolsets \\(none\\) and the distribution"):
+        resolve_tools(registry, [], distribution="default")
 
 
 def test_what_is_disabled_is_left_out_whatever_contains_it(registry: ToolRegistry) -> None:
