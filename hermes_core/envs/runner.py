@@ -133,7 +133,8 @@ async def run_rollouts(
             stack.callback(run.folder.close)
             about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
             again = None if retry_failed is None else {*retry_failed, FailureKind.CANCELLED}
-            await _in_thread(run.folder.open, session.configuration(), about, run.tally, resume=resume, again=again)
+            begin = functools.partial(run.folder.open, resume=resume, again=again, items=run.jobs.item_ids)
+            await _in_thread(begin, session.configuration(), about, run.tally)
         stalls = None if run.folder is None else run.folder.path / STALLS
         async with session.sandboxes(run.count_left(), start=run.jobs.need_slots, stalls=stalls) as context:
             if on_folder is not None and run.folder is not None:
@@ -207,7 +208,8 @@ class Jobs:
 
     def __init__(self, environment: Environment, tools: Tools, group_size: int) -> None:
         self._group_size = group_size
-        self._ids: list[str] = []
+        self.item_ids: dict[str, None] = {}
+        """The items' ids, in order."""
         self.need_slots = False
         """Whether one of them needs a slot."""
         try:
@@ -219,36 +221,34 @@ class Jobs:
             raise broken(environment, "items() or item_id()", error) from error
 
     def _check(self, environment: Environment, tools: Tools) -> None:
-        known: set[str] = set()
         for item in self._items:
             item_id = environment.item_id(item)
-            if item_id in known:
+            if item_id in self.item_ids:
                 raise DatasetError(
                     f"two items of environment {environment.name!r} have the id {item_id!r}",
                     hint="give each item an id of its own",
                 )
-            known.add(item_id)
-            self._ids.append(item_id)
+            self.item_ids[item_id] = None
             try:
                 self.need_slots |= tools.need_slot(item, item_id)
             except UnknownNameError as error:
                 raise DatasetError(f"item {item_id!r}: {error.message}", hint=error.hint) from error
-        if not known:
+        if not self.item_ids:
             raise DatasetError(
                 f"environment {environment.name!r} has no items",
                 hint="check its dataset, and the settings that select from it",
             )
 
     def __len__(self) -> int:
-        return len(self._ids) * self._group_size
+        return len(self.item_ids) * self._group_size
 
     def count(self, done: Callable[[Key], bool]) -> int:
         """Return the number of rollouts that are not done."""
-        return sum(not done((item_id, index)) for item_id in self._ids for index in range(self._group_size))
+        return sum(not done((item_id, index)) for item_id in self.item_ids for index in range(self._group_size))
 
     def left(self, done: Callable[[Key], bool]) -> Iterator[Job]:
         """Yield the rollouts that are not done."""
-        for number, item_id in enumerate(self._ids):
+        for number, item_id in enumerate(self.item_ids):
             item: Item | None = None
             for index in range(self._group_size):
                 if not done((item_id, index)):

@@ -24,6 +24,9 @@ TRAJECTORIES, RUN, SUMMARY, LOCK = "trajectories.jsonl", "run.json", "summary.js
 SUPERSEDED = "superseded.jsonl"
 """Lines that earlier sessions wrote for rollouts that a resumed session does again."""
 
+_NAMED = 5
+"""Number of items that a message names."""
+
 
 class OutputFolder:
     """A run's folder, locked for as long as this is open.
@@ -96,6 +99,7 @@ class OutputFolder:
         *,
         resume: bool,
         again: Collection[FailureKind] | None = None,
+        items: Collection[str] | None = None,
     ) -> None:
         """Start a run here, or continue the one that is here.
 
@@ -104,10 +108,12 @@ class OutputFolder:
             about: other information for `run.json` (versions, seed, …).
             tally: gets the records that are here already and stay.
             again: failures of these kinds are done again; None is all kinds.
+            items: the ids of the dataset's items, which must include those of all records here; None is not checked.
 
         Raises:
             UsageError: there is a run here and `resume` is not set; or it has another configuration, and the differing
-                keys are named; or a line in the middle of its records is not a record; or its files can't be written.
+                keys are named; or it has records of items that are not in the dataset; or a line in the middle of its
+                records is not a record; or its files can't be written.
         """
         trajectories = self.path / TRAJECTORIES
         try:
@@ -121,7 +127,7 @@ class OutputFolder:
                 log.warning("%s holds no run to resume: a new run begins there", self.path)
             self._begun = not held
             if held:
-                self._recover(trajectories, tally, again)
+                self._recover(trajectories, tally, again, items)
             self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._file).st_size
         except OSError as error:
@@ -191,13 +197,20 @@ class OutputFolder:
             hint="give the same options to resume it, or choose another folder",
         )
 
-    def _recover(self, trajectories: Path, tally: Tally, again: Collection[FailureKind] | None) -> None:
+    def _recover(
+        self,
+        trajectories: Path,
+        tally: Tally,
+        again: Collection[FailureKind] | None,
+        items: Collection[str] | None,
+    ) -> None:
         """Read the records that are here, and keep one line of each rollout that is not done again."""
         size = trajectories.stat().st_size
         if (self.path / SUPERSEDED).exists():
             for record in _read(self.path / SUPERSEDED):
                 tally.count_usage(record)
         kept: set[int] = set()
+        gone: dict[str, None] = {}
         number = 0
         for number, line, end in _lines(trajectories):
             place = f"{trajectories}, line {number}"
@@ -209,14 +222,25 @@ class OutputFolder:
                 log.warning("%s: the last line is torn, as after a crash; its rollout runs again", self.path)
                 continue
             key = (record.item_id, record.rollout_index)
+            if items is not None and record.item_id not in items:
+                gone[record.item_id] = None
             failed = record.failure is not None and (again is None or record.failure.kind in again)
             if not failed and not tally.was_done_before(key):
                 kept.add(number)
                 tally.add(record, earlier=True)
             else:
                 tally.count_usage(record)
+        if gone:
+            raise self._without_items(list(gone))
         if number != len(kept):
             self._keep_only(kept, trajectories)
+
+    def _without_items(self, gone: list[str]) -> UsageError:
+        named = ", ".join(gone[:_NAMED]) + (", …" if len(gone) > _NAMED else "")
+        return UsageError(
+            f"the run in {self.path} has rollouts of {len(gone)} items that the dataset no longer has: {named}",
+            hint="resume with the dataset that it began with, which may have grown, or choose another folder",
+        )
 
     def _keep_only(self, numbers: set[int], trajectories: Path) -> None:
         """Move the other lines to `superseded.jsonl`. If killed in between, they are in both files until this is done

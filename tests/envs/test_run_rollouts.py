@@ -597,6 +597,27 @@ async def test_another_configuration_cannot_resume_and_changes_nothing(runtime, 
     assert summary.complete
 
 
+async def test_a_run_is_resumed_by_item_whatever_their_order_and_not_with_a_dataset_that_lost_some(
+    runtime, tasks, tmp_path
+):
+    out = tmp_path / "run"
+
+    async def run(rows, *, resume=True):
+        return await run_rollouts(runtime, "tasks", "oracle", env=tasks(rows), out_dir=out, resume=resume, **ISOLATION)
+
+    await run(TASKS, resume=False)
+    before = (out / "trajectories.jsonl").read_bytes()
+    for fewer, named in ((TASKS[1:], "1 items that the dataset no longer has: hello"), (TASKS[:1], "2 items")):
+        with pytest.raises(UsageError, match=named):
+            await run(fewer)
+        assert (out / "trajectories.jsonl").read_bytes() == before
+    summary = await run([{**TASKS[0], "id": "new"}, *reversed(TASKS)])
+    assert (summary.complete, summary.total) == (True, 4)
+    after = (out / "trajectories.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert [json.loads(line)["item_id"] for line in after[len(before) :].splitlines()] == ["new"]
+
+
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 4))])
 async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtime, tasks, tmp_path, seed):
