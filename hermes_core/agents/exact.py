@@ -14,7 +14,7 @@ from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTas
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded, public_url
 from hermes_core.agents.generate import GenerateServer
-from hermes_core.agents.model import ModelAgent
+from hermes_core.agents.model import ModelAgent, derived_seed
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import Reply
 from hermes_core.agents.retries import Choice
@@ -122,9 +122,13 @@ class ExactSession:
         tools: Sequence[Mapping[str, Any]] | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> Reply:
         """Return the model's answer, with its calls read by the parser.
+
+        Args:
+            extra_body: only its `seed` is used. Each answer is sampled with a seed that is derived from it.
 
         Raises:
             ContextLengthExceeded: there is no room left for an answer.
@@ -143,8 +147,11 @@ class ExactSession:
                 hint="allow fewer turns or shorter tool results, or raise max_token_length",
             )
         limit = min(max_tokens or room, room)
+        seed = (extra_body or {}).get("seed")
+        if seed is not None:  # with one seed for all answers, their draws would be the same
+            seed = derived_seed(seed, str(self._answers))
         sampled = await self._server.sample(
-            node.tokens + array("i", prompt.tokens), max_tokens=limit, temperature=temperature
+            node.tokens + array("i", prompt.tokens), max_tokens=limit, temperature=temperature, seed=seed
         )
         self._check(sampled)
         async with self._chat.turnstile:
@@ -155,8 +162,9 @@ class ExactSession:
         if node not in self.nodes:
             self.nodes.append(node)
         self._answers += 1
-        sampling = {"max_tokens": limit} if temperature is None else {"temperature": temperature, "max_tokens": limit}
-        reply = replace(self._read(sampled, offered, asked, prompt.begun), sampling=sampling)
+        sampling = {"temperature": temperature, "max_tokens": limit, "seed": seed}
+        sent = {key: value for key, value in sampling.items() if value is not None}
+        reply = replace(self._read(sampled, offered, asked, prompt.begun), sampling=sent)
         node.heard = [_told(message) for message in (*messages, reply.as_message())]
         return reply
 
@@ -210,7 +218,7 @@ class ExactAgent:
     """The model loop on token-exact servers. Each rollout has a session of its own, on the least busy server.
 
     Args:
-        settings: how to sample; `base_url`, `extra_body` and `seed` are not used.
+        settings: how to sample; `base_url` and `extra_body` are not used.
         servers: the servers; this agent closes them.
         chat, parser, end_thinking: see `ExactSession`.
         max_length: see `ExactSession`; None is the context of the server's model.
@@ -228,7 +236,7 @@ class ExactAgent:
         *,
         end_thinking: bool = False,
     ) -> None:
-        self.settings = settings.model_copy(update={"extra_body": None, "seed": None})
+        self.settings = settings.model_copy(update={"extra_body": None})
         self.max_length = max_length
         self._chat = chat
         self._parser = parser

@@ -92,12 +92,14 @@ class GenerateServer:
         max_tokens: int,
         temperature: float | None,
         top_k: int | None = None,
+        seed: int | None = None,
         patience_s: float = math.inf,
     ) -> Sampled:
         """Return one completion of the prompt.
 
         Args:
             top_k: sample from this many tokens only; None, which training needs, samples from all of them.
+            seed: the sampling seed; None lets the server draw one.
             patience_s: see `served`.
 
         Raises:
@@ -105,7 +107,7 @@ class GenerateServer:
                 do.
             ContextLengthExceeded: the prompt does not fit the model's context.
         """
-        given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k}
+        given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
         sampling = {key: value for key, value in given.items() if value is not None}
         if not self._wires:
             self._wires = await self._find_wires(patience_s)

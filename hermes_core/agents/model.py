@@ -150,9 +150,13 @@ class ModelAgent:
         """Return the settings' own, with this rollout's seed: with the same seed, a group's rollouts would be equal."""
         extra = dict(self.settings.extra_body or {})
         if self.settings.seed is not None:
-            digest = hashlib.sha256(f"{self.settings.seed}:{seed_key}".encode()).digest()
-            extra.setdefault("seed", int.from_bytes(digest[:4]) >> 1)
+            extra.setdefault("seed", derived_seed(self.settings.seed, seed_key))
         return extra
+
+
+def derived_seed(seed: int, key: str) -> int:
+    """Return a sampling seed that depends on both, and is the same in every process: 31 bits, as servers take them."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:4]) >> 1
 
 
 class _Primed:

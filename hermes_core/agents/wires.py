@@ -34,6 +34,10 @@ _TOKEN_ID = "token_id:"
 """What the name of a token begins with if it is no text."""
 
 
+_OF_SGLANG = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+"""SGLang's own names. It uses the seed if it was started with `--enable-deterministic-inference`."""
+
+
 @dataclass(frozen=True)
 class Sampled:
     """One completion as the server sampled it; both lists have the same length."""
@@ -159,7 +163,7 @@ class Sglang(Wire):
 
     def write(self, prompt: list[int], sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body of a request."""
-        renamed = {("max_new_tokens" if key == "max_tokens" else key): value for key, value in sampling.items()}
+        renamed = {_OF_SGLANG.get(key, key): value for key, value in sampling.items()}
         wanted = {"return_logprob": True, "return_text_in_logprobs": False}
         return {"input_ids": prompt, "sampling_params": {**_NEUTRAL, **renamed}, **wanted}
 

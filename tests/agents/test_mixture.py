@@ -11,17 +11,9 @@ from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.store import read_records
 from hermes_core.errors import ConfigError, UsageError
-from hermes_core.runtime import Runtime
-from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Reply, ScriptedServer
 
 MODELS = ("small", "large")
-
-
-@pytest.fixture
-async def runtime(tmp_path):
-    async with Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as one:
-        yield one
 
 
 def prompts(tmp_path, count):

@@ -85,7 +85,7 @@ class Plays:
         self.given = [[*chat.tokenizer.encode(text, add_special_tokens=False), end] for text, end in answers]
         self.asked: list[list[int]] = []
 
-    async def sample(self, prompt: Any, *, max_tokens: int, temperature: float | None) -> Sampled:
+    async def sample(self, prompt: Any, *, max_tokens: int, temperature: float | None, **_: Any) -> Sampled:
         turn = len(self.asked)
         self.asked.append(list(prompt))
         if self.chat.decode(prompt).endswith(("<think>", "<think>\n")):

@@ -74,7 +74,7 @@ class Samples:
         self.given = [tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
         self.asked: list[list[int]] = []
 
-    async def sample(self, prompt: list[int], *, max_tokens: int, temperature: float | None) -> Sampled:
+    async def sample(self, prompt: list[int], *, max_tokens: int, temperature: float | None, **_: Any) -> Sampled:
         tokens = self.given[len(self.asked)]
         self.asked.append(list(prompt))
         return Sampled(tokens, [-0.5] * len(tokens), "stop")

@@ -53,6 +53,9 @@ class _Row:
     max_tokens: int
     temperature: float
     plan: Plan
+    seed: int | None = None
+    draws: Any = None
+    """The row's own random numbers, if it has a seed."""
     future: Future[Sampled] = field(default_factory=Future)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -124,12 +127,15 @@ class Engine:
             row.future.cancel()
         self._thread.join()
 
-    def submit(self, prompt: Sequence[int], *, max_tokens: int, temperature: float = 1.0) -> Future[Sampled]:
+    def submit(
+        self, prompt: Sequence[int], *, max_tokens: int, temperature: float = 1.0, seed: int | None = None
+    ) -> Future[Sampled]:
         """Complete a prompt.
 
         Args:
             max_tokens: the most tokens to write.
             temperature: 0 takes the likeliest token each time, and returns logprobs as at temperature 1.
+            seed: the seed of this completion alone; a plan does not depend on it.
 
         Raises:
             UsageError: the prompt is empty, has an invalid token, or leaves no room for `max_tokens`.
@@ -146,7 +152,7 @@ class Engine:
                 hint="shorten the prompt or ask for fewer tokens",
             )
         plan = self.plan(prompt, self._random) if self.plan is not None else ()
-        row = _Row(tuple(prompt), max_tokens, temperature, plan)
+        row = _Row(tuple(prompt), max_tokens, temperature, plan, seed)
         self._waiting.put_nowait(row)
         return row.future
 
@@ -197,6 +203,8 @@ class Engine:
         """Write all rows to their ends. Prompts are padded on the left; a row that is done leaves the batch."""
         import torch
 
+        for row in rows:
+            row.draws = None if row.seed is None else torch.Generator().manual_seed(row.seed)
         longest = max(len(row.prompt) for row in rows)
         ids = torch.zeros(len(rows), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -231,8 +239,11 @@ class Engine:
 
         temperatures = torch.tensor([[row.temperature or 1.0] for row in rows])
         logprobs = torch.log_softmax(logits / temperatures, -1)
-        noise = -torch.empty_like(logprobs).exponential_(generator=draws).log()
-        scores = logprobs + noise * torch.tensor([[float(row.temperature > 0)] for row in rows])
+        noise = torch.empty_like(logprobs).exponential_(generator=draws)
+        for row, own in zip(rows, noise, strict=True):
+            if row.draws is not None:
+                own.exponential_(generator=row.draws)
+        scores = logprobs - noise.log() * torch.tensor([[float(row.temperature > 0)] for row in rows])
         allowed = [row.allowed() for row in rows]
         for index, ids in enumerate(allowed):
             if ids is not None:

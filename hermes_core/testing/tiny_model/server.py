@@ -64,6 +64,7 @@ class CompletionsRequest(_Sampling):
     model: str | None = None
     prompt: list[int]
     max_tokens: int | None = Field(default=16, ge=1)
+    seed: int | None = None
     logprobs: Literal[0] | None = None
     return_token_ids: bool = False
     stream: Literal[False] = False
@@ -73,6 +74,7 @@ class TokensSampling(_Sampling):
     """vLLM's own sampling parameters."""
 
     max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
     logprobs: Literal[0] | None = None
 
 
@@ -100,6 +102,7 @@ class VllmRequest(_Sampling):
 
     prompt: _Ids
     max_tokens: int | None = Field(default=16, ge=1)
+    seed: int | None = None
     logprobs: Literal[0] | None = None
     stream: Literal[False] = False
 
@@ -108,6 +111,7 @@ class SglangSampling(_Sampling):
     """SGLang's `sampling_params`. `max_new_tokens` has SGLang's own default."""
 
     max_new_tokens: int | None = Field(default=128, ge=1)
+    sampling_seed: int | None = None
 
 
 class SglangRequest(BaseModel):
@@ -222,7 +226,9 @@ class TinyModelServer:
 
     async def _tokens(self, body: dict[str, Any]) -> dict[str, Any]:
         asked = TokensRequest.model_validate(body)
-        done = await self._complete(asked.token_ids, asked.sampling_params, asked.sampling_params.max_tokens)
+        done = await self._complete(
+            asked.token_ids, asked.sampling_params, asked.sampling_params.max_tokens, asked.sampling_params.seed
+        )
         choices = []
         for index, each in enumerate(done):
             named = [(f"token_id:{token}", logprob) for token, logprob in zip(each.tokens, each.logprobs, strict=True)]
@@ -236,7 +242,7 @@ class TinyModelServer:
 
     async def _completions(self, body: dict[str, Any]) -> dict[str, Any]:
         asked = CompletionsRequest.model_validate(body)
-        done = await self._complete(asked.prompt, asked, asked.max_tokens)
+        done = await self._complete(asked.prompt, asked, asked.max_tokens, asked.seed)
         choices = [self._choice(asked, index, each) for index, each in enumerate(done)]
         written = sum(len(each.tokens) for each in done)
         usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": written}
@@ -268,7 +274,7 @@ class TinyModelServer:
     async def _vllm(self, body: dict[str, Any]) -> dict[str, Any]:
         asked = VllmRequest.model_validate(body)
         ids = asked.prompt.prompt_token_ids
-        done = await self._complete(ids, asked, asked.max_tokens)
+        done = await self._complete(ids, asked, asked.max_tokens, asked.seed)
         answer: dict[str, Any] = {
             "text": [self._text(each) for each in done],
             "prompt": self.tokenizer.decode(ids),
@@ -285,7 +291,8 @@ class TinyModelServer:
 
     async def _sglang(self, body: dict[str, Any]) -> Any:
         asked = SglangRequest.model_validate(body)
-        done = await self._complete(asked.input_ids, asked.sampling_params, asked.sampling_params.max_new_tokens)
+        sampling = asked.sampling_params
+        done = await self._complete(asked.input_ids, sampling, sampling.max_new_tokens, sampling.sampling_seed)
         answers = [self._sglang_answer(asked, each) for each in done]
         return answers if asked.sampling_params.n > 1 else answers[0]
 
@@ -307,13 +314,15 @@ class TinyModelServer:
             meta["output_token_logprobs"] = [list(each) for each in zip(done.logprobs, done.tokens, texts, strict=True)]
         return {"text": self._text(done), "output_ids": done.tokens, "meta_info": meta}
 
-    async def _complete(self, ids: list[int], asked: _Sampling, max_tokens: int | None) -> Sequence[Sampled]:
+    async def _complete(
+        self, ids: list[int], asked: _Sampling, max_tokens: int | None, seed: int | None
+    ) -> Sequence[Sampled]:
         """Return the requested completions. If the caller disconnects, those that still wait are not made."""
         room = max_tokens if max_tokens is not None else self.engine.context - len(ids)
         one = asked.top_k == 1
         temperature = 0.0 if one else asked.temperature
         waiting = [
-            asyncio.wrap_future(self.engine.submit(ids, max_tokens=room, temperature=temperature))
+            asyncio.wrap_future(self.engine.submit(ids, max_tokens=room, temperature=temperature, seed=seed))
             for _ in range(asked.n)
         ]
         done = await asyncio.gather(*waiting)

@@ -79,6 +79,18 @@ async def test_what_is_read_is_what_was_sampled(serve: Serve, wire: str, tokeniz
 
 
 @pytest.mark.parametrize("wire", sorted(KINDS))
+async def test_the_same_seed_samples_the_same_tokens(serve: Serve, wire: str) -> None:
+    client, _ = await serve(wire)
+
+    async def sampled(seed: int | None) -> list[int]:
+        return (await client.sample(PROMPT, max_tokens=16, temperature=1.0, seed=seed)).tokens
+
+    assert await sampled(5) == await sampled(5)
+    assert await sampled(5) != await sampled(6)
+    assert await sampled(None) != await sampled(None)
+
+
+@pytest.mark.parametrize("wire", sorted(KINDS))
 async def test_a_model_without_a_name_is_the_one_that_there_is(serve: Serve, wire: str) -> None:
     client, _ = await serve(wire, asked="default")
     assert len((await client.sample(PROMPT, max_tokens=3, temperature=1.0)).tokens) <= 3
@@ -135,7 +147,7 @@ class Gives:
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
 
-    async def sample(self, prompt: Any, *, max_tokens: int, temperature: float | None) -> Sampled:
+    async def sample(self, prompt: Any, *, max_tokens: int, temperature: float | None, **_: Any) -> Sampled:
         return Sampled(self.tokens, [-0.5] * len(self.tokens), "stop")
 
 

@@ -40,8 +40,12 @@ class Tokens:
         self.asked: list[list[int]] = []
         self.given: list[list[int]] = []
         self.logprobs: list[float] = []
+        self.seeds: list[int | None] = []
 
-    async def sample(self, prompt: list[int], *, max_tokens: int, temperature: float | None) -> Sampled:
+    async def sample(
+        self, prompt: list[int], *, max_tokens: int, temperature: float | None, seed: int | None
+    ) -> Sampled:
+        self.seeds.append(seed)
         self.asked.append(list(prompt))
         pieces = self.answers[len(self.asked) - 1]
         tokens = [token for piece in pieces for token in self.tokenizer.encode(piece, add_special_tokens=False)]
@@ -285,3 +289,22 @@ def test_a_template_that_can_not_be_used_is_named_at_once(tokenizers: Callable[[
         Chat(tokenizer).check(tools=True)
     tokenizer.chat_template = whole
     Chat(tokenizer).check(tools=True)
+
+
+@pytest.mark.parametrize("form", ["chatml"], indirect=True)
+async def test_each_answer_has_a_seed_of_its_own_that_is_recorded_and_the_same_in_every_run(start: Start) -> None:
+    async def seeds(extra_body: dict[str, Any] | None) -> list[int | None]:
+        session, server = start([[called("chatml", "a")], [called("chatml", "b")], ["done"]])
+        loop = HermesAgentLoop(session, [TOOL], {"terminal"}, extra_body=extra_body, tool_handler=_says_nothing)
+        result = await loop.run([{"role": "user", "content": "go"}])
+        assert [turn.sampling.get("seed") for turn in result.turns] == server.seeds
+        return server.seeds
+
+    first, again, other, none = [await seeds(body) for body in ({"seed": 7}, {"seed": 7}, {"seed": 8}, None)]
+    assert first == again
+    assert len({*first, *other}) == 6
+    assert none == [None] * 3
+
+
+async def _says_nothing(name: str, arguments: Any, task_id: str) -> str:
+    return "{}"
