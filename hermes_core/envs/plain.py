@@ -60,11 +60,13 @@ def _size(value: Any, most: int) -> int:
 
 
 class Cleaner:
-    """Copies values into plain JSON. `cut` names the texts that were cut."""
+    """Copies values into plain JSON. `cut` names the texts that were cut, and `redactions` counts those that had a
+    secret."""
 
     def __init__(self, redact: Redact | None) -> None:
         self.redact: Redact = redact or (lambda text: text)
         self.cut: list[str] = []
+        self.redactions = 0
 
     def __call__(self, value: Any, path: str, depth: int = 0) -> Any:
         if value is None or isinstance(value, (bool, int)):
@@ -92,7 +94,9 @@ class Cleaner:
         return None if patch is None else self.redact(patch)
 
     def _text(self, text: str, path: str) -> str:
-        text = self.redact(text).encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is not valid JSON text
+        clean = self.redact(text)
+        self.redactions += clean != text
+        text = clean.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is not valid JSON text
         if len(text) <= MAX_TEXT:
             return text
         self.cut.append(f"{path}: {len(text)} characters, {MAX_TEXT} kept")

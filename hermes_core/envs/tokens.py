@@ -11,7 +11,10 @@ from typing import Any
 
 from hermes_core.agents.base import MASKED, text_checksum
 
-__all__ = ["MASKED", "TokenSequence", "Tokens", "tokens_of"]
+__all__ = ["MASKED", "SPELT", "TokenSequence", "Tokens", "tokens_of"]
+
+SPELT = "a secret was removed from the messages, and the tokens spell it"
+"""Why the tokens of a conversation with a secret are left out. A text can be cut; tokens would no longer be exact."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hermes_core.agents.failures import EndpointDown
 from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.plain import Cleaner, Redact, short_fields
 from hermes_core.envs.record import STAGES, Failure, Record, SandboxCommand, ToolCalls
-from hermes_core.envs.tokens import tokens_of
+from hermes_core.envs.tokens import SPELT, Tokens, tokens_of
 from hermes_core.errors import (
     DatasetError,
     FailureKind,
@@ -184,7 +184,12 @@ class Trajectory:
         """Return the record: plain values, without secrets, with long texts cut and named."""
         result, failure = self.result, self.failure
         clean = Cleaner(redact)
+        item = clean(short_fields(self.item), "item")
+        redactions = clean.redactions
+        messages = clean(result.messages, "messages")
         exact = tokens_of(result.managed_state)
+        if exact.sequences and clean.redactions > redactions:
+            exact = Tokens(refused=SPELT)
         return Record(
             trajectory_id=self.trajectory_id,
             environment=self.environment,
@@ -195,14 +200,14 @@ class Trajectory:
             backend=self.backend,
             model=result.model,
             seed=self.seed,
-            item=clean(short_fields(self.item), "item"),
+            item=item,
             started=self.started,
             ended=time.time(),
             reward=self.reward,
             details=clean(self.details, "details"),
             failure=failure and replace(failure, message=clean.redact(failure.message)),
             patch=clean.patch(self.patch),
-            messages=clean(result.messages, "messages"),
+            messages=messages,
             turns=tuple(_turn(turn, clean, f"turns.{index}") for index, turn in enumerate(result.turns)),
             calls=tuple(_call(call, clean, f"calls.{index}") for index, call in enumerate(result.calls)),
             tool_schemas=tuple(self.tool_schemas),

@@ -14,6 +14,7 @@ from hermes_core.envs.plain import Redact
 from hermes_core.envs.record import Record
 from hermes_core.envs.store import TRAJECTORIES, read_run, record_in
 from hermes_core.envs.summary import SOLVED, Key
+from hermes_core.envs.tokens import SPELT
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 from hermes_core.export.conversation import calls_of, digest, has_reasoning, prompt_length, token_count
 
@@ -30,8 +31,6 @@ Refuses = Callable[[Record], str | None]
 
 _REDACTED = "[redacted: "
 """What a `Redactor` writes before the name of a secret."""
-
-_SPELT = "a secret was removed from the messages, and the tokens spell it"
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class RunReader:
     def _read(self, line: bytes, place: str) -> Record:
         record = record_in(line, place, self._clean)
         if record.sequences and _REDACTED.encode() in line and _REDACTED in json.dumps(list(record.messages)):
-            return replace(record, sequences=(), tokens_refused=_SPELT)
+            return replace(record, sequences=(), tokens_refused=SPELT)
         return record
 
     def _clean(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +193,7 @@ class RunReader:
         clean: dict[str, Any] = redacted(texts, self._redact)
         if clean == texts:
             return value
-        spelt = {"tokens_refused": _SPELT} if any(numbers.values()) else {}
+        spelt = {"tokens_refused": SPELT} if any(numbers.values()) else {}
         return {**clean, **{key: [] if key == "sequences" else None for key in numbers}, **spelt}
 
 

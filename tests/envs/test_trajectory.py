@@ -7,8 +7,10 @@ import pytest
 
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, TurnRecord
 from hermes_core.envs.command_log import MOST_COMMANDS
+from hermes_core.envs.group import judged
 from hermes_core.envs.plain import MAX_PATCH, MAX_TEXT, json_line, plain
 from hermes_core.envs.record import record_schema
+from hermes_core.envs.tokens import SPELT
 from hermes_core.envs.trajectory import Trajectory, failure_kind
 from hermes_core.errors import (
     CommandError,
@@ -236,6 +238,21 @@ def test_the_tokens_of_a_token_exact_server_are_kept_as_they_are():
     record = trajectory.to_record().to_json()
     assert record["sequences"] == [{"tokens": [5, 6, 7], "masks": [-100, 6, 7], "logprobs": [1.0, -0.5, 0.0]}]
     assert record["tokens_refused"] is None
+
+
+def test_tokens_that_spell_a_secret_are_not_kept_and_the_record_says_so():
+    secret = "sk-0123456789"
+
+    def record(said):
+        trajectory = new(item={"note": secret})
+        trajectory.result.messages.append({"role": "assistant", "content": said})
+        trajectory.result.managed_state = node([5, 6, 7], [-100, 6, 7], [1.0, -0.5, -0.5])
+        return trajectory.to_record(lambda text: text.replace(secret, "[redacted: KEY]"))
+
+    kept = record(f"It is {secret}.")
+    assert (kept.sequences, kept.tokens_refused) == ((), SPELT)
+    assert judged(kept, exact=True).refused == f"tokens: {SPELT}", "so no trainer gets them"
+    assert len(record("It is.").sequences) == 1, "a secret that the model never saw takes no tokens away"
 
 
 def test_every_sequence_of_a_conversation_that_was_split_is_kept():
