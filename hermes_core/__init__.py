@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ToolAnswer,
         TurnRecord,
     )
+    from hermes_core.agents.calls import run_calls
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
     from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
     from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
@@ -116,6 +117,7 @@ _PLACES = {
     "StopReason": "hermes_core.agents.base",
     "ToolAnswer": "hermes_core.agents.base",
     "TurnRecord": "hermes_core.agents.base",
+    "run_calls": "hermes_core.agents.calls",
     "ParsedCall": "hermes_core.agents.parsers.base",
     "ParsedText": "hermes_core.agents.parsers.base",
     "ParseProblem": "hermes_core.agents.parsers.base",
@@ -343,6 +345,7 @@ __all__ = [
     "read_records",
     "record_schema",
     "rescore",
+    "run_calls",
     "run_pytest",
     "run_rollouts",
     "terminal_tool",

@@ -30,7 +30,7 @@ class Station:
 
 
 COMMAND = (
-    Station("agents.loop:HermesAgentLoop._run_call", "takes the call from the model's answer"),
+    Station("agents.calls:CallRunner._run_one", "takes the call from the model's answer"),
     Station("envs.rollout:Rollout.tool_handler", "lets the tools of this rollout through"),
     Station("tool_backend:ToolBackend.execute", "finds the lease and the tool, sets the time limit"),
     Station("tools.terminal:run_terminal", "turns the arguments into a command"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -125,6 +127,9 @@ class CallError:
         return {"kind": str(self.kind), "message": self.message}
 
 
+_INTERRUPTED = CallError(CallErrorKind.INTERRUPTED, "interrupted before the tool had answered")
+
+
 class ToolAnswer(str):
     """The answer of a tool call to the model, as JSON text, with what the record keeps of the call besides."""
 
@@ -143,6 +148,28 @@ class ToolAnswer(str):
         answer = super().__new__(cls, text)
         answer.error, answer.exit_code, answer.bytes_dropped = error, exit_code, bytes_dropped
         return answer
+
+    @classmethod
+    def refusal(cls, error: CallError) -> Self:
+        """Return the answer to a call that was not carried out."""
+        return cls(json.dumps({"error": error.message}, ensure_ascii=False), error)
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return what the JSON text of an answer says. With an exit code it is from a command that ran, so it is
+        data."""
+        if '"error"' not in text and '"exit_code"' not in text:
+            return cls(text)
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            return cls(text)
+        if not isinstance(said, dict):
+            return cls(text)
+        if (exit_code := said.get("exit_code")) is not None or not said.get("error"):
+            return cls(text, exit_code=exit_code if isinstance(exit_code, int) else None)
+        kind = CallErrorKind.INVALID_ARGUMENTS if said.get("invalid_arguments") else CallErrorKind.FAILED
+        return cls(text, CallError(kind, str(said["error"])))
 
 
 ToolHandler = Callable[[str, Mapping[str, Any], str], Awaitable[str]]
@@ -239,6 +266,37 @@ class AgentResult:
     tool_calls_exec_error: int = 0
     """Calls that the tool answered with an error, bad arguments included."""
     usage: Usage = field(default_factory=Usage)
+
+    def add_turn(self, answer: Message, *, started: float, reasoning: str | None = None, **about: Any) -> range:
+        """Add an answer of the model to the conversation and to `turns`, and its tool calls to `calls`.
+
+        Each call gets a tool message that says that it was interrupted; `run_calls` replaces it by the real answer. So
+        the conversation is complete at any moment.
+
+        Args:
+            answer: the assistant's message in the OpenAI form.
+            started: when it was asked for, in seconds since the epoch.
+            reasoning: the model's reasoning, for `reasoning_per_turn`.
+            about: other fields of the `TurnRecord`, such as `model`, `prompt_tokens` and `completion_tokens`.
+
+        Returns:
+            The places of its tool calls in `calls`, for `run_calls`.
+        """
+        turn = TurnRecord(
+            **{"message": len(self.messages), "model": self.model, "ended": time.time(), **about}, started=started
+        )
+        number, first = len(self.turns), len(self.calls)
+        self.messages.append(answer)
+        for call in answer.get("tool_calls") or ():
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            self.calls.append(CallRecord(number, len(self.messages), call["id"], name, arguments, error=_INTERRUPTED))
+            told = str(ToolAnswer.refusal(_INTERRUPTED))
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": told})
+        self.turns.append(turn)
+        self.turns_used += 1
+        self.reasoning_per_turn.append(reasoning)
+        self.usage.add(Usage(1, turn.prompt_tokens, turn.completion_tokens, turn.cached_tokens or 0, turn.cost))
+        return range(first, len(self.calls))
 
     def stop(self, reason: StopReason) -> None:
         """Set the stop reason, and `finished_naturally` to match."""

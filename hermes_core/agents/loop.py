@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import json
-import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, Protocol
 
-from hermes_core.agents.base import (
-    AgentResult,
-    CallError,
-    CallErrorKind,
-    CallRecord,
-    Message,
-    StopReason,
-    ToolAnswer,
-    ToolError,
-    ToolHandler,
-    TurnRecord,
-    Usage,
-)
+from hermes_core.agents.base import AgentResult, Message, StopReason, ToolHandler
+from hermes_core.agents.calls import CallRunner, NumberedCall
 from hermes_core.agents.failures import (
     ContextLengthExceeded,
     ConversationRefused,
@@ -33,21 +18,9 @@ from hermes_core.agents.failures import (
     as_model_error,
 )
 from hermes_core.agents.prices import TokenPrices
-from hermes_core.agents.replies import Reply, ToolCall, encodable, read_reply
+from hermes_core.agents.replies import Reply, read_reply
 from hermes_core.agents.traffic import counted_waits
-from hermes_core.errors import (
-    HermesError,
-    InfraError,
-    ModelError,
-    StaleSlotError,
-    UsageError,
-    nearest_hint,
-)
-
-logger = logging.getLogger(__name__)
-
-PARALLEL_CALLS = 32
-"""Maximum number of calls of one turn that run at the same time."""
+from hermes_core.errors import HermesError, ModelError, UsageError
 
 _ENDS: dict[type[Exception], StopReason] = {
     ContextLengthExceeded: StopReason.CONTEXT_LENGTH,
@@ -55,11 +28,6 @@ _ENDS: dict[type[Exception], StopReason] = {
     ResponseTooLarge: StopReason.LENGTH,
 }
 """Errors that end a conversation that had begun, and are not the server's failure."""
-
-_Call = tuple[int, ToolCall]
-"""A call, with its place in `AgentResult.calls`."""
-
-_INTERRUPTED = CallError(CallErrorKind.INTERRUPTED, "interrupted before the tool had answered")
 
 
 class ChatServer(Protocol):
@@ -139,6 +107,7 @@ class HermesAgentLoop:
         """
         self.result = result if result is not None else AgentResult()
         self.result.messages.extend(_prompt(messages))
+        runner = CallRunner(self.result, self.valid_tool_names, self.tool_handler, self.task_id, self.parallel_safe)
         for _ in range(self.max_turns):
             started, waited_s = time.time(), self.result.waited_s
             try:
@@ -152,7 +121,7 @@ class HermesAgentLoop:
             calls = self._record(reply, started, self.result.waited_s - waited_s)
             if not reply.calls:
                 return self._stop(_why_it_ended(reply))
-            await self._run_calls(calls)
+            await runner.run(calls)
         return self._stop(StopReason.MAX_TURNS)
 
     async def _ask(self) -> Reply:
@@ -181,127 +150,37 @@ class HermesAgentLoop:
             finally:
                 self.result.waited_s += waits.seconds
 
-    def _record(self, reply: Reply, started: float, waited_s: float) -> list[_Call]:
-        """Add the answer to the result, with a tool message for each call, to be filled in when the call has ended.
-
-        There is no await in between, so the conversation is complete at any moment.
+    def _record(self, reply: Reply, started: float, waited_s: float) -> list[NumberedCall]:
+        """Add the answer to the result, and return its calls.
 
         Args:
             started: when the answer was asked for, in seconds since the epoch.
             waited_s: for how much of the time since then the request waited for the server's turn.
         """
-        result, cost = self.result, self._cost(reply)
-        turn, message, number = len(result.turns), len(result.messages), len(result.calls)
-        answers: list[Message] = [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": _refusal(_INTERRUPTED)}
-            for call in reply.calls
-        ]
-        result.messages += [reply.as_message(), *answers]
-        result.turns_used += 1
-        result.reasoning_per_turn.append(reply.reasoning)
-        result.turns.append(
-            TurnRecord(
-                message=message,
-                model=reply.model or result.model,
-                started=started,
-                ended=time.time(),
-                waited_s=round(waited_s, 6),
-                prompt_tokens=reply.prompt_tokens,
-                completion_tokens=reply.completion_tokens,
-                cached_tokens=reply.cached_tokens,
-                reasoning_tokens=reply.reasoning_tokens,
-                cost=cost,
-                sampling=self._sampling if reply.sampling is None else reply.sampling,
-                stop_reason=reply.finish_reason,
-            )
+        result = self.result
+        numbers = result.add_turn(
+            reply.as_message(),
+            started=started,
+            reasoning=reply.reasoning,
+            model=reply.model or result.model,
+            waited_s=round(waited_s, 6),
+            prompt_tokens=reply.prompt_tokens,
+            completion_tokens=reply.completion_tokens,
+            cached_tokens=reply.cached_tokens,
+            reasoning_tokens=reply.reasoning_tokens,
+            cost=self._cost(reply),
+            sampling=self._sampling if reply.sampling is None else reply.sampling,
+            stop_reason=reply.finish_reason,
         )
-        result.calls += [
-            CallRecord(turn, place, call.id, call.name, call.text, error=_INTERRUPTED)
-            for place, call in enumerate(reply.calls, message + 1)
-        ]
-        result.usage.add(Usage(1, reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0, cost))
         get_state = getattr(self.server, "get_state", None)
         result.managed_state = get_state() if get_state is not None else None
-        return list(enumerate(reply.calls, number))
+        return list(zip(numbers, reply.calls, strict=True))
 
     def _cost(self, reply: Reply) -> float | None:
         """Return the price of an answer in US dollars; None if it is not known."""
         if self._price is None:
             return reply.cost
         return self._price.cost(reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens or 0)
-
-    async def _run_calls(self, calls: Sequence[_Call]) -> None:
-        """Run one turn's calls: together if all of them are safe, else in order."""
-        if not all(call.name in self.parallel_safe for _, call in calls):
-            for number, call in calls:
-                await self._run_call(number, call)
-            return
-        failure: BaseException | None = None
-        room = asyncio.Semaphore(PARALLEL_CALLS)
-
-        async def run(number: int, call: ToolCall) -> None:
-            async with room:
-                await self._run_call(number, call)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(run(*each)) for each in calls]
-        except BaseExceptionGroup as errors:
-            failure = errors.exceptions[0]
-        if failure is not None:  # raised outside the group, so that it keeps its own cause
-            raise failure
-        if any(
-            task.cancelled() for task in tasks
-        ):  # cancelled by the handler itself: a group treats that as an ordinary end
-            raise asyncio.CancelledError
-
-    async def _run_call(self, number: int, call: ToolCall) -> None:
-        """Run one call, and put its result into its record and its tool message."""
-        result = self.result
-        result.tool_calls_attempted += 1
-        record = result.calls[number] = replace(result.calls[number], started=time.time())
-        answer = await self._answer(call)
-        content = result.messages[record.message]["content"] = encodable(answer)
-        result.calls[number] = replace(
-            record,
-            ended=time.time(),
-            error=answer.error,
-            exit_code=answer.exit_code,
-            bytes_dropped=answer.bytes_dropped,
-        )
-        if answer.error is None or answer.exit_code is not None:  # a command that ran is data, however it ended
-            result.tool_calls_executed_ok += 1
-            return
-        said = answer.error.message
-        result.tool_calls_exec_error += 1
-        result.tool_errors.append(ToolError(result.turns_used, call.name, call.text, said, content))
-        logger.debug("trajectory %s, turn %d: %s failed: %s", self.task_id, result.turns_used, call.name, said)
-
-    async def _answer(self, call: ToolCall) -> ToolAnswer:
-        """Return the answer to the model."""
-        if call.name not in self.valid_tool_names and (call.name or call.error is None):
-            unknown = f"unknown tool {call.name!r}: {nearest_hint(call.name, self.valid_tool_names)}"
-            return _refusal(CallError(CallErrorKind.UNKNOWN_TOOL, unknown))
-        if call.arguments is None:
-            return _refusal(CallError(CallErrorKind.INVALID_ARGUMENTS, str(call.error)))
-        assert self.tool_handler is not None  # see __init__: there are no valid names without one
-        # Count now, and take it back if the tool refuses the arguments, because a call that is interrupted was valid.
-        valid = int(not call.repaired)
-        self.result.tool_calls_schema_valid += valid
-        try:
-            content = await self.tool_handler(call.name, call.arguments, self.task_id)
-            if not isinstance(content, str):
-                raise TypeError(f"a tool handler gives JSON text, not {type(content).__name__}")
-        except (InfraError, StaleSlotError):
-            raise
-        except Exception as error:
-            logger.warning("trajectory %s: tool %s raised", self.task_id, call.name, exc_info=True)
-            failed = f"{call.name} failed: {type(error).__name__}: {error}"
-            return _refusal(CallError(CallErrorKind.FAILED, failed))
-        answer = content if isinstance(content, ToolAnswer) else _read(content)
-        if answer.error is not None and answer.error.kind is CallErrorKind.INVALID_ARGUMENTS:
-            self.result.tool_calls_schema_valid -= valid
-        return answer
 
     def _stop(self, reason: StopReason) -> AgentResult:
         self.result.stop(reason)
@@ -320,24 +199,3 @@ def _why_it_ended(reply: Reply) -> StopReason:
     if reply.finish_reason == "content_filter":
         return StopReason.CONTENT_FILTER
     return StopReason.FINISHED if reply.content.strip() else StopReason.EMPTY_RESPONSE
-
-
-def _refusal(error: CallError) -> ToolAnswer:
-    """Return the answer to a call that was not carried out."""
-    return ToolAnswer(json.dumps({"error": error.message}, ensure_ascii=False), error)
-
-
-def _read(content: str) -> ToolAnswer:
-    """Return what the JSON text of an answer says. With an exit code it is from a command that ran, so it is data."""
-    if '"error"' not in content and '"exit_code"' not in content:
-        return ToolAnswer(content)
-    try:
-        said = json.loads(content)
-    except (ValueError, RecursionError):
-        return ToolAnswer(content)
-    if not isinstance(said, dict):
-        return ToolAnswer(content)
-    if (exit_code := said.get("exit_code")) is not None or not said.get("error"):
-        return ToolAnswer(content, exit_code=exit_code if isinstance(exit_code, int) else None)
-    kind = CallErrorKind.INVALID_ARGUMENTS if said.get("invalid_arguments") else CallErrorKind.FAILED
-    return ToolAnswer(content, CallError(kind, str(said["error"])))

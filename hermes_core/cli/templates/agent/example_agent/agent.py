@@ -2,8 +2,10 @@
 
 import copy
 import json
+import time
+from typing import Any
 
-from hermes_core import AgentResult, AgentSettings, AgentTask, StopReason
+from hermes_core import AgentResult, AgentSettings, AgentTask, StopReason, run_calls
 
 
 class ExampleAgentSettings(AgentSettings):
@@ -32,11 +34,11 @@ class ExampleAgent:
         result = task.result
         result.messages.extend(copy.deepcopy(task.messages))
         for number, command in enumerate(self.settings.commands[: self.settings.max_turns]):
-            arguments = {"command": command}
-            answer = await task.tool_handler("terminal", arguments, task.trajectory_id)
-            self._note(result, f"call{number:05}", arguments, answer)
-            told = json.loads(answer)
-            if self.settings.stop_on_error and (told.get("error") or told.get("exit_code")):
+            started = time.time()
+            answer = _answer(f"call{number:05}", command)  # an agent with a model asks it here
+            calls = result.add_turn(answer, started=started)
+            [told] = await run_calls(task, calls)
+            if self.settings.stop_on_error and (told.error or told.exit_code):
                 break
         result.stop(StopReason.FINISHED)
         return result
@@ -44,12 +46,12 @@ class ExampleAgent:
     async def aclose(self) -> None:
         """Close what the agent holds open: a connection to a model, for instance."""
 
-    @staticmethod
-    def _note(result: AgentResult, call_id: str, arguments: dict[str, str], answer: str) -> None:
-        """Put one call and its answer into the conversation, in the form of OpenAI's API."""
-        function = {"name": "terminal", "arguments": json.dumps(arguments)}
-        call = {"id": call_id, "type": "function", "function": function}
-        result.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        result.messages.append({"role": "tool", "tool_call_id": call_id, "content": answer})
-        result.turns_used += 1
-        result.tool_calls_attempted += 1
+
+def _answer(call_id: str, command: str) -> dict[str, Any]:
+    """Return an answer of a model that calls the tool `terminal`, in the form of OpenAI's API."""
+    function = {"name": "terminal", "arguments": json.dumps({"command": command})}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+    }

@@ -41,6 +41,9 @@ def test_it_solves_the_task(tmp_path: Path) -> None:
     record = rollout(tmp_path, commands=["echo hello > greeting.txt"])
     assert record["reward"] == 1.0
     assert [message["role"] for message in record["messages"]] == ["user", "assistant", "tool"]
+    assert [turn["message"] for turn in record["turns"]] == [1]
+    [call] = record["calls"]
+    assert (call["name"], call["exit_code"], call["error"]) == ("terminal", 0, None)
 
 
 @pytest.mark.parametrize(("stop_on_error", "reward"), [(True, 0.0), (False, 1.0)])
