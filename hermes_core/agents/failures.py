@@ -15,6 +15,10 @@ _TOO_LONG = re.compile(
     r"|longer than the (model|maximum)|max_model_len|exceeds? the maximum (number of tokens|length)",
     re.IGNORECASE,
 )
+_TOO_LARGE = re.compile(r"request (is )?too large", re.IGNORECASE)
+_LIMIT_AND_SIZE = re.compile(r"\blimit:? *(\d[\d,]*).*?\brequested:? *(\d[\d,]*)", re.IGNORECASE)
+"""What OpenAI, Groq and others say: `on tokens per min (TPM): Limit 30000, Requested 31538`, or, if waiting helps,
+`Limit 30000, Used 29000, Requested 1200`."""
 
 
 class ContextLengthExceeded(ModelError):
@@ -23,6 +27,10 @@ class ContextLengthExceeded(ModelError):
 
 class ConversationRefused(ModelError):
     """The request can't be answered as it is. If the model's own messages are the reason, the rollout ends with it."""
+
+
+class RequestTooLarge(ModelError):
+    """One request has more tokens than the endpoint takes in a minute, so it would be refused whenever it is sent."""
 
 
 class EndpointDown(ModelError):
@@ -59,7 +67,8 @@ def may_pass(error: BaseException) -> bool:
     status = status_of(error)
     if status is None:
         return isinstance(error, BadCompletion | TimeoutError | OSError | ValueError) or _is_connection_failure(error)
-    return (status in _PASSING_STATUS or status >= 500) and _code(error) != "insufficient_quota"
+    for_good = _code(error) == "insufficient_quota" or _exceeds_limit(status, _said(error))
+    return (status in _PASSING_STATUS or status >= 500) and not for_good
 
 
 def refuses_now(error: BaseException) -> bool:
@@ -165,6 +174,11 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
         message = f"{place} failed{tries} (HTTP {status}): {said}"
         hint = "look at the server's own log"
     else:
+    if _exceeds_limit(status, said):
+        return RequestTooLarge(
+            f"{place} takes no request of this size, however long one waits (HTTP {status}): {said}",
+            hint="lower max_tokens or max_turns, shorten tool results, or have the limit on tokens per minute raised",
+        )
         message = f"{place} refused the request (HTTP {status}): {said}"
         hint = "check that the model takes tools and the sampling parameters that are set"
         if status in _ABOUT_THE_REQUEST:
@@ -188,6 +202,16 @@ def _code(error: BaseException) -> str | None:
 
 def _is_connection_failure(error: BaseException) -> bool:
     """Return whether the connection failed, by the names of the classes: every HTTP client has its own error tree."""
+def _exceeds_limit(status: int, said: str) -> bool:
+    """Return whether the endpoint refused a request that is by itself larger than its limit on tokens per minute."""
+    if status not in (413, 429):
+        return False
+    if numbers := _LIMIT_AND_SIZE.search(said):
+        limit, size = (int(number.replace(",", "")) for number in numbers.groups())
+        return size > limit
+    return status == 429 and _TOO_LARGE.search(said) is not None
+
+
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"APIConnectionError", "TransportError", "ClientConnectionError", "ServerDisconnectedError"})
 

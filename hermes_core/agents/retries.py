@@ -141,7 +141,7 @@ class Endpoint:
             self._works(place, 0, proves=True)  # only that request is wrong
             raise failure from error
         self._fails(error, failure, patience)
-        limited = status_of(error) == 429
+        limited = passing and status_of(error) == 429
         if limited:
             traffic.too_many(place)
         # While the server answers nobody, its patience counts: a request that begins then has none of its own.

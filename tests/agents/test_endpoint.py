@@ -7,13 +7,14 @@ import time
 import pytest
 
 from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.failures import ConversationRefused, EndpointDown
+from hermes_core.agents.failures import ConversationRefused, EndpointDown, RequestTooLarge
 from hermes_core.agents.model import OpenAIServer
 from hermes_core.errors import ModelError
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer
 
 HELLO = [{"role": "user", "content": "hello"}]
 DONE = [Reply("done")]
+WAIT = {"Retry-After": "60"}
 
 
 class Sick:
@@ -110,6 +111,21 @@ async def test_what_is_one_requests_own_fault_is_no_trouble_of_the_endpoint():
         errors = [await ask(endpoint) for _ in range(10)]
         assert {type(error) for error in errors} == {ConversationRefused}
         assert (endpoint.endpoint.paused, server.request_count) == (False, 11)
+        await endpoint.aclose()
+
+
+async def test_a_request_above_the_limit_per_minute_fails_alone_and_slows_down_nobody():
+    sick = Sick()
+    async with ScriptedServer(sick) as server:
+        endpoint = opened(server)
+        assert await ask(endpoint) == "done"
+        sick.fault = Fault(429, "Request too large on tokens per min: Limit 30000, Requested 31538", headers=WAIT)
+        errors = await asyncio.gather(*(ask(endpoint) for _ in range(10)))
+        assert {type(error) for error in errors} == {RequestTooLarge}
+        sick.fault, began = None, time.monotonic()
+        assert await asyncio.gather(*(ask(endpoint) for _ in range(10))) == ["done"] * 10
+        assert (endpoint.endpoint.paused, server.request_count) == (False, 21)
+        assert time.monotonic() - began < 5
         await endpoint.aclose()
 
 

@@ -192,6 +192,10 @@ async def test_a_request_that_takes_too_long_is_tried_again():
         assert (result.stop_reason, server.request_count) == (StopReason.FINISHED, 2)
 
 
+TOO_LARGE = "Request too large for m in organization o on tokens per min (TPM): Limit 30000, Requested 31538."
+NOT_NOW = "Rate limit reached for m on tokens per min (TPM): Limit 30,000, Used 29,000, Requested 3,082."
+
+
 @pytest.mark.parametrize(
     ("fault", "says", "advises", "requests"),
     [
@@ -200,6 +204,10 @@ async def test_a_request_that_takes_too_long_is_tried_again():
         (Fault(404, "no such thing"), "does not know the model 'scripted'", "/v1", 1),
         (Fault(429, "slow down"), "still limits the rate after 3 attempts", "lower the concurrency", 3),
         (Fault(429, "pay up", "insufficient_quota"), "no quota left", "top up", 1),
+        (Fault(429, TOO_LARGE), "takes no request of this size", "tokens per minute raised", 1),
+        (Fault(413, TOO_LARGE), "takes no request of this size", "lower max_tokens", 1),
+        (Fault(429, "Request too large for m on tokens per min"), "of this size", "shorten tool results", 1),
+        (Fault(429, NOT_NOW), "still limits the rate after 3 attempts", "lower the concurrency", 3),
         (Fault(500, "oops"), "failed after 3 attempts (HTTP 500): oops", "server's own log", 3),
         (Fault(400, "temperature is too hot"), "refused the request (HTTP 400): temperature is too hot", "sampling", 1),
         (Fault(body=b"<html>"), "not JSON after 3 attempts", "/v1", 3),
