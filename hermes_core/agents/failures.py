@@ -38,6 +38,10 @@ class EndpointDown(ModelError):
     too."""
 
 
+class NoSignOfLife(TimeoutError):
+    """The endpoint answered nothing for a long time, not even a small request."""
+
+
 class BadCompletion(ModelError):
     """The endpoint answered with something that is not a chat completion."""
 
@@ -105,6 +109,11 @@ def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "",
     status = status_of(error)
     if status is not None:
         return _for_status(status, error, place, model, tries)
+    if isinstance(error, NoSignOfLife):
+        return ModelError(
+            f"{place} answers nothing{tries}, not even a request for its models",
+            hint="check that the server runs, and the network; if it may be away for longer, raise endpoint_patience_s",
+        )
     if is_timeout(error):
         return ModelError(
             f"{place} did not answer in time{tries}",
@@ -123,6 +132,13 @@ def as_model_error(error: BaseException, *, endpoint: str = "", model: str = "",
     return ModelError(
         f"asking {place} failed{tries}: {type(error).__name__}: {_short(error)}",
         hint="look at the cause below: endpoints are not known to fail in this way",
+    )
+
+
+def says_nothing(error: BaseException) -> bool:
+    """Return whether there was no answer at all, not even a refusal."""
+    return status_of(error) is None and (
+        is_timeout(error) or isinstance(error, OSError) or _is_connection_failure(error)
     )
 
 
@@ -158,6 +174,11 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
             f"the conversation no longer fits the context of model {model!r}: {said}",
             hint="allow fewer turns or shorter tool results, or use a model with a longer context",
         )
+    if _exceeds_limit(status, said):
+        return RequestTooLarge(
+            f"{place} takes no request of this size, however long one waits (HTTP {status}): {said}",
+            hint="lower max_tokens or max_turns, shorten tool results, or have the limit on tokens per minute raised",
+        )
     if status in (401, 403):
         message = f"{place} refused the API key (HTTP {status}): {said}"
         hint = "set a key that is valid for this endpoint and may use this model"
@@ -174,16 +195,21 @@ def _for_status(status: int, error: BaseException, place: str, model: str, tries
         message = f"{place} failed{tries} (HTTP {status}): {said}"
         hint = "look at the server's own log"
     else:
-    if _exceeds_limit(status, said):
-        return RequestTooLarge(
-            f"{place} takes no request of this size, however long one waits (HTTP {status}): {said}",
-            hint="lower max_tokens or max_turns, shorten tool results, or have the limit on tokens per minute raised",
-        )
         message = f"{place} refused the request (HTTP {status}): {said}"
         hint = "check that the model takes tools and the sampling parameters that are set"
         if status in _ABOUT_THE_REQUEST:
             return ConversationRefused(message, hint=hint)
     return ModelError(message, hint=hint)
+
+
+def _exceeds_limit(status: int, said: str) -> bool:
+    """Return whether the endpoint refused a request that is by itself larger than its limit on tokens per minute."""
+    if status not in (413, 429):
+        return False
+    if numbers := _LIMIT_AND_SIZE.search(said):
+        limit, size = (int(number.replace(",", "")) for number in numbers.groups())
+        return size > limit
+    return status == 429 and _TOO_LARGE.search(said) is not None
 
 
 def _said(error: BaseException) -> str:
@@ -202,16 +228,6 @@ def _code(error: BaseException) -> str | None:
 
 def _is_connection_failure(error: BaseException) -> bool:
     """Return whether the connection failed, by the names of the classes: every HTTP client has its own error tree."""
-def _exceeds_limit(status: int, said: str) -> bool:
-    """Return whether the endpoint refused a request that is by itself larger than its limit on tokens per minute."""
-    if status not in (413, 429):
-        return False
-    if numbers := _LIMIT_AND_SIZE.search(said):
-        limit, size = (int(number.replace(",", "")) for number in numbers.groups())
-        return size > limit
-    return status == 429 and _TOO_LARGE.search(said) is not None
-
-
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"APIConnectionError", "TransportError", "ClientConnectionError", "ServerDisconnectedError"})
 

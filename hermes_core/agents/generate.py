@@ -57,7 +57,7 @@ class GenerateServer:
             )
         self.settings = settings
         self.url = settings.base_url.rstrip("/").removesuffix("/v1")
-        self.endpoint = Endpoint(settings, self.url, settings.model or _UNNAMED)
+        self.endpoint = Endpoint(settings, self.url, settings.model or _UNNAMED, lambda: self._exchange("/v1/models"))
         self._wires = WIRES[kind] if kind is not None else ()
         self._served: Served | None = None
         self._name = {"model": settings.model} if settings.model and settings.model != _UNNAMED else {}
@@ -197,8 +197,12 @@ class GenerateServer:
 
     async def _request(self, path: str, body: bytes | None = None) -> bytes:
         """Return the answer to a POST of this body; without a body, to a GET."""
+        async with self._room:
+            return await self._exchange(path, body)
+
+    async def _exchange(self, path: str, body: bytes | None = None) -> bytes:
+        """Send a request at once, even if there are too many."""
         async with (
-            self._room,
             asyncio.timeout(self.settings.request_timeout_s),
             self._session().request("GET" if body is None else "POST", f"{self.url}{path}", data=body) as response,
         ):

@@ -217,7 +217,8 @@ class OpenAIServer:
         self.settings = settings
         self.model = settings.model
         self._client = _open_client(settings, self._learn)
-        self.endpoint = Endpoint(settings, settings.base_url or str(self._client.base_url), self.model)
+        url = settings.base_url or str(self._client.base_url)
+        self.endpoint = Endpoint(settings, url, self.model, self._list_models)
         self._turnstile = asyncio.Lock()
 
     async def chat_completion(self, *, messages: Sequence[Message], **request: Any) -> Any:
@@ -264,11 +265,14 @@ class OpenAIServer:
         except ModelError:  # its refusal of this request says nothing about others
             return
 
+    async def _list_models(self) -> object:
+        return await self._client.get("/models", cast_to=object)
+
     async def _models(self) -> list[str] | None:
         """Return the models that the endpoint lists: empty if the key or path may be wrong, None if it has no list."""
         try:
             async with asyncio.timeout(min(self.settings.request_timeout_s, self.settings.check_patience_s)):
-                answer = await self._client.get("/models", cast_to=object)
+                answer = await self._list_models()
         except Exception as error:
             status = status_of(error)
             if status in (401, 403, 404):
@@ -420,7 +424,12 @@ def _open_client(settings: AgentSettings, learn: Callable[[Mapping[str, str]], N
         timeout=settings.request_timeout_s,
         max_retries=0,
         # A proxy from the environment is never meant for a server on this host.
-        http_client=BoundedClient(trust_env=not is_loopback(settings.base_url)),
+        http_client=BoundedClient(
+            trust_env=not is_loopback(settings.base_url),
+            limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
+                max_keepalive_connections=100
+            ),  # rollouts are limited instead
+        ),
     )
 
 

@@ -26,9 +26,11 @@ from hermes_core.agents.failures import (
     refuses_all,
     refuses_now,
     root_failure,
+    says_nothing,
     status_of,
 )
 from hermes_core.agents.limits import asked_wait
+from hermes_core.agents.silence import Listener
 from hermes_core.agents.traffic import PAUSE_AFTER, Place, Traffic, count_wait, traffic_to
 from hermes_core.errors import ModelError
 
@@ -54,10 +56,12 @@ class Endpoint:
         settings: the patience, the limits, and the key, which no message repeats.
         url: the server's URL.
         model: the model's name.
+        sign: asks for a sign of life; see `Listener`.
     """
 
-    def __init__(self, settings: AgentSettings, url: str, model: str) -> None:
+    def __init__(self, settings: AgentSettings, url: str, model: str, sign: Callable[[], Awaitable[object]]) -> None:
         self.url = url
+        self._sign = sign
         self._settings = settings
         self._model = model
 
@@ -69,6 +73,10 @@ class Endpoint:
         traffic.limit("requests", self._settings.requests_per_minute)
         traffic.limit("tokens", self._settings.tokens_per_minute)
         return traffic
+
+    @cached_property
+    def _listener(self) -> Listener:
+        return Listener(self.traffic, public_url(self.url), self._sign, self._settings.request_timeout_s)
 
     @property
     def paused(self) -> bool:
@@ -112,7 +120,8 @@ class Endpoint:
                 async with traffic.turn(longest_s, given_up) as place:
                     sent = place.began
                     try:
-                        answer = await request()
+                        async with self._listener.listening(patience.seconds):
+                            answer = await request()
                     except Exception as error:
                         sent = None
                         wait = self._wait_after(error, place, patience)
@@ -132,6 +141,8 @@ class Endpoint:
         """
         traffic = self.traffic
         patience.attempts += 1
+        if not says_nothing(error):
+            traffic.heard()
         failure = explained(error, self._settings, endpoint=self.url, model=self._model, attempts=patience.attempts)
         passing = may_pass(error) or (traffic.answered and refuses_now(error))
         if isinstance(failure, BadCompletion) and not traffic.answered and patience.attempts >= PAUSE_AFTER:

@@ -53,6 +53,14 @@ class Traffic:
         self.paused = False
         self.given_up: EndpointDown | None = None
         """Why it was given up, if it has not answered since."""
+        self.heard_at = -math.inf
+        """When it last gave any answer, also a refusal."""
+        self.silent = False
+        """Whether it gives no answer and no sign of life."""
+        self.asked_for_sign = False
+        """Whether it is being asked for a sign of life."""
+        self.called_slow = False
+        """Whether users were told that it is slow."""
         self._line = asyncio.Lock()
         self._changed = asyncio.Event()
         """Set when the first in line may have to wait no longer."""
@@ -159,8 +167,7 @@ class Traffic:
                     budgets["tokens"].correct(tokens - place.tokens)
         self._room += 1 / self._room
         self.answered = self.answered or proves
-        self.failures, self.paused, self.given_up = 0, False, None
-        self._changed.set()
+        self.speaks()
 
     def fails(self) -> None:
         """Note that the server failed a request, and pause it after as many failures in a row as there are requests
@@ -171,6 +178,24 @@ class Traffic:
         self.failures += 1
         if not self.paused and self.failures >= max(PAUSE_AFTER, self._under_way):
             self.pause()
+
+    def heard(self) -> None:
+        """Note that the server gave any answer."""
+        self.heard_at, self.silent = time.monotonic(), False
+        self._changed.set()
+
+    def falls_silent(self) -> None:
+        """Note that the server gives no sign of life, and pause it."""
+        if not self.failures:
+            self.fails()
+        self.silent = True
+        if not self.paused:
+            self.pause()
+
+    def speaks(self) -> None:
+        """Forget what failed, because the server answers again."""
+        self.failures, self.paused, self.given_up = 0, False, None
+        self.heard()
 
     def pause(self) -> None:
         """Send one request at a time, until there is an answer."""
