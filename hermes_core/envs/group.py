@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from hermes_core.agents.base import AgentResult
+from hermes_core.agents.base import Agent, AgentResult
 from hermes_core.environment import Item
 from hermes_core.envs.record import Record
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
@@ -95,7 +95,7 @@ class GroupRoller:
     Args:
         context: what all rollouts have in common.
         tools: the tools of each group.
-        records: where every rollout and group is recorded.
+        records: where every rollout and group is recorded, if anywhere.
         room: maximum number of rollouts at the same time.
         refills: number of failed rollouts of a group that may be replaced. None is replaced once the group has taken
             longer than the deadline of a rollout.
@@ -103,7 +103,14 @@ class GroupRoller:
     """
 
     def __init__(
-        self, context: RolloutContext, tools: Tools, records: GroupRecords, *, room: int, refills: int, exact: bool
+        self,
+        context: RolloutContext,
+        tools: Tools,
+        records: GroupRecords | None = None,
+        *,
+        room: int,
+        refills: int,
+        exact: bool,
     ) -> None:
         self.context = context
         self.fatal: BaseException | None = None
@@ -146,19 +153,26 @@ class GroupRoller:
         except BaseExceptionGroup as errors:
             self.fatal = self.fatal or errors.exceptions[0]
             raise errors.exceptions[0] from None
-        self._records.add_group(group)
+        if self._records is not None:
+            self._records.add_group(group)
         if stopped and not group.whole:
             raise stopped[0]
         return group
 
-    async def roll_one(self, item: Item) -> Group:
+    async def roll_one(self, item: Item, *, agent: Agent | None = None, group_id: str | None = None) -> Group:
         """Roll out an item once, without replacement. It is a group of one, but not taken down as a group.
+
+        Args:
+            agent: works on it instead of the context's agent.
+            group_id: rollouts with the same id are placed on one sandbox if they fit, and have the same tools; None is
+                a group of its own.
 
         Raises:
             UsageError, PolicyError, CostLimitReached, EndpointDown: as `roll` does.
         """
         group = self._new_group(item, 1)
-        await self._roll(item, group, 0)
+        group.group_id = group_id or group.group_id
+        await self._roll(item, group, 0, agent)
         return group
 
     def _new_group(self, item: Item, size: int) -> Group:
@@ -171,9 +185,11 @@ class GroupRoller:
         deadline_s = self.context.limits.deadline_s
         return deadline_s is not None and time.time() - began >= deadline_s
 
-    async def _roll(self, item: Item, group: Group, index: int) -> Rolled:
+    async def _roll(self, item: Item, group: Group, index: int, agent: Agent | None = None) -> Rolled:
         """Roll out one rollout of the group. Its record is written in every case."""
         context = self._tools.offered(self.context, item, group.group_id)
+        if agent is not None:
+            context = replace(context, agent=agent)
         async with self._room:
             if isinstance(self.fatal, STOPPING):
                 raise self.fatal.twin()  # don't begin what can't succeed
@@ -182,7 +198,8 @@ class GroupRoller:
                 await run_rollout(context, item, trajectory)
             finally:
                 rolled = judged(trajectory.to_record(context.redact), exact=self._exact)
-                self._records.add(rolled, trajectory.result)
+                if self._records is not None:
+                    self._records.add(rolled, trajectory.result)
                 context.hooks.events.emit(
                     "trajectory_finished", trajectory_id=trajectory.trajectory_id, record=rolled.record.to_json()
                 )

@@ -131,6 +131,16 @@ async def test_a_group_whose_replacements_are_used_up_stays_short(tmp_path: Path
     assert records.groups == [group], "one rollout is not counted as a group"
 
 
+async def test_one_rollout_can_have_an_agent_and_a_group_of_its_own(tmp_path: Path) -> None:
+    ours, theirs = failing(0, ModelError("no")), failing(0, ModelError("no"))
+    async with rolling(tmp_path, ours[0]) as (roller, records):
+        for _ in range(2):
+            group = await roller.roll_one({"id": "one"}, agent=Worker(theirs[0]), group_id="mine")
+            assert (group.whole, group.group_id) == (True, "mine")
+    assert (len(ours[1]), len(theirs[1])) == (0, 2)
+    assert [rolled.record.group for rolled in records.rolled] == ["mine"] * 2
+
+
 async def test_nothing_is_begun_when_the_model_is_down(tmp_path: Path) -> None:
     work, begun = failing(100, EndpointDown("in trouble"))
     async with rolling(tmp_path, work, refills=50) as (roller, records):
