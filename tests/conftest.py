@@ -59,6 +59,7 @@ ELSEWHERE = {
     "datasets_extra",
     "axolotl_extra",
     "trl_extra",
+    "verifiers_extra",
 }
 """Fixtures that need a server, Modal's emulated one included, or a heavy extra: what uses them is `full`."""
 

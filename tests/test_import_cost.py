@@ -9,7 +9,10 @@ import sys
 
 import pytest
 
-HEAVY = {"openai", "httpx", "docker", "modal", "paramiko", "atroposlib", "pyarrow", "datasets", "torch", "numpy"}
+HEAVY = {
+    *("openai", "httpx", "docker", "modal", "paramiko", "pyarrow", "datasets", "torch", "numpy"),
+    *("atroposlib", "verifiers"),
+}
 """Never before a backend, an agent or a dataset asks for them."""
 
 PRINTING = {"rich", "yaml", "dotenv", "pygments"}

@@ -1,0 +1,10 @@
+"""What `vf-eval hermes_rl` loads: verifiers looks for one Taskset, one Harness and one Env in a top-level module."""
+
+from __future__ import annotations
+
+from hermes_verifiers.versions import tested
+
+with tested():
+    from hermes_verifiers.adapter import HermesEnv, HermesHarness, HermesTaskset
+
+__all__ = ["HermesEnv", "HermesHarness", "HermesTaskset"]

@@ -1,0 +1,225 @@
+"""The Taskset, the Harness and the Env: what verifiers asks of us, in its words. Everything else is in `worker`."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import Field
+from verifiers.v1.configs.agent import AgentConfig
+from verifiers.v1.envs.single_agent import SingleAgentEnv, SingleAgentEnvConfig
+from verifiers.v1.errors import HarnessError, RolloutError, SandboxError, TaskError
+
+from hermes_core import ConfigError, FailureKind, HermesError, InfraError, Record, StopReason
+from hermes_verifiers.worker import Worker, WorkerOptions
+
+ERRORS: Mapping[FailureKind, type[RolloutError]] = {
+    FailureKind.INFRA: SandboxError,
+    FailureKind.SETUP: TaskError,
+    FailureKind.VERIFIER: TaskError,
+}
+"""The error for each kind of failure; `HarnessError` for the others."""
+
+DEFAULTS = {"temperature": None, "request_timeout_s": 3600.0}
+"""Settings of the agent: verifiers sets the sampling, and a late request that is repeated would be a second turn."""
+
+
+class HermesTasksetConfig(vf.TasksetConfig):
+    """Which environment, with which configuration, in which sandboxes."""
+
+    environment: str = "tasks"
+    """The environment's name."""
+    env: dict[str, Any] = Field(default_factory=dict)
+    """The environment's configuration."""
+    run: WorkerOptions = WorkerOptions()
+    """The options of the run: the backend, the isolation level, the time limits, and so on."""
+
+    @property
+    def key(self) -> str:
+        """Return what tells the worker of this environment from others, in every process."""
+        said = self.model_dump_json(include={"environment", "env", "run"})
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+_workers: dict[str, Worker] = {}
+"""The workers of this process by key. verifiers makes tasks, harness and env apart from each other."""
+
+
+def worker_of(config: HermesTasksetConfig) -> Worker:
+    """Return the worker of this environment in this process."""
+    return _workers.setdefault(config.key, Worker(config.environment, config.env, config.run))
+
+
+class HermesData(vf.TaskData):
+    """One item of the environment. Its id is `name`."""
+
+    worker: str
+    """The key of its worker."""
+
+
+class HermesState(vf.State):
+    """What the harness leaves for the reward, in the same process."""
+
+    reward: float | None = None
+
+
+class HermesTask(vf.Task[HermesData, HermesState]):
+    """One item. `HermesHarness.launch` sets it up, and scores it too."""
+
+    @property
+    def key(self) -> str:
+        """Return the item's id, which stays the same when the dataset is shuffled or read in part."""
+        return self.data.name
+
+    @vf.reward
+    async def reward(self, trace: vf.Trace) -> float:
+        """Return the environment's score."""
+        if trace.state.reward is None:
+            raise TaskError("the rollout was not scored: only the harness of hermes_rl does that")
+        reward: float = trace.state.reward
+        return reward
+
+    async def validate(self, runtime: vf.Runtime) -> bool:
+        """Return whether the reference solution scores 1. Raise as `HermesHarness.launch`."""
+        return (await rolled(self.data, "oracle")).reward == 1.0
+
+
+class HermesTaskset(vf.Taskset[HermesTask, HermesTasksetConfig]):
+    """The items of an environment."""
+
+    def load(self) -> Iterator[HermesTask]:
+        """Read the dataset, and yield a task for each item.
+
+        Raises:
+            ConfigError: there is a system prompt that would not be used.
+            HermesError: as `Worker.prompts` says.
+        """
+        if self.system_prompt is not None:
+            raise ConfigError(
+                "the environment makes the prompt, and would not use --env.taskset.system_prompt",
+                hint="set the setting `system_prompt` of the environment, in --env.taskset.env",
+            )
+        for item_id, messages in worker_of(self.config).prompts().items():
+            texts = {message["role"]: message["content"] for message in messages}
+            data = HermesData(
+                name=item_id, prompt=texts["user"], system_prompt=texts.get("system"), worker=self.config.key
+            )
+            yield HermesTask(data, self.config.task)
+
+
+class HermesHarnessConfig(vf.HarnessConfig):
+    """The agent that works on the tasks."""
+
+    agent: str = "model"
+    """The name of an agent that uses an OpenAI-compatible endpoint."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Its settings, without the model, the endpoint and the key."""
+
+
+class HermesHarness(vf.Harness[HermesHarnessConfig]):
+    """Runs whole rollouts in this process. Commands run in slots; the box that verifiers offers is not used."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+    SUPPORTS_MCP = False
+    SUPPORTS_RESUME = False
+
+    async def launch(  # noqa: PLR0917 (as verifiers calls it)
+        self,
+        ctx: Any,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: HermesData,
+    ) -> vf.ProgramResult:
+        """Roll out the task once, and score it.
+
+        Raises:
+            SandboxError, TaskError, HarnessError: the rollout failed, so it has no reward.
+        """
+        given = {**DEFAULTS, **self.config.settings, "model": ctx.model, "base_url": endpoint, "api_key": secret}
+        record = await rolled(data, self.config.agent, given, trace)
+        trace.state.reward = record.reward
+        if record.stop_reason == StopReason.TIME_LIMIT:
+            trace.record_timeout("agent")
+        elif record.stop_reason != StopReason.FINISHED:
+            trace.stop(str(record.stop_reason))
+        return vf.ProgramResult(0, "", "")
+
+
+async def rolled(
+    data: HermesData, agent: str, settings: Mapping[str, Any] | None = None, trace: vf.Trace | None = None
+) -> Record:
+    """Return the record of a rollout that was scored, and note in the trace what the record knows beside the reward.
+
+    Raises:
+        SandboxError, TaskError, HarnessError: it failed.
+    """
+    try:
+        record = await _workers[data.worker].roll(data.name, agent, settings)
+    except HermesError as error:
+        kind = FailureKind.INFRA if isinstance(error, InfraError) else FailureKind.MODEL
+        raise _failed(trace, kind, "start", str(error)) from error
+    if trace is not None:
+        trace.info["hermes"] = {
+            "mask_sample": False,
+            "failure_kind": None,
+            "failure_reason": None,
+            "trajectory_id": record.trajectory_id,
+            "stop_reason": record.stop_reason,
+            "timings": dict(record.timings),
+            "details": dict(record.details),
+        }
+    if record.failure is not None:
+        raise _failed(trace, record.failure.kind, record.failure.stage, record.failure.message)
+    return record
+
+
+def _failed(trace: vf.Trace | None, kind: FailureKind, stage: str, reason: str) -> RolloutError:
+    """Note a failure in the trace, in the words of the field, and return the error for it."""
+    if trace is not None:
+        noted = trace.info.setdefault("hermes", {})
+        noted |= {"mask_sample": True, "failure_kind": str(kind), "failure_reason": reason}
+    return ERRORS.get(kind, HarnessError)(f"{kind} ({stage}): {reason}")
+
+
+class HermesEnvConfig(SingleAgentEnvConfig):
+    """One agent, without a box of its own."""
+
+    agent: AgentConfig = AgentConfig(runtime=vf.SubprocessConfig())
+
+
+class HermesEnv(SingleAgentEnv, vf.Env[HermesEnvConfig]):
+    """Keeps the sandboxes for as long as the process serves."""
+
+    def __init__(self, config: HermesEnvConfig) -> None:
+        super().__init__(_with_our_time_limit(config))
+        self._open = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Open the run."""
+        await self._open.enter_async_context(worker_of(self.taskset.config).open())
+
+    async def stop(self) -> None:
+        """End the sandboxes, unless a rollout still needs them."""
+        await self._open.aclose()
+
+
+def _with_our_time_limit(config: HermesEnvConfig) -> HermesEnvConfig:
+    """Return the configuration with the time limit of the agent as that of the run, which scores what was done by then.
+    verifiers would cancel the rollout, with its verification."""
+    limit_s = config.agent.timeout.rollout
+    if limit_s is None:
+        return config
+    timeout = config.agent.timeout.model_copy(update={"rollout": None})
+    run = config.taskset.run.model_copy(update={"rollout_timeout": limit_s})
+    return config.model_copy(
+        update={
+            "agent": config.agent.model_copy(update={"timeout": timeout}),
+            "taskset": config.taskset.model_copy(update={"run": run}),
+        }
+    )
