@@ -48,6 +48,16 @@ $(STAMP): requirements.lock $(PROJECTS)
 	touch $@; \
 	echo "set up in $$(( $$(date +%s) - begin )) s"
 
+# verifiers needs another openai than the rest: it gets an environment of its own, .venv-verifiers.
+$(VENV)/.extra-verifiers: $(STAMP) requirements-verifiers.lock
+	@begin=$$(date +%s); set -e; \
+	$(PYTHON) -m venv --clear $(VENV)-verifiers; \
+	install="$(VENV)-verifiers/bin/python -m pip install --quiet --disable-pip-version-check"; \
+	$$install --require-hashes -r requirements-verifiers.lock; \
+	$$install --no-deps --no-build-isolation -e . $(PLUGINS:%=-e ./%); \
+	touch $@; \
+	echo "extra verifiers set up in $(VENV)-verifiers in $$(( $$(date +%s) - begin )) s"
+
 $(VENV)/.extra-%: $(STAMP)
 	@begin=$$(date +%s); set -e; \
 	if [ -f requirements-$*.lock ]; then $(PIP) --require-hashes -r requirements-$*.lock; \
@@ -72,6 +82,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p hermes_core $(PLUGINS:plugins/%=-p %)
+	$(BIN)/mypy plugins/hermes_verifiers/hermes_rl.py
 	$(BIN)/lint-imports
 
 format: setup

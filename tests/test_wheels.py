@@ -515,6 +515,8 @@ def test_the_wheels_hold_every_file_of_the_packages(core_wheel: Path, plugin_whe
     for package, wheel in wheels.items():
         files = zipfile.ZipFile(wheel).namelist()
         assert {f"{package.name}/py.typed"} | sources(package) <= set(files), f"{wheel.name} lacks files"
-        others = {name.split("/")[0] for name in files} - {package.name}
+        modules = {path.name for path in package.parent.glob("*.py")}
+        assert modules <= set(files)
+        others = {name.split("/")[0] for name in files} - {package.name} - modules
         assert len(others) == 1 and others.pop().endswith(".dist-info")
         assert not [name for name in files if name.endswith(".pyc")]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hermes_verifiers.worker import Worker, WorkerOptions
 
-from hermes_core import ConfigError, FailureKind, UnknownNameError, UsageError
+from hermes_core import FailureKind, UnknownNameError, UsageError
 from hermes_core.testing.scripted_server import Reply, ScriptedServer, call
 
 LEVEL = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
@@ -82,8 +83,12 @@ async def test_what_can_not_be_opened_is_tried_again_for_the_next(tasks: dict[st
             await worker.roll("task-0", "oracle")
     with pytest.raises(UnknownNameError, match="tusks"):
         Worker("tusks", tasks, WorkerOptions()).prompts()
-    with pytest.raises((UsageError, ConfigError)):
-        Worker("prompts", {"dataset_name": tasks["dataset_name"]}, WorkerOptions(**LEVEL)).prompts()
+
+
+async def test_an_environment_without_rewards_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"id": "a", "prompt": "Tell a joke."}\n')
+    with pytest.raises(UsageError, match="gives no rewards"):
+        Worker("prompts", {"dataset_name": str(tmp_path / "prompts.jsonl")}, WorkerOptions(**LEVEL)).prompts()
 
 
 @pytest.mark.parametrize("option", [{"infra_retries": 1}, {"group_size": 2}, {"stop_on_infra": 0.5}])

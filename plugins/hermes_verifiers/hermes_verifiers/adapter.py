@@ -70,7 +70,8 @@ class HermesTask(vf.Task[HermesData, HermesState]):
     @property
     def key(self) -> str:
         """Return the item's id, which stays the same when the dataset is shuffled or read in part."""
-        return self.data.name
+        item_id: str = self.data.name
+        return item_id
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
@@ -217,9 +218,10 @@ def _with_our_time_limit(config: HermesEnvConfig) -> HermesEnvConfig:
         return config
     timeout = config.agent.timeout.model_copy(update={"rollout": None})
     run = config.taskset.run.model_copy(update={"rollout_timeout": limit_s})
-    return config.model_copy(
+    ours: HermesEnvConfig = config.model_copy(
         update={
             "agent": config.agent.model_copy(update={"timeout": timeout}),
             "taskset": config.taskset.model_copy(update={"run": run}),
         }
     )
+    return ours

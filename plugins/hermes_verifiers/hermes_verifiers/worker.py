@@ -33,8 +33,8 @@ class WorkerOptions(RunOptions):
     group_size: Literal[1] = 1
     """verifiers plans each rollout of a group by itself (`-r`)."""
     infra_retries: Literal[0] = 0
-    """verifiers repeats failed rollouts (`--env.retries`). If we did, it would train on the turns of abandoned attempts, too,
-    because it has recorded them."""
+    """verifiers repeats failed rollouts (`--env.retries`). If we did, the turns of abandoned attempts would be trained
+    on, too, because they are in the trace."""
     stop_on_infra: None = None
     max_cost: None = None
 
