@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-all stress lint format docs bench clean
 
 help:
-	@echo 'make setup      .venv with hermes-rl and every plugin, editable (EXTRAS="atropos torch" adds the heavy ones)'
+	@echo 'make setup      .venv with hermes-rl and every plugin, editable (EXTRAS="atropos torch trl" adds the heavy ones)'
 	@echo 'make demo       the whole way once, on tasks that come with the SWE-smith plugin'
 	@echo 'make test       every promise once, in minutes and without a server (ARGS="-k name" goes to pytest)'
 	@echo 'make test-all   also at every level, on every backend, with every extra that is here'
@@ -65,6 +65,9 @@ $(VENV)/.extra-%: $(STAMP)
 	else echo 'unknown extra "$*": there is no requirements-$*.lock' >&2; exit 1; fi; \
 	touch $@; \
 	echo "extra $* set up in $$(( $$(date +%s) - begin )) s"
+
+# Its lock is without torch, which it needs.
+$(VENV)/.extra-trl: $(VENV)/.extra-torch
 
 demo: setup
 	@$(BIN)/python -m hermes_swe_smith.demo $(ARGS)

@@ -26,6 +26,7 @@ from benchmarks import (
     startup,
     swe_smith,
     throughput,
+    trl_reset,
     view,
 )
 from benchmarks.host import machine
@@ -49,9 +50,10 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "modal": peers_modal.rows,
     "view": view.rows,
     "atropos": atropos.rows,
+    "trl-reset": trl_reset.rows,
 }
 
-NOT_QUICK = ("swe-smith", "checkouts", "datagen", "docker-rollouts", "atropos")
+NOT_QUICK = ("swe-smith", "checkouts", "datagen", "docker-rollouts", "atropos", "trl-reset")
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"

@@ -81,6 +81,23 @@ def test_the_warm_up_says_nothing_about_the_task(example: Callable[[str], Any], 
     assert right / 4000 == pytest.approx(1 / 16, abs=0.02)
 
 
+@pytest.fixture
+def with_trl(with_torch: None, require: Callable[[str, str | None], None]) -> None:
+    there = importlib.util.find_spec("trl") is not None
+    require("trl", None if there else 'trl is not installed; `make setup EXTRAS="torch trl"`')
+
+
+@pytest.mark.full
+def test_trl_trains_on_the_same_environment(with_trl: None, tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLE / "with_trl.py", "--out", tmp_path / "run", "--batches", "2", "--warm-up", "30"]
+    environment = {**os.environ, "HERMES_PLUGINS": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "figures.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["rollouts"]) for row in rows] == [(0, 64), (1, 64)]
+    assert all(0 <= row["reward"] <= 1 for row in rows)
+
+
 def test_the_parts_fit_together(with_torch: None, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site]

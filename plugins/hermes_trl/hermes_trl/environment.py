@@ -1,0 +1,205 @@
+"""What TRL's `environment_factory` makes: one rollout at a time, whose tools are methods, and the reward functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from hermes_core import ConfigError, DrivenRollout, Record, RolloutEnded
+from hermes_trl.run import ITEM, Run
+
+RewardFunction = Callable[..., list[float | None]]
+
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
+_RESERVED = ("reset", "get_reward")
+
+
+class RolloutEnvironment:
+    """One rollout of hermes-rl at a time. Each tool is a method of a subclass.
+
+    There is no `get_reward`: TRL would call it for one rollout after the other, and without the model's last message.
+    `environment_reward` verifies all at the same time.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.record: Record | None = None
+        """The record of the rollout, once it is scored."""
+        self._run = run
+        self._rollout: DrivenRollout | None = None
+
+    def reset(self, prompt: Sequence[Mapping[str, Any]], **_row: Any) -> None:
+        """Begin a rollout of the prompt's item in a fresh slot.
+
+        If it can't begin because of a failure, its calls are answered with an error, and it gets no reward.
+
+        Raises:
+            UsageError, PolicyError: no slot can be had with these settings.
+        """
+        rollout, self._rollout, self.record = self._rollout, None, None
+        if rollout is not None:
+            self._run.call(self._run.drop(rollout))
+        self._rollout = self._run.call(self._run.begin(item_of(prompt)))
+
+    def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Return the answer to a call of the model. Raise RolloutEnded if there can be none; TRL tells the model."""
+        if self._rollout is None:
+            raise RolloutEnded("no rollout has begun", hint="call reset first")
+        return self._run.call(self._rollout.call(tool, arguments))
+
+
+def item_of(prompt: Sequence[Mapping[str, Any]]) -> str:
+    """Return the id of the item whose prompt this is.
+
+    Raises:
+        ConfigError: it is not a prompt of `train_dataset`.
+    """
+    item_id = prompt[-1].get(ITEM) if prompt and isinstance(prompt[-1], Mapping) else None
+    if not isinstance(item_id, str):
+        raise ConfigError(
+            f"the last message of a prompt has no {ITEM!r}, so nobody knows which task it is",
+            hint=f"use train_dataset of HermesSpec; if you change its prompts, keep the field {ITEM!r}",
+        )
+    return item_id
+
+
+def environment_class(run: Run) -> type[RolloutEnvironment]:
+    """Return the class of a run's environments, whose methods are its tools. TRL looks for them on the class.
+
+    Raises:
+        UsageError: not all items have the same tools, or one of them can't be a method.
+    """
+    return type(run.session.name, (RolloutEnvironment,), {each.__name__: each for each in map(_method, run.tools())})
+
+
+def _method(schema: Mapping[str, Any]) -> Callable[..., str]:
+    """Return a method that calls a tool, with the signature and the docstring from which TRL makes its schema.
+
+    Raises:
+        ConfigError: its name, or that of a parameter, can't be a method's.
+    """
+    function = schema["function"]
+    name: str = function["name"]
+    properties: Mapping[str, Mapping[str, Any]] = function["parameters"]["properties"]
+    required = function["parameters"].get("required", ())
+    if unfit := [each for each in (name, *properties) if not each.isidentifier()]:
+        raise ConfigError(f"tool {name!r}: {unfit[0]!r} is no name in Python", hint="use rollout_func with this tool")
+    if name in _RESERVED or name.startswith("_"):
+        raise ConfigError(f"a tool named {name!r} can't be a method for TRL", hint="use rollout_func with this tool")
+
+    def method(self: RolloutEnvironment, /, **arguments: Any) -> str:
+        given = {key: value for key, value in arguments.items() if value is not None or key in required}
+        return self._call(name, given)
+
+    order = sorted(properties, key=lambda each: each not in required)
+    hints = {each: _hint(properties[each], optional=each not in required) for each in order}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [
+        inspect.Parameter(
+            each, kind, annotation=hints[each], default=inspect.Parameter.empty if each in required else None
+        )
+        for each in order
+    ]
+    method.__name__ = method.__qualname__ = name
+    method.__annotations__ = {**hints, "return": str}
+    method.__doc__ = _docstring(function["description"], {each: properties[each] for each in order})
+    signature = inspect.Signature([inspect.Parameter("self", kind), *parameters], return_annotation=str)
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    return method
+
+
+def _hint(schema: Mapping[str, Any], *, optional: bool) -> Any:
+    """Return the type hint from which TRL makes this schema, or one as near to it as hints can be."""
+    if "enum" in schema:
+        hint: Any = Literal[tuple(schema["enum"])]
+    elif (kind := schema.get("type")) == "array" and isinstance(schema.get("items"), Mapping):
+        hint = list[_hint(schema["items"], optional=False)]  # type: ignore[misc]
+    else:
+        hint = _TYPES.get(kind, Any) if isinstance(kind, str) else Any
+    return hint | None if optional and hint is not Any else hint
+
+
+def _docstring(description: str, properties: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a docstring as transformers reads it. `Args:` of its own in a description would end it."""
+    text = re.sub(r"\b(Args|Returns|Raises):", r"\1 -", description.strip())
+    if not properties:
+        return text
+    lines = [f"    {name}: {' '.join(str(each.get('description', name)).split())}" for name, each in properties.items()]
+    return "\n".join([text, "", "Args:", *lines])
+
+
+def environment_reward(
+    *,
+    completions: Sequence[Any],
+    environments: Sequence[RolloutEnvironment] | None = None,
+    reward: Sequence[float | None] | None = None,
+    failure: Sequence[str | None] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    log_extra: Callable[[str, list[Any]], None] | None = None,
+    **_: Any,
+) -> list[float | None]:
+    """Return the environment's reward of each rollout; None for a rollout that failed, which TRL leaves out.
+
+    Args:
+        environments: those of `environment_factory`: their rollouts are verified now, all at the same time.
+        reward, failure: of `rollout_func`, whose rollouts are verified already.
+    """
+    if environments is not None:
+        _score(environments, completions)
+        reward = [_reward(each) for each in environments]
+        failure = [_failure(each) for each in environments]
+    rewards, failures = list(reward or ()), list(failure or ())
+    if log_metric is not None and rewards:
+        log_metric("hermes/unscored", sum(each is None for each in rewards) / len(rewards))
+    if log_extra is not None:
+        log_extra("failure", [each or "" for each in failures])
+    return rewards
+
+
+def only_scored(function: RewardFunction) -> RewardFunction:
+    """Return the reward function, with None for rollouts that the environment gave no reward.
+
+    TRL would train on those by this function's rewards alone.
+    """
+
+    @functools.wraps(function)
+    def scored(
+        *, environments: Sequence[RolloutEnvironment] | None = None, reward: Sequence[float | None] = (), **given: Any
+    ) -> list[float | None]:
+        known = reward if environments is None else [_reward(each) for each in environments]
+        own = function(environments=environments, reward=reward, **given)
+        return [None if base is None else each for base, each in zip(known, own, strict=True)]
+
+    return scored
+
+
+def _score(environments: Sequence[RolloutEnvironment], completions: Sequence[Any]) -> None:
+    """End the rollouts, and keep their records."""
+    ending = [
+        (each, rollout, _last_text(completion))
+        for each, completion in zip(environments, completions, strict=True)
+        if (rollout := each._rollout) is not None
+    ]
+    if not ending:
+        return
+    run = ending[0][0]._run
+    for (each, _, _), record in zip(ending, run.call(run.end([pair[1:] for pair in ending])), strict=True):
+        each.record, each._rollout = record, None
+
+
+def _last_text(completion: Any) -> str:
+    """Return the model's last message."""
+    last = completion[-1] if isinstance(completion, Sequence) and completion else completion
+    content = last.get("content") if isinstance(last, Mapping) and last.get("role") == "assistant" else last
+    return content if isinstance(content, str) else ""
+
+
+def _reward(environment: RolloutEnvironment) -> float | None:
+    return None if environment.record is None else environment.record.reward
+
+
+def _failure(environment: RolloutEnvironment) -> str | None:
+    record = environment.record
+    return f"{record.failure.kind}: {record.failure.message}" if record and record.failure else None

@@ -1,0 +1,134 @@
+"""The spec: one object with what TRL's trainers take, in the manner of TRL's own `HarborSpec`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Self
+
+from hermes_core import Environment, RunOptions, validated
+from hermes_trl.environment import (
+    RewardFunction,
+    RolloutEnvironment,
+    environment_class,
+    environment_reward,
+    only_scored,
+)
+from hermes_trl.rollouts import rollout_columns
+from hermes_trl.run import Run
+from hermes_trl.worker import HermesRolloutWorker
+
+
+class HermesSpec:
+    """An environment of hermes-rl for TRL's trainers.
+
+        with HermesSpec("swe-smith", backend="docker", env={"dataset_name": "tasks.jsonl"}, concurrency=32) as spec:
+            GRPOTrainer(
+                model="Qwen/Qwen3-4B",
+                args=GRPOConfig(per_device_train_batch_size=32, num_generations=8),
+                train_dataset=spec.train_dataset,
+                environment_factory=spec.environment_factory,
+                reward_funcs=spec.reward_funcs,
+            ).train()
+
+    With `agent`, `rollout_func=spec.rollout_func` takes the place of the factory. Without `with`, the sandboxes are
+    started at the first rollout, and ended when the program ends.
+
+    Args:
+        environment: its name, or an instance.
+        env: the environment's configuration, if it is given by name.
+        agent: settings of the agent `model`, whose rollouts are token-exact: `base_url`, `tokenizer_name`, … Without
+            it, TRL runs the model.
+        rewards: more reward functions. Rollouts that have no reward of the environment get none of these, either.
+        refills: number of failed rollouts of a group that `rollout_func` and `rollout_worker` may replace.
+        options: options of the run (`RunOptions`): `backend`, `isolation`, `rollout_timeout`, … `concurrency` is the
+            number of rollouts at the same time, in each process.
+
+    Raises:
+        UsageError: an option does not exist, or has a wrong value.
+    """
+
+    def __init__(
+        self,
+        environment: str | Environment,
+        *,
+        env: Mapping[str, Any] | None = None,
+        agent: Mapping[str, Any] | None = None,
+        rewards: Sequence[RewardFunction] = (),
+        refills: int = 4,
+        **options: Any,
+    ) -> None:
+        self._rewards = tuple(rewards)
+        self._given = (environment, env, agent, validated(RunOptions, options, "the options of HermesSpec"), refills)
+        self._opening = threading.Lock()
+        self._run: Run | None = None
+
+    @property
+    def run(self) -> Run:
+        """Return the open run of this process; the first use opens it.
+
+        Raises:
+            HermesError: it can't be opened.
+        """
+        with self._opening:
+            if self._run is None:
+                self._run = Run(*self._given)
+            return self._run
+
+    @cached_property
+    def train_dataset(self) -> Any:
+        """Return a `datasets.Dataset` with the column `prompt`: the prompt of each item, as messages."""
+        from datasets import Dataset
+
+        return Dataset.from_list([{"prompt": self.run.prompt(item_id)} for item_id in self.run.items])
+
+    def environment_factory(self) -> RolloutEnvironment:
+        """Return a new environment in which TRL runs the model: `environment_factory` of `GRPOTrainer`.
+
+        Raises:
+            UsageError: as `environment_class` says.
+        """
+        return self._environment_class(self.run)
+
+    @cached_property
+    def _environment_class(self) -> type[RolloutEnvironment]:
+        return environment_class(self.run)
+
+    @property
+    def reward_funcs(self) -> list[RewardFunction]:
+        """Return the reward functions: that of the environment, then `rewards`."""
+        return [environment_reward, *map(only_scored, self._rewards)]
+
+    def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, list[Any]]:
+        """Roll out a batch on the exact loop, all prompts at the same time: `rollout_func` of `GRPOTrainer`.
+
+        Raises:
+            UsageError: the spec has no `agent`, or samples with another temperature than the trainer.
+            HermesError: as `GroupRoller.roll` says.
+        """
+        return rollout_columns(self.run, prompts, trainer)
+
+    def rollout_worker(self, num_generations: int = 8, **limits: Any) -> HermesRolloutWorker:
+        """Return a worker for `AsyncGRPOTrainer(rollout_worker=…)`, on the exact loop; see `HermesRolloutWorker`."""
+        return HermesRolloutWorker(lambda: self.run, num_generations, **limits)
+
+    def close(self) -> None:
+        """End the rollouts and the sandboxes of this process. Idempotent."""
+        if self._run is not None:
+            self._run.close()
+
+    def __enter__(self) -> Self:
+        """Open the run and start its sandboxes."""
+        self.run.call(self.run.context())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the arguments: in another process, the spec opens a run of its own."""
+        return {"_given": self._given, "_rewards": self._rewards}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _opening=threading.Lock(), _run=None)

@@ -1,0 +1,140 @@
+"""The rollout worker for `AsyncGRPOTrainer`: groups of the exact loop, for as long as the trainer trains."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hermes_core import Group, TaskSet
+from hermes_core.errors import describe
+from hermes_trl.rollouts import check_exact, ids_and_mask
+from hermes_trl.run import Run
+
+FULL_S = 0.05
+"""Seconds between looks at a full queue."""
+
+
+class HermesRolloutWorker:
+    """Rolls out one group after the other, several at a time, with TRL's `RolloutWorkerProtocol`.
+
+    A group that is short, as some of its rollouts failed, is compared with itself. One without two rollouts is left
+    out. Every sequence of a rollout is trained on, with the rollout's advantage.
+
+    Args:
+        run: returns the run; called when the trainer starts the worker.
+        num_generations: rollouts of a group.
+        groups: number of groups that are rolled out at the same time.
+        queue_size: number of sequences that may wait for the trainer. When they do, no group is begun.
+        temperature: the trainer's.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], Run],
+        num_generations: int,
+        *,
+        groups: int = 8,
+        queue_size: int = 256,
+        temperature: float = 1.0,
+    ) -> None:
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
+        self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._open = run
+        self._run: Run | None = None
+        self._size, self._groups = num_generations, groups
+        self._most, self._temperature = queue_size, temperature
+        self._tasks = TaskSet()
+        self._working: asyncio.Task[None] | None = None
+        self._version = 0
+        self._alive = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to roll out, in the run's own thread.
+
+        Raises:
+            HermesError: the run can't be opened, or is not token-exact.
+        """
+        self._run = self._open()
+        check_exact(self._run, self._temperature)
+        self._run.call(self._begin())
+
+    def stop(self) -> None:
+        """End what is being rolled out. Idempotent."""
+        if self._run is not None and not self._run.closed:
+            self._run.call(self._tasks.aclose())
+
+    def update_model_version(self, model_version: int) -> None:
+        """Mark groups that begin from now on with this version."""
+        self._version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise RuntimeError if the worker has failed, or if there was nothing to train on for this many seconds."""
+        working = self._working
+        if working is not None and working.done() and not working.cancelled():
+            error = working.exception()
+            raise RuntimeError(f"the rollouts ended: {describe(error) if error else 'no items'}") from error
+        if (silent_s := time.monotonic() - self._alive) > stale_after_s:
+            raise RuntimeError(f"no rollout could be trained on for {silent_s:.0f} s")
+
+    async def _begin(self) -> None:
+        self._alive = time.monotonic()
+        self._working = self._tasks.spawn(self._work(), "rollouts for TRL")
+
+    async def _work(self) -> None:
+        assert self._run is not None  # see start
+        numbers = itertools.count()
+        items = itertools.cycle(list(self._run.items))
+
+        async def work() -> None:
+            for item_id in items:
+                while self.rollout_buffer.qsize() >= self._most:
+                    self._alive = time.monotonic()  # it waits for the trainer
+                    await asyncio.sleep(FULL_S)
+                await self._roll(item_id, next(numbers))
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(self._groups):
+                    tasks.create_task(work())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _roll(self, item_id: str, number: int) -> None:
+        assert self._run is not None  # see start
+        version = self._version
+        (group,) = await self._run.roll([(item_id, self._size)])
+        self.metrics_queue.put({"hermes/unscored": (len(group.failed), len(group.failed) + len(group.kept))})
+        for sample in _samples(group, version, number):
+            self.rollout_buffer.put(sample)
+            self._alive = time.monotonic()
+
+
+def _samples(group: Group, version: int, number: int) -> Iterator[Any]:
+    """Yield the sequences of a group as TRL's `RolloutSample`s."""
+    import numpy as np
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+    rewards = [rolled.reward or 0.0 for rolled in group.kept]  # a kept rollout has one
+    if len(rewards) < 2:
+        return
+    mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
+    for rolled, reward in zip(group.kept, rewards, strict=True):
+        for sequence in rolled.sequences:
+            tokens, mask, logprobs = ids_and_mask(sequence)
+            yield RolloutSample(
+                prompt=list(rolled.record.messages[:1]),
+                completion=list(rolled.record.messages[1:]),
+                input_ids=np.asarray(tokens, np.int64),
+                completion_mask=np.asarray(mask, np.int64),
+                old_log_probs=np.asarray(logprobs, np.float32),
+                advantage=(reward - mean) / (deviation + 1e-8),
+                model_version=version,
+                group_id=number,
+                metrics={"reward": reward, "reward_std": deviation},
+                enqueued_at=time.time(),
+            )

@@ -1,0 +1,255 @@
+"""`rollout_func` and the rollout worker: the server's own tokens in TRL's trainer, and what becomes of failures."""
+
+from __future__ import annotations
+
+import copy
+import math
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hermes_trl import HermesSpec
+
+from hermes_core import ConfigError, LoopThread, ModelError, UsageError
+from hermes_core.testing.tiny_model.engine import Engine, Plan
+from hermes_core.testing.tiny_model.exactness import TrainedSequence, check_exactness
+from hermes_core.testing.tiny_model.folder import FORMATS, make_model
+from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan
+from hermes_core.testing.tiny_model.server import TinyModelServer
+from tests.trl.conftest import ISOLATION, Notes, call
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
+
+
+Columns = dict[str, list[Any]]
+
+
+def same(model: Any, other: Any) -> bool:
+    """Whether both have the same weights."""
+    return all(bool((one == two).all()) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def plans(tokenizer: Any) -> Callable[[Sequence[int], random.Random], Plan]:
+    """Two calls, the second with a word that the model draws, and a last word."""
+    drawn = Gap(3, letters(tokenizer))
+
+    def plan(prompt: Sequence[int], chance: random.Random) -> Plan:
+        turn = tokenizer.decode(prompt).count(FORMATS["chatml"].result)
+        write, say = call(f"echo {chance.choice(('fox', 'ant'))} > note.txt"), call("echo WORD").split("WORD")
+        return make_plan(tokenizer, [[write], [say[0], drawn, say[1]], ["Done ", drawn]][min(turn, 2)])
+
+    return plan
+
+
+class Served:
+    """A tiny model, the engine that samples from it, and the settings of an agent that uses it."""
+
+    def __init__(self, engine: Engine, base_url: str, tokenizer: Any, loop: LoopThread) -> None:
+        self.engine, self.model, self._loop = engine, engine.model, loop
+        self.agent = {
+            "base_url": base_url,
+            "model": "tiny",
+            "tokenizer_name": tokenizer.name_or_path,
+            "endpoint_patience_s": 0.5,
+            "check_patience_s": 1.0,
+            "max_retry_wait_s": 0.1,
+        }
+        self._loop = loop
+
+    def stop(self) -> None:
+        """End the server."""
+        self._loop.close()
+
+
+@pytest.fixture
+def served(tokenizer: Any) -> Iterator[Served]:
+    """The model behind a server of tokens, in a thread of its own."""
+    with Engine(make_model(tokenizer, context=4096, layers=1), plan=plans(tokenizer)) as engine:
+        server = TinyModelServer(engine, tokenizer, wires=["tokens"])
+
+        async def close() -> None:
+            await server.__aexit__(None, None, None)
+
+        loop = LoopThread("tiny server", close)
+        try:
+            loop.call(server.__aenter__())
+            yield Served(engine, server.base_url, tokenizer, loop)
+        finally:
+            loop.close()
+
+
+def train(
+    spec: HermesSpec, new_trainer: Callable[..., Any], model: Any, **given: Any
+) -> tuple[Any, dict[str, list[Any]]]:
+    """Train one step. Return the trainer, and what it was given."""
+    columns: list[Columns] = []
+
+    def rollout_func(prompts: Any, trainer: Any) -> Columns:
+        columns.append(spec.rollout_func(prompts, trainer))
+        return dict(columns[-1])
+
+    trainer = new_trainer(
+        model, train_dataset=spec.train_dataset, rollout_func=rollout_func, reward_funcs=spec.reward_funcs, **given
+    )
+    trainer.train()
+    (got,) = columns
+    return trainer, got
+
+
+def sequences(columns: Columns) -> list[TrainedSequence]:
+    """The rows as sequences of our own."""
+    rows = zip(*(columns[key] for key in ("prompt_ids", "completion_ids", "env_mask", "logprobs")), strict=True)
+    return [
+        TrainedSequence(
+            [*prompt, *ids],
+            [*[-100] * len(prompt), *(token if own else -100 for token, own in zip(ids, mask, strict=True))],
+            [*[1.0] * len(prompt), *logprobs],
+        )
+        for prompt, ids, mask, logprobs in rows
+        if any(mask)
+    ]
+
+
+def test_the_trainer_gets_the_tokens_that_the_model_sampled(served: Served, new_trainer: Callable[..., Any]) -> None:
+    before = copy.deepcopy(served.model)
+    with HermesSpec(Notes(), agent=served.agent, concurrency=8, **ISOLATION) as spec:
+        trainer, got = train(spec, new_trainer, served.model, rollouts=8)
+    # Before the first rollout, the endpoint was tried out with short prompts.
+    sampled = [each for each in served.engine.sampled if len(each.prompt) > 100]
+    exact = check_exactness(before, sequences(got), sampled)
+    assert not exact.problems
+    assert exact.sequences == 8
+    assert exact.drawn > 40
+    assert exact.worst < 1e-5
+    wrote = ["echo fox" in served_text(trainer, ids) for ids in got["completion_ids"]]
+    assert got["reward"] == [float(each) for each in wrote]
+    assert list(trainer._logs["rewards"]["environment_reward"]) == got["reward"]
+    assert any(
+        bool((old != new).any()) for old, new in zip(before.parameters(), trainer.model.parameters(), strict=True)
+    )
+
+
+def served_text(trainer: Any, ids: Sequence[int]) -> str:
+    return str(trainer.processing_class.decode(ids))
+
+
+@pytest.mark.parametrize("breaks", ["infra", "setup", "verifier"])
+def test_a_failed_rollout_is_replaced(served: Served, new_trainer: Callable[..., Any], breaks: str) -> None:
+    item = {"breaks": breaks, "times": 3 if breaks == "infra" else 1}
+    with HermesSpec(Notes(item), agent=served.agent, concurrency=4, **ISOLATION) as spec:
+        _, got = train(spec, new_trainer, served.model)
+    assert None not in got["reward"]
+    assert got["failure"] == [None] * 4
+
+
+@pytest.mark.parametrize("breaks", ["infra", "setup", "verifier"])
+def test_what_is_missing_in_a_group_moves_nothing(served: Served, new_trainer: Callable[..., Any], breaks: str) -> None:
+    item = {"breaks": breaks, "times": 1}
+    with HermesSpec(Notes(item), agent=served.agent, concurrency=4, refills=0, infra_retries=0, **ISOLATION) as spec:
+        trainer, got = train(spec, new_trainer, served.model)
+    assert [reward is None for reward in got["reward"]] == [False, False, False, True]
+    assert got["failure"][3].startswith(f"{breaks}: ")
+    assert sum(got["env_mask"][3]) == 0
+    assert trainer._logs["advantages"][3] == 0.0
+    assert math.isnan(trainer._logs["rewards"]["environment_reward"][3])
+    assert sum([*trainer._logs["advantages"]][:3]) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_batch_that_failed_as_a_whole_moves_nothing(served: Served, new_trainer: Callable[..., Any]) -> None:
+    before = copy.deepcopy(served.model)
+    with HermesSpec(Notes({"breaks": "setup"}), agent=served.agent, concurrency=4, **ISOLATION) as spec:
+        trainer, got = train(spec, new_trainer, served.model, config={"beta": 0.0})
+    assert got["reward"] == [None] * 4
+    assert all(
+        bool((old == new).all()) for old, new in zip(before.parameters(), trainer.model.parameters(), strict=True)
+    )
+
+
+def test_a_server_that_is_gone_ends_the_training(served: Served, new_trainer: Callable[..., Any]) -> None:
+    with HermesSpec(Notes(), agent=served.agent, concurrency=4, **ISOLATION) as spec:
+        served.stop()
+        with pytest.raises(ModelError):
+            train(spec, new_trainer, served.model)
+
+
+def test_another_temperature_and_a_spec_without_a_model_are_refused(
+    served: Served, new_trainer: Callable[..., Any]
+) -> None:
+    with (
+        HermesSpec(Notes(), agent=served.agent, concurrency=4, **ISOLATION) as spec,
+        pytest.raises(ConfigError, match="temperature"),
+    ):
+        train(spec, new_trainer, served.model, config={"temperature": 0.7})
+    with HermesSpec(Notes(), concurrency=4, **ISOLATION) as spec, pytest.raises(UsageError, match="names no model"):
+        train(spec, new_trainer, served.model)
+
+
+# --- the worker for AsyncGRPOTrainer ----------------------------------------------------------------------------------
+
+
+def taken(worker: Any, count: int) -> list[Any]:
+    """That many samples."""
+    deadline = time.monotonic() + 60
+    samples: list[Any] = []
+    while len(samples) < count:
+        worker.check_health(60)
+        assert time.monotonic() < deadline
+        try:
+            samples.append(worker.rollout_buffer.get(timeout=0.2))
+        except queue.Empty:
+            continue
+    return samples
+
+
+def test_the_worker_gives_groups_for_as_long_as_it_is_asked(served: Served) -> None:
+    with HermesSpec(Notes({}, {"breaks": "setup"}), agent=served.agent, refills=0, concurrency=8, **ISOLATION) as spec:
+        worker = spec.rollout_worker(4, groups=2, queue_size=8)
+        worker.start()
+        first = taken(worker, 4)
+        worker.update_model_version(7)
+        later = taken(worker, 24)
+        assert (
+            not check_exactness(
+                served.model,
+                [
+                    TrainedSequence(
+                        each.input_ids.tolist(),
+                        [int(t) if own else -100 for t, own in zip(each.input_ids, each.completion_mask, strict=True)],
+                        each.old_log_probs.tolist(),
+                    )
+                    for each in first
+                ],
+                served.engine.sampled,
+            ).worst
+            > 1e-5
+        )
+        time.sleep(1.0)
+        assert worker.rollout_buffer.qsize() <= 8 + 2 * 4, "it does not wait for the trainer"
+        worker.stop()
+        worker.stop()
+    assert {each.model_version for each in first} == {0}
+    assert later[-1].model_version == 7
+    groups: dict[int, list[Any]] = {}
+    for each in [*first, *later]:
+        groups.setdefault(each.group_id, []).append(each)
+    whole = [group for group in groups.values() if len(group) == 4]
+    assert whole
+    for group in whole:
+        assert sum(each.advantage for each in group) == pytest.approx(0.0, abs=1e-3)
+        assert all(each.metrics["reward"] in (0.0, 1.0) for each in group)
+
+
+def test_a_worker_whose_server_is_gone_is_not_healthy(served: Served) -> None:
+    with HermesSpec(Notes(), agent=served.agent, concurrency=4, **ISOLATION) as spec:
+        worker = spec.rollout_worker(4, groups=1)
+        worker.start()
+        taken(worker, 4)
+        served.stop()
+        deadline = time.monotonic() + 60
+        with pytest.raises(RuntimeError, match="the rollouts ended"):
+            while time.monotonic() < deadline:
+                worker.check_health(60)
+                time.sleep(0.1)
