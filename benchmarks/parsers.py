@@ -37,6 +37,17 @@ PIECES = (
     *("<function=f>", "<function=f>\n<parameter=s>", "\n<parameter=s>\nx</parameter>z", "</function>", "</parameter>"),
     *("[TOOL_CALLS]", "[TOOL_CALLS]f{", '[TOOL_CALLS][{"name":"f",', "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"),
     *("<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{", "<|python_tag|>{", "<|im_end|> "),
+    *("<tool_calls>[{", "<tool_call>f<tool_sep>", "<seed:tool_call>", '<invoke name="f">', '\n<parameter name="s">x'),
+    *('<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="s" string="true">', "<｜DSML｜tool_calls>"),
+    *(
+        '<|open|>call tool="f" index="1"<|sep|>',
+        '<|open|>argument key="s" type="string"<|sep|>',
+        "<|open|>tools<|sep|>",
+    ),
+    *("<｜tool_calls_begin｜>", '<steptml:invoke name="f">', '<steptml:parameter name="s">', "<|START_ACTION|>[{"),
+    *("<|tools_prefix|>[{", 'functools[{"name":"f",', "[f(", "[f(s='", "[f(s=[", "[f()]", "f(), ", "f(s='x')\n"),
+    *("it's ", "\\'", "<|tool_call_start|>[f(s='", "<function_calls>f(s=1)", "<start_function_call>call:f{s:<escape>"),
+    *(']<]minimax[>[<invoke name="f">', "]<]minimax[>[<s>", "]<]minimax[>[<s>x]<]minimax[>[</s>"),
 )
 """What a text repeats; each also behind the beginning of a real call."""
 

@@ -318,13 +318,15 @@ async def open_agent(
 
 
 def parsers_with(runtime: Runtime, name: str) -> dict[str, Parser]:
-    """Return all parsers by name, first the one with this name or alias.
+    """Return all parsers by name: first the one with this name or alias, then all as they were registered.
+
+    The formats of many models are registered before those of few.
 
     Raises:
         UnknownNameError: there is no such parser.
         PluginError: one of them can't be made.
     """
-    return {each: runtime.parser(each) for each in (name, *runtime.parsers.names())}
+    return {each: runtime.parser(each) for each in (name, *runtime.parsers.registered())}
 
 
 async def check_endpoint(agent: Agent) -> None:

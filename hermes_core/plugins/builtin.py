@@ -39,29 +39,48 @@ def hermes_register_agents(registry: Registrar) -> None:
 def hermes_register_parsers(registry: Registrar) -> None:
     """Register the formats in which models write tool calls as text."""
     place = "hermes_core.agents.parsers"
-    for name, module, summary in (
+    for name, module, summary, *aliases in (
         ("hermes", "hermes", "JSON between <tool_call> tags: Hermes 2 and 3"),
         ("qwen", "hermes", "The same: Qwen 2.5, Qwen 3"),
         ("longcat", "hermes", "The same between <longcat_tool_call> tags"),
+        ("ernie45", "hermes", "The same, beside <response>: ERNIE 4.5"),
+        ("granite", "hermes", "A JSON list behind a mark: Granite 3"),
+        ("hunyuan_a13b", "hermes", "A JSON list between <tool_calls> tags: Hunyuan A13B"),
+        ("phi4_mini_json", "hermes", "A JSON list after `functools`: Phi 4 mini"),
+        ("cohere", "hermes", "A JSON list between marks: Command R7B, Command A", "cohere_command3", "cohere_command4"),
+        ("apertus", "hermes", "A JSON list of {name: arguments}: Apertus"),
         ("llama3_json", "llama", "Bare JSON: Llama 3.1 and later"),
         ("llama4_json", "llama", "Bare JSON: Llama 4"),
+        ("xlam", "llama", "A bare JSON list: xLAM 2"),
         ("mistral", "mistral", "What [TOOL_CALLS] begins, in all its versions"),
         ("deepseek_v3", "arguments", "JSON in a fenced block between marks: DeepSeek V3, R1"),
+        ("deepseek_v3_1", "arguments", "JSON between marks: DeepSeek V3.1", "deepseek_v31"),
         ("kimi_k2", "arguments", "JSON between marks, with ids: Kimi K2"),
         ("glm45", "xml", "A tag for each argument: GLM 4.5, 4.6"),
         ("glm47", "xml", "The same without line breaks: GLM 4.7"),
-        ("qwen3_coder", "xml", "A tag for each argument: Qwen3-Coder"),
+        ("hunyuan", "xml", "The same in sections: Hunyuan 3", "hy_v3"),
+        (
+            *("qwen3_coder", "xml", "A tag for each argument: Qwen3-Coder, Nemotron 3, Step 3.5"),
+            *("qwen3_xml", "nemotron3", "step3p5"),
+        ),
+        ("mimo", "xml", "The same, each argument on one line: MiMo V2"),
+        ("seed_oss", "xml", "The same between <seed:tool_call> tags: Seed-OSS"),
+        ("minimax_m2", "xml", "Tags with names in attributes: MiniMax M2"),
+        ("minimax_m3", "nested", "A tag for each argument and for each part of it: MiniMax M3"),
+        ("deepseek_v3_2", "xml", "Marked tags with types: DeepSeek V3.2", "deepseek_v32"),
+        ("deepseek_v4", "xml", "The same with another section: DeepSeek V4"),
+        ("kimi_k3", "xml", "Special tokens with types: Kimi K3"),
+        ("step3", "xml", "Tags between marks: Step 3"),
+        ("pythonic", "pythonic", "A bare list of Python's calls: Llama 3.2, ToolACE"),
+        ("llama4_pythonic", "pythonic", "The same, perhaps behind a mark: Llama 4"),
+        ("lfm2", "pythonic", "The same between marks: LFM2, LFM2.5"),
+        ("olmo3", "pythonic", "Python's calls, each on a line, between tags: OLMo 3"),
         ("gemma4", "gemma", "Marks, and strings between tokens: Gemma 4"),
-        ("gpt_oss", "harmony", "Messages to functions: gpt-oss"),
+        ("functiongemma", "gemma", "The same with other tokens: FunctionGemma"),
+        ("gpt_oss", "harmony", "Messages to functions: gpt-oss", "openai"),
         ("auto", "auto", "All of them, told apart by their marks"),
     ):
-        registry.add(name, f"{place}.{module}:{name}", summary=summary)
-    registry.add(
-        "deepseek_v3_1",
-        f"{place}.arguments:deepseek_v3_1",
-        aliases=("deepseek_v31",),
-        summary="JSON between marks: DeepSeek V3.1",
-    )
+        registry.add(name, f"{place}.{module}:{name}", aliases=aliases, summary=summary)
 
 
 @hookimpl

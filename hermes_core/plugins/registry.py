@@ -226,6 +226,10 @@ class Registry:
         """Return every name that can be used, without aliases, sorted."""
         return sorted(entry.name for entry in self.entries())
 
+    def registered(self) -> list[str]:
+        """Return the same names in the order in which they were registered."""
+        return [entry.name for entry in self.claims if len(self._by_name[entry.name]) == 1]
+
     def entries(self) -> list[Entry]:
         """Return the claims whose name nobody else claims, by name."""
         return sorted((e for e in self.claims if len(self._by_name[e.name]) == 1), key=lambda e: e.name)

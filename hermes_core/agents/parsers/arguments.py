@@ -130,13 +130,26 @@ def _deepseek_section(bodies: Iterable[str]) -> str:
 
 _KIMI_HEAD = re.compile(rf"\s*+({NAME})\s*+<\|tool_call_argument_begin\|>")
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+_KIMI_ALIKE = re.compile(r"(?:functions|call)[._]?(.+?)[:_]?\d*")
 _KIMI_CLOSING = re.compile(r"(?:\s*+<\|tool_call_end\|>)?")
 
 
 def read_kimi(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
     """Read one call of Kimi K2."""
     head = _KIMI_HEAD.match(source.text, mark.end())
-    named = _KIMI_NAME.fullmatch(head[1]) if head else None
-    if head is None or named is None:
+    name = _kimi_name(head[1], source) if head else ""
+    if head is None or not name:
         return source.broken(mark.start(), mark.end(), "the call has no id and arguments")
-    return read_arguments(source, mark.start(), head.end(), name=named[1], closing=_KIMI_CLOSING, identifier=head[1])
+    return read_arguments(source, mark.start(), head.end(), name=name, closing=_KIMI_CLOSING, identifier=head[1])
+
+
+def _kimi_name(identifier: str, source: Source) -> str:
+    """Return the tool's name in a call's id.
+
+    Kimi copies the form of the ids that it was shown: `functions_NAME_0`, `call_NAME_0` and `functionsNAME0` occur.
+    They are read so only if that gives the name of a tool.
+    """
+    proper, alike = _KIMI_NAME.fullmatch(identifier), _KIMI_ALIKE.fullmatch(identifier)
+    if proper and proper[1] not in source.tools and alike and alike[1] in source.tools:
+        return alike[1]
+    return proper[1] if proper else ""

@@ -5,69 +5,109 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from hermes_core.agents.parsers import arguments, gemma, harmony, hermes, llama, mistral, xml
+from hermes_core.agents.parsers import arguments, gemma, harmony, hermes, llama, mistral, nested, pythonic, xml
 from hermes_core.agents.parsers.base import ParsedText, ToolSchemas, WritableCall
-from hermes_core.agents.parsers.jsontext import Item, skip_space
+from hermes_core.agents.parsers.jsontext import Item
 from hermes_core.agents.parsers.scan import Marks, Reader, Source, TextParser
 
 
 @dataclass(frozen=True)
+class _Format:
+    """A format by its marks."""
+
+    signs: tuple[str, ...]
+    """Texts of which one is in each text that has a call in this format."""
+    marks: Marks
+    read: Reader
+
+
+def _tagged(layout: xml.Layout, *signs: str) -> _Format:
+    return _Format(signs, layout.shape.marks, layout.read)
+
+
+def _objects(tags: hermes.Tags, *signs: str, follows: str = "") -> _Format:
+    return _Format(signs, Marks(f"(?:{tags.opening}){follows}", tags.marks.others), tags.read)
+
+
+_JSON_NEXT = r"(?=\s*+[\[{])"
+_FORMATS = (
+    _objects(hermes.HERMES, "<tool_call>", follows=_JSON_NEXT),
+    _objects(hermes.HUNYUAN_A13B, "<tool_calls>", follows=_JSON_NEXT),
+    _tagged(xml.HUNYUAN, "<tool_sep"),
+    _Format(
+        ("<tool_call>",),
+        Marks(rf"{xml.GLM.shape.marks.opener}(?!\s*+<function=)", xml.GLM.shape.marks.others),
+        xml.GLM.read,
+    ),
+    _tagged(xml.QWEN, "<function="),
+    _tagged(xml.SEED, "<seed:tool_call>"),
+    _tagged(xml.MINIMAX, "<invoke name=", "<minimax:tool_call>"),
+    _tagged(xml.DSML, "<｜DSML｜"),
+    _tagged(xml.KIMI3, "<|sep|>"),
+    _tagged(xml.STEP3, "<steptml:", "<｜tool_call"),
+    _Format(("]<]minimax[>[",), nested.MARKS, nested.read),
+    _objects(hermes.LONGCAT, "<longcat_tool_call>"),
+    _objects(hermes.PHI, "functools", "<|tool_call|>"),
+    _objects(hermes.COHERE, "<|START_ACTION|>"),
+    _objects(hermes.APERTUS, "<|tools_prefix|>"),
+    _Format(("[TOOL_CALLS]",), Marks(mistral.OPENER), mistral.read_mistral),
+    _Format(("<｜tool▁call",), arguments.DEEPSEEK_MARKS, arguments.read_deepseek),
+    _Format(("<|tool_call",), arguments.KIMI_MARKS, arguments.read_kimi),
+    _Format(("<|tool_call>",), gemma.GEMMA4.marks, gemma.GEMMA4.read),
+    _Format(("<start_function_call>",), gemma.FUNCTION_GEMMA.marks, gemma.FUNCTION_GEMMA.read),
+    _Format(("<|message|>", "<|channel|>", "<|call|>", "to=functions."), harmony.MARKS, harmony.read_harmony),
+    _Format(
+        ("<|python_start|>",),
+        Marks(r"<\|python_start\|>(?=\s*+\[\s*+[^\s{\]])", r"<\|python_end\|>"),
+        pythonic.read_marked,
+    ),
+    _Format(("<|python_",), llama.TAG_MARKS, llama.read_llama),
+    _Format(("<|tool_call_start|>",), pythonic.LFM_MARKS, pythonic.read_marked),
+    _Format(("<function_calls>",), pythonic.OLMO_MARKS, pythonic.read_marked),
+)
+"""All formats with marks. Of two whose opening marks fit, the first reads the call."""
+
+
+@dataclass(frozen=True)
 class AutoParser:
-    """Reads marked calls by their marks. An answer without marks may be bare JSON, as Llama writes it."""
+    """Reads marked calls by their marks. An answer without marks may be bare JSON or Python, as Llama writes it."""
 
     name: str
-    marked: TextParser
-    bare: TextParser
+    bare: tuple[TextParser, ...]
 
     def parse(self, text: str, tools: ToolSchemas = ()) -> ParsedText:
         """Take one answer apart; see `base.Parser`."""
-        parsed = self.marked.parse(text, tools)
+        there = tuple(number for number, each in enumerate(_FORMATS) if any(sign in text for sign in each.signs))
+        parsed = _parser_of(there).parse(text, tools)
         if parsed.calls or parsed.problems:
             return parsed
-        bare = self.bare.parse(text, tools)
-        return bare if bare.calls or bare.problems else parsed
+        found = (each.parse(text, tools) for each in self.bare)
+        return next((each for each in found if each.calls or each.problems), parsed)
 
     def render(self, calls: Sequence[WritableCall]) -> str:
         """Return the calls in the `hermes` format."""
-        return self.marked.render(calls)
+        return hermes.HERMES.write(calls)
 
 
 def auto() -> AutoParser:
-    """Return a parser of all other formats. What follows `<tool_call>` decides which format it is."""
-    marked = TextParser("auto", _MARKS.compiled(), _read, hermes.hermes().write, _MARKS.thinking)
-    return AutoParser("auto", marked, llama.llama3_json())
+    """Return a parser of all other formats."""
+    return AutoParser("auto", (llama.llama3_json(), pythonic.pythonic()))
 
 
-_BY_MARK: dict[str, Reader] = {
-    "<longcat_tool_call>": hermes.json_reader("</longcat_tool_call>"),
-    "[TOOL_CALLS]": mistral.read_mistral,
-    "<｜tool▁call▁begin｜>": arguments.read_deepseek,
-    "<|tool_call_begin|>": arguments.read_kimi,
-    "<|tool_call>": gemma.read_gemma,
-    "<|python_tag|>": llama.read_llama,
-    "<|python_start|>": llama.read_llama,
-}
+@lru_cache(maxsize=256)
+def _parser_of(numbers: tuple[int, ...]) -> TextParser:
+    """Return the parser of these formats at once. A text has the marks of few, and each takes time to look for."""
+    formats = {f"format{number}": _FORMATS[number] for number in numbers}
+    marks = Marks(
+        "|".join(f"(?P<{name}>{each.marks.opener})" for name, each in formats.items()) or r"(?!)",
+        "|".join(dict.fromkeys(each.marks.others for each in formats.values() if each.marks.others)),
+        harmony.MARKS.thinking,
+    )
 
-_FORMATS = (
-    Marks("|".join(map(re.escape, _BY_MARK)), "</longcat_tool_call>"),
-    gemma.MARKS,
-    harmony.MARKS,
-    xml.QWEN_MARKS,
-    arguments.DEEPSEEK_MARKS,
-    arguments.KIMI_MARKS,
-    llama.TAG_MARKS,
-)
-_MARKS = Marks("|".join(m.opener for m in _FORMATS), "|".join(m.others for m in _FORMATS), harmony.MARKS.thinking)
-_read_json = hermes.json_reader("</tool_call>")
+    def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+        name = next(name for name in formats if mark[name] is not None)
+        return formats[name].read(source, mark)
 
-
-def _read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-    if mark[0] in _BY_MARK:
-        return _BY_MARK[mark[0]](source, mark)
-    if mark[0].endswith("to="):
-        return harmony.read_harmony(source, mark)
-    if mark[0] != "<tool_call>":
-        return xml.read_qwen(source, mark)
-    is_json = source.text.startswith(("{", "["), skip_space(source.text, mark.end()))
-    return (_read_json if is_json else xml.read_glm)(source, mark)
+    return TextParser("auto", marks.compiled(), read, hermes.HERMES.write, marks.thinking)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from hermes_core.agents.parsers.base import ParsedCall, ParseProblem
 from hermes_core.agents.replies import decode_arguments
 
 Item = ParsedCall | ParseProblem
+Form = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Returns a call's object in the usual form: with `name`, and `arguments` or `parameters`."""
 
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
 _MEMBER = rf"\s*+{_STRING}\s*+:\s*+"
@@ -29,7 +31,7 @@ _CLOSED = {
 }
 _TEXT = re.compile(_STRING, re.DOTALL)
 _SPACE = re.compile(r"\s*+")
-_NAME_KEY = re.compile(r'"name"\s*+:\s*+"([^"\\\s]{1,256})"')
+_NAME_KEY = re.compile(r'"(?:tool_)?name"\s*+:\s*+"([^"\\\s]{1,256})"')
 _BESIDE_NAME = frozenset({"name", "id", "type", "call_id", "index"})
 
 
@@ -72,17 +74,23 @@ def skip_space(text: str, position: int) -> int:
     return _SPACE.match(text, position).end()  # type: ignore[union-attr]  # it matches anywhere
 
 
-def read_call(text: str, start: int, begin: int, end: int) -> Item:
+def call_object(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object with the call's name and arguments: this one, or the one in its `function`, as OpenAI does."""
+    inner = value.get("function")
+    return inner if isinstance(inner, Mapping) and "name" not in value else value
+
+
+def read_call(text: str, start: int, begin: int, end: int, form: Form = call_object) -> Item:
     """Read the call that is written as the object `text[begin:end]`: `{"name": …, "arguments" or "parameters": …}`.
 
-    Its text begins at `start`, including the mark before it.
+    Its text begins at `start`, including the mark before it. `form` is that of the format.
     """
     raw = text[start:end]
     found, error, repaired = decode_arguments(text[begin:end])
     if found is None:
         what = str(error).replace("the arguments", "the call", 1).replace("are", "is", 1)
         return ParseProblem(what, raw, start, name_in(raw))
-    value = call_object(found)
+    value = form(found)
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
         return ParseProblem('the call has no "name"', raw, start)
@@ -94,12 +102,6 @@ def read_call(text: str, start: int, begin: int, end: int) -> Item:
         return ParseProblem(str(error), raw, start, name)
     encoded = given is not None and isinstance(value[given], str)
     return ParsedCall(name.strip(), arguments, raw, start, _identifier(value), repaired or mended or encoded)
-
-
-def call_object(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the object with the call's name and arguments: this one, or the one in its `function`, as OpenAI does."""
-    inner = value.get("function")
-    return inner if isinstance(inner, Mapping) and "name" not in value else value
 
 
 def name_in(raw: str) -> str:

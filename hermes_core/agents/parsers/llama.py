@@ -1,4 +1,4 @@
-"""The formats `llama3_json` and `llama4_json`: calls as bare JSON objects, which prose may hold as well."""
+"""The formats `llama3_json`, `llama4_json` and `xlam`: calls as bare JSON objects, which prose may hold as well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hermes_core.agents.replies import decode_arguments
 _OBJECT = r'\{\s*+"(?:name|type|function|parameters|arguments|id)"\s*+:'
 _BARE = rf"\[(?=\s*+{_OBJECT})|(?={_OBJECT})\{{"
 TAG_MARKS = Marks(r"<\|python_tag\|>|<\|python_start\|>", r"<\|python_end\|>")
+XLAM_MARKS = Marks(rf"<tool_call>|\[TOOL_CALLS\]|(?:```(?:json)?\s*+)?\[(?=\s*+{_OBJECT})", "</tool_call>")
 _NAMED = re.compile(r'\{\s*+"name"\s*+:\s*+"([^"\\]{1,256}+)"')
+_FENCE = re.compile(r"\s*+```")
 _BEFORE_CALLS = tuple(THINKING.values())
 
 
@@ -31,6 +33,14 @@ def llama4_json() -> TextParser:
     return _llama("llama4_json")
 
 
+def xlam() -> TextParser:
+    """Return the parser of xLAM 2: a bare list, perhaps in a fenced block, or behind one of the marks of others.
+
+    Source: the tests of vLLM's parser of this name.
+    """
+    return TextParser("xlam", XLAM_MARKS.compiled(), read_xlam, lambda calls: f"[{', '.join(map(json_call, calls))}]")
+
+
 def _llama(name: str) -> TextParser:
     return TextParser(name, Marks(f"{TAG_MARKS.opener}|{_BARE}", TAG_MARKS.others).compiled(), read_llama, write)
 
@@ -41,27 +51,41 @@ def write(calls: Sequence[WritableCall]) -> str:
 
 
 def read_llama(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Read the objects from here on, if they are calls.
+    """Read the objects from here on, if they are calls. After a tag they must be calls."""
+    if mark[0].startswith("<"):
+        return read_objects(source, mark.start(), mark.end())
+    return _read_bare(source, mark.start(), mark.start())
 
-    After a tag they must be calls. At the beginning of the answer an object with a name and arguments is one.
-    Anywhere else it has to name a tool, because an example in prose is no call.
+
+def read_xlam(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+    """Read the list from here on, if it is one of calls. After a mark it must be one."""
+    if mark[0].endswith((">", "CALLS]")):
+        return read_objects(source, mark.start(), mark.end())
+    items, end = _read_bare(source, mark.start(), mark.end() - 1)
+    fence = _FENCE.match(source.text, end) if mark[0].startswith("`") else None
+    return items, fence.end() if items and fence else end
+
+
+def _read_bare(source: Source, start: int, here: int) -> tuple[list[Item], int]:
+    """Read the objects that begin at `here`, if they are calls. The first one's text begins at `start`.
+
+    At the beginning of the answer an object with a name and arguments is a call. Anywhere else it has to name a tool,
+    because an example in prose is no call.
     """
-    text, here = source.text, mark.start()
-    if text[here] == "<":
-        return read_objects(source, here, mark.end())
+    text = source.text
     first = skip_space(text, here + 1) if text[here] == "[" else here
     found = extent(text, first)
-    leading = _leads(text, here)
+    leading = leads(text, start)
     if found.whole:
         value, _, _ = decode_arguments(text[first : found.end])
         is_call = value is not None and _is_call(value, source, leading)
     else:
         named = _NAMED.match(text, first)
         is_call = named is not None and (leading or named[1] in source.tools)
-    return read_objects(source, here, here) if is_call else ([], found.end)
+    return read_objects(source, start, here) if is_call else ([], found.end)
 
 
-def _leads(text: str, position: int) -> bool:
+def leads(text: str, position: int) -> bool:
     """Return whether nothing but reasoning comes before this."""
     while position and text[position - 1].isspace():
         position -= 1

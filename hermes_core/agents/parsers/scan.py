@@ -15,6 +15,12 @@ THINKING = {
     "<longcat_think>": "</longcat_think>",
     "[THINK]": "[/THINK]",
     "<|channel>thought\n": "<channel|>",
+    "<|open|>think<|sep|>": "<|close|>think<|sep|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+    "<seed:think>": "</seed:think>",
+    "<mm:think>": "</mm:think>",
+    "<think:opensource>": "</think:opensource>",
 }
 """The marks around reasoning. If the prompt has the opening mark, the answer has only the closing one."""
 
@@ -35,6 +41,14 @@ END_TOKENS = (
     "<turn|>",
     "<|tool_response>",
     "<|return|>",
+    "<|end_of_text|>",
+    "<|end_of_msg|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|assistant_end|>",
+    "<start_function_response>",
+    "<seed:eos>",
+    "<|eos|>",
+    "[e~[",
 )
 """What servers may leave at the end of an answer."""
 

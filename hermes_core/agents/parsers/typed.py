@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,16 @@ def property_schema(tool: Schema, key: str) -> Schema | None:
     return schema if isinstance(schema, Mapping) else None
 
 
+def member_schema(schema: Schema, key: str, root: Schema) -> Schema | None:
+    """Return the schema of a member of an object, or of `item`, the member of a list; None if there is none."""
+    for part in _parts(schema, root, 0):
+        found = property_schema(part, key) or part.get("additionalProperties")
+        found = part.get("items", found) if key == "item" else found
+        if isinstance(found, Mapping):
+            return found
+    return None
+
+
 def typed(text: str, schema: Schema | None, root: Schema) -> Any:
     """Return the value of `text` by its schema. `root` is the parameters schema, into which references point.
 
@@ -54,7 +65,7 @@ def typed(text: str, schema: Schema | None, root: Schema) -> Any:
         return None
     if "string" in kinds and not (bare[:1] in ("{", "[") and kinds & {"object", "array"}):
         return text
-    value = _WORDS[bare] if bare in _WORDS else _decoded(bare)
+    value = decoded(bare)
     return value if _kinds_of(value) & kinds else text
 
 
@@ -65,11 +76,21 @@ def _writes(member: Any, text: str, bare: str) -> bool:
     return bare in (str(member), json.dumps(member, default=str))
 
 
-def _decoded(bare: str) -> Any:
+def decoded(bare: str) -> Any:
+    """Return the value of a text that is JSON or one of the words; the text itself if it is neither."""
+    if bare in _WORDS:
+        return _WORDS[bare]
     try:
-        return json.loads(bare, strict=False, parse_constant=lambda _: bare)
+        return json.loads(bare, strict=False, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return bare
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is not JSON")
+    return value
 
 
 def _kinds_of(value: Any) -> set[str]:

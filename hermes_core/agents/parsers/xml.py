@@ -1,4 +1,4 @@
-"""The formats that tag each argument and write its value as bare text: `glm45`, `glm47` and `qwen3_coder`."""
+"""The formats that tag each argument and write its value as bare text. Each is one `Layout`."""
 
 from __future__ import annotations
 
@@ -6,54 +6,182 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from hermes_core.agents.parsers.arguments import read_arguments
 from hermes_core.agents.parsers.base import ParsedCall, WritableCall
 from hermes_core.agents.parsers.jsontext import Item
-from hermes_core.agents.parsers.scan import THINKING, Marks, Reader, Source, TextParser
-from hermes_core.agents.parsers.typed import Schema, property_schema, typed
+from hermes_core.agents.parsers.scan import THINKING, Marks, Source, TextParser
+from hermes_core.agents.parsers.typed import Schema, decoded, property_schema, typed
 
 
 def glm45() -> TextParser:
-    """Return the parser of GLM 4.5 and 4.6.
-
-    They write `<tool_call>NAME`, `<arg_key>K</arg_key>` and `<arg_value>V</arg_value>`, `</tool_call>`.
-    """
-
-    def body(call: WritableCall) -> str:
-        pairs = (f"<arg_key>{k}</arg_key>\n<arg_value>{_glm_text(v)}</arg_value>\n" for k, v in call.arguments.items())
-        return f"<tool_call>{call.name}\n{''.join(pairs)}</tool_call>"
-
-    return _parser("glm45", GLM_MARKS, read_glm, body)
+    """Return the parser of GLM 4.5 and 4.6, with line breaks between the tags."""
+    return GLM.parser("glm45")
 
 
 def glm47() -> TextParser:
     """Return the parser of GLM 4.7: the same without line breaks."""
-
-    def body(call: WritableCall) -> str:
-        pairs = (f"<arg_key>{k}</arg_key><arg_value>{_glm_text(v)}</arg_value>" for k, v in call.arguments.items())
-        return f"<tool_call>{call.name}{''.join(pairs)}</tool_call>"
-
-    return _parser("glm47", GLM_MARKS, read_glm, body)
+    return _GLM47.parser("glm47")
 
 
 def qwen3_coder() -> TextParser:
-    """Return the parser of Qwen3-Coder.
+    """Return the parser of Qwen3-Coder, Qwen 3.5 and later, Nemotron 3 and Step 3.5: each tag on a line of its own."""
+    return QWEN.parser("qwen3_coder")
 
-    It writes `<tool_call><function=NAME><parameter=K>V</parameter></function></tool_call>`, each on a line of its own.
+
+def mimo() -> TextParser:
+    """Return the parser of MiMo V2: the tags of Qwen3-Coder, with each value on the line of its tags.
+
+    Source: the format that SGLang's `mimo` detector describes.
+    """
+    return _MIMO.parser("mimo")
+
+
+def seed_oss() -> TextParser:
+    """Return the parser of Seed-OSS: the same between `<seed:tool_call>` tags. Source: the model's chat template."""
+    return SEED.parser("seed_oss")
+
+
+def minimax_m2() -> TextParser:
+    """Return the parser of MiniMax M2 to M2.5, which name calls and arguments in attributes.
+
+    Source: the model's chat template.
+    """
+    return MINIMAX.parser("minimax_m2")
+
+
+def deepseek_v3_2() -> TextParser:
+    """Return the parser of DeepSeek V3.2, whose tags have a mark of their own and say which values are text.
+
+    Source: the chat template that DeepSeek describes for the model.
+    """
+    return DSML.parser("deepseek_v3_2")
+
+
+def deepseek_v4() -> TextParser:
+    """Return the parser of DeepSeek V4: the same with another name of the section. Source: SGLang's detector."""
+    return DSML4.parser("deepseek_v4")
+
+
+def kimi_k3() -> TextParser:
+    """Return the parser of Kimi K3, whose tags are special tokens. Each argument has its type.
+
+    Source: the model's chat template.
+    """
+    return KIMI3.parser("kimi_k3")
+
+
+def step3() -> TextParser:
+    """Return the parser of Step 3. Source: the formats that vLLM's and SGLang's parsers of `step3` read."""
+    return STEP3.parser("step3")
+
+
+def hunyuan() -> TextParser:
+    """Return the parser of Hunyuan 3 (Hy3). Its published models write `:opensource` into each tag.
+
+    Source: vLLM's and SGLang's parsers of `hy_v3` and `hunyuan`, and their tests.
+    """
+    return HUNYUAN.parser("hunyuan")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _qwen_text(value: Any) -> str:
+    return _json(value) if isinstance(value, Mapping | list | tuple) else str(value)
+
+
+def _is_text(value: Any) -> str:
+    """Return whether a value is text, as DeepSeek writes it."""
+    return "true" if isinstance(value, str) else "false"
+
+
+def _kimi_type(value: Any) -> str:
+    """Return the type of a value as Kimi K3 names it."""
+    words = {str: "string", bool: "boolean", type(None): "null", int: "number", float: "number"}
+    return words.get(type(value), "object" if isinstance(value, Mapping) else "array")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a format writes calls. The patterns that read it are made from this as well.
+
+    `{…}` stands for what differs from call to call. In a text that is read, there may be more white space between tags,
+    or none.
     """
 
-    def body(call: WritableCall) -> str:
-        pairs = (f"<parameter={k}>\n{_qwen_text(v)}\n</parameter>\n" for k, v in call.arguments.items())
-        return f"<tool_call>\n<function={call.name}>\n{''.join(pairs)}</function>\n</tool_call>"
+    argument: str
+    """One argument: `{key}`, `{value}`, and `{kind}` if the format writes the value's type."""
+    call: str
+    """One call: `{name}`, `{arguments}`, and `{number}` if the format counts the calls."""
+    wrap: str = "{call}"
+    """What is around each call."""
+    section: str = "{calls}"
+    """What is around all calls of an answer."""
+    joint: str = "\n"
+    """What is between two calls."""
+    whole: str = "{object}"
+    """How all arguments are written as one JSON object, which models do now and then."""
+    text: Callable[[Any], str] = _json
+    """Writes a value that is no string."""
+    kind: Callable[[Any], str] = _kimi_type
+    """Returns the `{kind}` of a value. `string` and `true` say that it is text; anything else, that it is JSON."""
+    encoded: bool = False
+    """Whether `"` and `&` are encoded in names and keys."""
+    lines: bool = False
+    """Whether each value is on lines of its own."""
+    margin: str = ""
+    """A pattern: what must come before a tag that shows that the value before it was not closed."""
+    aside: str = ""
+    """A pattern: other marks of the format. They are not content."""
 
-    return _parser("qwen3_coder", QWEN_MARKS, read_qwen, body)
+    def parser(self, name: str) -> TextParser:
+        """Return the parser of this format."""
+        return TextParser(name, self.shape.marks.compiled(), self.read, self.write)
+
+    def write(self, calls: Sequence[WritableCall]) -> str:
+        """Write the calls as the format's chat template does."""
+        written = [_filled(self.wrap, call=self._call(call, number)) for number, call in enumerate(calls, 1)]
+        return _filled(self.section, calls=self.joint.join(written))
+
+    def _call(self, call: WritableCall, number: int) -> str:
+        encode = _encoded if self.encoded else str
+        arguments = (
+            _filled(
+                self.argument,
+                key=encode(key),
+                kind=self.kind(value),
+                value=value if isinstance(value, str) else self.text(value),
+            )
+            for key, value in call.arguments.items()
+        )
+        return _filled(self.call, name=encode(call.name), number=str(number), arguments="".join(arguments))
+
+    def read(self, source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
+        """Read one call; see `scan.Reader`."""
+        named = mark[0].endswith(self.shape.opening)
+        head = self.shape.head.match(source.text, mark.end()) if named else None
+        if head is None:
+            return source.broken(mark.start(), mark.end(), "the call does not begin with a tool's name")
+        name = head["name"].strip("\"'")
+        return _Arguments(source, self, _decoded(name) if self.encoded else name).read(mark.start(), head.end())
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Return the patterns that read this format."""
+        return _shape(self)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a format tags calls and arguments."""
+    """The patterns that read a format."""
 
+    marks: Marks
+    opening: str
+    """The last character before the tool's name."""
     head: re.Pattern[str]
     """Matches the tool's name, from the opening mark on."""
     key: re.Pattern[str]
@@ -72,73 +200,191 @@ class Shape:
     """Matches what ends a call, at any place."""
     last_end: re.Pattern[str]
     """Matches what ends a call, if only another call or nothing follows."""
-    lines: bool
-    """Whether each value is on lines of its own."""
+    whole: re.Pattern[str]
+    """Matches what comes before all arguments as one object."""
+    whole_end: re.Pattern[str]
+    """Matches what follows them, as far as it is present."""
 
 
-GLM_MARKS = Marks("<tool_call>", "</tool_call>")
-QWEN_MARKS = Marks(r"<tool_call>(?:\s*+<function=)?|<function=", "</tool_call>|</function>")
+_FIELD = re.compile(r"\{(\w+)\}")
+_PIECE = re.compile(r"\{(\w+)\}|(\s+)|[^\s{]+")
 
-_GLM = Shape(
-    head=re.compile(r"\s*+([^\s<>{}]{1,256}+)(?=\s*+<)"),
-    key=re.compile(r"\s*+<arg_key>([^<]{1,256}+)</arg_key>\s*+<arg_value>"),
-    inner_key=re.compile(r"<arg_key>([^<]{1,256}+)</arg_key>\s*+<arg_value>"),
-    inner_head=re.compile(r"<tool_call>\s*+[^\s<>{}]{1,256}+\s*+<arg_key>"),
-    closing=re.compile("</arg_value>"),
-    proper_closing=re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</?tool_call>|\Z))"),
-    end=re.compile(r"\s*+</tool_call>"),
-    any_end=re.compile("</tool_call>"),
-    last_end=re.compile(r"</tool_call>(?=\s*+(?:<tool_call>\s*+[^\s<>{}]{1,256}+\s*+<(?:arg_key|/tool_call)>|\Z))"),
-    lines=False,
+
+def _encoded(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def _decoded(text: str) -> str:
+    return text.replace("&quot;", '"').replace("&amp;", "&")
+
+
+def _filled(template: str, **values: str) -> str:
+    return _FIELD.sub(lambda field: values.get(field[1], ""), template)
+
+
+def _pattern(written: str) -> str:
+    """Return a pattern that matches what a format writes. The fields become groups."""
+    written = written.strip()
+    made = []
+    for piece in _PIECE.finditer(written):
+        field, space = piece.groups()
+        following = re.escape(written[piece.end() : piece.end() + 1].strip())
+        if field is None:
+            made.append(re.escape(piece[0]) if space is None else r"\s++" if space == " " else r"\s*+")
+        elif field == "name":
+            made.append(
+                rf"\s*+(?P<name>[^\s{following}]{{1,256}}+)\s*+"
+                if following
+                else r"\s*+(?P<name>[^\s<>{}]{1,256}+)(?=\s*+<)"
+            )
+        elif field == "key":
+            made.append(rf"\s*+(?P<key>[^\n{following}]{{1,256}}+)\s*+")
+        elif field == "suffix":
+            made.append(r"(?::\w{1,32}+)?")
+        else:
+            made.append(rf"(?P<{field}>\w{{0,32}}+)")
+    return "".join(made)
+
+
+def _around(template: str, field: str) -> tuple[str, str]:
+    """Return patterns of what comes before and after a field."""
+    before, _, after = template.partition(f"{{{field}}}")
+    return _pattern(before), _pattern(after)
+
+
+def _any(*patterns: str) -> str:
+    return "(?:" + "|".join(filter(None, patterns)) + ")"
+
+
+def _optional(pattern: str) -> str:
+    return rf"(?:\s*+{pattern})?" if pattern else ""
+
+
+def _shape(layout: Layout) -> Shape:
+    start, _, named = layout.call.partition("{name}")
+    tail, _, finish = named.partition("{arguments}")
+    opening, name, end = _pattern(start), _pattern("{name}" + tail), _pattern(finish)
+    wrap, wrap_end = _around(layout.wrap, "call")
+    section, section_end = _around(layout.section, "calls")
+    key, closing = _around(layout.argument, "value")
+    key_opening = _pattern(layout.argument.partition("{key}")[0])
+    whole, whole_end = _around(layout.whole, "object")
+    unnamed = re.sub(r"P<[a-z]+>", ":", name)
+    call = _any(rf"{wrap}\s*+{opening}" if wrap else "", opening) + unnamed
+    ends = [each for each in (wrap_end, section_end) if each]
+    return Shape(
+        marks=Marks(
+            "|".join(
+                filter(
+                    None,
+                    (
+                        section and section + _optional(wrap) + _optional(opening),
+                        wrap and wrap + _optional(opening),
+                        opening,
+                    ),
+                )
+            ),
+            "|".join(filter(None, (end, *ends, layout.aside))),
+        ),
+        opening=start[-1],
+        head=re.compile(name),
+        key=re.compile(rf"\s*+{key}"),
+        inner_key=re.compile(layout.margin + key),
+        inner_head=re.compile(rf"{layout.margin}{call}\s*+{key_opening}"),
+        closing=re.compile(closing),
+        proper_closing=re.compile(rf"{closing}(?=\s*+(?:{_any(key_opening, opening, wrap, section, end, *ends)}|\Z))"),
+        end=re.compile("|".join((rf"\s*+{end}{_optional(wrap_end)}", *(rf"\s*+{each}" for each in ends)))),
+        any_end=re.compile(_any(end, *ends)),
+        last_end=re.compile(
+            rf"{layout.margin}{end}(?={_optional(wrap_end)}{_optional(section_end)}\s*+"
+            rf"(?:\Z|(?:{section}\s*+)?{call}\s*+{_any(key_opening, end)}))"
+        ),
+        whole=re.compile(rf"{_optional(whole)}\s*+(?=\{{)"),
+        whole_end=re.compile(_optional(whole_end) + _optional(end) + _optional(wrap_end)),
+    )
+
+
+GLM = Layout(
+    argument="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
+    call="<tool_call>{name}\n{arguments}</tool_call>",
 )
-
-_QWEN = Shape(
-    head=re.compile(r"([^>\s]{1,256}+)\s*+>"),
-    key=re.compile(r"\s*+<parameter=([^>\n]{1,256}+)>"),
-    inner_key=re.compile(r"(?<=\n)<parameter=([^>\n]{1,256}+)>"),
-    inner_head=re.compile(r"(?<=\n)(?:<tool_call>\s*+)?<function=[^>\s]{1,256}+>\s*+<parameter="),
-    closing=re.compile("</parameter>"),
-    proper_closing=re.compile(r"</parameter>(?=\s*+(?:<parameter=|</?function\b|</?tool_call>|\Z))"),
-    end=re.compile(r"\s*+</function>(?:\s*+</tool_call>)?|\s*+</tool_call>"),
-    any_end=re.compile("</function>|</tool_call>"),
-    last_end=re.compile(
-        r"(?<=\n)</function>(?=(?:\s*+</tool_call>)?\s*+"
-        r"(?:(?:<tool_call>\s*+)?<function=[^>\s]{1,256}+>\s*+<(?:parameter=|/function>)|\Z))"
-    ),
+_GLM47 = Layout(
+    argument="<arg_key>{key}</arg_key><arg_value>{value}</arg_value>",
+    call="<tool_call>{name}{arguments}</tool_call>",
+)
+HUNYUAN = Layout(
+    argument="<arg_key{suffix}>{key}</arg_key{suffix}>\n<arg_value{suffix}>{value}</arg_value{suffix}>\n",
+    call="<tool_call{suffix}>{name}<tool_sep{suffix}>\n{arguments}</tool_call{suffix}>",
+    section="<tool_calls{suffix}>\n{calls}\n</tool_calls{suffix}>",
+)
+QWEN = Layout(
+    argument="<parameter={key}>\n{value}\n</parameter>\n",
+    call="<function={name}>\n{arguments}</function>",
+    wrap="<tool_call>\n{call}\n</tool_call>",
+    text=_qwen_text,
     lines=True,
+    margin=r"(?<=\n)",
 )
-
+_MIMO = Layout(
+    argument="<parameter={key}>{value}</parameter>\n",
+    call="<function={name}>\n{arguments}</function>",
+    wrap="<tool_call>\n{call}\n</tool_call>",
+    margin=r"(?<=\n)",
+)
+SEED = Layout(
+    argument="<parameter={key}>{value}</parameter>\n",
+    call="<function={name}>\n{arguments}</function>",
+    wrap="<seed:tool_call>\n{call}\n</seed:tool_call>",
+    text=_qwen_text,
+    margin=r"(?<=\n)",
+)
+MINIMAX = Layout(
+    argument='<parameter name="{key}">{value}</parameter>\n',
+    call='<invoke name="{name}">\n{arguments}</invoke>',
+    section="<minimax:tool_call>\n{calls}\n</minimax:tool_call>",
+    margin=r"(?<=\n)",
+)
+DSML = Layout(
+    argument='<｜DSML｜parameter name="{key}" string="{kind}">{value}</｜DSML｜parameter>\n',
+    call='<｜DSML｜invoke name="{name}">\n{arguments}</｜DSML｜invoke>',
+    section="<｜DSML｜function_calls>\n{calls}\n</｜DSML｜function_calls>",
+    kind=_is_text,
+    aside="</?｜DSML｜(?:function|tool)_calls>",
+)
+DSML4 = Layout(
+    argument=DSML.argument,
+    call=DSML.call,
+    section="<｜DSML｜tool_calls>\n{calls}\n</｜DSML｜tool_calls>",
+    kind=_is_text,
+    aside="</?｜DSML｜(?:function|tool)_calls>",
+)
+KIMI3 = Layout(
+    argument='<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>',
+    call='<|open|>call tool="{name}" index="{number}"<|sep|>{arguments}<|close|>call<|sep|>',
+    section="<|open|>tools<|sep|>{calls}<|close|>tools<|sep|>",
+    joint="",
+    whole='<|open|>json type="object"<|sep|>{object}<|close|>json<|sep|>',
+    encoded=True,
+    aside=r"<\|(?:open|close)\|>(?:response|message)<\|sep\|>",
+)
+STEP3 = Layout(
+    argument='<steptml:parameter name="{key}">{value}</steptml:parameter>',
+    call='<steptml:invoke name="{name}">{arguments}</steptml:invoke>',
+    wrap="<｜tool_call_begin｜>function<｜tool_sep｜>{call}<｜tool_call_end｜>",
+    section="<｜tool_calls_begin｜>{calls}<｜tool_calls_end｜>",
+    joint="",
+)
 
 _UNTHINK = re.compile("|".join(map(re.escape, THINKING.values())))
-
-
-def _parser(name: str, marks: Marks, read: Reader, body: Callable[[WritableCall], str]) -> TextParser:
-    def write(calls: Sequence[WritableCall]) -> str:
-        return "\n".join(body(call) for call in calls)
-
-    return TextParser(name, marks.compiled(), read, write)
-
-
-def _reader(shape: Shape) -> Reader:
-    def read(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-        head = shape.head.match(source.text, mark.end())
-        if head is None or (shape.lines and mark[0] == "<tool_call>"):
-            return source.broken(mark.start(), mark.end(), "the call does not begin with a tool's name")
-        return _Arguments(source, shape, head[1].strip("\"'")).read(mark.start(), head.end())
-
-    return read
-
-
-read_glm = _reader(_GLM)
-read_qwen = _reader(_QWEN)
 
 
 class _Arguments:
     """The arguments of one call, while they are read."""
 
-    def __init__(self, source: Source, shape: Shape, name: str) -> None:
+    def __init__(self, source: Source, layout: Layout, name: str) -> None:
         self.source = source
-        self.shape = shape
+        self.layout = layout
+        self.shape = layout.shape
         self.name = name
         self.tool: Schema = source.tools.get(name, {})
         self.given: dict[str, Any] = {}
@@ -147,13 +393,16 @@ class _Arguments:
     def read(self, start: int, position: int) -> tuple[list[Item], int]:
         """Read the call that begins at `start` and whose first argument is at `position`."""
         text = self.source.text
+        whole = self.shape.whole.match(text, position)
+        if whole is not None:
+            return read_arguments(self.source, start, whole.end(), name=self.name, closing=self.shape.whole_end)
         while found := self.shape.key.match(text, position):
-            key = found[1].strip().strip("\"'")
+            key = self._key(found)
             value = self._value(found.end())
             if value is None:
                 return self.source.broken(start, found.end(), f"the value of {key!r} has no end", self.name)
             raw, position = value
-            self.given[key] = typed(raw, property_schema(self.tool, key), self.tool)
+            self.given[key] = self._typed(key, raw, found.groupdict().get("kind"))
         closed = self.shape.end.match(text, position)
         if closed is None:
             mark = self.source.next_mark(position)
@@ -182,14 +431,14 @@ class _Arguments:
             if thought is not None and thought.start() < end:
                 return None  # a draft in the reasoning, which ended before it did
             self.repaired = True
-            return _unframed(text, position, end, shape.lines), end
+            return _unframed(text, position, end, self.layout.lines), end
         closing = proper or first
         if closing is None:
             return None
         if first is not None and closing is not first:
             head = self.source.search(shape.inner_head, first.end())
             closing = first if head is not None and head.start() < closing.start() else closing
-        return _unframed(text, position, closing.start(), shape.lines), closing.end()
+        return _unframed(text, position, closing.start(), self.layout.lines), closing.end()
 
     def _missing_end(self, position: int, first: re.Match[str] | None, proper: re.Match[str] | None) -> int | None:
         """Return the end of a value that nothing closes: before the next argument, the next call, or this call's end.
@@ -203,7 +452,7 @@ class _Arguments:
             limit, first = last.start(), None
         if first is None or proper is None or first.start() == proper.start():
             key = self.source.search(shape.inner_key, position)
-            if key is not None and key.start() < limit and self._is_next(key[1].strip()):
+            if key is not None and key.start() < limit and self._is_next(self._key(key)):
                 limit, first = key.start(), None
             head = self.source.search(shape.inner_head, position)
             if head is not None and head.start() < limit:
@@ -214,6 +463,16 @@ class _Arguments:
         if end is not None and end.start() <= limit:
             return end.start()
         return limit if limit < length else None
+
+    def _key(self, found: re.Match[str]) -> str:
+        key = found["key"].strip().strip("\"'")
+        return _decoded(key) if self.layout.encoded else key
+
+    def _typed(self, key: str, raw: str, kind: str | None) -> Any:
+        """Return the value by the type that the call gives, or by the tool's schema if it gives none."""
+        if kind in ("string", "true"):
+            return raw
+        return typed(raw, property_schema(self.tool, key), self.tool) if kind is None else decoded(raw.strip())
 
     def _is_next(self, key: str) -> bool:
         """Return whether this can be the tool's next argument."""
@@ -227,11 +486,3 @@ def _unframed(text: str, begin: int, end: int, lines: bool) -> str:
         begin += text.startswith("\n", begin, end)
         end -= text.endswith("\n", begin, end)
     return text[begin:end]
-
-
-def _glm_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _qwen_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list | tuple) else str(value)

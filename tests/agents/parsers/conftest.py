@@ -109,6 +109,77 @@ def _glm(new_line: str) -> list[Case]:
     ]
 
 
+def _tagged(argument: str, call: str, section: str = "%s", joint: str = "\n", *, types: bool = False) -> list[Case]:
+    """Cases of a format that tags arguments. With `types`, an argument says the kind of its value."""
+
+    def written(name: str, *values: tuple[str, str, str]) -> str:
+        made = (argument % ((key, kind, value) if types else (key, value)) for key, kind, value in values)
+        return call % (name, "".join(made))
+
+    kinds = {"true": "true", "false": "false"} if types and "string=" in argument else {}
+    text = kinds.get("true", "string")
+
+    def kind(name: str) -> str:
+        return kinds.get("false", name)
+
+    ls = written("terminal", ("command", text, "ls -la"))
+    typed = written(
+        "terminal",
+        ("command", text, "7"),
+        ("timeout", kind("number"), "30"),
+        ("background", kind("boolean"), "true"),
+        ("ratio", kind("number"), "0.5"),
+        ("env", kind("object"), '{"A": {"B": [1]}}'),
+        ("paths", kind("array"), '["a", "ü"]'),
+    )
+    lines = written("write_file", ("path", text, "a.txt"), ("content", text, "one\n\n  two\n"))
+    return [
+        (section % ls, "", [LS]),
+        (f"I'll look.\n{section % joint.join((ls, written('list_tools')))}", "I'll look.", [LS, LIST]),
+        (section % typed, "", [TYPED]),
+        (section % lines, "", [("write_file", {"path": "a.txt", "content": "one\n\n  two\n"})]),
+    ]
+
+
+def _listed(before: str, after: str, form: str = '{"name": "%s", "arguments": %s}') -> list[Case]:
+    """Cases of a format that writes a list of objects."""
+    ls, tools = form % ("terminal", '{"command": "ls -la"}'), form % ("list_tools", "{}")
+    return [
+        (f"{before}[{ls}]{after}", "", [LS]),
+        (f"I'll look.\n{before}[\n    {ls},\n    {tools}\n]{after}", "I'll look.", [LS, LIST]),
+        (f"{before}[{form % ('terminal', TYPED_JSON)}]{after}", "", [TYPED]),
+    ]
+
+
+def _python(before: str, after: str, joint: str = ", ") -> list[Case]:
+    """Cases of a format that writes calls as Python does."""
+    typed = "terminal(command='7', timeout=30, background=True, ratio=0.5, env={'A': {'B': [1]}}, paths=['a', \"ü\"])"
+    text = "it's \"one\"\n\ttwo \\ 'three', é"
+    return [
+        (f'{before}terminal(command="ls -la"){after}', "", [LS]),
+        (
+            f"I'll look.\n{before}terminal(command='ls -la'){joint}list_tools(){after}",
+            "I'll look.",
+            [LS, LIST],
+        ),
+        (f"{before}{typed}{after}", "", [TYPED]),
+        (
+            f"{before}write_file(path='a.txt', content={text!r}){after}",
+            "",
+            [("write_file", {"path": "a.txt", "content": text})],
+        ),
+    ]
+
+
+_M3 = "]<]minimax[>["
+_M3_LS = f'{_M3}<invoke name="terminal">{_M3}<command>ls -la{_M3}</command>{_M3}</invoke>\n'
+_M3_TYPED = (
+    f'{_M3}<invoke name="terminal">{_M3}<command>7{_M3}</command>{_M3}<timeout>30{_M3}</timeout>'
+    f"{_M3}<background>true{_M3}</background>{_M3}<ratio>0.5{_M3}</ratio>"
+    f'{_M3}<env>{{"A": {{"B": [1]}}}}{_M3}</env>'
+    f"{_M3}<paths>{_M3}<item>a{_M3}</item>{_M3}<item>ü{_M3}</item>{_M3}</paths>{_M3}</invoke>\n"
+)
+
 _QWEN_LS = "<tool_call>\n<function=terminal>\n<parameter=command>\nls -la\n</parameter>\n</function>\n</tool_call>"
 _LLAMA_LS = '{"name": "terminal", "parameters": {"command": "ls -la"}}'
 _KIMI_LS = '<|tool_call_begin|>functions.terminal:0<|tool_call_argument_begin|>{"command": "ls -la"}<|tool_call_end|>'
@@ -207,6 +278,89 @@ WELL_FORMED: dict[str, list[Case]] = {
             "<function=terminal>\n<parameter=command>\nls -la\n</parameter>\n</function>",
             "",
             [LS],
+        ),
+    ],
+    "ernie45": _json("tool_call"),
+    "granite": [*_listed("<|tool_call|>", ""), *_listed("<tool_call> ", "")],
+    "hunyuan_a13b": _listed("<tool_calls>", "</tool_calls>"),
+    "phi4_mini_json": [*_listed("functools", ""), *_listed("<|tool_call|>", "<|/tool_call|>")],
+    "cohere": _listed(
+        "<|START_ACTION|>", "<|END_ACTION|>", '{"tool_call_id": "0", "tool_name": "%s", "parameters": %s}'
+    ),
+    "apertus": _listed("<|tools_prefix|>", "<|tools_suffix|>", '{"%s": %s}'),
+    "xlam": [*_listed("", ""), *_listed("<tool_call>", "</tool_call>")],
+    "hunyuan": [
+        *_tagged(
+            "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n",
+            "<tool_call>%s<tool_sep>\n%s</tool_call>",
+            "<tool_calls>\n%s\n</tool_calls>",
+        ),
+        *_tagged(
+            "<arg_key:opensource>%s</arg_key:opensource>\n<arg_value:opensource>%s</arg_value:opensource>\n",
+            "<tool_call:opensource>%s<tool_sep:opensource>\n%s</tool_call:opensource>",
+            "<tool_calls:opensource>\n%s\n</tool_calls:opensource>",
+        ),
+    ],
+    "mimo": _tagged("<parameter=%s>%s</parameter>\n", "<tool_call>\n<function=%s>\n%s</function>\n</tool_call>")[:3],
+    "seed_oss": _tagged(
+        "<parameter=%s>%s</parameter>\n", "<seed:tool_call>\n<function=%s>\n%s</function>\n</seed:tool_call>"
+    ),
+    "minimax_m2": _tagged(
+        '<parameter name="%s">%s</parameter>\n',
+        '<invoke name="%s">\n%s</invoke>',
+        "<minimax:tool_call>\n%s\n</minimax:tool_call>",
+    ),
+    "minimax_m3": [
+        (f"{_M3}<tool_call>\n{_M3_LS}{_M3}</tool_call>", "", [LS]),
+        (
+            f'I\'ll look.\n{_M3}<tool_call>\n{_M3_LS}{_M3}<invoke name="list_tools">{_M3}</invoke>\n{_M3}</tool_call>',
+            "I'll look.",
+            [LS, LIST],
+        ),
+        (f"{_M3}<tool_call>\n{_M3_TYPED}{_M3}</tool_call>", "", [TYPED]),
+    ],
+    "deepseek_v3_2": _tagged(
+        '<｜DSML｜parameter name="%s" string="%s">%s</｜DSML｜parameter>\n',
+        '<｜DSML｜invoke name="%s">\n%s</｜DSML｜invoke>',
+        "<｜DSML｜function_calls>\n%s\n</｜DSML｜function_calls>",
+        types=True,
+    ),
+    "deepseek_v4": _tagged(
+        '<｜DSML｜parameter name="%s" string="%s">%s</｜DSML｜parameter>\n',
+        '<｜DSML｜invoke name="%s">\n%s</｜DSML｜invoke>',
+        "<｜DSML｜tool_calls>\n%s\n</｜DSML｜tool_calls>",
+        types=True,
+    ),
+    "kimi_k3": _tagged(
+        '<|open|>argument key="%s" type="%s"<|sep|>%s<|close|>argument<|sep|>',
+        '<|open|>call tool="%s" index="1"<|sep|>%s<|close|>call<|sep|>',
+        "<|open|>tools<|sep|>%s<|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>",
+        "",
+        types=True,
+    ),
+    "step3": _tagged(
+        '<steptml:parameter name="%s">%s</steptml:parameter>',
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="%s">%s</steptml:invoke><｜tool_call_end｜>',
+        "<｜tool_calls_begin｜>%s<｜tool_calls_end｜>",
+        "",
+    ),
+    "pythonic": _python("[", "]"),
+    "llama4_pythonic": [*_python("[", "]"), *_python("<|python_start|>[", "]<|python_end|>")],
+    "lfm2": _python("<|tool_call_start|>[", "]<|tool_call_end|>"),
+    "olmo3": _python("<function_calls>", "</function_calls>", "\n"),
+    "functiongemma": [
+        ("<start_function_call>call:terminal{command:<escape>ls -la<escape>}<end_function_call>", "", [LS]),
+        (
+            "I'll look.<start_function_call>call:terminal{command:<escape>ls -la<escape>}<end_function_call>"
+            "<start_function_call>call:list_tools{}<end_function_call><start_function_response>",
+            "I'll look.",
+            [LS, LIST],
+        ),
+        (
+            "<start_function_call>call:terminal{background:true,command:<escape>7<escape>,env:{A:{B:[1]}},"
+            "paths:[<escape>a<escape>,<escape>ü<escape>],ratio:0.5,timeout:30}<end_function_call>",
+            "",
+            [TYPED],
         ),
     ],
 }

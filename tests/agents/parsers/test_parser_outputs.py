@@ -14,6 +14,11 @@ FAMILY = {
     "llama": ("llama3_json", "llama4_json"),
     "glm": ("glm45", "glm47"),
     "deepseek": ("deepseek_v3", "deepseek_v3_1"),
+    "objects": (
+        *("hermes", "longcat", "mistral", "deepseek_v3", "deepseek_v3_1", "kimi_k2", "ernie45", "granite"),
+        *("hunyuan_a13b", "phi4_mini_json", "cohere", "apertus"),
+    ),
+    "bare": ("glm45", "glm47", "qwen3_coder", "hunyuan", "mimo", "seed_oss", "minimax_m2", "minimax_m3", "step3"),
 }
 
 Parse = Callable[[str, str], ParsedText]
@@ -50,11 +55,40 @@ def one(name: str, command: str = "ls") -> str:
         "glm47": "<tool_call>terminal<arg_key>command</arg_key><arg_value>%s</arg_value></tool_call>",
         "qwen3_coder": "<tool_call>\n<function=terminal>\n<parameter=command>\n%s"
         "\n</parameter>\n</function>\n</tool_call>",
+        "hunyuan_a13b": '<tool_calls>[{"name": "terminal", "arguments": {"command": "%s"}}]</tool_calls>',
+        "granite": '<|tool_call|>[{"name": "terminal", "arguments": {"command": "%s"}}]',
+        "phi4_mini_json": 'functools[{"name": "terminal", "arguments": {"command": "%s"}}]',
+        "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "terminal", '
+        '"parameters": {"command": "%s"}}\n]<|END_ACTION|>',
+        "apertus": '<|tools_prefix|>[{"terminal": {"command": "%s"}}]<|tools_suffix|>',
+        "xlam": '[{"name": "terminal", "arguments": {"command": "%s"}}]',
+        "hunyuan": "<tool_calls>\n<tool_call>terminal<tool_sep>\n<arg_key>command</arg_key>\n"
+        "<arg_value>%s</arg_value>\n</tool_call>\n</tool_calls>",
+        "mimo": "<tool_call>\n<function=terminal>\n<parameter=command>%s</parameter>\n</function>\n</tool_call>",
+        "seed_oss": "<seed:tool_call>\n<function=terminal>\n<parameter=command>%s</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        "minimax_m2": '<minimax:tool_call>\n<invoke name="terminal">\n<parameter name="command">%s</parameter>\n'
+        "</invoke>\n</minimax:tool_call>",
+        "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="terminal">]<]minimax[>[<command>%s'
+        "]<]minimax[>[</command>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        "deepseek_v3_2": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="terminal">\n<｜DSML｜parameter name="command"'
+        ' string="true">%s</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="terminal" index="1"<|sep|><|open|>argument key="command" '
+        'type="string"<|sep|>%s<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="terminal">'
+        '<steptml:parameter name="command">%s</steptml:parameter></steptml:invoke><｜tool_call_end｜>'
+        "<｜tool_calls_end｜>",
+        "pythonic": '[terminal(command="%s")]',
+        "lfm2": '<|tool_call_start|>[terminal(command="%s")]<|tool_call_end|>',
+        "olmo3": '<function_calls>terminal(command="%s")</function_calls>',
+        "functiongemma": "<start_function_call>call:terminal{command:<escape>%s<escape>}<end_function_call>",
         "gemma4": '<|tool_call>call:terminal{command:<|"|>%s<|"|>}<tool_call|>',
         "gpt_oss": "<|start|>assistant to=functions.terminal<|channel|>commentary json<|message|>"
         '{"command": "%s"}<|call|>',
     }
-    bodies |= {"qwen": bodies["hermes"], "llama4_json": bodies["llama3_json"], "auto": bodies["hermes"]}
+    bodies |= dict.fromkeys(("qwen", "ernie45", "auto"), bodies["hermes"])
+    bodies |= {"llama4_json": bodies["llama3_json"], "llama4_pythonic": bodies["pythonic"]}
+    bodies["deepseek_v4"] = bodies["deepseek_v3_2"].replace("function_calls", "tool_calls")
     return bodies[name] % command
 
 
@@ -102,7 +136,7 @@ def test_tags_of_every_format_may_stand_in_an_argument(parse: Parse, format_name
     assert (calls(parsed), parsed.problems) == ([("terminal", {"command": tags}), LS], ())
 
 
-@pytest.mark.parametrize("name", ["glm45", "glm47", "qwen3_coder"])
+@pytest.mark.parametrize("name", FAMILY["bare"])
 @pytest.mark.parametrize(
     "value",
     [
@@ -124,7 +158,7 @@ def test_unicode_stays_what_it_is(parse: Parse, format_name: str) -> None:
     assert calls(parse(format_name, one(format_name, word))) == [("terminal", {"command": word})]
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v3_1", "kimi_k2"])
+@pytest.mark.parametrize("name", [*FAMILY["objects"], "llama3_json"])
 def test_json_may_have_many_lines_and_be_nested(parse: Parse, name: str) -> None:
     text = one(name).replace(
         '{"command": "ls"}', '{\n\t"command":\n "ls",\r\n"env": {"a": {"b": [{}, [{"c": "}"}]]}}\n}'
@@ -237,7 +271,7 @@ def test_other_marks_of_reasoning(parse: Parse, opening: str, closing: str) -> N
 # --- broken -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["hermes", "longcat", "mistral", "deepseek_v3", "deepseek_v3_1", "kimi_k2"])
+@pytest.mark.parametrize("name", FAMILY["objects"])
 @pytest.mark.parametrize(
     "body",
     ['{"command": "ls"', '{"command": ls}', '{"command": "ls}', "{'command': 'ls'}", '["ls"]', "ls", '{"command"'],
@@ -328,6 +362,33 @@ def test_a_value_without_its_closing_tag_ends_at_the_next_argument(parse: Parse)
         ("hermes", "<tool_call>"),
         ("hermes", '<tool_call>{"name": "terminal", "arguments": {"command": "rm -rf /tm'),
         ("llama3_json", '{"name": "terminal", "parameters": {"command": "rm -rf /tm'),
+        ("hunyuan", "<tool_calls>\n<tool_call>terminal<tool_sep>\n<arg_key>command</arg_key>\n<arg_value>rm -rf /tm"),
+        ("seed_oss", "<seed:tool_call>\n<function=terminal>\n<parameter=command>rm -rf /tm"),
+        ("seed_oss", "<seed:tool_call>\n"),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="terminal">\n<parameter name="command">rm -rf /tm'),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="term'),
+        (
+            "minimax_m3",
+            ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="terminal">]<]minimax[>[<command>rm -rf /tm',
+        ),
+        ("minimax_m3", ']<]minimax[>[<invoke name="terminal">]<]minimax[>[<command>ls]<]minimax[>[</command>'),
+        (
+            "deepseek_v3_2",
+            '<｜DSML｜invoke name="terminal">\n<｜DSML｜parameter name="command" string="true">rm -rf /tm',
+        ),
+        (
+            "kimi_k3",
+            '<|open|>call tool="terminal" index="1"<|sep|><|open|>argument key="command" type="string"<|sep|>rm',
+        ),
+        ("step3", '<steptml:invoke name="terminal"><steptml:parameter name="command">rm -rf /tm'),
+        ("pythonic", '[terminal(command="rm -rf /tm'),
+        ("lfm2", '<|tool_call_start|>[terminal(command="rm -rf /tm'),
+        ("lfm2", "<|tool_call_start|>["),
+        ("olmo3", "<function_calls>terminal(comm"),
+        ("functiongemma", "<start_function_call>call:terminal{command:<escape>rm -rf /tm"),
+        ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "terminal", "parameters": {"command": "rm'),
+        ("apertus", '<|tools_prefix|>[{"terminal": {"command": "rm'),
+        ("phi4_mini_json", 'functools[{"name": "terminal", "arguments": {"command": "rm'),
     ],
 )
 def test_what_is_cut_off_in_the_middle_is_not_made(parse: Parse, name: str, text: str) -> None:
@@ -477,7 +538,7 @@ def test_zero_arguments(parse: Parse) -> None:
         assert (calls(parsed), parsed.problems) == ([LIST], ())
 
 
-@pytest.mark.parametrize("name", ["glm45", "glm47", "qwen3_coder"])
+@pytest.mark.parametrize("name", FAMILY["bare"])
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
@@ -521,6 +582,14 @@ def test_values_are_typed_by_the_schema(
         "glm45": f"<tool_call>t\n<arg_key>v</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
         "glm47": f"<tool_call>t<arg_key>v</arg_key><arg_value>{text}</arg_value></tool_call>",
         "qwen3_coder": f"<tool_call>\n<function=t>\n<parameter=v>\n{text}\n</parameter>\n</function>\n</tool_call>",
+        "hunyuan": f"<tool_call>t<tool_sep>\n<arg_key>v</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
+        "mimo": f"<tool_call>\n<function=t>\n<parameter=v>{text}</parameter>\n</function>\n</tool_call>",
+        "seed_oss": f"<seed:tool_call>\n<function=t>\n<parameter=v>{text}</parameter>\n</function>\n</seed:tool_call>",
+        "minimax_m2": f'<invoke name="t">\n<parameter name="v">{text}</parameter>\n</invoke>',
+        "minimax_m3": ']<]minimax[>[<invoke name="t">]<]minimax[>[<v>'
+        + text
+        + "]<]minimax[>[</v>]<]minimax[>[</invoke>",
+        "step3": f'<steptml:invoke name="t"><steptml:parameter name="v">{text}</steptml:parameter></steptml:invoke>',
     }
     (call,) = parser_of(name).parse(written[name], tools).calls
     assert call.arguments == {"v": value}
@@ -548,3 +617,222 @@ def test_of_thousands_of_broken_calls_each_is_told_and_a_whole_one_is_made(
     assert len(parsed.problems) == 2000 and calls(parsed) == [LS]
     assert all("not valid JSON" in problem.message for problem in parsed.problems)
     assert "line 1" in parsed.problems[0].message and parsed.problems[-1].message.endswith("not valid JSON")
+
+
+# --- the formats of today ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_2", "deepseek_v4", "auto"])
+def test_deepseek_says_which_values_are_text(parse: Parse, name: str) -> None:
+    def written(value: str, text: str) -> str:
+        return (
+            '<｜DSML｜invoke name="terminal">\n<｜DSML｜parameter name="v" '
+            f'string="{text}">{value}</｜DSML｜parameter>\n</｜DSML｜invoke>'
+        )
+
+    for value, text, read in (
+        ("7", "true", "7"),
+        ("7", "false", 7),
+        ("null", "false", None),
+        ('{"a": [1]}', "false", {"a": [1]}),
+        ("1e999", "false", "1e999"),
+        ("not JSON", "false", "not JSON"),
+        (' a\n"b" </｜DSML｜', "true", ' a\n"b" </｜DSML｜'),
+    ):
+        assert calls(parse(name, written(value, text))) == [("terminal", {"v": read})]
+    for section in ("function_calls", "tool_calls"):
+        other = f"Now.\n<｜DSML｜{section}>\n{written('ls', 'true')}\n</｜DSML｜{section}>"
+        assert (calls(parse(name, other)), parse(name, other).content) == ([("terminal", {"v": "ls"})], "Now.")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "deepseek_v3_2",
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="terminal">\n{"command": "ls"}</｜DSML｜invoke>\n',
+        ),
+        ("deepseek_v4", '<｜DSML｜tool_calls><｜DSML｜invoke name="terminal">{"command": "ls"}</｜DSML｜invoke>'),
+        (
+            "kimi_k3",
+            '<|open|>tools<|sep|><|open|>call tool="terminal" index="1"<|sep|><|open|>json type="object"<|sep|>'
+            '{"command": "ls"}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        ),
+        ("minimax_m2", '<minimax:tool_call><invoke name="terminal">{"command": "ls"}</invoke></minimax:tool_call>'),
+        ("qwen3_coder", '<tool_call><function=terminal>{"command": "ls"}</function></tool_call>'),
+    ],
+)
+def test_all_arguments_may_be_one_object(parse: Parse, name: str, text: str) -> None:
+    for each in (name, "auto"):
+        parsed = parse(each, f"{text}\n{one(name)}")
+        assert (calls(parsed), parsed.problems, parsed.content) == ([LS, LS], (), "")
+        broken = parse(each, text.replace('"ls"}', "ls}") + one(name))
+        assert (calls(broken), [problem.name for problem in broken.problems]) == ([LS], ["terminal"])
+
+
+def test_kimi_k3_has_channels_types_and_encoded_names(parse: Parse) -> None:
+    text = (
+        "Hm.<|close|>think<|sep|><|open|>response<|sep|>Now.<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="a&quot;b&amp;c" index="1"<|sep|>'
+        '<|open|>argument key="k&quot;" type="string"<|sep|>7<|close|>argument<|sep|>'
+        '<|open|>argument key="n" type="number"<|sep|>7<|close|>argument<|sep|>'
+        '<|open|>argument key="z" type="null"<|sep|>null<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
+    )
+    for name in ("kimi_k3", "auto"):
+        parsed = parse(name, text)
+        assert (calls(parsed), parsed.problems) == ([('a"b&c', {'k"': "7", "n": 7, "z": None})], ())
+        assert (parsed.reasoning, parsed.content) == ("Hm.", "Now.")
+        said = "Done.<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>"
+        assert parse(name, said).content == "Done."
+
+
+@pytest.mark.parametrize("name", ["minimax_m3", "auto"])
+def test_minimax_m3_writes_objects_and_lists_as_tags(parser_of: Callable[[str], Parser], name: str) -> None:
+    sign = "]<]minimax[>["
+    item = {"type": "object", "properties": {"sku": {"type": "string"}, "count": {"type": "integer"}}}
+    properties = {
+        "user": {"type": "integer"},
+        "where": {"$ref": "#/$defs/Place"},
+        "items": {"type": "array", "items": item},
+        "extra": {"type": "object", "additionalProperties": {"type": "string"}},
+        "free": {"type": "object"},
+    }
+    place = {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "integer"}}}
+    schema = {"type": "object", "properties": properties, "$defs": {"Place": place}}
+    tools = [{"type": "function", "function": {"name": "order", "parameters": schema}}]
+
+    def tag(key: str, *inside: str) -> str:
+        return f"{sign}<{key}>{''.join(inside)}{sign}</{key}>"
+
+    body = "".join(
+        (
+            tag("user", "42"),
+            tag("where", tag("city", "a <b> ]<]"), tag("zip", "18956")),
+            tag("items", tag("item", tag("sku", "7"), tag("count", "2")), "\n", tag("item", tag("sku", "b"))),
+            tag("extra", tag("a", "1")),
+            tag("free", tag("t", "x"), tag("t", "y")),
+        )
+    )
+    call = f'{sign}<tool_call>\n{sign}<invoke name="order">{body}{sign}</invoke>\n{sign}</tool_call>'
+    parsed = parser_of(name).parse(f"<mm:think>Hm.</mm:think>Now.{call}", tools)
+    assert calls(parsed) == [
+        (
+            "order",
+            {
+                "user": 42,
+                "where": {"city": "a <b> ]<]", "zip": 18956},
+                "items": [{"sku": "7", "count": 2}, {"sku": "b"}],
+                "extra": {"a": "1"},
+                "free": {"t": ["x", "y"]},
+            },
+        )
+    ]
+    assert (parsed.reasoning, parsed.content, parsed.problems) == ("Hm.", "Now.", ())
+    for wrong, said in (
+        (tag("user", "4") + "x", "something else than arguments"),
+        (f"{sign}<user>4{sign}</users>", "the value of 'user' has no end"),
+        (f"{sign}<where>x{tag('city', 'a')}{sign}</where>", "the value of 'where' has no end"),
+        (f"{sign}<where>{tag('city', 'a')}x{sign}</where>", "has text beside tags"),
+        (f"{sign}<a>" * 60 + f"{sign}</a>" * 60, "nested too deep"),
+    ):
+        broken = parser_of(name).parse(call.replace(body, wrong), tools)
+        assert (broken.calls, [said in problem.message for problem in broken.problems]) == ((), [True])
+
+
+def test_the_tools_of_other_thinking_and_other_marks(parse: Parse) -> None:
+    for name, text in (
+        ("seed_oss", "<seed:think>Hm.<seed:cot_budget_reflect>1</seed:cot_budget_reflect></seed:think>\n"),
+        ("cohere", "<|START_THINKING|>Hm.<|END_THINKING|>"),
+        ("apertus", "<|inner_prefix|>Hm.<|inner_suffix|>"),
+        ("hunyuan", "Hm.</think:opensource>"),
+        ("ernie45", "Hm.</think>\n\n"),
+    ):
+        for each in (name, "auto"):
+            parsed = parse(each, text + one(name))
+            assert (calls(parsed), parsed.problems, parsed.content) == ([LS], (), "")
+            assert str(parsed.reasoning).startswith("Hm.")
+    for name, text in (
+        ("ernie45", "<response>\nDone.\n</response>\n"),
+        ("cohere", "<|START_RESPONSE|>Done.<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+        ("hunyuan_a13b", "<answer>\nDone.\n</answer>"),
+    ):
+        assert parse(name, text).content == "Done."
+
+
+@pytest.mark.parametrize("name", ["pythonic", "llama4_pythonic", "lfm2", "olmo3"])
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("terminal(command='''a\n'b' \"c\"''')", {"command": "a\n'b' \"c\""}),
+        ('terminal(command="""a\n"b" \'c\'""")', {"command": "a\n\"b\" 'c'"}),
+        ("terminal(command='it's here')", {"command": "it's here"}),
+        (r"terminal(command='it\'s \\ \n \x41 é 日 \q')", {"command": "it's \\ \n A é 日 \\q"}),
+        ("terminal( command = 'a' , timeout = 3, )", {"command": "a", "timeout": 3}),
+        (
+            "terminal(env={'a': [1, (2, 3)], \"b\": {}}, background=true, x=null)",
+            {"env": {"a": [1, [2, 3]], "b": {}}, "background": True, "x": None},
+        ),
+        ("terminal(**{'odd key': -1.5e3})", {"odd key": -1500.0}),
+    ],
+)
+def test_what_python_can_write(parse: Parse, name: str, body: str, expected: dict[str, Any]) -> None:
+    parsed = parse(name, one(name).replace('terminal(command="ls")', body))
+    assert (calls(parsed), parsed.problems, parsed.content) == ([("terminal", expected)], (), "")
+
+
+@pytest.mark.parametrize("name", ["pythonic", "llama4_pythonic", "lfm2", "olmo3"])
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("terminal('ls')", "an argument has no name"),
+        ("terminal(command)", "'=' is missing"),
+        ("terminal(command=ls)", "a text has to stand between"),
+        ("terminal(command='a' + 'b')", "',' is missing"),
+        ("terminal(timeout=1e999)", "is not a number"),
+        ("terminal(command=b'a')", "a text has to stand between"),
+        ("terminal(**'a')", "an argument has no name"),
+        ("terminal(command=)", "an argument has no value"),
+        ("terminal(env=" + "{'a': " * 60 + ")", "nested too deep"),
+    ],
+)
+def test_a_broken_call_of_python_costs_only_itself(parse: Parse, name: str, body: str, said: str) -> None:
+    good = 'terminal(command="ls")'
+    parsed = parse(name, one(name).replace(good, f"{good},\n{body},\n{good}"))
+    assert calls(parsed) == [LS, LS]
+    assert [(problem.name, said in problem.message) for problem in parsed.problems] == [("terminal", True)]
+
+
+@pytest.mark.parametrize("name", ["pythonic", "llama4_pythonic"])
+def test_a_list_in_prose_is_no_call(parse: Parse, name: str) -> None:
+    for text in ("See [f(x)](https://example.org).", "[f(x)]", "As [f(x=1)] does.", "a[i(0)] = [g(1, 2)]"):
+        assert parse(name, text) == ParsedText(text)
+    assert calls(parse(name, "[unknown(x=1)]")) == [("unknown", {"x": 1})]
+
+
+def test_these_models_write_json_as_well(parse: Parse) -> None:
+    for name, text in (
+        ("lfm2", '<|tool_call_start|>[{"name": "terminal", "arguments": {"command": "ls"}}]<|tool_call_end|>'),
+        ("llama4_pythonic", '<|python_start|>{"name": "terminal", "parameters": {"command": "ls"}}<|python_end|>'),
+        ("xlam", '```json\n[{"name": "terminal", "arguments": {"command": "ls"}}]\n```'),
+        ("xlam", '[TOOL_CALLS][{"name": "terminal", "arguments": {"command": "ls"}}]'),
+    ):
+        parsed = parse(name, f"Now.\n{text}")
+        assert (calls(parsed), parsed.problems, parsed.content) == ([LS], (), "Now.")
+
+
+@pytest.mark.parametrize(
+    ("identifier", "name"),
+    [
+        ("functions.terminal:0", "terminal"),
+        ("terminal:3", "terminal"),
+        ("functions_terminal_1", "terminal"),
+        ("functionsterminal5", "terminal"),
+        ("call_terminal_0", "terminal"),
+        ("call_write_file:2", "write_file"),
+        ("call_nothing:2", "call_nothing"),
+    ],
+)
+def test_kimi_k2_copies_the_ids_that_it_is_shown(parse: Parse, identifier: str, name: str) -> None:
+    text = f"<|tool_call_begin|>{identifier}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    assert [(call.name, call.id) for call in parse("kimi_k2", text).calls] == [(name, identifier)]

@@ -18,7 +18,10 @@ from hermes_core.runtime import Runtime
 
 NAMES = sorted(Runtime(load_entry_points=False).parsers.names())
 PARSERS: dict[str, Any] = {name: Runtime(load_entry_points=False).parser(name) for name in NAMES}
-TAGGED = ("glm45", "glm47", "qwen3_coder")
+TAGGED = (
+    *("glm45", "glm47", "hunyuan", "qwen3_coder", "mimo", "seed_oss", "minimax_m2", "minimax_m3", "step3"),
+    *("deepseek_v3_2", "deepseek_v4", "kimi_k3"),
+)
 """Formats that write values bare: a value that holds the tag that closes it can't be told from two."""
 
 _MARKERS = """
@@ -29,8 +32,22 @@ _MARKERS = """
     <arg_key> </arg_key> <arg_value> </arg_value> <function= <function=f> </function> <parameter=s> </parameter> >
     ``` ```json { } [ ] " \\ , : ; f s 1 -1.5 true null "name" "arguments" "parameters" <|im_end|> </s> é 日本
     {"name":"f","arguments":{"s":"x"}} {"name": function<｜tool▁sep｜>f
+    <tool_calls> </tool_calls> <tool_sep> <seed:tool_call> </seed:tool_call> <minimax:tool_call> </minimax:tool_call>
+    </invoke>
+    <｜DSML｜function_calls> </｜DSML｜parameter> </｜DSML｜invoke> <|open|>tools<|sep|> <|close|>argument<|sep|>
+    <|close|>call<|sep|> <|close|>think<|sep|> <｜tool_calls_begin｜> <｜tool_call_begin｜>function<｜tool_sep｜>
+    </steptml:parameter> </steptml:invoke> <｜tool_call_end｜> <|START_ACTION|> <|END_ACTION|> <|tools_prefix|>
+    functools[
+    <|tool_call|> <|/tool_call|> <|tool_call_start|> <|tool_call_end|> <function_calls> </function_calls>
+    <|python_start|>
+    <start_function_call> <end_function_call> [f(s=' f(s=" f() ') ") ''' ) ( = ** <mm:think> </mm:think>
 """
-MARKERS = tuple(_MARKERS.split())
+MARKERS = (
+    *_MARKERS.split(),
+    *('<invoke name="f">', '<parameter name="s">', '<｜DSML｜invoke name="f">'),
+    *('<｜DSML｜parameter name="s" string="true">', '<steptml:invoke name="f">', '<steptml:parameter name="s">'),
+    *('<|open|>call tool="f" index="1"<|sep|>', '<|open|>argument key="s" type="string"<|sep|>'),
+)
 SPACES = ("\n", " ", "\t", "\x00", "\ud800", "\u2028")
 
 fragments = st.lists(st.one_of(st.sampled_from(MARKERS + SPACES), st.text(max_size=4)), max_size=40).map("".join)
@@ -91,7 +108,10 @@ def pairs(found: Any) -> list[tuple[str, Any]]:
 def free_of_tags(call: ParsedCall) -> ParsedCall:
     """The call without the tags that end values, keys and calls in the formats that write values bare."""
     text = re.sub(
-        r"</?(?:arg_|parameter|function|tool_call)\w*[=>]?", "", json.dumps(call.arguments, ensure_ascii=False)
+        r"</?(?:｜DSML｜|steptml:|seed:|minimax:)?(?:arg_|parameter|function|tool_|invoke)\w*[=>]?|<｜tool_\w*｜>"
+        r"|<\|(?:open|close|sep)\|>",
+        "",
+        json.dumps(call.arguments, ensure_ascii=False),
     )
     return replace(call, arguments=json.loads(text))
 
@@ -106,6 +126,8 @@ def test_calls_come_back_from_their_rendering(name: str) -> None:
     def check(made: list[ParsedCall], before: str) -> None:
         if name in TAGGED:
             made = [free_of_tags(call) for call in made]
+        if name == "minimax_m3":  # it has no types inside of an object or list that the schema does not describe
+            made = [replace(c, arguments={k: c.arguments[k] for k in c.arguments.keys() - {"o", "l"}}) for c in made]
         parsed = parser.parse(before + parser.render(made), TOOLS)
         assert (pairs(parsed.calls), parsed.problems) == (pairs(made), ())
         assert parsed.content == ("Well." if before == "Well.\n" else "")
@@ -199,6 +221,42 @@ def test_nothing_between_think_marks_is_made(name: str) -> None:
 
 
 LONG = (
+    *("<tool_calls>[{", "<tool_call>f<tool_sep>", "<seed:tool_call>", '<invoke name="f">', '\n<parameter name="s">x'),
+    *('<｜DSML｜invoke name="f">', '<｜DSML｜parameter name="s" string="true">', '<｜DSML｜invoke name="f">{"s":'),
+    *(
+        '<|open|>call tool="f" index="1"<|sep|>',
+        '<|open|>argument key="s" type="string"<|sep|>',
+        "<|open|>tools<|sep|>",
+    ),
+    *("<｜tool_calls_begin｜>", '<steptml:invoke name="f">', '<steptml:parameter name="s">', "<|START_ACTION|>[{"),
+    *(
+        "<|tools_prefix|>[{",
+        '{"f": {',
+        "functools[{",
+        "<|tool_call|>[",
+        "[f(",
+        "[f(s='",
+        "f(s='",
+        "f(s=[",
+        "f(), ",
+        "f(**{",
+    ),
+    *(
+        "'",
+        "\\'",
+        "it's ",
+        "'''",
+        "<|tool_call_start|>[f(s='",
+        "<function_calls>f(s='\n",
+        "<start_function_call>call:f{s:<escape>",
+    ),
+    *(
+        "]<]minimax[>[",
+        ']<]minimax[>[<invoke name="f">',
+        "]<]minimax[>[<s>",
+        "]<]minimax[>[</s>",
+        "]<]minimax[>[<s>x]<]minimax[>[</s>",
+    ),
     *(
         "{",
         "[",
@@ -269,7 +327,19 @@ def test_every_format_is_registered(parser_of: Callable[[str], Parser]) -> None:
     formats = (
         "hermes qwen longcat llama3_json llama4_json mistral deepseek_v3 deepseek_v3_1 kimi_k2 glm45 glm47 qwen3_coder"
         " gemma4 gpt_oss"
+        " ernie45 granite hunyuan_a13b phi4_mini_json cohere apertus xlam hunyuan mimo seed_oss minimax_m2 minimax_m3"
+        " deepseek_v3_2 deepseek_v4 kimi_k3 step3 pythonic llama4_pythonic lfm2 olmo3 functiongemma"
     )
     assert set(NAMES) == {*formats.split(), "auto"}
-    assert parser_of("deepseek_v31").name == "deepseek_v3_1"
+    for alias, name in (
+        *(
+            ("deepseek_v31", "deepseek_v3_1"),
+            ("deepseek_v32", "deepseek_v3_2"),
+            ("openai", "gpt_oss"),
+            ("hy_v3", "hunyuan"),
+        ),
+        *((alias, "qwen3_coder") for alias in ("qwen3_xml", "nemotron3", "step3p5")),
+        *((alias, "cohere") for alias in ("cohere_command3", "cohere_command4")),
+    ):
+        assert parser_of(alias).name == name
     assert all(parser_of(name).name == name for name in NAMES)
