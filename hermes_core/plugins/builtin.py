@@ -61,7 +61,7 @@ def hermes_register_parsers(registry: Registrar) -> None:
         ("hunyuan", "xml", "The same in sections: Hunyuan 3", "hy_v3"),
         (
             *("qwen3_coder", "xml", "A tag for each argument: Qwen3-Coder, Nemotron 3, Step 3.5"),
-            *("qwen3_xml", "nemotron3", "step3p5"),
+            *("qwen3_xml", "nemotron_v3", "step3p5", "step5"),
         ),
         ("mimo", "xml", "The same, each argument on one line: MiMo V2"),
         ("seed_oss", "xml", "The same between <seed:tool_call> tags: Seed-OSS"),

@@ -338,7 +338,7 @@ def test_every_format_is_registered(parser_of: Callable[[str], Parser]) -> None:
             ("openai", "gpt_oss"),
             ("hy_v3", "hunyuan"),
         ),
-        *((alias, "qwen3_coder") for alias in ("qwen3_xml", "nemotron3", "step3p5")),
+        *((alias, "qwen3_coder") for alias in ("qwen3_xml", "nemotron_v3", "step3p5", "step5")),
         *((alias, "cohere") for alias in ("cohere_command3", "cohere_command4")),
     ):
         assert parser_of(alias).name == name
