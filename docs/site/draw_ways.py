@@ -47,7 +47,7 @@ REWARD = (
     Station("envs.tasks:TasksEnvironment.verify_and_score_trajectory", "runs the tests in a fresh slot"),
     Station("envs.trajectory:Trajectory.score", "takes a finite number, nothing else"),
     Station("envs.rollout:run_rollout", "starts again after an infrastructure failure"),
-    Station("envs.group:judged", "refuses what has no reward or no exact tokens"),
+    Station("envs.group:Rolled.of", "refuses what has no reward or no exact tokens"),
     Station("envs.group:GroupRoller.roll", "gathers a group, replaces what was refused"),
     Station("atropos.groups:scored_groups", "turns the group into rows of tokens and scores"),
     Station("atropos.env:HermesAgentBaseEnv.collect_trajectories", "hands the rows to the trainer"),

@@ -69,7 +69,7 @@ class Metrics:
         self._count("rollouts")
         if record.failure is not None:
             self._count(f"failures_{record.failure.kind}")
-        elif rolled.refused is not None:
+        elif rolled.mask_sample:
             self._count("refused")
         if record.reward is not None:
             self._value("reward", record.reward)

@@ -71,9 +71,9 @@ class Reporter:
     def add(self, rolled: Rolled, result: AgentResult) -> None:
         """Count a rollout that ended, and write its record."""
         self.metrics.add(rolled, result.tool_errors, result.turns_used)
-        if rolled.refused is not None:
+        if rolled.mask_sample:
             log.warning("trajectory %s is not used: %s", rolled.record.trajectory_id, rolled.refused)
-        self._file(self.metrics).write({**rolled.record.to_json(), "refused": rolled.refused})
+        self._file(self.metrics).write({**rolled.record.to_json(), **rolled.labels})
 
     def add_group(self, group: Group) -> None:
         """Count a group that ended."""

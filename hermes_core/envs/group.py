@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from hermes_core.agents.base import Agent, AgentResult
 from hermes_core.environment import Item
@@ -21,23 +21,57 @@ PASSING = frozenset({FailureKind.INFRA, FailureKind.MODEL, FailureKind.CANCELLED
 """Failures that are not about the item."""
 
 
+TOKENS = "tokens"
+"""The failure kind of a rollout that has a score, but no tokens that can be trained on."""
+
+
 @dataclass(frozen=True)
 class Rolled:
-    """A rollout that ended."""
+    """A rollout that ended, as a trainer may have it. Every adapter goes by this: see `docs/trainers.md`."""
 
     record: Record
-    refused: str | None = None
-    """Why it can't be part of a group: its failure, or what is wrong with its tokens."""
+    failure_kind: str | None = None
+    """Why nothing of it may be trained on: a `FailureKind`, or `tokens`. None if it may."""
+    failure_reason: str | None = None
+    """The same in words."""
+
+    @classmethod
+    def of(cls, record: Record, *, exact: bool) -> Rolled:
+        """Return what a trainer may have of the rollout with this record.
+
+        Args:
+            exact: whether the trainer needs its tokens.
+        """
+        if record.failure is not None:
+            return cls(record, str(record.failure.kind), record.failure.message)
+        if exact and not record.sequences:
+            return cls(record, TOKENS, record.tokens_refused or "the server kept none")
+        return cls(record)
+
+    @property
+    def mask_sample(self) -> bool:
+        """Return whether nothing of it may be trained on."""
+        return self.failure_kind is not None
+
+    @property
+    def refused(self) -> str | None:
+        """Return why it can't be part of a group, as one text; None if it can."""
+        return f"{self.failure_kind}: {self.failure_reason}" if self.mask_sample else None
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """Return `mask_sample`, `failure_kind` and `failure_reason`, for what trainers keep beside a sample."""
+        return {name: getattr(self, name) for name in ("mask_sample", "failure_kind", "failure_reason")}
 
     @property
     def reward(self) -> float | None:
-        """Return the score; None if there is none."""
-        return self.record.reward
+        """Return the score; None if there is none that a trainer may have."""
+        return None if self.mask_sample else self.record.reward
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
         """Return the token sequences, which can be trained on."""
-        return () if self.refused is not None else self.record.sequences
+        return () if self.mask_sample else self.record.sequences
 
 
 @dataclass
@@ -61,22 +95,6 @@ class Group:
         rollouts."""
         failures = [rolled.record.failure for rolled in self.failed]
         return all(failure is not None and failure.kind in PASSING for failure in failures)
-
-
-def judged(record: Record, *, exact: bool) -> Rolled:
-    """Return the rollout of a record, with the reason if it can't be part of a group.
-
-    Args:
-        exact: whether its tokens are needed.
-    """
-    refused = None
-    if record.failure is not None:
-        refused = f"{record.failure.kind}: {record.failure.message}"
-    elif exact and record.tokens_refused is not None:
-        refused = f"tokens: {record.tokens_refused}"
-    elif exact and not record.sequences:
-        refused = "tokens: the server kept none"
-    return Rolled(record, refused)
 
 
 class GroupRecords(Protocol):
@@ -139,7 +157,7 @@ class GroupRoller:
 
         async def until_used() -> None:
             try:
-                while (await self._roll(item, group, next(numbers))).refused is not None:
+                while (await self._roll(item, group, next(numbers))).mask_sample:
                     if self._is_late(group) or next(refills, None) is None:
                         return
             except STOPPING as error:
@@ -197,11 +215,11 @@ class GroupRoller:
             try:
                 await run_rollout(context, item, trajectory)
             finally:
-                rolled = judged(trajectory.to_record(context.redact), exact=self._exact)
+                rolled = Rolled.of(trajectory.to_record(context.redact), exact=self._exact)
                 if self._records is not None:
                     self._records.add(rolled, trajectory.result)
                 context.hooks.events.emit(
                     "trajectory_finished", trajectory_id=trajectory.trajectory_id, record=rolled.record.to_json()
                 )
-        (group.kept if rolled.refused is None else group.failed).append(rolled)
+        (group.failed if rolled.mask_sample else group.kept).append(rolled)
         return rolled

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_core.atropos.groups import scored_groups, scored_item
 from hermes_core.atropos.json_lines import group_json
-from hermes_core.envs.group import Group, judged
+from hermes_core.envs.group import Group, Rolled
 from hermes_core.envs.record import Failure, Record
 from hermes_core.envs.tokens import MASKED, TokenSequence
 from hermes_core.errors import FailureKind, UsageError
@@ -26,8 +26,8 @@ def record(name: str, reward: float | None = 1.0, sequences: int = 1, **changes:
 
 
 def group(*records: Record, exact: bool = True) -> Group:
-    rolled = [judged(each, exact=exact) for each in records]
-    assert all(each.refused is None for each in rolled)
+    rolled = [Rolled.of(each, exact=exact) for each in records]
+    assert not any(each.mask_sample for each in rolled)
     return Group("g#0", "g", len(rolled), kept=rolled)
 
 
@@ -72,13 +72,14 @@ def test_an_item_is_a_rollout_of_one_sequence_and_no_part_of_one_of_several() ->
     ],
 )
 def test_what_can_not_be_trained_on_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    refused = judged(record("a", **changes), exact=True).refused
-    assert refused is not None
-    assert reason in refused
+    rolled = Rolled.of(record("a", **changes), exact=True)
+    assert (rolled.mask_sample, rolled.reward, rolled.sequences) == (True, None, ())
+    assert reason in str(rolled.refused)
+    assert rolled.refused == "{failure_kind}: {failure_reason}".format(**rolled.labels)
 
 
 def test_a_rollout_that_waits_for_its_group_keeps_no_lists() -> None:
-    (sequence,) = judged(record("a"), exact=True).sequences
+    (sequence,) = Rolled.of(record("a"), exact=True).sequences
     assert all(isinstance(part, array) for part in vars(sequence).values())
 
 

@@ -41,7 +41,7 @@ async def test_every_group_is_written_and_scored_and_can_be_looked_at(
         assert group["messages"][0][1]["tool_calls"][0]["function"]["name"] == "terminal"
     records = lines(tmp_path / "data/groups.trajectories.jsonl")
     assert len(records) == 12
-    assert {record["refused"] for record in records} == {None}
+    assert {record["mask_sample"] for record in records} == {False}
     run = Run(tmp_path / "data/groups.trajectories.jsonl")
     assert totals(run.rows.values()).solved == 12
     console = Console(file=(out := io.StringIO()), width=200)

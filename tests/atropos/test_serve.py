@@ -103,7 +103,7 @@ async def test_fifty_batches_with_failures_and_a_dead_api(
     checked(trainer)
     records = {record["trajectory_id"]: record for record in lines(tmp_path / "data/groups.trajectories.jsonl")}
     for trajectory_id, _ in trainer.sequences():
-        assert records[trajectory_id]["refused"] is None
+        assert records[trajectory_id]["mask_sample"] is False
     assert env.metrics.totals["failures_infra"] > 10
     assert all(record["reward"] is None for record in records.values() if record["failure"])
     assert env.api.counts["registered"] == 2

@@ -7,7 +7,7 @@ import pytest
 
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, TurnRecord
 from hermes_core.envs.command_log import MOST_COMMANDS
-from hermes_core.envs.group import judged
+from hermes_core.envs.group import Rolled
 from hermes_core.envs.plain import MAX_PATCH, MAX_TEXT, json_line, plain
 from hermes_core.envs.record import record_schema
 from hermes_core.envs.tokens import SPELT
@@ -251,7 +251,7 @@ def test_tokens_that_spell_a_secret_are_not_kept_and_the_record_says_so():
 
     kept = record(f"It is {secret}.")
     assert (kept.sequences, kept.tokens_refused) == ((), SPELT)
-    assert judged(kept, exact=True).refused == f"tokens: {SPELT}", "so no trainer gets them"
+    assert Rolled.of(kept, exact=True).refused == f"tokens: {SPELT}", "so no trainer gets them"
     assert len(record("It is.").sequences) == 1, "a secret that the model never saw takes no tokens away"
 
 
