@@ -98,6 +98,8 @@ class TurnRecord:
     """The parameters that were sent: `temperature`, `max_tokens`, and the keys of `extra_body`, such as `seed`."""
     stop_reason: str | None = None
     """The endpoint's `finish_reason`."""
+    weight_version: str | None = None
+    """The version of the policy's weights, as the endpoint names it; None if it names none."""
 
 
 class CallErrorKind(StrEnum):

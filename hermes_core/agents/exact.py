@@ -204,6 +204,7 @@ class ExactSession:
             prompt_tokens=prompt_tokens,
             completion_tokens=len(sampled.tokens),
             cached_tokens=sampled.cached_tokens,
+            weight_version=sampled.weight_version,
         )
 
 

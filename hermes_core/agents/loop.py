@@ -171,6 +171,7 @@ class HermesAgentLoop:
             cost=self._cost(reply),
             sampling=self._sampling if reply.sampling is None else reply.sampling,
             stop_reason=reply.finish_reason,
+            weight_version=reply.weight_version,
         )
         get_state = getattr(self.server, "get_state", None)
         result.managed_state = get_state() if get_state is not None else None

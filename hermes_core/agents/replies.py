@@ -55,6 +55,8 @@ class Reply:
     """The parameters that were sent; None if they are those that were asked for."""
     cost: float | None = None
     """The price of the answer in US dollars, from endpoints that report it, such as OpenRouter."""
+    weight_version: str | None = None
+    """The version of the policy's weights, from endpoints that name it, such as SGLang."""
 
     def as_message(self) -> Message:
         """Return the answer in the form for the conversation, including its reasoning."""
@@ -99,6 +101,7 @@ def read_reply(completion: Any, turn: int) -> Reply:
         reasoning_tokens=_count(get(get(usage, "completion_tokens_details"), "reasoning_tokens")),
         model=encodable(model) if isinstance(model, str) and model else None,
         cost=_amount(get(usage, "cost")),
+        weight_version=weight_version(completion, get(completion, "metadata"), get(completion, "sglext")),
     )
 
 
@@ -148,6 +151,12 @@ def encodable(text: str) -> str:
 def get(thing: Any, key: str) -> Any:
     """Return a field of an SDK object or of a mapping; None if there is none."""
     return thing.get(key) if isinstance(thing, Mapping) else getattr(thing, key, None)
+
+
+def weight_version(*places: Any) -> str | None:
+    """Return the version of the policy's weights that the first of these parts of an answer names, if one does."""
+    named = (get(place, "weight_version") for place in places)
+    return next((encodable(str(each)) for each in named if isinstance(each, str | int)), None)
 
 
 def _calls(raw: Any, turn: int, *, cut: bool) -> tuple[ToolCall, ...]:

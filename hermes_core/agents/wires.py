@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hermes_core.agents.replies import weight_version
+
 _NEUTRAL = {
     "top_p": 1.0,
     "top_k": -1,
@@ -54,6 +56,8 @@ class Sampled:
     """The server's count of the sampled tokens; None if it does not send it."""
     cached_tokens: int | None = None
     """How many tokens of the prompt came from the server's cache; None if it does not say."""
+    weight_version: str | None = None
+    """The version of the policy's weights, as the server names it; None if it names none."""
 
 
 class Wire(ABC):
@@ -107,6 +111,7 @@ class AtroposVllm(Wire):
             _reason(answer["finish_reasons"][0]),
             texts[0] if isinstance(texts, list) and texts else None,
             len(prompt) if isinstance(prompt, list) else None,
+            weight_version=weight_version(answer),
         )
 
 
@@ -130,7 +135,8 @@ class VllmTokens(Wire):
             if named.startswith(_TOKEN_ID) and named != f"{_TOKEN_ID}{token}":
                 raise ValueError(f"the logprob of {named} stands beside the token {token}")
         logprobs = [place["logprob"] for place in places]
-        return Sampled(choice["token_ids"], logprobs, _reason(choice["finish_reason"]), None, *_usage(answer))
+        reason, version = _reason(choice["finish_reason"]), weight_version(answer, answer.get("metadata"))
+        return Sampled(choice["token_ids"], logprobs, reason, None, *_usage(answer), version)
 
 
 class VllmCompletions(Wire):
@@ -148,7 +154,8 @@ class VllmCompletions(Wire):
         """Return the completion in an answer."""
         (choice,) = answer["choices"]
         logprobs, reason = choice["logprobs"]["token_logprobs"], _reason(choice["finish_reason"])
-        return Sampled(choice["token_ids"], logprobs, reason, choice.get("text"), *_usage(answer))
+        version = weight_version(answer, answer.get("metadata"))
+        return Sampled(choice["token_ids"], logprobs, reason, choice.get("text"), *_usage(answer), version)
 
 
 class Sglang(Wire):
@@ -180,6 +187,7 @@ class Sglang(Wire):
             about.get("prompt_tokens"),
             about.get("completion_tokens"),
             about.get("cached_tokens"),
+            weight_version(about),
         )
 
 

@@ -51,6 +51,7 @@ def _row(rolled: Rolled, part: int) -> tuple[TokenSequence, dict[str, Any]]:
         "trajectory_id": rolled.record.trajectory_id,
         "sequence": part,
         "sequences": len(rolled.sequences),
+        "weight_versions": rolled.record.weight_versions,
     }
     if not rolled.sequences:
         return TokenSequence.of([], [], []), {**about, "trainable": False, "reason": NOT_TRAINABLE}

@@ -135,6 +135,11 @@ class Record:
                 times[part.message] = (part.started, part.ended)
         return times
 
+    @property
+    def weight_versions(self) -> list[str]:
+        """Return the versions of the policy's weights that answered, in the order in which they first did."""
+        return list(dict.fromkeys(turn.weight_version for turn in self.turns if turn.weight_version is not None))
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values: a line of version `VERSION`. Long ones come last: see `parse_outline`."""
         return {

@@ -242,7 +242,8 @@ class Trajectory:
 
 
 def _turn(turn: TurnRecord, clean: Cleaner, path: str) -> TurnRecord:
-    return replace(turn, model=clean(turn.model, f"{path}.model"), sampling=clean(turn.sampling, f"{path}.sampling"))
+    texts = {name: clean(getattr(turn, name), f"{path}.{name}") for name in ("model", "sampling", "weight_version")}
+    return replace(turn, **texts)
 
 
 def _call(call: CallRecord, clean: Cleaner, path: str) -> CallRecord:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hermes_core.agents.base import TurnRecord
 from hermes_core.atropos.groups import scored_groups, scored_item
 from hermes_core.atropos.json_lines import group_json
 from hermes_core.envs.group import Group, Rolled
@@ -53,6 +54,12 @@ def test_every_sequence_of_a_split_conversation_is_sent_with_all_scores() -> Non
     filler = third["overrides"].index(third["overrides"][1])
     assert third["masks"][filler] == [MASKED, MASKED]
     assert third["overrides"][1]["set_advantage_to_zero"] is True
+
+
+def test_the_versions_of_the_policy_are_sent() -> None:
+    turns = (TurnRecord(1, weight_version="w1"), TurnRecord(3, weight_version="w2"))
+    (scored,) = scored_groups(group(record("a", turns=turns), record("b")))
+    assert [about["weight_versions"] for about in scored["overrides"]] == [["w1", "w2"], []]
 
 
 def test_an_item_is_a_rollout_of_one_sequence_and_no_part_of_one_of_several() -> None:
