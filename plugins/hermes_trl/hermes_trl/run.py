@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from hermes_core import (
-    AgentResult,
     ConfigError,
     DrivenRollout,
     Environment,
@@ -22,7 +21,6 @@ from hermes_core import (
     Item,
     LoopThread,
     Record,
-    Rolled,
     RolloutContext,
     RunOptions,
     Runtime,
@@ -180,7 +178,7 @@ class Run:
         context = await self.context()
         if self._roller is None:
             room, tools = self.session.room, self.session.tools
-            self._roller = GroupRoller(context, tools, _Unkept(), room=room, refills=self._refills, exact=True)
+            self._roller = GroupRoller(context, tools, room=room, refills=self._refills, exact=True)
         return self._roller
 
     def _item(self, item_id: str) -> Item:
@@ -221,16 +219,6 @@ class Run:
             await self._tasks.aclose()
         finally:
             await self._stack.aclose()
-
-
-class _Unkept:
-    """Keeps no account of rollouts: TRL gets them, and observers are told."""
-
-    def add(self, rolled: Rolled, result: AgentResult) -> None:
-        pass
-
-    def add_group(self, group: Group) -> None:
-        pass
 
 
 def check_version() -> None:
