@@ -51,6 +51,8 @@ class Torture:
     share: int = 1
     """Of so many requests, one meets the trouble."""
     code: int = 0
+    lists_models: bool = False
+    """Whether requests for its models are answered all the time."""
     says: tuple[str, ...] = ("answers again",)
     """Words on standard error or output."""
 
@@ -62,6 +64,15 @@ class Torture:
 TORTURES = {
     "503 for good": Torture(Fault(503, "overloaded"), NEVER, code=3, says=("HTTP 503", "look at the server's own log")),
     "hung for 60 s": Torture(Fault(delay_s=NEVER), 60, request_timeout_s=15),
+    "hung for good": Torture(Fault(delay_s=NEVER), NEVER, code=3, says=("is silent", "answers nothing")),
+    "hung model": Torture(
+        Fault(delay_s=NEVER),
+        NEVER,
+        request_timeout_s=45,
+        code=3,
+        lists_models=True,
+        says=("still lists its models", "did not answer in time"),
+    ),
     "20 s an answer": Torture(Fault(delay_s=20), 60, says=()),
     "404 for 15 s": Torture(Fault(404, "loading"), 15),
     "503 for 75 s": Torture(Fault(503, "overloaded"), 75),
@@ -99,7 +110,8 @@ class TorturedServer(ScriptedServer):
                 self.until = time.monotonic() + self.torture.seconds
                 if self.torture.fault is None:
                     self._deaths.append(asyncio.create_task(self._die()))
-            if time.monotonic() < self.until and self.asked % self.torture.share == 0:
+            met = self.asked % self.torture.share == 0 and not (self.torture.lists_models and method == "GET")
+            if time.monotonic() < self.until and met:
                 self.troubled += 1
                 fault = self.torture.fault or Fault(delay_s=NEVER)
                 if fault.status != 200:
@@ -113,6 +125,14 @@ class TorturedServer(ScriptedServer):
         await self.__aexit__(None, None, None)
         await asyncio.sleep(self.torture.seconds)
         await self.__aenter__()
+
+    async def heal(self) -> None:
+        for death in self._deaths:
+            death.cancel()
+        await asyncio.gather(*self._deaths, return_exceptions=True)
+        self.until = 0.0
+        if self._server is None:
+            await self.__aenter__()
 
     async def _well(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[Answer, int, bytes]:
         if self.tokenizer is None or path != "/generate":
@@ -153,6 +173,8 @@ class Run:
     troubled: int = 0
     items: set[str] = field(default_factory=set)
     """Those that reached the trainer, or the output."""
+    before: list[dict[str, Any]] | None = None
+    """The records before the run was resumed."""
 
     @property
     def out(self) -> str:
@@ -163,6 +185,8 @@ class Run:
         return (self.folder / "err.log").read_text()
 
     def records(self) -> list[dict[str, Any]]:
+        if self.before is not None:
+            return self.before
         for path in ("out/trajectories.jsonl", "data/groups.trajectories.jsonl"):
             if (self.folder / path).exists():
                 return [json.loads(line) for line in (self.folder / path).read_text().splitlines()]
@@ -210,7 +234,7 @@ async def ran(run: Run, command: list[str], *, until: Callable[[], Any] | None =
         )
         beside = asyncio.create_task(until()) if until is not None else None
         try:
-            async with asyncio.timeout(500):
+            async with asyncio.timeout(600):
                 run.code = await process.wait()
         except TimeoutError:
             pass
@@ -250,25 +274,34 @@ def told_and_checked(command: str, runs: list[Run]) -> None:
 
 async def test_rollout(tmp_path: Path) -> None:
     tasks = dataset(tmp_path / "rows")
+    resumed: dict[str, tuple[bool, int | None, int]] = {}
 
     async def one(name: str, torture: Torture) -> Run:
         run = Run(name, torture, tmp_path / name.replace(" ", "-"))
         async with TorturedServer(torture) as server:
             limit = [f"--agent.request_timeout_s={torture.request_timeout_s}"] if torture.request_timeout_s else []
-            await ran(
-                run,
-                [
-                    *("rollout", "tasks", f"--env.dataset_name={tasks}", "--out", "out", "--group-size", "2", *LEVEL),
-                    *("--model", "scripted", "--base-url", server.base_url, "--concurrency", str(AT_A_TIME), *limit),
-                ],
-            )
+            command = [
+                *("rollout", "tasks", f"--env.dataset_name={tasks}", "--out", str(run.folder / "out"), *LEVEL),
+                *("--model", "scripted", "--base-url", server.base_url, "--concurrency", str(AT_A_TIME), *limit),
+                *("--group-size", "2"),
+            ]
+            await ran(run, command)
             run.troubled = server.troubled
+            if torture.lasts and torture.after:
+                done = run.records()
+                await server.heal()
+                again = Run("resumed", torture, run.folder / "resumed")
+                await ran(again, [*command, "--resume"])
+                resumed[name] = ("--resume" in run.out, again.code, len(run.records()))
+                run.before = done
         run.items = {record["item_id"] for record in run.records() if record["reward"] is not None}
         return run
 
     async with asyncio.TaskGroup() as group:
         tasks_ = [group.create_task(one(*each)) for each in TORTURES.items()]
     told_and_checked("hermes-rl rollout", [task.result() for task in tasks_])
+    lasting = [name for name, torture in TORTURES.items() if torture.lasts and torture.after]
+    assert resumed == dict.fromkeys(lasting, (True, 0, 2 * ITEMS)), "what was done is kept, and the rest is done"
 
 
 async def test_serve(atropos_extra: None, tmp_path: Path) -> None:
