@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -36,8 +37,12 @@ def parameters_schema(params: type[BaseModel] | Mapping[str, Any]) -> Schema:
     optional parameter has its plain type instead of a union with null. Unknown arguments are refused unless the model
     allows them.
     """
-    if isinstance(params, Mapping):
-        return {"properties": {}, **copy.deepcopy(params)}
+    schema = {"properties": {}, **params} if isinstance(params, Mapping) else _schema_of_model(params)
+    return copy.deepcopy(schema)
+
+
+@functools.lru_cache(maxsize=256)  # pydantic takes a millisecond for each, and every runtime asks for those of core
+def _schema_of_model(params: type[BaseModel]) -> Schema:
     raw = params.model_json_schema()
     definitions: Mapping[str, Schema] = raw.pop("$defs", {})
     recursive: set[str] = set()
