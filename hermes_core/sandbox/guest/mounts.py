@@ -10,9 +10,12 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterable
 
 from .namespaces import check, libc
+
+TYPE_CHECKING = False  # `collections` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000

@@ -11,7 +11,10 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Sequence
+
+TYPE_CHECKING = False  # `collections` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _FLAGS = {  # in the order in which they can be joined: the user namespace gives the right to the others
     "user": 0x10000000,

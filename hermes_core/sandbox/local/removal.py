@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+
+TYPE_CHECKING = False  # `collections` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
