@@ -28,18 +28,19 @@ THEIRS = os.environ.get("HERMES_CHAT_TEMPLATES")
 """A folder of `*.jinja` of real models, to try as well."""
 
 WORKS = {
-    "chatml": ("<|im_end|>", "hermes", {"hermes", "qwen", "ernie45", "granite", "xlam"}),
-    "qwen3": ("<|im_end|>", "hermes", {"hermes", "qwen", "ernie45", "granite", "xlam"}),
+    "chatml": ("<|im_end|>", "hermes", {"hermes", "qwen", "ernie45", "granite"}),
+    "qwen3": ("<|im_end|>", "hermes", {"hermes", "qwen", "ernie45", "granite"}),
     "qwen3_coder": ("<|im_end|>", "qwen3_coder", {"qwen3_coder"}),
     "qwen35": ("<|im_end|>", "qwen3_coder", {"qwen3_coder"}),
     "llama3": ("<|eot_id|>", "llama3_json", {"llama3_json", "llama4_json"}),
     "llama33": ("<|eot_id|>", "llama3_json", {"llama3_json", "llama4_json"}),
-    "mistral_v3": ("</s>", "mistral", {"mistral", "xlam"}),
-    "mistral_v7": ("</s>", "mistral", {"mistral", "xlam"}),
+    "mistral_v3": ("</s>", "mistral", {"mistral"}),
+    "mistral_v7": ("</s>", "mistral", {"mistral"}),
     "mistral_v11": ("</s>", "mistral", {"mistral"}),
     "deepseek_v3": ("<｜end▁of▁sentence｜>", "deepseek_v3", {"deepseek_v3", "deepseek_v3_1"}),
     "deepseek_r1": ("<｜end▁of▁sentence｜>", "deepseek_v3", {"deepseek_v3", "deepseek_v3_1"}),
     "deepseek_v31": ("<｜end▁of▁sentence｜>", "deepseek_v3_1", {"deepseek_v3", "deepseek_v3_1"}),
+    "gemma3_pythonic": ("<end_of_turn>", "pythonic", {"pythonic", "llama4_pythonic"}),
     "gemma4": ("<turn|>", "gemma4", {"gemma4"}),
     "gpt_oss": ("<|return|>", "gpt_oss", {"gpt_oss"}),
     "glm45": ("<|endoftext|>", "glm45", {"glm45", "glm47"}),
@@ -50,7 +51,6 @@ WORKS = {
 
 REFUSED = {
     "gemma3": ("<end_of_turn>", "ignores `tools`"),
-    "gemma3_pythonic": ("<end_of_turn>", "no parser reads the calls"),
     "kimi_k2_first": ("<|im_end|>", "does not write a model's calls"),
 }
 """Templates that can't be used, and why."""

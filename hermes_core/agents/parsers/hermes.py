@@ -188,7 +188,7 @@ APERTUS = Tags(
 )
 
 _NEXT = re.compile(r'\s*+[,;]?\s*+(?=\{\s*+"(?:name|id|type|arguments|parameters)")')
-_NEXT_LISTED = re.compile(r"\s*+[,;]?\s*+(?=\{)")
+_NEXT_LISTED = re.compile(r'\s*+[,;]\s*+(?=\{\s*+")')
 _NAMED = r'"(?:tool_)?name"\s*+:\s*+"([^"\\]{1,256}+)"|"([^"\\]{1,256}+)"\s*+:\s*+\{'
 _ANEW = re.compile(
     rf'(?:[,;]\s*+|\n[ \t]*+)(?=\{{\s*+(?:"tool_call_id"\s*+:\s*+"[^"\\]{{0,64}}+"\s*+,\s*+)?(?:{_NAMED}))'
@@ -215,7 +215,7 @@ def read_objects(source: Source, start: int, position: int, form: Form = call_ob
         found = extent(text, here)
         if found.whole:
             items.append(read_call(text, start, here, found.end, form))
-            following = (_NEXT_LISTED if listed else _NEXT).match(text, found.end)
+            following = _NEXT.match(text, found.end) or (_NEXT_LISTED.match(text, found.end) if listed else None)
             if following is None:
                 break
             start = here = following.end()

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hermes_core.agents.parsers.jsontext import skip_space
@@ -95,7 +96,12 @@ class Literals:
         return key[0], key.end()
 
     def _quote(self, text: str, position: int) -> str:
-        return next((quote for quote in self.quotes if text.startswith(quote, position)), "")
+        quote = self._quotes.match(text, position)
+        return quote[0] if quote else ""
+
+    @cached_property
+    def _quotes(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.quotes)))
 
     def _next(self, text: str, begin: int, end: int, closing: str) -> int:
         """Return the position after a comma, or at the closing bracket, behind the value `text[begin:end]`.

@@ -14,7 +14,7 @@ from hermes_core.agents.replies import decode_arguments
 _OBJECT = r'\{\s*+"(?:name|type|function|parameters|arguments|id)"\s*+:'
 _BARE = rf"\[(?=\s*+{_OBJECT})|(?={_OBJECT})\{{"
 TAG_MARKS = Marks(r"<\|python_tag\|>|<\|python_start\|>", r"<\|python_end\|>")
-XLAM_MARKS = Marks(rf"<tool_call>|\[TOOL_CALLS\]|(?:```(?:json)?\s*+)?\[(?=\s*+{_OBJECT})", "</tool_call>")
+XLAM_MARKS = Marks(rf"(?:```(?:json)?\s*+)?\[(?=\s*+{_OBJECT})")
 _NAMED = re.compile(r'\{\s*+"name"\s*+:\s*+"([^"\\]{1,256}+)"')
 _FENCE = re.compile(r"\s*+```")
 _BEFORE_CALLS = tuple(THINKING.values())
@@ -34,7 +34,7 @@ def llama4_json() -> TextParser:
 
 
 def xlam() -> TextParser:
-    """Return the parser of xLAM 2: a bare list, perhaps in a fenced block, or behind one of the marks of others.
+    """Return the parser of xLAM 2: a bare list, perhaps in a fenced block.
 
     Source: the tests of vLLM's parser of this name.
     """
@@ -58,9 +58,7 @@ def read_llama(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
 
 
 def read_xlam(source: Source, mark: re.Match[str]) -> tuple[list[Item], int]:
-    """Read the list from here on, if it is one of calls. After a mark it must be one."""
-    if mark[0].endswith((">", "CALLS]")):
-        return read_objects(source, mark.start(), mark.end())
+    """Read the list from here on, if it is one of calls."""
     items, end = _read_bare(source, mark.start(), mark.end() - 1)
     fence = _FENCE.match(source.text, end) if mark[0].startswith("`") else None
     return items, fence.end() if items and fence else end

@@ -47,7 +47,7 @@ def _meaning(escape: re.Match[str]) -> str:
 
 PYTHON = Literals({quote: _ends_at(quote) for quote in ('"""', "'''", "'", '"')}, _KEY, _unescaped, "**")
 
-OPENER = rf"\[(?=\s*+{_NAME}\()"
+OPENER = rf"\[(?=\s*+{_NAME}\(\s*+(?:[\w.$-]{{1,256}}+\s*+=|\)|\*\*|['\"]))"
 LLAMA_MARKS = Marks(r"<\|python_start\|>", r"<\|python_end\|>")
 LFM_MARKS = Marks(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>")
 OLMO_MARKS = Marks("<function_calls>", "</function_calls>")

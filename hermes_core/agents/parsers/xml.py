@@ -230,7 +230,8 @@ def _pattern(written: str) -> str:
         field, space = piece.groups()
         following = re.escape(written[piece.end() : piece.end() + 1].strip())
         if field is None:
-            made.append(re.escape(piece[0]) if space is None else r"\s++" if space == " " else r"\s*+")
+            literal = re.escape(piece[0]).replace("><", r">\s*+<")
+            made.append(literal if space is None else r"\s++" if space == " " else r"\s*+")
         elif field == "name":
             made.append(
                 rf"\s*+(?P<name>[^\s{following}]{{1,256}}+)\s*+"

@@ -288,7 +288,7 @@ WELL_FORMED: dict[str, list[Case]] = {
         "<|START_ACTION|>", "<|END_ACTION|>", '{"tool_call_id": "0", "tool_name": "%s", "parameters": %s}'
     ),
     "apertus": _listed("<|tools_prefix|>", "<|tools_suffix|>", '{"%s": %s}'),
-    "xlam": [*_listed("", ""), *_listed("<tool_call>", "</tool_call>")],
+    "xlam": _listed("", ""),
     "hunyuan": [
         *_tagged(
             "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n",

@@ -815,7 +815,6 @@ def test_these_models_write_json_as_well(parse: Parse) -> None:
         ("lfm2", '<|tool_call_start|>[{"name": "terminal", "arguments": {"command": "ls"}}]<|tool_call_end|>'),
         ("llama4_pythonic", '<|python_start|>{"name": "terminal", "parameters": {"command": "ls"}}<|python_end|>'),
         ("xlam", '```json\n[{"name": "terminal", "arguments": {"command": "ls"}}]\n```'),
-        ("xlam", '[TOOL_CALLS][{"name": "terminal", "arguments": {"command": "ls"}}]'),
     ):
         parsed = parse(name, f"Now.\n{text}")
         assert (calls(parsed), parsed.problems, parsed.content) == ([LS], (), "Now.")
