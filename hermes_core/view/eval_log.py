@@ -364,6 +364,8 @@ def _header(run: Run, rows: list[Row]) -> Json:
             name: {"name": name, "value": value, "params": {}} for name, value in metrics.items() if value is not None
         },
     }
+    if not figures.rewarded:
+        specification["scorers"] = []
     usage: dict[str, Json] = {}
     for row in rows:
         if row.tokens:
@@ -378,7 +380,11 @@ def _header(run: Run, rows: list[Row]) -> Json:
         "status": "success" if _complete(run) else "cancelled",
         "eval": specification,
         "plan": _plan(run),
-        "results": {"total_samples": figures.rollouts, "completed_samples": figures.scored, "scores": [score]},
+        "results": {
+            "total_samples": figures.rollouts,
+            "completed_samples": figures.finished,
+            "scores": [score] if figures.rewarded else [],
+        },
         "stats": {"started_at": moment(began), "completed_at": moment(ended), "model_usage": usage},
     }
 

@@ -24,6 +24,9 @@ MESSAGE_SHOWN = 400
 _TAIL = 4096
 """The number of bytes before the end of what was indexed that must be unchanged for the index to be used."""
 
+_BUFFER = 1 << 18
+"""Bytes to read at a time when all lines are read. Lines are longer than Python's own buffer."""
+
 LIMITS = frozenset({"max_turns", "length", "context_length", "time_limit"})
 """The stop reasons that are limits: the agent was stopped, and did not stop by itself."""
 
@@ -122,7 +125,7 @@ class Run:
         Returns whether the earlier rows still hold. They do not if a resumed run has rewritten the file; then it was
         read again from the beginning.
         """
-        with self._open() as file:
+        with self._open(_BUFFER) as file:
             status = os.fstat(file.fileno())
             stamp = (status.st_ino, status.st_size)
             if stamp == self._stamp:
@@ -153,9 +156,9 @@ class Run:
         with self._open() as file:
             return self._tail_of(file, end)
 
-    def _open(self) -> BinaryIO:
+    def _open(self, buffer: int = -1) -> BinaryIO:
         try:
-            return self.records.open("rb")
+            return self.records.open("rb", buffer)
         except OSError as error:
             raise UsageError(
                 f"{self.records} can't be read: {error.strerror}", hint="name the folder of a run"

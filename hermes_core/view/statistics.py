@@ -21,6 +21,8 @@ class Totals:
     """Figures over several rollouts. A rollout without a reward counts in no mean and in no pass@k."""
 
     rollouts: int
+    finished: int
+    """Number of rollouts that ended without a failure. They have a reward, unless the environment gives none."""
     scored: int
     solved: int
     mean_reward: float | None
@@ -38,6 +40,11 @@ class Totals:
     waited_s: float
 
     @property
+    def rewarded(self) -> bool:
+        """Return whether rewards are to be expected: False if rollouts finished, and none of them has one."""
+        return bool(self.scored or not self.finished)
+
+    @property
     def cost_per_solved(self) -> float | None:
         """Return the cost of everything per solved rollout; None without a cost or a solution."""
         return self.cost / self.solved if self.cost is not None and self.solved else None
@@ -50,6 +57,7 @@ def totals(rows: Iterable[Row]) -> Totals:
     costs = [row.cost for row in rows if row.cost is not None]
     return Totals(
         rollouts=len(rows),
+        finished=sum(row.failure_kind is None for row in rows),
         scored=len(rewards),
         solved=sum(row.solved for row in rows),
         mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,

@@ -10,8 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from hermes_core.view.index import LIMITS, Row, Run
-from hermes_core.view.statistics import ToolTotals, by_item, mean_pass_at_k, pass_at_k, sizes_of_k, totals
-from hermes_core.view.words import NONE, count, counted, duration, figure, line, money
+from hermes_core.view.statistics import (
+    ToolTotals,
+    Totals,
+    by_item,
+    mean_pass_at_k,
+    pass_at_k,
+    sizes_of_k,
+    totals,
+)
+from hermes_core.view.words import NONE, REWARDLESS, count, counted, duration, figure, line, money
 
 ORDERS: Mapping[str, Callable[[Row], Any]] = {
     "item": lambda row: 0,
@@ -40,12 +48,7 @@ def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
     about = [str(run.path), *([f"agent {first.agent}", f"backend {first.backend}"] if first else [])]
     about += [f"model {', '.join(models)}"] if models else []
     lines: list[RenderableType] = [line(" · ".join(about), "bold")]
-    mean = f", mean reward {figures.mean_reward:.3f}" if figures.mean_reward is not None else ""
-    lines.append(
-        Text(
-            f"{figures.rollouts} rollouts of {len(items)} items: {figures.scored} scored, {figures.solved} solved{mean}"
-        )
-    )
+    lines.append(Text(f"{figures.rollouts} rollouts of {len(items)} items: {_outcome(figures)}"))
     if estimates := [f"pass@{k} {_share(items, k)}" for k in sizes_of_k(items.values())]:
         lines.append(Text("   ".join(estimates)))
     if figures.failures:
@@ -57,11 +60,19 @@ def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
         tokens = f"{count(figures.prompt_tokens)} read{cached}, {count(figures.completion_tokens)} written"
         lines.append(Text(f"tokens: {tokens}"))
     if figures.cost is not None:
-        solved = money(figures.cost_per_solved)
-        lines.append(Text(f"cost: {money(figures.cost)}, {solved} per solved rollout"))
+        solved = f", {money(figures.cost_per_solved)} per solved rollout" if figures.solved else ""
+        lines.append(Text(f"cost: {money(figures.cost)}{solved}"))
     if figures.waited_s >= 1:
         lines.append(Text(f"waited for the endpoint: {duration(figures.waited_s)}"))
     return lines
+
+
+def _outcome(figures: Totals) -> str:
+    """Return how many rollouts have a reward, and the mean of these."""
+    if not figures.rewarded:
+        return f"{figures.finished} {REWARDLESS}"
+    mean = "" if figures.mean_reward is None else f", mean reward {figures.mean_reward:.3f}"
+    return f"{figures.scored} scored, {figures.solved} solved{mean}"
 
 
 def _share(items: Mapping[str, Sequence[Row]], k: int) -> str:
@@ -94,19 +105,22 @@ def rollouts(rows: Iterable[Row]) -> Table:
 
 def items(rows: Iterable[Row], by: str, most: int) -> Table:
     """Return a line for each of the first items, with pass@k; sorted by the mean reward, or the sum of other values."""
+    rows = list(rows)
     grouped = by_item(rows)
     sizes = sizes_of_k(grouped.values())
-    columns = ("rollouts>", "scored>", "solved>", "mean>", *(f"pass@{k}>" for k in sizes))
-    table = _table("item", "failures", *columns, "seconds>", "cost>")
+    rewarded = totals(rows).rewarded
+    columns = ("scored>", "solved>", "mean>", *(f"pass@{k}>" for k in sizes)) if rewarded else ("finished>",)
+    table = _table("item", "failures", "rollouts>", *columns, "seconds>", "cost>")
     ordered = sorted(grouped.items(), key=lambda pair: (_order_of(pair[1], by), pair[0]))
     for item_id, group in ordered[:most]:
         figures = totals(group)
+        scores = [str(figures.scored), str(figures.solved), figure(figures.mean_reward, 2)]
+        estimates = [figure(pass_at_k(figures.scored, figures.solved, k), 3) for k in sizes]
         table.add_row(
             line(item_id),
             line(counted(figures.failures) if figures.failures else NONE, "red" if figures.failures else ""),
-            *(str(number) for number in (figures.rollouts, figures.scored, figures.solved)),
-            figure(figures.mean_reward, 2),
-            *(figure(pass_at_k(figures.scored, figures.solved, k), 3) for k in sizes),
+            str(figures.rollouts),
+            *([*scores, *estimates] if rewarded else [str(figures.finished)]),
             figure(figures.seconds),
             money(figures.cost),
         )

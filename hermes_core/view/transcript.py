@@ -12,7 +12,7 @@ from rich.text import Text
 from hermes_core.envs.record import STAGES
 from hermes_core.view.index import Row, failure_of
 from hermes_core.view.plain_text import parsed, text_of
-from hermes_core.view.words import Indented, count, duration, figure, line, money, shown
+from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, shown
 
 LINES = 30
 """Maximum number of lines of a text, unless all are asked for."""
@@ -22,6 +22,9 @@ COMMAND_LINES = 4
 
 CHARACTERS = 4000
 """Maximum number of characters of a text, unless all are asked for."""
+
+_LEAST_S = 0.005
+"""Shorter times are not shown, because they would be 0.00 s."""
 
 _BAR = 40
 """The columns of the timeline's longest bar."""
@@ -61,16 +64,23 @@ def heading(row: Row, record: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def outcome(row: Row) -> Text:
     """Return one line with the reward or the failure, and how long the rollout was."""
-    if row.reward is None:
-        text = line(f"no reward: {row.failure_kind or 'unknown'} at {row.failure_stage}", "bold red")
-    else:
+    if row.failure_kind is not None:
+        text = line(f"no reward: {_failure(row.failure_kind, row.failure_stage)}", "bold red")
+    elif row.reward is not None:
         text = Text(f"reward {figure(row.reward, 2)}", "bold green" if row.solved else "bold yellow")
+    else:
+        text = Text(REWARDLESS, "bold")
     parts = [f"stopped: {row.stop_reason}"] if row.stop_reason else []
     parts += [f"{row.turns} turns", f"{row.calls} tool calls"]
     parts += [f"{count(row.tokens)} tokens"] if row.tokens else []
     parts += [duration(row.seconds)]
     parts += [money(row.cost)] if row.cost is not None else []
     return Text.assemble(text, " · ", line(" · ".join(parts)))
+
+
+def _failure(kind: str, stage: str | None) -> str:
+    """Return what failed, and where if the kind does not say it."""
+    return f"{kind} failure" if stage in (None, kind) else f"{kind} failure at {stage}"
 
 
 # ---------------------------------------------------------------------- when
@@ -97,7 +107,7 @@ def _timeline(record: Mapping[str, Any]) -> Iterator[RenderableType]:
         "waited for the endpoint": record["waited_s"] or 0.0,
     }
     if record["turns"]:
-        named = (f"{name} {duration(max(0.0, took))}" for name, took in spent.items() if took)
+        named = (f"{name} {duration(max(0.0, took))}" for name, took in spent.items() if took >= _LEAST_S)
         yield Text("  of the agent's: " + ", ".join(named), "dim")
 
 
@@ -135,7 +145,7 @@ def _about_turn(turn: Mapping[str, Any], started: float | None) -> str:
     if turn["started"]:
         parts += [f"at {duration(turn['started'] - started)}"] if started else []
         parts += [f"took {duration(turn['ended'] - turn['started'])}"] if turn["ended"] else []
-    if turn["waited_s"]:
+    if turn["waited_s"] >= _LEAST_S:
         parts.append(f"waited {duration(turn['waited_s'])}")
     if turn["prompt_tokens"]:
         parts.append(f"{count(turn['prompt_tokens'])} → {count(turn['completion_tokens'] or 0)} tokens")
@@ -198,7 +208,7 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
     """Yield why the rollout has its reward or none: the failure, what the verifier returned, and what it ran."""
     failure = record["failure"]
     if failure:
-        yield _title("failure", f"{failure['kind']} at {failure['stage']}")
+        yield _title(_failure(failure["kind"], failure["stage"]))
         yield _block(failure["message"], full, "red")
     if record["details"]:
         yield _title("verifier's report")
@@ -239,7 +249,7 @@ def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") 
 
 
 def _title(title: str, about: str = "") -> RenderableType:
-    return Group(Text(), Text.assemble(line(title.upper(), "bold"), ("  ", ""), line(about, "dim")))
+    return Group(Text(), Text("  ").join([line(title.upper(), "bold"), *([line(about, "dim")] if about else [])]))
 
 
 def _block(text: str, full: bool, style: str = "", indent: int = 2) -> RenderableType:

@@ -13,6 +13,9 @@ from hermes_core.printing import printable
 NONE = "-"
 """Shown where there is no value."""
 
+REWARDLESS = "finished; the environment gives no rewards"
+"""What a rollout came to, or rollouts, that ended without a failure and without a reward."""
+
 
 def shown(text: object, style: str = "") -> Text:
     """Return the text for the terminal. Control characters are written out, and rich's markup is plain text."""

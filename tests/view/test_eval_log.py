@@ -92,6 +92,14 @@ def test_a_failure_is_an_error_and_no_score(make_record: Any, write_run: Any, tm
     assert [summary.get("error") for summary in log["summaries.json"]] == [None, lost["error"]["message"]]
 
 
+def test_without_rewards_there_is_no_scorer(make_record: Any, write_run: Any, tmp_path: Path) -> None:
+    log = written(write_run([make_record(reward=None, failure=None), make_record("lost", reward=None)]), tmp_path / "x")
+    header = log["header.json"]
+    assert header["results"] == {"total_samples": 2, "completed_samples": 1, "scores": []}
+    assert header["eval"]["scorers"] == []
+    assert log["samples/greet_epoch_1.json"]["scores"] is None
+
+
 @pytest.mark.parametrize(
     ("reason", "kind", "reached"),
     [

@@ -119,7 +119,7 @@ def test_of_several_rollouts_of_an_item_the_reports_are_shown(run: Path) -> None
 
 def test_a_failure_says_why(run: Path) -> None:
     page = show(run, "lost")
-    assert "no reward: infra at verify" in page
+    assert "no reward: infra failure at verify" in page
     assert "the sandbox was lost" in page
 
 
@@ -198,3 +198,16 @@ def test_a_terminal_obeys_nothing_of_a_record(
     assert terminal or "[bold red]x[/bold red]" in page
     assert "http://e" in page
     assert "😄" not in page
+
+
+def test_a_run_without_rewards_is_not_called_unscored(make_record: Any, write_run: Any) -> None:
+    given = {"reward": None, "failure": None, "details": {}}
+    lost = make_record("lost", reward=None)
+    run = write_run([make_record(**given), make_record(index=1, **given), lost], "prompts")
+    page = show(run)
+    assert "3 rollouts of 2 items: 2 finished; the environment gives no rewards" in page
+    assert "scored" not in page
+    assert "cost: $0.06\n" in page
+    assert show(run, "--items").splitlines()[-2].split()[:4] == ["greet", "-", "2", "2"]
+    assert "finished; the environment gives no rewards · stopped: finished · 2 turns" in show(run, "greet/0")
+    assert "no reward: infra failure at verify" in show(run, "lost")
