@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.session import parsers_with
 from hermes_core.errors import HermesError, ModelError
 from hermes_core.runtime import Runtime
-from hermes_core.settings import Settings
+from tests.http_server import listening
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -37,19 +37,13 @@ class Liar:
         self._tokens = [*tokenizer.encode("Done.", add_special_tokens=False), tokenizer.eos_token_id]
 
     async def __aenter__(self) -> Liar:
-        from aiohttp import web
-
-        app = web.Application(client_max_size=1 << 20)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/inference/v1/generate" if self.kind == "vllm" else "/generate", self._generate)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        path = "/inference/v1/generate" if self.kind == "vllm" else "/generate"
+        self._open = listening({"GET /v1/models": self._models, f"POST {path}": self._generate})
+        self.base_url = await self._open.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+    async def __aexit__(self, *error: Any) -> None:
+        await self._open.__aexit__(*error)
 
     async def _models(self, request: Any) -> Any:
         from aiohttp import web
@@ -81,12 +75,6 @@ class Liar:
 def settings(liar: Liar, tokenizer: Any, **changes: Any) -> dict[str, Any]:
     given = {"tool_call_parser": "auto", "base_url": liar.base_url, "model": "m", "max_retries": 0}
     return {**given, "tokenizer_name": tokenizer.name_or_path, **changes}
-
-
-@pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as one:
-        yield one
 
 
 async def found_out(runtime: Runtime, liar: Liar, tokenizer: Any) -> str:

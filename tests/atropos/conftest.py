@@ -21,6 +21,7 @@ import pytest
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
+from tests.http_server import listening
 
 NEEDED = ("atroposlib", "transformers", "wandb")
 
@@ -141,18 +142,12 @@ class TokenServer:
         """A status to refuse everything with, or `hang`."""
 
     async def __aenter__(self) -> TokenServer:
-        from aiohttp import web
-
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/generate", self._generate)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        self._open = listening({"POST /generate": self._generate})
+        self.base_url = await self._open.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+    async def __aexit__(self, *error: Any) -> None:
+        await self._open.__aexit__(*error)
 
     async def _generate(self, request: Any) -> Any:
         from aiohttp import web
