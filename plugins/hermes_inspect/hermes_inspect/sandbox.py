@@ -1,0 +1,313 @@
+"""Inspect's sandbox provider `hermes`: the sandbox of a sample is a slot of one of our backends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+from contextlib import suppress
+from typing import Any, Literal, overload
+
+import anyio
+from inspect_ai.util import (
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxEnvironment,
+    SandboxEnvironmentLimits,
+    SandboxUserUnsupportedError,
+    sandboxenv,
+)
+from pydantic import BaseModel
+
+from hermes_core import CommandError, HermesError, Runtime, Slot, ToolBackend, UsageError
+from hermes_inspect.config import HermesSandboxConfig, read_config
+
+DEFAULTS: dict[str, Any] = {"acquire_timeout_s": 7 * 86400.0, "reserve_slots": 0}
+"""Settings of a pool that nothing else sets. Samples wait for each other as long as it takes, and scorers use the slot
+of their sample."""
+
+ERRNO = {
+    "not_found": errno.ENOENT,
+    "permission": errno.EACCES,
+    "is_a_directory": errno.EISDIR,
+    "not_a_directory": errno.ENOTDIR,
+    "no_space": errno.ENOSPC,
+}
+"""The number of the `OSError` for a `CommandError`, by its code."""
+
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+WHO_AM_I = f"PATH={SYSTEM_PATH}; id -u; id -un"
+
+# $0 is the user, by name or number; "$@" is the command, which is looked up in the image's own PATH.
+AS_USER = f"""
+path=$PATH PATH={SYSTEM_PATH}
+user=$(id -un "$0" 2>/dev/null) || user=$0
+HOME=$(getent passwd "$user" | cut -d: -f6)
+run=$(command -v runuser) || {{ echo 'the image has no runuser' >&2; exit 126; }}
+export HOME PATH="$path"
+exec "$run" -u "$user" -- "$@"
+"""
+
+
+class Shared:
+    """What all tasks of an event loop share: one runtime, and a tool backend for each of their settings."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.over = False
+        self._runtime = Runtime()
+        self._backends: dict[str, ToolBackend] = {}
+        self._tasks = 0
+
+    def backend(self, config: HermesSandboxConfig) -> ToolBackend:
+        """Return the tool backend for these settings; it is made at the first call.
+
+        Raises:
+            UsageError, PluginError: the settings are wrong, or the backend can't be used here.
+        """
+        key = _pool_key(config)
+        if key not in self._backends:
+            profile = {**DEFAULTS, **config.backend_config}
+            self._backends[key] = self._runtime.tool_backend(
+                config.backend, isolation=config.isolation, profiles={"default": profile}, default_profile="default"
+            )
+        return self._backends[key]
+
+    async def enter(self, config: HermesSandboxConfig) -> None:
+        """Begin a task. Make the warm sandboxes of its settings, unless its samples name images.
+
+        Raises:
+            HermesError: they can't be made.
+        """
+        self._tasks += 1
+        try:
+            backend = self.backend(config)
+            if config.image is None:
+                await backend.start()
+        except BaseException:
+            self._backends.pop(_pool_key(config), None)  # one that can't start has closed itself
+            await self.leave()
+            raise
+
+    async def leave(self, *, keep: bool = False) -> None:
+        """End a task. With the last one, everything ends; `keep` lets sandboxes live for their `orphan_ttl_s`."""
+        self._tasks -= 1
+        if self._tasks > 0:
+            return
+        self.over = True
+        if keep:
+            for backend in self._backends.values():
+                await backend.aclose(keep=True)
+        await self._runtime.aclose()
+
+
+def _pool_key(config: HermesSandboxConfig) -> str:
+    return config.model_dump_json(exclude={"image", "cwd"})
+
+
+_shared: Shared | None = None
+
+
+def shared() -> Shared:
+    """Return what the tasks of the running loop share. Inspect runs one eval at a time, each in a loop of its own.
+
+    Raises:
+        UsageError: Inspect runs on trio.
+    """
+    global _shared
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise UsageError("the sandbox 'hermes' needs asyncio", hint="unset INSPECT_ASYNC_BACKEND") from error
+    if _shared is None or _shared.over or _shared.loop is not loop:
+        _shared = Shared(loop)
+    return _shared
+
+
+@sandboxenv(name="hermes")
+class HermesSandbox(SandboxEnvironment):
+    """The sandbox of one sample: a slot.
+
+    `InfraError` (a lost sandbox, say) is never turned into one of the errors that Inspect reports to the model. It ends
+    the sample, which then has an error and no score.
+    """
+
+    def __init__(self, backend: ToolBackend, slot: Slot) -> None:
+        super().__init__()
+        self._backend = backend
+        self._slot = slot
+        self._commands = backend.commands(slot)
+        self._names: frozenset[str] = frozenset()
+        """The number and the name of the slot's user, once they were asked for."""
+
+    # ------------------------------------------------------------------ tasks and samples
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: BaseModel | str | None) -> None:
+        """Make the warm sandboxes of the task."""
+        await shared().enter(read_config(config))
+
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: BaseModel | str | None, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """Acquire a slot, as soon as one is free."""
+        wanted = read_config(config)
+        backend = shared().backend(wanted)
+        slot = await backend.acquire(image=wanted.image, cwd=wanted.cwd)
+        return {"default": cls(backend, slot)}
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: BaseModel | str | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        """Release the slots. Everything in them is killed and removed."""
+        for environment in environments.values():
+            ours = environment.as_type(HermesSandbox)
+            await ours._backend.release(ours._slot, reset_workspace=True)
+
+    @classmethod
+    async def task_cleanup(cls, task_name: str, config: BaseModel | str | None, cleanup: bool) -> None:
+        """End all sandboxes with the last task."""
+        await shared().leave(keep=not cleanup)
+
+    @classmethod
+    async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's name
+        """End one sandbox by its id, or all whose driver is dead."""
+        if id is None:
+            await anyio.run_process([sys.executable, "-m", "hermes_core", "reap", "--any-owner"], stdout=None)
+            return
+        async with Runtime() as runtime:
+            for name in runtime.backends.names():
+                with suppress(HermesError):  # a backend that can't be used here
+                    if any(info.sandbox_id == id for info in await runtime.backend(name).list()):
+                        await runtime.backend(name).terminate_id(id)
+
+    @classmethod
+    def config_files(cls) -> list[str]:
+        """Return the files that are read if they lie beside a task."""
+        return ["hermes.yaml", "compose.yaml", "Dockerfile"]
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        """Return the settings that a log has."""
+        return HermesSandboxConfig.model_validate(config)
+
+    def default_polling_interval(self) -> float:
+        """Return the seconds between two looks at a command of `exec_remote`."""
+        return 0.2
+
+    # ------------------------------------------------------------------ commands and files
+
+    async def exec(  # noqa: PLR0917 - Inspect's parameters
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,  # noqa: A002 - Inspect's name
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,  # noqa: ASYNC109 - Inspect's name
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        """Run a command. The time limit is exact, so nothing is run twice; the pool limits what runs at the same time.
+
+        Raises:
+            TimeoutError: with the output so far as `truncated_output`.
+            PermissionError: the program or the directory may not be used.
+            OutputLimitExceededError: standard output is longer than the limit. (Of standard error, 2 MiB are kept, with
+                a notice of what was left out.)
+            SandboxUserUnsupportedError: the slot is not root, and can't run commands as another user.
+            InfraError: the sandbox is lost.
+        """
+        if user is not None and not await self._is(user):
+            cmd = ["/bin/sh", "-c", AS_USER, user, *cmd]
+        try:
+            result = await self._commands.run(
+                cmd,
+                cwd=cwd,
+                env=env,
+                stdin=input.encode() if isinstance(input, str) else input,
+                timeout_s=timeout,
+                output_limit=SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE,
+            )
+        except CommandError as error:
+            if error.code in ("permission", "cwd_permission"):
+                raise PermissionError(errno.EACCES, error.message, cmd[0]) from error
+            return ExecResult(False, 127 if error.code == "not_found" else 126, "", error.message)
+        if result.timed_out:
+            late = TimeoutError(f"Command timed out after {timeout} seconds")
+            late.truncated_output = result.text + result.error_text  # type: ignore[attr-defined]  # where Inspect looks
+            raise late
+        if result.stdout_truncated:
+            limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR
+            raise OutputLimitExceededError(limit, result.text + result.error_text)
+        return ExecResult(result.ok, result.returncode, result.text, result.error_text)
+
+    async def _is(self, user: str) -> bool:
+        """Return whether the slot's commands run as this user anyway.
+
+        Raises:
+            SandboxUserUnsupportedError: they don't, and can't.
+        """
+        if not self._names:
+            said = await self._commands.run(["/bin/sh", "-c", WHO_AM_I])
+            self._names = frozenset(said.text.split())
+        if user not in self._names and "0" not in self._names:
+            raise SandboxUserUnsupportedError(
+                f"the commands of this slot run as {' or '.join(sorted(self._names))}, and not as {user!r}: "
+                "users need `isolation: dedicated` and `slot_user: root` in containers"
+            )
+        return user in self._names
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Write a file, and make its directories. Either all is written or an error is raised.
+
+        Raises:
+            OSError: its subclass for the reason, such as PermissionError or IsADirectoryError.
+            InfraError: the sandbox is lost.
+        """
+        try:
+            await self._commands.write_file(file, contents.encode() if isinstance(contents, str) else contents)
+        except CommandError as error:
+            raise _os_error(error, file) from error
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        """Return the contents of a file.
+
+        Raises:
+            OSError: its subclass for the reason, such as FileNotFoundError.
+            UnicodeDecodeError: it is not UTF-8.
+            OutputLimitExceededError: it is larger than the limit.
+            InfraError: the sandbox is lost.
+        """
+        limit, data = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE, b""
+        while True:
+            try:
+                part = await self._commands.read_file(file, offset=len(data), limit=limit + 1 - len(data))
+            except CommandError as error:
+                raise _os_error(error, file) from error
+            data += part.data
+            if max(part.size, len(data)) > limit:
+                raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
+            if not part.data or len(data) >= part.size:
+                return data.decode() if text else data
+
+
+def _os_error(error: CommandError, file: str) -> OSError:
+    number = ERRNO.get(error.code)
+    if number is None:
+        return OSError(errno.EINVAL, error.message, file)
+    return OSError(number, os.strerror(number), file)
