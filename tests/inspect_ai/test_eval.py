@@ -106,8 +106,8 @@ async def test_a_sample_whose_sandbox_is_killed_has_an_error_and_no_score(
     said, _ = slow_eval.communicate(timeout=120)
     log = read_log(tmp_path)
     assert log.status == "error", said
-    failed = [sample for sample in log.samples if sample.error is not None]
-    assert failed
-    assert all("SandboxLost" in sample.error.message + sample.error.traceback for sample in failed)
+    errors = [sample.error.message for sample in log.samples if sample.error is not None]
+    assert errors
+    assert all("the sandbox is gone" in error for error in errors), errors
     assert not [sample.scores for sample in log.samples if sample.scores]
     assert not await sandboxes_of(slow_eval.pid)

@@ -95,9 +95,8 @@ async def test_the_tools_that_inspect_puts_into_a_sandbox_work(place: str, sandb
 
 @LOCAL
 async def test_two_samples_of_one_sandbox_have_tools_of_their_own(place: str, sandbox: Any, settings: Any) -> None:
-    from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
-
     from hermes_inspect import HermesSandbox, HermesSandboxConfig
+    from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
 
     config = HermesSandboxConfig(**settings)
     others = await HermesSandbox.sample_init("task", config, {})
