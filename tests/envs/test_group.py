@@ -191,12 +191,15 @@ async def test_a_group_ends_with_its_survivors_when_a_rollout_is_stuck(tmp_path:
 
     async def work(task: AgentTask) -> None:
         begun.append(task)
-        while task is begun[0] and not ended.is_set():  # it ignores its cancellation
+        if len(begun) > 4:
+            await together.wait()
+        while task is begun[0] and not ended.is_set() and clock() < last:  # it ignores its cancellation
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.05)
 
-    ended = asyncio.Event()
+    ended, together = asyncio.Event(), asyncio.Barrier(4)
     clock = asyncio.get_running_loop().time
+    last = clock() + 30
     async with rolling(tmp_path, work, refills=5, deadline=3.0) as (roller, _):
         began = clock()
         group = await roller.roll({"id": "one"}, 4)
