@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.entry_points
 PYTHONS = [sys.executable, *filter(None, os.environ.get("HERMES_TEST_PYTHONS", "").split(os.pathsep))]
 """This one, and others that have the packages."""
 
-OWNER = "program-end"
 ORPHAN_TTL_S = 3
 
 TERMINAL = """
@@ -74,7 +74,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     config: dict[str, Any] = {"orphan_ttl_s": ORPHAN_TTL_S}
     monkeypatch.setenv("TERMINAL_ENV", backend)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("HERMES_OWNER", OWNER + str(os.getpid()))
+    # One of its own: a program of the same owner would wait for what an earlier one, which was killed, has left.
+    monkeypatch.setenv("HERMES_OWNER", f"program-end-{uuid.uuid4().hex[:8]}")
     monkeypatch.setenv("HERMES_PLUGINS", "" if backend == "local" else backend)
     if backend == "docker":
         config["image"] = request.getfixturevalue("docker_images")[0]
