@@ -6,8 +6,11 @@ import asyncio
 import hashlib
 import json
 import math
+import os
 import re
+import ssl
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -418,19 +421,34 @@ def _open_client(settings: AgentSettings, learn: Callable[[Mapping[str, str]], N
             kept = [(key, value) for key, value in response.headers.multi_items() if key not in _OF_THE_TRANSFER]
             return type(response)(response.status_code, headers=kept, content=bytes(body), request=response.request)
 
+    # A proxy from the environment is never meant for a server on this host.
+    from_environment = not is_loopback(settings.base_url)
     return openai.AsyncOpenAI(
         api_key=settings.api_key.get_secret_value() if settings.api_key else _NO_KEY,
         base_url=settings.base_url,
         timeout=settings.request_timeout_s,
         max_retries=0,
-        # A proxy from the environment is never meant for a server on this host.
         http_client=BoundedClient(
-            trust_env=not is_loopback(settings.base_url),
+            trust_env=from_environment,
+            verify=_tls(from_environment, *(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))),
             limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
                 max_keepalive_connections=100
             ),  # rollouts are limited instead
         ),
     )
+
+
+@lru_cache(maxsize=8)
+def _tls(trust_env: bool, *certificates: str | None) -> ssl.SSLContext:
+    """Return the TLS settings of all clients. To read the certificates takes 20 ms, and some trainers' adapters make a
+    client for each rollout.
+
+    Args:
+        certificates: where the environment says that they are.
+    """
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=trust_env)
 
 
 _OF_THE_TRANSFER = frozenset({"content-encoding", "content-length", "transfer-encoding"})
