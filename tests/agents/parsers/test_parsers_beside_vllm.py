@@ -124,6 +124,8 @@ def test_vllm_finds_the_same_calls(
     request: pytest.FixtureRequest,
 ) -> None:
     name, text, _, _ = well_formed
+    if name not in PARSERS:
+        pytest.skip(f"not compared with vLLM 0.19.1: {name}")
     number = int(request.node.callspec.id.rpartition("-")[2])
     version = 11 if name == "mistral" and not text.partition("[TOOL_CALLS]")[2].lstrip().startswith("[") else 0
     schemas = json.loads(json.dumps(tools), object_hook=lambda fields: fields)
