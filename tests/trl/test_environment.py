@@ -5,9 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import pickle
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +23,8 @@ from hermes_core import RolloutEnded, UsageError
 from tests.trl.conftest import ISOLATION, Notes, call, scripted
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def prompts(spec: HermesSpec) -> list[Any]:
@@ -249,3 +257,33 @@ def test_wrong_options_are_refused_before_anything_is_opened() -> None:
         HermesSpec(Notes(), concurency=4)
     with pytest.raises(UsageError, match="unknown environment"):
         HermesSpec("nothing-of-the-kind").train_dataset  # noqa: B018
+
+
+@pytest.mark.parametrize("ending", ["pass", "raise KeyboardInterrupt", "raise ValueError"])
+def test_a_program_that_closes_nothing_leaves_nothing(ending: str, tmp_path: Path) -> None:
+    program = (
+        "from hermes_trl import HermesSpec\n"
+        "from tests.trl.conftest import ISOLATION, Notes\n"
+        "spec = HermesSpec(Notes(), concurrency=2, **ISOLATION)\n"
+        "made = spec.environment_factory()\n"
+        "made.reset(**spec.train_dataset[0])\n"
+        "made.terminal(command='sleep 1000 & echo up')\n"
+        f"{ending}\n"
+    )
+    environment = {**os.environ, "HERMES_STATE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == {"pass": 0, "raise KeyboardInterrupt": -signal.SIGINT, "raise ValueError": 1}[ending]
+    assert ending.removeprefix("raise ") in done.stderr or ending == "pass", done.stderr
+
+
+def test_ctrl_c_in_a_call_ends_the_call() -> None:
+    with HermesSpec(Notes(), concurrency=1, **ISOLATION) as spec:
+        made = spec.environment_factory()
+        made.reset(prompt=prompts(spec)[0])
+        timer = threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            made.terminal(command="sleep 60")
+        assert time.monotonic() - began < 30
+        timer.join()
