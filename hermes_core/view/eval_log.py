@@ -325,7 +325,7 @@ def _specification(run: Run) -> Json:
         "task": _task(run),
         "task_version": 0,
         "task_attribs": {},
-        "task_args": configuration.get("env") or {},
+        "task_args": {name: value for name, value in (configuration.get("env") or {}).items() if value is not None},
         "solver": configuration.get("agent"),
         "dataset": {"name": _task(run), "shuffled": False},
         "model": (configuration.get("agent_settings") or {}).get("model") or configuration.get("agent") or "none",
@@ -336,8 +336,18 @@ def _specification(run: Run) -> Json:
         | {key: configuration[key] for key in ("backend", "profile", "isolation") if configuration.get(key)},
         "scorers": [{"name": "reward"}],
         # A model wrote most of it: the viewer shows it as plain text, never as HTML or a link.
-        "viewer": {"trust_content": False},
+        "viewer": {"trust_content": False, "task_samples_view": _LIST},
     }
+
+
+_SHOWN = ("sampleStatus", "sampleId", "epoch", "score__reward__reward", "error", "limit", "tokens", "duration", "input")
+_EMPTY = ("target", "answer")
+_LIST = {
+    "name": "hermes-rl",
+    "multiline": False,
+    "columns": [{"id": name, "visible": name not in _EMPTY} for name in (*_SHOWN, *_EMPTY)],
+}
+"""The list of samples: the reward and the error are seen first, and what is always empty is hidden."""
 
 
 def _plan(run: Run) -> Json:

@@ -76,7 +76,16 @@ def test_a_rollout_is_a_sample_with_its_story(make_record: Any, write_run: Any, 
 def test_content_of_models_is_not_trusted(make_record: Any, write_run: Any, tmp_path: Path) -> None:
     log = written(write_run([make_record()]), tmp_path / "x.eval")
     for member in ("_journal/start.json", "header.json"):
-        assert log[member]["eval"]["viewer"] == {"trust_content": False}
+        assert log[member]["eval"]["viewer"]["trust_content"] is False
+
+
+def test_the_list_shows_rewards_and_hides_what_is_always_empty(
+    make_record: Any, write_run: Any, tmp_path: Path
+) -> None:
+    log = written(write_run([make_record()]), tmp_path / "x.eval")
+    columns = log["header.json"]["eval"]["viewer"]["task_samples_view"]["columns"]
+    assert {"id": "score__reward__reward", "visible": True} in columns
+    assert [column["id"] for column in columns if not column["visible"]] == ["target", "answer"]
 
 
 def test_a_failure_is_an_error_and_no_score(make_record: Any, write_run: Any, tmp_path: Path) -> None:
