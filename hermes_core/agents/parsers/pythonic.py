@@ -18,6 +18,7 @@ _NAME = r"[^\s()\[\]{}<>|,:=;'\"`]{1,256}+"
 _HEAD = re.compile(rf"\s*+({_NAME})\s*+\(")
 _BETWEEN = re.compile(r"\s*+[,;]?\s*+")
 _ANEW = re.compile(rf"(?:[,;]\s*+|\n\s*+|\[)(?=({_NAME})\()")
+_TOO_MANY = "too many calls are broken: neither this one nor the rest of the answer was read"
 _KEY = re.compile(r"[^\s(){}\[\]:=,<>'\"*]{1,256}+")
 _PLAIN_KEY = re.compile(r"[^\W\d]\w{0,255}+")
 
@@ -131,6 +132,8 @@ def _calls(source: Source, start: int, position: int) -> tuple[list[Item], int]:
             arguments, end = PYTHON.members(source, head.end(), ")", "=")
             items.append(ParsedCall(name, arguments, text[start:end], start))
         except NotRead as error:
+            if source.gives_up():
+                return [*items, ParseProblem(_TOO_MANY, text[start:], start, name)], len(text)
             end = _anew(source, max(error.position, head.end()))
             items.append(ParseProblem(str(error), text[start:end], start, name))
         start = position = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]  # it matches anywhere

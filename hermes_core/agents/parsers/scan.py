@@ -81,6 +81,7 @@ class Source:
         self.text = text
         self.tools = tools
         self._without_end = 0
+        self._broken = 0
         self._marks = marks
         self._found: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
@@ -105,6 +106,11 @@ class Source:
         self._without_end += 1
         closing = "}" if self.text[begin] == "{" else '"'
         return self._without_end <= _EXPLAINED or self.text[begin:end].rstrip().endswith(closing)
+
+    def gives_up(self) -> bool:
+        """Count a broken call, and return whether they are so many that the rest of the text is not worth reading."""
+        self._broken += 1
+        return self._broken > _EXPLAINED
 
     def broken(self, start: int, position: int, message: str, name: str = "") -> tuple[list[Item], int]:
         """Return a reader's result for a call that begins at `start` and can't be read from `position` on.

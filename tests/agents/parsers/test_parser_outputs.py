@@ -168,6 +168,14 @@ def test_json_may_have_many_lines_and_be_nested(parse: Parse, name: str) -> None
     assert not parsed.calls[0].repaired
 
 
+def test_what_comes_after_a_hundred_broken_calls_is_one_problem(parse: Parse) -> None:
+    """Each costs time, and nobody reads thousands of them."""
+    parsed = parse("pythonic", "[terminal(command='" * 1000 + "[terminal(command='ls')]")
+    assert (parsed.calls, len(parsed.problems)) == ((), 101)
+    assert parsed.problems[-1].raw.endswith("command='ls')]")
+    assert "rest of the answer" in parsed.problems[-1].message
+
+
 # --- reasoning --------------------------------------------------------------------------------------------------------
 
 
