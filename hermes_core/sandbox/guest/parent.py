@@ -348,8 +348,6 @@ class Parent:
         command = self._running[pid]
         deadline = time.monotonic() + grace
         command.deadline = deadline if command.deadline is None else min(command.deadline, deadline)
-        if command.left is None:
-            command.start = processes.start_of(pid)
         if grace > 0:
             for target in self._family(pid):
                 processes.send_signal(target, signal.SIGTERM)
@@ -375,6 +373,9 @@ class Parent:
 
     def _family(self, leader: int) -> list[int]:
         command = self._running[leader]
+        unreaped = command.status is None
+        if unreaped and command.start == 0:
+            command.start = processes.start_of(leader)
         others = len(self._running) > 1
 
         def adopted(pid: int, process: processes.Process) -> bool:
@@ -387,6 +388,10 @@ class Parent:
             return not others and process.start >= command.start
 
         found = processes.family(leader, command.start, adopted)
+        if unreaped and leader not in found:
+            # It is between its spawn and the end of its exec. Where others' processes are hidden, /proc hides it until
+            # then: it may not be dumped, as we may not.
+            found.insert(0, leader)
         if command.left is not None:
             command.left.update(found)
         return found

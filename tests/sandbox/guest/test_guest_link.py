@@ -1,4 +1,4 @@
-"""A slot's parent that dies before it has said a word."""
+"""A slot's parent that dies before it has said a word, and one that does not see its own child yet."""
 
 import subprocess
 import sys
@@ -29,3 +29,40 @@ def test_a_parent_that_is_dead_and_reaped_is_not_signalled(mechanism):
     """Its number may be a stranger's by then; and where it is nobody's, the guest died of the error."""
     done = subprocess.run([sys.executable, "-c", SCRIPT, mechanism], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+# What /proc hides for a moment: a child between its spawn and the end of its exec, which may not be dumped then.
+HIDDEN = """\
+import os, socket, sys
+from hermes_core.sandbox.guest import descriptors, processes
+from hermes_core.sandbox.guest.parent import Parent, encode_message, receive_message
+
+look = processes._fields
+hidden = set()
+processes._fields = lambda name: [] if name in hidden else look(name)
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+if os.fork() == 0:
+    ours.close()
+    parent = Parent(theirs, owns_all=False)
+    tell = parent._tell
+    def hide(message, fds=None):
+        hidden.add(str(message.get("pid")))
+        return tell(message, fds)
+    parent._tell = hide
+    parent.serve()
+theirs.close()
+null = os.open(os.devnull, os.O_RDWR)
+command = {"id": "1", "cwd": "/", "argv": ["/bin/sleep", "1000"], "env": {"HERMES_COMMAND": "1"}}
+descriptors.send(ours, encode_message(command), (null, null, null))
+print(receive_message(ours)[0].keys())
+descriptors.send(ours, encode_message({"end": "1", "grace": float(sys.argv[1])}))
+ours.settimeout(10)
+print(receive_message(ours)[0])
+"""
+
+
+@pytest.mark.parametrize(("grace", "status"), [(5, 15), (0, 9)])
+def test_a_command_that_ends_before_proc_shows_it(grace, status):
+    """Else it is never ended: it is taken for gone, and then its slot is emptied, with the neighbours in it."""
+    done = subprocess.run([sys.executable, "-c", HIDDEN, str(grace)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[1:] == [str({"exit": "1", "status": status})], done.stderr
