@@ -175,7 +175,7 @@ async def test_a_limit_that_the_server_names_is_kept_by_all_who_ask():
         assert traffic_to(server.base_url, "", "scripted") is first.endpoint.traffic
         await first.aclose()
     assert answers == ["done"] * 50
-    assert limited.refused <= 3
+    assert limited.refused <= 15, "40 if each finds the limit by itself"
     assert 1.5 < seconds < 10, "41 at 20 per second"
 
 
