@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import threading
 import time
 import warnings
@@ -41,6 +42,10 @@ RECORD = jsonschema.Draft202012Validator(record_schema())
 LOOP_STALL_S = 0.05
 """The longest that the event loop may be kept from running, unless the test says otherwise."""
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A script starts what it runs in the background so. Programs that tests start and interrupt would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEAK_GRACE_S = 20.0
 """How long after a test what it started may take to end."""
