@@ -30,12 +30,14 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 """The settings of the sandbox by where it is."""
 
+HOW = "`make setup EXTRAS=inspect`, then `.venv-inspect/bin/python -m pytest -m full tests/inspect_ai`"
+
 
 @pytest.fixture(scope="session")
 def inspect_extra(require: Callable[[str, str | None], None]) -> None:
     """Skips the test where Inspect is not installed beside the tests."""
     missing = [name for name in ("inspect_ai", "hermes_inspect") if importlib.util.find_spec(name) is None]
-    require("inspect", f"{' and '.join(missing)} not installed; `make setup EXTRAS=inspect`" if missing else None)
+    require("inspect", f"{' and '.join(missing)} not installed; {HOW}" if missing else None)
 
 
 @pytest.fixture

@@ -105,7 +105,8 @@ async def test_tokens_that_expire_and_tokens_that_are_revoked(emulator: ModalEmu
 
 
 async def test_a_sandbox_dies(emulator: ModalEmulator, sandbox: Any) -> None:
-    process = await sandbox.exec.aio("sleep", "60")
+    process = await sandbox.exec.aio("sh", "-c", "echo up; exec sleep 60")
+    assert await anext(aiter(process.stdout)) == "up\n"
     emulator.kill_sandbox(sandbox.object_id)
     assert await process.wait.aio() == 137
     assert sandbox.object_id not in {each["id"] for each in emulator.sandboxes()}
