@@ -48,15 +48,16 @@ $(STAMP): requirements.lock $(PROJECTS)
 	touch $@; \
 	echo "set up in $$(( $$(date +%s) - begin )) s"
 
-# verifiers needs another openai than the rest: it gets an environment of its own, .venv-verifiers.
-$(VENV)/.extra-verifiers: $(STAMP) requirements-verifiers.lock
+# They need other versions than the rest: each gets an environment of its own, .venv-NAME.
+APART := $(VENV)/.extra-verifiers $(VENV)/.extra-inspect
+$(APART): $(VENV)/.extra-%: requirements-%.lock $(STAMP)
 	@begin=$$(date +%s); set -e; \
-	$(PYTHON) -m venv --clear $(VENV)-verifiers; \
-	install="$(VENV)-verifiers/bin/python -m pip install --quiet --disable-pip-version-check"; \
-	$$install --require-hashes -r requirements-verifiers.lock; \
+	$(PYTHON) -m venv --clear $(VENV)-$*; \
+	install="$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check"; \
+	$$install --require-hashes -r requirements-$*.lock; \
 	$$install --no-deps --no-build-isolation -e . $(PLUGINS:%=-e ./%); \
 	touch $@; \
-	echo "extra verifiers set up in $(VENV)-verifiers in $$(( $$(date +%s) - begin )) s"
+	echo "extra $* set up in $(VENV)-$* in $$(( $$(date +%s) - begin )) s"
 
 $(VENV)/.extra-%: $(STAMP)
 	@begin=$$(date +%s); set -e; \

@@ -202,7 +202,7 @@ async def test_frames_right_behind_the_greeting_are_not_lost(rigged):
 
 
 async def test_a_stalled_channel_is_replaced(rigged):
-    async with rigged("shared", orphan_ttl_s=2.0) as rig:
+    async with rigged("shared", orphan_ttl_s=5.0) as rig:
         slot = await rig.slot()
         plain, channels = rig.sandbox.open, []
 
