@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -133,7 +134,8 @@ def _conversation(record: Mapping[str, Any], full: bool) -> Iterator[RenderableT
             title, about = f"turn {number}", _about_turn(turn, record["started"])
         yield _title(title, about)
         if reasoning := text_of(message.get("reasoning_content") or message.get("reasoning")):
-            yield _block(reasoning, full, "dim italic")
+            yield Indented(Text("thinking:", "dim italic"), 2)
+            yield _block(reasoning, full, "dim italic", indent=4)
         if content := text_of(message.get("content")):
             yield _block(content, full)
         for call in message.get("tool_calls") or ():
@@ -214,7 +216,7 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
         yield _title("verifier's report")
         yield from fields(record["details"], full, 2)
     elif record["reward"] is not None:
-        yield _title("verifier's report", "the reward alone")
+        yield _title("verifier's report", "the verifier gave a reward and no report")
     for stage in ("setup", "agent", "verify"):
         commands = [ran for ran in record["sandbox_commands"] if ran["stage"] == stage]
         if commands and (stage == "verify" or failure):
@@ -238,7 +240,7 @@ def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
 
 def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") -> Iterator[RenderableType]:
     """Yield named values: short ones behind their names, long texts and lists below them."""
-    texts = {name: text_of(value) for name, value in values.items() if value is not None}
+    texts = {name: _value(value) for name, value in values.items() if value is not None}
     long = {name: text for name, text in texts.items() if len(text) > _SHORT or "\n" in text}
     if short := [f"{name}: {text}" for name, text in texts.items() if name not in long]:
         yield Indented(shown("   ".join(short), style), indent)
@@ -269,3 +271,10 @@ def shortened(text: str, most: int = LINES) -> str:
         left_out = f"… {len(lines) - 2 * half} lines left out, --full shows them …"
         lines = [*lines[:half], left_out, *lines[-half:]]
     return "\n".join(lines)
+def _value(value: Any) -> str:
+    """Return a value as text. A line that is empty, or begins or ends with white space, is in quotes to be seen."""
+    if isinstance(value, str) and "\n" not in value and (not value or value != value.strip()):
+        return json.dumps(value, ensure_ascii=False)
+    return text_of(value)
+
+

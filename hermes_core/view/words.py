@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -57,10 +58,12 @@ def count(number: int) -> str:
 
 
 def money(dollars: float | None) -> str:
-    """Return US dollars; small amounts keep two significant digits."""
+    """Return US dollars: `$12.30`; less than one dollar with three significant digits, `$0.0105`."""
     if dollars is None:
         return NONE
-    return f"${dollars:.2f}" if dollars >= 1 or not dollars else f"${dollars:.2g}"
+    if not 0 < dollars < 1:
+        return f"${dollars:.2f}"
+    return f"${dollars:.{2 - math.floor(math.log10(dollars))}f}"
 
 
 def duration(seconds: float | None) -> str:

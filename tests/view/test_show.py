@@ -43,10 +43,10 @@ def test_a_run_is_a_table_with_what_it_came_to(run: Path) -> None:
     assert "pass@1 0.250 (2 of 3 items)   pass@2 1.000 (1 of 3 items)" in page
     assert "failures: 1 infra" in page
     assert "stopped at a limit: 1 max_turns" in page
-    assert "cost: $0.08, $0.08 per solved rollout" in page
+    assert "cost: $0.0800, $0.0800 per solved rollout" in page
     assert "tokens: 7.6k read (5% cached), 400 written" in page
     (lost,) = (text.split() for text in page.splitlines() if text.startswith("lost/0"))
-    assert lost == ["lost/0", "-", "infra", "-", "2", "1", "2.0k", "10.0", "$0.02"]
+    assert lost == ["lost/0", "-", "infra", "-", "2", "1", "2.0k", "10.0", "$0.0200"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_rollouts_are_filtered_sorted_and_limited(run: Path, options: list[str],
 
 def test_items_have_their_pass_at_k(run: Path) -> None:
     rows = {text.split()[0]: text.split() for text in show(run, "--items").splitlines() if "$" in text}
-    assert rows["greet"] == ["greet", "-", "2", "2", "1", "0.50", "0.500", "1.000", "20.0", "$0.04"]
+    assert rows["greet"] == ["greet", "-", "2", "2", "1", "0.50", "0.500", "1.000", "20.0", "$0.0400"]
     assert rows["lost"][1:7] == ["1", "infra", "1", "0", "0", "-"]
 
 
@@ -88,11 +88,12 @@ def test_tools_are_listed_with_what_went_wrong(run: Path) -> None:
 def test_one_rollout_is_told_from_its_prompt_to_its_report(run: Path) -> None:
     page = show(run, "greet/0")
     told = [
-        "reward 1.00 · stopped: finished · 2 turns · 1 tool calls · 2.0k tokens · 10.0 s · $0.02",
+        "reward 1.00 · stopped: finished · 2 turns · 1 tool calls · 2.0k tokens · 10.0 s · $0.0200",
         "agent         2.0 s         3.0 s",
         "of the agent's: model 1.5 s, tools 1.0 s, waited for the endpoint 0.50 s",
         "Make the tests pass.",
-        "TURN 1  at 2.0 s · took 1.0 s · waited 0.50 s · 900 → 80 tokens · $0.01",
+        "TURN 1  at 2.0 s · took 1.0 s · waited 0.50 s · 900 → 80 tokens · $0.0100",
+        "thinking:",
         "Hm.",
         "I look.",
         "→ terminal  make test",
@@ -115,6 +116,20 @@ def test_of_several_rollouts_of_an_item_the_reports_are_shown(run: Path) -> None
     assert page.count("reason: 1 of 2 tests failed") == 2
     assert "Make the tests pass." not in page
     assert "greet/1" not in show(run, "greet", "--solved", "--report")
+
+
+def test_white_space_around_an_argument_is_seen(make_record: Any, write_run: Any) -> None:
+    arguments = {"old_string": "  return 1", "new_string": "", "path": "a.py", "content": "\tx" * 40}
+    call = {"name": "patch", "arguments": json.dumps(arguments)}
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+    page = show(write_run([make_record(messages=[{"role": "user", "content": "Go."}, message])]), "greet/0")
+    assert 'old_string: "  return 1"   new_string: ""   path: a.py\n' in page
+    assert '"\\tx\\tx' in page
+
+
+def test_a_reward_without_a_report_says_so(make_record: Any, write_run: Any) -> None:
+    run = write_run([make_record(details={})])
+    assert "VERIFIER'S REPORT  the verifier gave a reward and no report" in show(run, "greet/0")
 
 
 def test_a_failure_says_why(run: Path) -> None:
@@ -207,7 +222,7 @@ def test_a_run_without_rewards_is_not_called_unscored(make_record: Any, write_ru
     page = show(run)
     assert "3 rollouts of 2 items: 2 finished; the environment gives no rewards" in page
     assert "scored" not in page
-    assert "cost: $0.06\n" in page
+    assert "cost: $0.0600\n" in page
     assert show(run, "--items").splitlines()[-2].split()[:4] == ["greet", "-", "2", "2"]
     assert "finished; the environment gives no rewards · stopped: finished · 2 turns" in show(run, "greet/0")
     assert "no reward: infra failure at verify" in show(run, "lost")

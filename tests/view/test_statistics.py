@@ -10,6 +10,7 @@ import pytest
 
 from hermes_core.view.index import Run
 from hermes_core.view.statistics import by_item, by_tool, mean_pass_at_k, pass_at_k, sizes_of_k, totals
+from hermes_core.view.words import money
 
 
 @pytest.mark.parametrize(("scored", "solved"), [(5, 0), (5, 1), (5, 3), (5, 5), (1, 1), (8, 2)])
@@ -47,3 +48,14 @@ def test_the_tool_that_fails_most_comes_first(make_record: Any, write_run: Any, 
     first, second = by_tool(run.rows.values())
     assert (first.tool, first.calls, first.failures, first.rollouts) == ("patch", 2, 2, 2)
     assert (second.tool, dict(second.failed)) == ("terminal", {"exit": 1})
+
+
+@pytest.mark.parametrize(
+    ("dollars", "said"),
+    [
+        *[(None, "-"), (0.0, "$0.00"), (0.0105, "$0.0105"), (0.0099, "$0.00990"), (0.01, "$0.0100"), (0.2, "$0.200")],
+        *[(1.0, "$1.00"), (12.341, "$12.34"), (0.00001234, "$0.0000123"), (math.nan, "$nan"), (-0.5, "$-0.50")],
+    ],
+)
+def test_small_amounts_have_the_same_number_of_digits(dollars: float | None, said: str) -> None:
+    assert money(dollars) == said
