@@ -8,14 +8,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes_core.errors import OutputError, UnknownNameError, UsageError
+from hermes_core.errors import OutputError, UsageError
 from hermes_core.printing import say
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ ROWS = 40
 _PIPE_WIDTH = 100_000
 """The columns of what is not a terminal."""
 
-_LEAST_ID = 6
-"""The least number of characters of a trajectory's id that name it."""
-
-
 FIRST_PORT = 7575
 """The port of the viewer, if it is free."""
 
@@ -47,9 +44,9 @@ SAID_FROM = 1000
 
 @click.command()
 @click.argument("run", type=_RUN)
-@click.argument("item", required=False)
+@click.argument("item", nargs=-1)
 @click.option("--items", "what", flag_value="items", help="One line per item, with its pass@k.")
-@click.option("--tools", "what", flag_value="tools", help="One line per tool: calls, failures by kind, seconds.")
+@click.option("--tools", "what", flag_value="tools", help="One line per tool: calls, failures, seconds; its errors.")
 @click.option("--report", "what", flag_value="report", help="Only failures and verifier's reports, of each rollout.")
 @click.option("--solved/--unsolved", default=None, help="Only rollouts with a reward of 1.0 or more; only others.")
 @click.option(
@@ -59,6 +56,7 @@ SAID_FROM = 1000
 @click.option("--min-reward", type=float, metavar="R", help="Only rollouts with at least this reward.")
 @click.option("--max-reward", type=float, metavar="R", help="Only rollouts with at most this reward.")
 @click.option("--tool", metavar="NAME", help="Only rollouts that called this tool.")
+@click.option("--failed-tool", metavar="NAME", help="Only rollouts in which a call of this tool failed.")
 @click.option(
     *("--sort",),
     type=click.Choice(["item", "reward", "turns", "tokens", "seconds", "waited", "cost", "started"]),
@@ -70,95 +68,67 @@ SAID_FROM = 1000
 )
 @click.option("--full", is_flag=True, help="Show long texts in full length.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show(run: Path, item: str | None, *, what: str | None, as_json: bool, **given: Any) -> None:
-    """Show a run in the terminal: a table of its rollouts, or what happened in the rollouts of ITEM.
+def show(
+    run: Path,
+    item: tuple[str, ...],
+    *,
+    what: str | None,
+    sort: str,
+    rows: int,
+    full: bool,
+    as_json: bool,
+    **conditions: Any,
+) -> None:
+    """Show a run in the terminal: a table of its rollouts, or what happened in the rollouts of each ITEM.
 
-    RUN is the folder of a run, or a file of records. ITEM is an item, one rollout of it (`ITEM/INDEX`), or the
-    beginning of a rollout's id. One rollout is shown as a whole; of several, the reports are shown.
+    RUN is the folder of a run, or a file of records. ITEM is an item, one rollout of it (`ITEM/INDEX`), the beginning
+    of a rollout's id, or a pattern ('leap-*'). One rollout is shown as a whole; of several, the reports are shown.
     """
+    from hermes_core.view.filters import Filters, named
     from hermes_core.view.index import Run
+    from hermes_core.view.tables import in_order
 
     opened = Run(run)
-    rows = [row for row in opened.rows.values() if _wanted(row, given)]
-    if item is not None:
-        rows = _named(item, rows, opened)
+    chosen = Filters(**conditions).choose(opened)
+    if item:
+        chosen = named(item, chosen, opened)
+    ordered = in_order(chosen, sort)
     if as_json:
-        say(json.dumps(_values(opened, rows, what, whole=item is not None, by=given["sort"])))
+        say(json.dumps(_values(opened, ordered, what, whole=bool(item))))
     else:
-        _print(_shown(opened, rows, what, item, given))
-
-
-def _wanted(row: Row, given: dict[str, Any]) -> bool:
-    """Return whether the filters let the rollout through."""
-    from hermes_core.view.index import LIMITS
-
-    reward, least, most = row.reward, given["min_reward"], given["max_reward"]
-    return (
-        given["solved"] in (None, row.solved)
-        and given["failure"] in (None, row.failure_kind, "any" if row.failure_kind else None)
-        and given["stop"] in (None, row.stop_reason, "limit" if row.stop_reason in LIMITS else None)
-        and (least is None or (reward is not None and reward >= least))
-        and (most is None or (reward is not None and reward <= most))
-        and (given["tool"] is None or given["tool"] in row.tools)
-    )
-
-
-def _named(item: str, rows: Sequence[Row], run: Run) -> list[Row]:
-    """Return the rollouts that an argument names.
-
-    Raises:
-        UnknownNameError: it names none of the run.
-        UsageError: it names some, but the filters leave none.
-    """
-
-    def named(among: Iterable[Row]) -> list[Row]:
-        among = list(among)
-        return (
-            [row for row in among if row.item_id == item]
-            or [row for row in among if row.name == item]
-            or [row for row in among if len(item) >= _LEAST_ID and row.trajectory_id.startswith(item)]
-        )
-
-    if found := named(rows):
-        return found
-    if named(run.rows.values()):
-        raise UsageError(f"no rollout of {item} fits the filters", hint="leave out filters")
-    raise UnknownNameError("item", item, sorted({row.item_id for row in run.rows.values()}), where=f"of {run.path}")
+        most = rows or len(ordered)
+        _print(_shown(opened, ordered, what, by_name=bool(item), by=sort, most=most, full=full))
 
 
 def _shown(
-    run: Run, rows: list[Row], what: str | None, item: str | None, given: dict[str, Any]
+    run: Run, rows: list[Row], what: str | None, *, by_name: bool, by: str, most: int, full: bool
 ) -> Iterable[RenderableType]:
     from rich.text import Text
 
     from hermes_core.view import tables, transcript
     from hermes_core.view.statistics import by_item, by_tool
 
-    if item is None:
+    if not by_name:
         yield from tables.headline(run, rows)
+        if not rows:
+            return
         yield Text()
     if what == "tools":
         used = by_tool(rows)
         yield tables.tools(used) if used else Text("no tool was called")
-        return
-    most = given["rows"] or len(rows)
-    ordered = tables.in_order(rows, given["sort"])
-    if what == "items":
-        grouped = by_item(ordered)
-        yield tables.items(ordered, given["sort"], most)
-        yield from _more(len(grouped) - most)
-    elif what == "report" or (item is not None and len(rows) > 1):
-        for row in ordered[:most]:
-            record = run.record(row)
-            yield from transcript.heading(row, record)
-            yield from transcript.report(record, full=given["full"])
-            yield Text()
-        yield from _more(len(ordered) - most)
-    elif item is not None:
-        yield from transcript.rollout(rows[0], run.record(rows[0]), full=given["full"])
+        yield from tables.errors(used)
+    elif what == "items":
+        yield tables.items(rows, by, most)
+        yield from _more(len(by_item(rows)) - most)
+    elif what == "report" or (by_name and len(rows) > 1):
+        for _, group in groupby(rows[:most], lambda row: row.item_id):
+            yield from transcript.reports(((row, run.record(row)) for row in group), full=full)
+        yield from _more(len(rows) - most)
+    elif by_name:
+        yield from transcript.rollout(rows[0], run.record(rows[0]), full=full)
     else:
-        yield tables.rollouts(ordered[:most])
-        yield from _more(len(ordered) - most)
+        yield tables.rollouts(rows[:most])
+        yield from _more(len(rows) - most)
 
 
 def _more(left_out: int) -> Iterable[RenderableType]:
@@ -168,12 +138,10 @@ def _more(left_out: int) -> Iterable[RenderableType]:
         yield Text(f"… and {left_out} more: --rows 0 shows all", "dim")
 
 
-def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool, by: str) -> Any:
+def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool) -> Any:
     """Return what programs get: the records of the rollouts that were named, or tables of the run."""
     from hermes_core.view.statistics import by_item, by_tool, totals
-    from hermes_core.view.tables import in_order
 
-    rows = in_order(rows, by)
     if what == "tools":
         return [{**vars(tool), "failures": tool.failures} for tool in by_tool(rows)]
     if whole or what == "report":
@@ -183,7 +151,7 @@ def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool, by: str
         return [
             {"item_id": item_id, **asdict(totals(group)), **_pass({item_id: group})} for item_id, group in items.items()
         ]
-    return {"run": str(run.path), **asdict(totals(rows)), **_pass(items), "rollouts": [_plain(row) for row in rows]}
+    return {"run": str(run.path), **asdict(totals(rows)), **_pass(items), "rows": [_plain(row) for row in rows]}
 
 
 def _pass(items: dict[str, list[Row]]) -> dict[str, Any]:

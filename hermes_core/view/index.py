@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +16,17 @@ from hermes_core.envs.store import TRAJECTORIES, read_run
 from hermes_core.envs.summary import SOLVED
 from hermes_core.errors import UsageError
 
-FORMAT = 1
+FORMAT = 2
 """The version of the index file. An index of another version is made again."""
 
 MESSAGE_SHOWN = 400
 """Maximum number of characters of a failure's message in a row. The record has all of it."""
+
+ERROR_SHOWN = 120
+"""The same for the message of a tool's error."""
+
+_VARYING = re.compile(r"(?<!\w)'[^']*'(?!\w)|\"[^\"]*\"|[^\s/]*/\S*|\d+")
+"""What differs between errors that are alike: quoted values, paths and numbers."""
 
 _TAIL = 4096
 """The number of bytes before the end of what was indexed that must be unchanged for the index to be used."""
@@ -38,6 +45,8 @@ class ToolUse(NamedTuple):
     seconds: float
     failed: Mapping[str, int]
     """Number of calls by kind of error. The kind `exit` is a command that ended with another exit code than 0."""
+    errors: Mapping[str, int]
+    """Number of failed calls by message, as `error_of` returns it."""
 
 
 class Row(NamedTuple):
@@ -277,15 +286,20 @@ def _turns(value: Mapping[str, Any]) -> int:
 
 def _tools(calls: list[Mapping[str, Any]]) -> dict[str, ToolUse]:
     """Return the use of each tool."""
-    used: dict[str, tuple[int, float, dict[str, int]]] = {}
+    used: dict[str, tuple[int, float, dict[str, int], dict[str, int]]] = {}
     for call in calls:
-        count, seconds, failed = used.get(call["name"]) or (0, 0.0, {})
+        count, seconds, failed, errors = used.get(call["name"]) or (0, 0.0, {}, {})
         if call["started"] is not None and call["ended"] is not None:
             seconds += call["ended"] - call["started"]
         if kind := failure_of(call):
             failed[kind] = failed.get(kind, 0) + 1
-        used[call["name"]] = count + 1, seconds, failed
-    return {name: ToolUse(count, round(seconds, 3), failed) for name, (count, seconds, failed) in used.items()}
+            error = error_of(call)
+            errors[error] = errors.get(error, 0) + 1
+        used[call["name"]] = count + 1, seconds, failed, errors
+    return {
+        name: ToolUse(count, round(seconds, 3), failed, errors)
+        for name, (count, seconds, failed, errors) in used.items()
+    }
 
 
 def failure_of(call: Mapping[str, Any]) -> str | None:
@@ -293,3 +307,12 @@ def failure_of(call: Mapping[str, Any]) -> str | None:
     if call["error"]:
         return str(call["error"]["kind"])
     return "exit" if call["exit_code"] else None
+
+
+def error_of(call: Mapping[str, Any]) -> str:
+    """Return what a failed call's error says, the same for errors that are alike: its first line without the hint, and
+    without quoted values, paths and numbers."""
+    if not call["error"]:
+        return f"exit code {call['exit_code']}"
+    first = str(call["error"]["message"]).strip().partition("\n")[0].partition(" (")[0]
+    return _VARYING.sub("…", first[:MESSAGE_SHOWN])[:ERROR_SHOWN] or str(call["error"]["kind"])

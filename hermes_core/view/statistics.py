@@ -85,6 +85,11 @@ def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return items
 
 
+def items_solved(items: Iterable[Sequence[Row]]) -> int:
+    """Return the number of items with at least one solved rollout."""
+    return sum(any(row.solved for row in rows) for rows in items)
+
+
 def sizes_of_k(items: Iterable[Sequence[Row]]) -> list[int]:
     """Return the `k` to show: powers of two up to the number of scored rollouts that items have, and that number."""
     most = max((sum(row.reward is not None for row in rows) for rows in items), default=0)
@@ -113,6 +118,8 @@ class ToolTotals:
     seconds: float = 0.0
     failed: Counter[str] = field(default_factory=Counter)
     """Number of failed calls by kind; `exit` is a command that ended with another exit code than 0."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Number of failed calls by message; messages that differ only in quoted values, paths and numbers are one."""
 
     @property
     def failures(self) -> int:
@@ -130,4 +137,5 @@ def by_tool(rows: Iterable[Row]) -> list[ToolTotals]:
             tool.rollouts += 1
             tool.seconds += use.seconds
             tool.failed.update(use.failed)
+            tool.errors.update(use.errors)
     return sorted(tools.values(), key=lambda tool: (-tool.failures, -tool.calls, tool.tool))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,12 +15,16 @@ from hermes_core.view.statistics import (
     ToolTotals,
     Totals,
     by_item,
+    items_solved,
     mean_pass_at_k,
     pass_at_k,
     sizes_of_k,
     totals,
 )
 from hermes_core.view.words import NONE, REWARDLESS, count, counted, duration, figure, line, money
+
+ERRORS = 3
+"""Maximum number of errors to show of a tool."""
 
 ORDERS: Mapping[str, Callable[[Row], Any]] = {
     "item": lambda row: 0,
@@ -48,13 +53,19 @@ def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
     about = [str(run.path), *([f"agent {first.agent}", f"backend {first.backend}"] if first else [])]
     about += [f"model {', '.join(models)}"] if models else []
     lines: list[RenderableType] = [line(" · ".join(about), "bold")]
+    if not rows:
+        return [*lines, _nothing(run)]
     lines.append(Text(f"{figures.rollouts} rollouts of {len(items)} items: {_outcome(figures)}"))
     if estimates := [f"pass@{k} {_share(items, k)}" for k in sizes_of_k(items.values())]:
         lines.append(Text("   ".join(estimates)))
+    if figures.scored and len(items) < len(rows):
+        lines.append(Text(f"{items_solved(items.values())} of {len(items)} items solved at least once"))
     if figures.failures:
         lines.append(line(f"failures: {counted(figures.failures)}", "red"))
     if figures.limits:
-        lines.append(line(f"stopped at a limit: {counted(figures.limits)}", "yellow"))
+        values = _limits(run.about.get("configuration") or {})
+        reached = (f"{number} {name}{values.get(name, '')}" for name, number in figures.limits.items())
+        lines.append(line(f"stopped at a limit: {', '.join(reached)}", "yellow"))
     if figures.prompt_tokens or figures.completion_tokens:
         cached = f" ({figures.cached_tokens / figures.prompt_tokens:.0%} cached)" if figures.cached_tokens else ""
         tokens = f"{count(figures.prompt_tokens)} read{cached}, {count(figures.completion_tokens)} written"
@@ -65,6 +76,29 @@ def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
     if figures.waited_s >= 1:
         lines.append(Text(f"waited for the endpoint: {duration(figures.waited_s)}"))
     return lines
+
+
+def _nothing(run: Run) -> Text:
+    """Return that no rollout is left to be shown, and what there is."""
+    every = run.rows.values()
+    if not every:
+        return Text("no rollout has ended")
+    stopped = counted(dict(Counter(row.stop_reason for row in every if row.stop_reason).most_common()))
+    failed = counted(totals(every).failures)
+    return line(f"none of the {len(every)} rollouts fits the filters (stopped: {stopped}; failures: {failed})")
+
+
+def _limits(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is to be said behind the name of a limit: its value, if the run knows it.
+
+    With a deadline, an agent may also be stopped before its own time limit.
+    """
+    settings = configuration.get("agent_settings") or {}
+    values = {"max_turns": settings.get("max_turns"), "length": settings.get("max_tokens")}
+    said = {name: f" ({value})" for name, value in values.items() if value}
+    if configuration.get("rollout_timeout") and not configuration.get("deadline"):
+        said["time_limit"] = f" ({configuration['rollout_timeout']:g} s)"
+    return said
 
 
 def _outcome(figures: Totals) -> str:
@@ -80,7 +114,7 @@ def _share(items: Mapping[str, Sequence[Row]], k: int) -> str:
     mean = mean_pass_at_k(items.values(), k)
     if mean is None:
         return NONE
-    return f"{mean[0]:.3f}" + (f" ({mean[1]} of {len(items)} items)" if mean[1] < len(items) else "")
+    return f"{mean[0]:.3f}" + (f" (over {mean[1]} of {len(items)} items)" if mean[1] < len(items) else "")
 
 
 def rollouts(rows: Iterable[Row]) -> Table:
@@ -156,6 +190,17 @@ def tools(used: Iterable[ToolTotals]) -> Table:
             line(counted(dict(tool.failed.most_common())) if tool.failures else NONE),
         )
     return table
+
+
+def errors(used: Iterable[ToolTotals]) -> Iterator[RenderableType]:
+    """Yield how each tool failed most often, and how to find these rollouts."""
+    failing = [tool for tool in used if tool.errors]
+    for tool in failing:
+        yield Text()
+        for error, number in tool.errors.most_common(ERRORS):
+            yield line(f"{tool.tool}: {number} × {error}")
+    if failing:
+        yield Text("\n--failed-tool NAME shows the rollouts in which a call of this tool failed", "dim")
 
 
 def _table(*columns: str) -> Table:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -32,6 +33,9 @@ _BAR = 40
 
 _SHORT = 60
 """Values up to this length are shown behind their name; longer ones and those of several lines below it."""
+
+_OF_ONE = re.compile(r"slot_\d+|tmp\.\w{10}|trajectory \w+|\d+\.\d+ ?s\b")
+"""What differs between equal reports: names of slots, temporary folders and rollouts, and times."""
 
 
 def rollout(row: Row, record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
@@ -206,6 +210,26 @@ def _about_call(call: Mapping[str, Any], content: str) -> Text:
 # ---------------------------------------------------------------------- the verifier's report
 
 
+def reports(rollouts: Iterable[tuple[Row, Mapping[str, Any]]], *, full: bool = False) -> Iterator[RenderableType]:
+    """Yield the reports of an item's rollouts; a report that several rollouts have is shown once, below all of them."""
+    alike: dict[str, list[tuple[Row, Mapping[str, Any]]]] = {}
+    for row, record in rollouts:
+        alike.setdefault(_said(record), []).append((row, record))
+    for same in alike.values():
+        for row, record in same:
+            yield from heading(row, record)
+        if len(same) > 1:
+            yield Text(f"{len(same)} rollouts, the same report but for names of slots and times", "bold")
+        yield from report(same[0][1], full=full)
+        yield Text()
+
+
+def _said(record: Mapping[str, Any]) -> str:
+    """Return a text that is the same for rollouts with the same reward and report, but for what is of one rollout."""
+    ran = [[ran[name] for name in ("stage", "command", "exit_code", "output")] for ran in record["sandbox_commands"]]
+    return _OF_ONE.sub("…", json.dumps([record["reward"], record["failure"], record["details"], ran], sort_keys=True))
+
+
 def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
     """Yield why the rollout has its reward or none: the failure, what the verifier returned, and what it ran."""
     failure = record["failure"]
@@ -250,6 +274,13 @@ def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") 
         yield _block("\n".join(map(text_of, value)) if isinstance(value, list) else text, full, style, indent + 2)
 
 
+def _value(value: Any) -> str:
+    """Return a value as text. A line that is empty, or begins or ends with white space, is in quotes to be seen."""
+    if isinstance(value, str) and "\n" not in value and (not value or value != value.strip()):
+        return json.dumps(value, ensure_ascii=False)
+    return text_of(value)
+
+
 def _title(title: str, about: str = "") -> RenderableType:
     return Group(Text(), Text("  ").join([line(title.upper(), "bold"), *([line(about, "dim")] if about else [])]))
 
@@ -271,10 +302,3 @@ def shortened(text: str, most: int = LINES) -> str:
         left_out = f"… {len(lines) - 2 * half} lines left out, --full shows them …"
         lines = [*lines[:half], left_out, *lines[-half:]]
     return "\n".join(lines)
-def _value(value: Any) -> str:
-    """Return a value as text. A line that is empty, or begins or ends with white space, is in quotes to be seen."""
-    if isinstance(value, str) and "\n" not in value and (not value or value != value.strip()):
-        return json.dumps(value, ensure_ascii=False)
-    return text_of(value)
-
-

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from hermes_core.agents.base import CallError, CallErrorKind
 from hermes_core.cli.main import main
 
 HOSTILE = (
@@ -40,7 +41,8 @@ def run(make_record: Any, write_run: Any, failed_call: Any) -> Path:
 def test_a_run_is_a_table_with_what_it_came_to(run: Path) -> None:
     page = show(run)
     assert "4 rollouts of 3 items: 3 scored, 1 solved, mean reward 0.500" in page
-    assert "pass@1 0.250 (2 of 3 items)   pass@2 1.000 (1 of 3 items)" in page
+    assert "pass@1 0.250 (over 2 of 3 items)   pass@2 1.000 (over 1 of 3 items)" in page
+    assert "1 of 3 items solved at least once" in page
     assert "failures: 1 infra" in page
     assert "stopped at a limit: 1 max_turns" in page
     assert "cost: $0.0800, $0.0800 per solved rollout" in page
@@ -62,6 +64,7 @@ def test_a_run_is_a_table_with_what_it_came_to(run: Path) -> None:
         (["--min-reward", "0.5"], ["greet/0", "hard/0"]),
         (["--max-reward", "0.5"], ["greet/1", "hard/0"]),
         (["--tool", "patch"], ["hard/0"]),
+        (["--failed-tool", "patch"], ["hard/0"]),
         (["--sort", "reward"], ["lost/0", "greet/1", "hard/0", "greet/0"]),
         (["--rows", "1"], ["greet/0"]),
     ],
@@ -70,6 +73,48 @@ def test_rollouts_are_filtered_sorted_and_limited(run: Path, options: list[str],
     page = show(run, *options)
     assert [text.split()[0] for text in page.splitlines() if "/0 " in text or "/1 " in text] == left
     assert ("… and 3 more: --rows 0 shows all" in page) is (options[0] == "--rows")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--stop", "max_turn"], "stopped with 'max_turn'; there are: finished, max_turns (did you mean 'max_turns'?)"),
+        (["--stop", "lenght"], "stopped with 'lenght'; there are: finished, max_turns (did you mean 'length'?)"),
+        (["--failure", "infraa"], "failed with 'infraa'; there are: infra (did you mean 'infra'?)"),
+        (["--tool", "pathc"], "called 'pathc'; there are: patch, terminal (did you mean 'patch'?)"),
+        (["--failed-tool", "zzz"], "called 'zzz'; there are: patch, terminal\n"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--items"], ["--json"], ["greet"]])
+def test_a_filter_that_stands_for_nothing_is_an_error(
+    run: Path, options: list[str], said: str, more: list[str]
+) -> None:
+    assert f"no rollout of this run {said}" in show(run, *options, *more, code=2)
+
+
+@pytest.mark.parametrize("what", [[], ["--items"], ["--tools"], ["--report"]])
+def test_filters_that_leave_nothing_say_what_there_is(run: Path, what: list[str]) -> None:
+    said = "none of the 4 rollouts fits the filters (stopped: 2 finished, 1 max_turns; failures: 1 infra)"
+    assert show(run, "--stop", "length", *what).splitlines()[1:] == [said]
+
+
+def test_a_tool_whose_calls_succeeded_did_not_fail(make_record: Any, write_run: Any) -> None:
+    record = make_record()
+    run = write_run([dataclasses.replace(record, calls=(dataclasses.replace(record.calls[0], exit_code=0),))])
+    assert "greet/0" in show(run, "--tool", "terminal")
+    assert "greet/0" not in show(run, "--failed-tool", "terminal")
+
+
+def test_a_limit_is_shown_with_its_value(make_record: Any, write_run: Any) -> None:
+    stopped = ["max_turns", "time_limit", "context_length"]
+    run = write_run([make_record(index=index, stop_reason=reason) for index, reason in enumerate(stopped)])
+    about = json.loads((run / "run.json").read_text())
+    about["configuration"] |= {"agent_settings": {"max_turns": 12, "max_tokens": None}, "rollout_timeout": 25.0}
+    (run / "run.json").write_text(json.dumps(about))
+    assert "stopped at a limit: 1 max_turns (12), 1 time_limit (25 s), 1 context_length\n" in show(run)
+    about["configuration"]["deadline"] = 60.0
+    (run / "run.json").write_text(json.dumps(about))
+    assert "1 time_limit, " in show(run)
 
 
 def test_items_have_their_pass_at_k(run: Path) -> None:
@@ -83,6 +128,22 @@ def test_tools_are_listed_with_what_went_wrong(run: Path) -> None:
     assert page.index("terminal") < page.index("patch"), "the most failures first"
     assert "1 invalid_arguments" in page
     assert "3 exit" in page
+    assert "\nterminal: 3 × exit code 2\n\npatch: 1 × path is missing\n" in page
+
+
+def test_errors_that_are_alike_are_one(make_record: Any, write_run: Any, failed_call: Any) -> None:
+    messages = [
+        "the text to replace was not found (the nearest is line 7, 'return 1': read the file again)",
+        "the text to replace was not found (read the file again)",
+        *["src/a.py does not exist", "lib/b/c.py does not exist\nmore"],
+        *["line 3 of 'a b' can't be read", "line 12 of 'c' can't be read"],
+        "a fourth",
+    ]
+    calls = [dataclasses.replace(failed_call, error=CallError(CallErrorKind.FAILED, text)) for text in messages]
+    page = show(write_run([make_record(calls=calls[:3]), make_record(index=1, calls=calls[3:])]), "--tools")
+    for text in ("the text to replace was not found", "… does not exist", "line … of … can't be read"):
+        assert f"\npatch: 2 × {text}\n" in page
+    assert "a fourth" not in page
 
 
 def test_one_rollout_is_told_from_its_prompt_to_its_report(run: Path) -> None:
@@ -118,6 +179,33 @@ def test_of_several_rollouts_of_an_item_the_reports_are_shown(run: Path) -> None
     assert "greet/1" not in show(run, "greet", "--solved", "--report")
 
 
+def test_a_report_that_rollouts_have_in_common_is_shown_once(make_record: Any, write_run: Any) -> None:
+    def record(index: int, **given: Any) -> Any:
+        said = {"output": f"/data/slot_{index}/a.py: 1 failed in 0.{index}1s"}
+        return make_record(index=index, **{"reward": 0.0, "details": said} | given)
+
+    run = write_run([record(0), record(1, details={"output": "other"}), record(2), make_record("next", reward=0.0)])
+    page = show(run, "--report")
+    assert page.count("1 failed in") == 1
+    told = ("greet/0", "greet/2", "2 rollouts, the same report", "1 failed in", "greet/1")
+    places = [page.index(text) for text in told]
+    assert places == sorted(places)
+    assert page.index("output: other") > places[-1]
+    assert page.count("the same report") == 1
+
+
+def test_several_items_and_patterns_can_be_named(run: Path) -> None:
+    def headings(*names: str) -> list[str]:
+        return [text.split()[0] for text in show(run, *names, "--report").splitlines() if "-0123456789abcdef" in text]
+
+    assert headings("hard", "greet/1") == ["greet/1", "hard/0"]
+    assert headings("gr*", "greet/0") == ["greet/0", "greet/1"]
+    assert headings("*/0", "--solved") == ["greet/0"]
+    assert "unknown item 'gret'" in show(run, "greet", "gret", code=2)
+    assert "unknown item 'x*'" in show(run, "x*", code=2)
+    assert [text.split()[0] for text in show(run, "gr*", "hard", "--items").splitlines()] == ["item", "greet", "hard"]
+
+
 def test_white_space_around_an_argument_is_seen(make_record: Any, write_run: Any) -> None:
     arguments = {"old_string": "  return 1", "new_string": "", "path": "a.py", "content": "\tx" * 40}
     call = {"name": "patch", "arguments": json.dumps(arguments)}
@@ -146,14 +234,16 @@ def test_an_unknown_item_is_an_error_with_the_nearest(run: Path) -> None:
 
 def test_programs_get_json(run: Path) -> None:
     whole = json.loads(show(run, "--json"))
-    assert (whole["scored"], whole["solved"], whole["pass_at_k"]) == (3, 1, {"1": 0.25, "2": 1.0})
-    assert [row["item_id"] for row in whole["rollouts"]] == ["greet", "greet", "hard", "lost"]
-    assert "offset" not in whole["rollouts"][0]
-    assert whole["rollouts"][2]["tools"]["patch"]["failed"] == {"invalid_arguments": 1}
+    assert (whole["rollouts"], whole["scored"], whole["solved"]) == (4, 3, 1)
+    assert whole["pass_at_k"] == {"1": 0.25, "2": 1.0}
+    assert [row["item_id"] for row in whole["rows"]] == ["greet", "greet", "hard", "lost"]
+    assert "offset" not in whole["rows"][0]
+    assert whole["rows"][2]["tools"]["patch"]["failed"] == {"invalid_arguments": 1}
     (record,) = json.loads(show(run, "lost", "--json"))
     assert record["failure"]["kind"] == "infra"
     assert [tool["tool"] for tool in json.loads(show(run, "--tools", "--json"))] == ["terminal", "patch"]
-    assert json.loads(show(run, "--items", "--json"))[0]["pass_at_k"] == {"1": 0.5, "2": 1.0}
+    greet = json.loads(show(run, "--items", "--json"))[0]
+    assert (greet["rollouts"], greet["pass_at_k"]) == (2, {"1": 0.5, "2": 1.0})
 
 
 def test_long_texts_are_cut_unless_all_is_asked_for(make_record: Any, write_run: Any) -> None:
