@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hermes_core.view.index import LIMITS
-from hermes_core.view.plain_text import parsed, text_of
+from hermes_core.view.plain_text import failure_name, parsed, text_of
 
 Json = dict[str, Any]
 
@@ -18,6 +18,12 @@ MAX_TEXT = 1 << 16
 
 LISTED = 300
 """Maximum number of characters of a text in the list of samples, which a viewer loads as a whole."""
+
+INLINE = 80
+"""Maximum number of characters of a verifier's list or object that is written in one line."""
+
+NOT_BEGUN = "(the rollout ended before its conversation began)"
+"""The prompt of a rollout without messages, such as one whose setup failed, in the list of samples."""
 
 _ATTACHED_FROM = 200
 """From this length on, a text of events is kept once per sample, as an attachment."""
@@ -57,13 +63,13 @@ def sample(record: Mapping[str, Any], epoch: int, began: float) -> Json:
 
 def summary(sample: Mapping[str, Any]) -> Json:
     """Return what the list of samples shows."""
-    asked = next((message for message in sample["input"] if message["role"] == "user"), {"content": ""})
+    asked = next((message["content"] for message in sample["input"] if message["role"] == "user"), NOT_BEGUN)
     error, limit = sample.get("error"), sample.get("limit")
     scores = sample["scores"]
     return {
         **{key: sample[key] for key in ("id", "epoch", "target", "model_usage", "started_at", "completed_at", "uuid")},
         **{key: sample[key] for key in ("total_time", "working_time", "turn_count")},
-        "input": asked["content"][:LISTED],
+        "input": asked if len(asked) <= LISTED else f"{asked[:LISTED]}…",
         "scores": scores
         and {
             name: {**score, "explanation": score["explanation"][:LISTED], "metadata": {}}
@@ -316,7 +322,9 @@ def told(details: Mapping[str, Any]) -> str:
     """Return a verifier's details as text: a line for each, its texts as they are."""
     lines = []
     for name, value in details.items():
-        text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if text is not value and len(text) > INLINE:
+            text = json.dumps(value, indent=1, ensure_ascii=False)
         lines.append(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}")
     return bounded("\n".join(lines))
 
@@ -404,5 +412,5 @@ def _parameter(schema: Any) -> Json:
 
 
 def _error(failure: Mapping[str, Any]) -> Json:
-    text = f"{failure['kind']} failure at {failure['stage']}: {failure['message']}"
+    text = f"{failure_name(failure['kind'], failure['stage'])}: {failure['message']}"
     return {"message": text, "traceback": text, "traceback_ansi": text}

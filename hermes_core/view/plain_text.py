@@ -1,4 +1,4 @@
-"""The text of messages and arguments, as models and endpoints write them."""
+"""Plain texts of a record: messages and arguments as models and endpoints write them, and what a failure is called."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def parsed(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def failure_name(kind: str, stage: str | None) -> str:
+    """Return what failed, and where if the kind does not say it."""
+    return f"{kind} failure" if stage in (None, kind) else f"{kind} failure at {stage}"

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hermes_core.envs.record import STAGES
 from hermes_core.view.index import Row, failure_of
-from hermes_core.view.plain_text import parsed, text_of
+from hermes_core.view.plain_text import failure_name, parsed, text_of
 from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, shown
 
 LINES = 30
@@ -70,7 +70,7 @@ def heading(row: Row, record: Mapping[str, Any]) -> Iterator[RenderableType]:
 def outcome(row: Row) -> Text:
     """Return one line with the reward or the failure, and how long the rollout was."""
     if row.failure_kind is not None:
-        text = line(f"no reward: {_failure(row.failure_kind, row.failure_stage)}", "bold red")
+        text = line(f"no reward: {failure_name(row.failure_kind, row.failure_stage)}", "bold red")
     elif row.reward is not None:
         text = Text(f"reward {figure(row.reward, 2)}", "bold green" if row.solved else "bold yellow")
     else:
@@ -81,11 +81,6 @@ def outcome(row: Row) -> Text:
     parts += [duration(row.seconds)]
     parts += [money(row.cost)] if row.cost is not None else []
     return Text.assemble(text, " · ", line(" · ".join(parts)))
-
-
-def _failure(kind: str, stage: str | None) -> str:
-    """Return what failed, and where if the kind does not say it."""
-    return f"{kind} failure" if stage in (None, kind) else f"{kind} failure at {stage}"
 
 
 # ---------------------------------------------------------------------- when
@@ -234,7 +229,7 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
     """Yield why the rollout has its reward or none: the failure, what the verifier returned, and what it ran."""
     failure = record["failure"]
     if failure:
-        yield _title(_failure(failure["kind"], failure["stage"]))
+        yield _title(failure_name(failure["kind"], failure["stage"]))
         yield _block(failure["message"], full, "red")
     if record["details"]:
         yield _title("verifier's report")

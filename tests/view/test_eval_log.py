@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from hermes_core.errors import OutputError
+from hermes_core.envs.record import Failure
+from hermes_core.errors import FailureKind, OutputError
 from hermes_core.view import eval_log
 from hermes_core.view.eval_log import RunLog, log_name
+from hermes_core.view.eval_sample import told
 from hermes_core.view.index import Run
 
 
@@ -99,6 +101,37 @@ def test_a_failure_is_an_error_and_no_score(make_record: Any, write_run: Any, tm
     assert (score["scored_samples"], score["unscored_samples"]) == (1, 1)
     assert score["metrics"]["mean"]["value"] == 1.0
     assert [summary.get("error") for summary in log["summaries.json"]] == [None, lost["error"]["message"]]
+
+
+def test_a_rollout_that_never_began_says_so(make_record: Any, write_run: Any, tmp_path: Path) -> None:
+    failure = Failure(FailureKind.SETUP, "setup", "the patch does not apply")
+    bare = make_record(reward=None, failure=failure, messages=[], turns=(), calls=())
+    log = written(write_run([bare]), tmp_path / "x.eval")
+    (summary,) = log["summaries.json"]
+    assert summary["input"] == "(the rollout ended before its conversation began)"
+    assert summary["error"] == "setup failure: the patch does not apply"
+    assert log["samples/greet_epoch_1.json"]["input"] == []
+
+
+def test_the_list_shows_the_beginning_of_a_prompt(make_record: Any, write_run: Any, tmp_path: Path) -> None:
+    run = write_run([make_record(), make_record(index=1, messages=[{"role": "user", "content": "x" * 301}])])
+    shown = [summary["input"] for summary in written(run, tmp_path / "x.eval")["summaries.json"]]
+    assert shown == ["Make the tests pass.", "x" * 300 + "…"]
+
+
+def test_a_report_is_told_in_few_lines() -> None:
+    details = {
+        "passed": 205,
+        "fail_to_pass": {"passed": 3, "total": 3},
+        "failed": ["test_" + "x" * 80],
+        "output": "a\nb",
+    }
+    assert told(details).splitlines() == [
+        "passed: 205",
+        'fail_to_pass: {"passed": 3, "total": 3}',
+        *("failed:", "[", f' "test_{"x" * 80}"', "]"),
+        *("output:", "a", "b"),
+    ]
 
 
 def test_without_rewards_there_is_no_scorer(make_record: Any, write_run: Any, tmp_path: Path) -> None:
