@@ -36,6 +36,8 @@ hypothesis.settings.register_profile("default", max_examples=12, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=160, deadline=None)
 hypothesis.settings.load_profile("default")  # `--hypothesis-profile` comes after it
 
+gc.disable()  # until all tests are collected: they stay to the end, and each round would go through all of them again
+
 RECORD = jsonschema.Draft202012Validator(record_schema())
 """What every record of a test has to fit."""
 
@@ -82,6 +84,7 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector the thousands of tests, which all stay until the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

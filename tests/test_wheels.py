@@ -346,9 +346,9 @@ class Installed:
 
 
 def build(project: Path, into: Path) -> Path:
-    """The wheel of a project."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run([*command, "-w", into, project], capture_output=True, text=True, timeout=120)
+    """The wheel of a project, by the build backend of all of ours. pip would call the same, in five times the time."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", into]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     [wheel] = into.glob("*.whl")
     return wheel
@@ -385,7 +385,7 @@ def installed(folder: Path, dependencies: Path, *wheels: Path) -> Installed:
     python = folder / "bin" / "python"
     [site] = folder.glob("lib/python*/site-packages")
     command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*command, *wheels], check=True, capture_output=True, timeout=120)
+    subprocess.run([*command, "--no-compile", *wheels], check=True, capture_output=True, timeout=120)
     # Only now: pip would take the dependencies' folder for a part of the environment.
     (site / "dependencies.pth").write_text(f"{dependencies}\n")
     environment = Installed(folder)

@@ -385,4 +385,4 @@ def tools() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def parser_of() -> Callable[[str], Parser]:
     """The built-in parser of a name, without any plugin."""
-    return lambda name: Runtime(load_entry_points=False).parser(name)
+    return Runtime(load_entry_points=False).parser
