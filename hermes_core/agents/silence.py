@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from hermes_core.agents.failures import NoSignOfLife, says_nothing
+from hermes_core.agents.failures import NoSignOfLife, is_timeout, says_nothing
 from hermes_core.agents.traffic import Traffic
 from hermes_core.aio import alongside
 
@@ -46,18 +46,23 @@ class Listener:
             NoSignOfLife: the server was silent for `patience_s`.
         """
         limit = asyncio.timeout(None)
+        self.traffic.asked()
         try:
-            async with limit, alongside(self._listen(limit, time.monotonic(), patience_s)):
+            async with limit, alongside(self._listen(limit, patience_s)):
                 yield
         except TimeoutError as error:
             if limit.expired():
                 raise NoSignOfLife from error
             raise
+        except BaseException as error:
+            if not is_timeout(error):  # refused, not reached, or cancelled: the server does not work on an answer
+                self.traffic.owes_answer = False
+            raise
 
-    async def _listen(self, limit: asyncio.Timeout, began: float, patience_s: float) -> None:
+    async def _listen(self, limit: asyncio.Timeout, patience_s: float) -> None:
         traffic = self.traffic
         while True:
-            quiet_s = time.monotonic() - max(traffic.heard_at, began)
+            quiet_s = time.monotonic() - traffic.quiet_since
             if not traffic.silent and quiet_s < QUIET_S:
                 await asyncio.sleep(QUIET_S - quiet_s)
             elif traffic.silent and time.monotonic() - traffic.failing_since >= patience_s:

@@ -53,8 +53,10 @@ class Traffic:
         self.paused = False
         self.given_up: EndpointDown | None = None
         """Why it was given up, if it has not answered since."""
-        self.heard_at = -math.inf
-        """When it last gave any answer, also a refusal."""
+        self.quiet_since = 0.0
+        """When it last gave any answer, also a refusal, or else was first asked."""
+        self.owes_answer = False
+        """Whether it was asked since then, and let the time limits of requests pass or may still answer."""
         self.silent = False
         """Whether it gives no answer and no sign of life."""
         self.asked_for_sign = False
@@ -179,9 +181,14 @@ class Traffic:
         if not self.paused and self.failures >= max(PAUSE_AFTER, self._under_way):
             self.pause()
 
+    def asked(self) -> None:
+        """Note that the server is sent a request."""
+        if not self.owes_answer:
+            self.quiet_since, self.owes_answer = time.monotonic(), True
+
     def heard(self) -> None:
         """Note that the server gave any answer."""
-        self.heard_at, self.silent = time.monotonic(), False
+        self.quiet_since, self.owes_answer, self.silent = time.monotonic(), False, False
         self._changed.set()
 
     def falls_silent(self) -> None:

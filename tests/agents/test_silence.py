@@ -41,9 +41,9 @@ def opened(server, **fields):
     return OpenAIServer(AgentSettings(model="scripted", base_url=server.base_url, endpoint_patience_s=1, **fields))
 
 
-async def ask(endpoint):
+async def ask(endpoint, **body):
     try:
-        return (await endpoint.chat_completion(messages=[{"role": "user", "content": "hello"}])).choices[0]
+        return (await endpoint.chat_completion(messages=[{"role": "user", "content": "hello"}], **body)).choices[0]
     except ModelError as error:
         return error
 
@@ -81,6 +81,43 @@ async def test_a_slow_server_that_gives_signs_of_life_is_waited_for(caplog):
     [text] = warned(caplog)
     assert "still lists its models" in text
     assert "repeated after 4 s" in text
+
+
+async def test_a_model_that_hangs_is_named_also_if_requests_end_sooner(caplog):
+    async with Mute() as server:
+        endpoint = opened(server, request_timeout_s=0.2)
+        server.mute = server.lists_models = True
+        error = await ask(endpoint, max_tokens=9)  # without it, a late answer is requested again in short
+        await endpoint.aclose()
+    assert "did not answer in time" in str(error)
+    [slow] = [text for text in warned(caplog) if "is silent" in text or "lists its models" in text]
+    assert "still lists its models" in slow
+
+
+async def test_a_server_that_is_gone_is_not_called_silent(caplog):
+    async with Mute() as server:
+        endpoint = opened(server)
+        assert (await ask(endpoint)).message.content == "done"
+    errors = await asyncio.gather(*(ask(endpoint) for _ in range(4)))
+    await endpoint.aclose()
+    assert all("could not be reached" in str(error) for error in errors)
+    [text] = warned(caplog)
+    assert "fails (no connection)" in text
+
+
+async def test_a_server_that_was_idle_is_not_called_slow(caplog):
+    async with Mute() as server:
+        endpoint = opened(server, request_timeout_s=4)
+        server.mute = server.lists_models = True
+        asking = asyncio.create_task(ask(endpoint))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await asyncio.sleep(0.4)
+        server.mute = False
+        assert (await ask(endpoint)).message.content == "done"
+        await endpoint.aclose()
+    assert warned(caplog) == []
 
 
 async def test_a_server_that_speaks_again_is_not_held_to_its_silence(caplog):
