@@ -58,7 +58,7 @@ class _Trials:
         plain = re.sub(r"[^\w.-]+", "-", record.item_id, flags=re.ASCII).strip(".-")[:_LONGEST_NAME] or "item"
         name = f"{plain}__{record.rollout_index}"
         if name in self._names:
-            digest = hashlib.sha256(record.item_id.encode()).hexdigest()
+            digest = hashlib.sha256(f"{record.item_id}/{record.group}".encode()).hexdigest()
             name = f"{plain}-{digest[:8]}__{record.rollout_index}"
         self._names.add(name)
         return name

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from hermes_core.envs.plain import Redact
 from hermes_core.envs.record import Record
 from hermes_core.envs.store import TRAJECTORIES, read_run, record_in
-from hermes_core.envs.summary import SOLVED, Key
+from hermes_core.envs.summary import SOLVED
 from hermes_core.envs.tokens import SPELT
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 from hermes_core.export.conversation import calls_of, digest, has_reasoning, prompt_length, token_count
@@ -239,14 +239,14 @@ def select(run: RunReader, filters: ExportFilters, refuses: Refuses, *, by_rewar
         refuses: tells which records the format can't hold.
         by_reward: apply the conditions for rewards and the limit per item. Pairs apply them to the chosen rollout.
     """
-    last: dict[Key, Candidate | str] = {}
+    last: dict[tuple[str, str, int], Candidate | str] = {}
     superseded = 0
     for offset, record in run.records():
-        key = (record.item_id, record.rollout_index)
+        key = (record.item_id, record.group, record.rollout_index)
         superseded += key in last
         reason = filters.refuses(record) or refuses(record)
         if reason is None and by_reward and not filters.rewards(record.reward):
-            reason = "reward"
+            reason = "reward too low, or none"
         last.pop(key, None)  # so that the order is that of the records that count
         last[key] = _candidate(offset, record) if reason is None else reason
     selection = Selection(run, filters, [], superseded=superseded)

@@ -133,7 +133,7 @@ def test_the_card_tells_what_the_export_holds(make_run: MakeRun) -> None:
     assert front["configs"] == [{"config_name": "default", "data_files": "train.jsonl"}]
     assert "| rollouts | 2 |" in text
     assert "| mean reward | 0.7500 |" in text
-    assert "| reward | 1 |" in text
+    assert "| reward too low, or none | 1 |" in text
     assert "| failure: infra | 1 |" in text
     assert "| `read` | 2 | 2 | 2 failed | 0.500 |" in text
     assert "| run | tasks | model | 7 | 2026-11-23T08:00:00+00:00 | abc | hermes-rl 0.1.0 |" in text

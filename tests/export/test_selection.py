@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ def run(make_run: MakeRun) -> Path:
         ({}, "a-0 a-1 b-0 b-1 b-2 c-0-failed c-1-failed", {}),
         ({"failures": ("none",)}, "a-0 a-1 b-0 b-1 b-2", {"failure: infra": 1, "failure: model": 1}),
         ({"failures": ("model", "infra")}, "c-0-failed c-1-failed", {"without a failure": 5}),
-        ({"solved": True}, "a-0 b-2", {"reward": 5}),
-        ({"min_reward": 0.5}, "a-0 a-1 b-2", {"reward": 4}),
+        ({"solved": True}, "a-0 b-2", {"reward too low, or none": 5}),
+        ({"min_reward": 0.5}, "a-0 a-1 b-2", {"reward too low, or none": 4}),
         ({"has_reasoning": True}, "a-0 a-1 b-1 b-2", {"no reasoning": 3}),
         ({"max_tokens": 9}, "a-0 a-1 b-0", {"number of tokens not known": 3, "too many tokens": 1}),
         ({"per_item": 1, "failures": ("none",)}, "a-0 b-2", {"over the limit per item": 3, "failure: infra": 1}),
@@ -84,8 +85,17 @@ def test_the_last_record_of_a_rollout_counts(make_run: MakeRun) -> None:
     run = make_run([failed("a"), rollout("b"), rollout("a"), again, b'{"torn'])
     selection = chosen(run, solved=True)
     assert (names(selection), selection.superseded) == (["b-0"], 2)
-    assert selection.left_out == {"reward": 1}, "what a later record replaces is in no other count"
+    assert selection.left_out == {"reward too low, or none": 1}, "what a later record replaces is in no other count"
     assert names(chosen(run)) == ["b-0", "again"]
+
+
+def test_groups_of_an_item_replace_each_other_in_no_format(make_run: MakeRun) -> None:
+    records = [rollout("a", index, group=group) for group in ("a#0", "a#1", "a#2") for index in (0, 1)]
+    run = make_run(replace(record, trajectory_id=f"{record.group}-{record.rollout_index}") for record in records)
+    for to in ("openai", "atif", "harbor", "eval"):
+        assert export_run(run, to, run.parent / to).rollouts == 6
+    trials = [json.loads(path.read_text()) for path in (run.parent / "harbor").glob("*/result.json")]
+    assert len({trial["trial_name"] for trial in trials}) == 6
 
 
 def test_a_rollout_is_the_same_whatever_its_calls_ids(make_run: MakeRun) -> None:
