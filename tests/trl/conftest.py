@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hermes_trl import HermesSpec
 
-from hermes_core import Environment, InfraError, SetupFailed, VerifierError, hookimpl
+from hermes_core import Environment, InfraError, LoopThread, SetupFailed, VerifierError, hookimpl
+from hermes_core.testing.tiny_model.engine import Engine, Plan
+from hermes_core.testing.tiny_model.folder import FORMATS, make_model
+from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan
+from hermes_core.testing.tiny_model.server import TinyModelServer
 
 ISOLATION = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
 """The weakest level that this user can have here."""
@@ -28,6 +35,8 @@ class Notes(Environment):
         super().__init__()
         self._items = [{"id": str(number), "word": "fox", **item} for number, item in enumerate(items or ({},))]
         self.broken: dict[str, int] = {}
+        self.hanging = 0
+        """How many verifications are going to hang."""
         self.verified_at_once = self._verifying = 0
 
     def items(self) -> Sequence[Mapping[str, Any]]:
@@ -54,6 +63,9 @@ class Notes(Environment):
         self.verified_at_once = max(self.verified_at_once, self._verifying)
         try:
             self._break(item, "verifier", VerifierError("the judge sleeps"))
+            if self.hanging:
+                self.hanging -= 1
+                await asyncio.sleep(60)
             found = await exec_tool(
                 "bash", {"command": f"sleep 0.2; cat note.txt; test $(cat note.txt) = {item['word']}"}
             )
@@ -76,9 +88,16 @@ def trl_extra(torch_extra: None, require: Callable[[str, str | None], None]) -> 
 def offline(trl_extra: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No hub, and caches in the test's folder."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)  # it would leave a thread
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # so would this
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+@pytest.fixture
+def sandboxes(tmp_path: Path) -> Path:
+    """The `state_dir` of the backend."""
+    return tmp_path / "sandboxes"
 
 
 @pytest.fixture
@@ -95,8 +114,6 @@ def tokenizer(trl_extra: None, tokenizers: Callable[[str], Any]) -> Any:
 def new_trainer(offline: None, tokenizer: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Makes a GRPOTrainer for a tiny model on this processor."""
     from trl import GRPOConfig, GRPOTrainer
-
-    from hermes_core.testing.tiny_model.folder import make_model
 
     def make(
         model: Any = None, *, rollouts: int = 4, steps: int = 1, config: Mapping[str, Any] = {}, **given: Any
@@ -140,3 +157,63 @@ def scripted(trainer: Any, tokenizer: Any, say: Callable[[str, int], str]) -> No
         return [tokenizer.encode(f"{each}<|im_end|>", add_special_tokens=False) for each in said], None
 
     trainer._generate_single_turn = generate
+
+
+def plans(tokenizer: Any) -> Callable[[Sequence[int], random.Random], Plan]:
+    """Two calls, the second with a word that the model draws, and a last word."""
+    drawn = Gap(3, letters(tokenizer))
+
+    def plan(prompt: Sequence[int], chance: random.Random) -> Plan:
+        turn = tokenizer.decode(prompt).count(FORMATS["chatml"].result)
+        write, say = call(f"echo {chance.choice(('fox', 'ant'))} > note.txt"), call("echo WORD").split("WORD")
+        return make_plan(tokenizer, [[write], [say[0], drawn, say[1]], ["Done ", drawn]][min(turn, 2)])
+
+    return plan
+
+
+class Served:
+    """A tiny model, the engine that samples from it, and the settings of an agent that uses it."""
+
+    def __init__(self, engine: Engine, base_url: str, tokenizer: Any, loop: LoopThread) -> None:
+        self.engine, self.model, self._loop = engine, engine.model, loop
+        self.agent = {
+            "base_url": base_url,
+            "model": "tiny",
+            "tokenizer_name": tokenizer.name_or_path,
+            "endpoint_patience_s": 0.5,
+            "check_patience_s": 1.0,
+            "max_retry_wait_s": 0.1,
+        }
+        self._loop = loop
+
+    def stop(self) -> None:
+        """End the server."""
+        self._loop.close()
+
+
+@pytest.fixture
+def served(tokenizer: Any) -> Iterator[Served]:
+    """The model behind a server of tokens, in a thread of its own."""
+    with Engine(make_model(tokenizer, context=4096, layers=1), plan=plans(tokenizer)) as engine:
+        server = TinyModelServer(engine, tokenizer, wires=["tokens"])
+
+        async def close() -> None:
+            await server.__aexit__(None, None, None)
+
+        loop = LoopThread("tiny server", close)
+        try:
+            loop.call(server.__aenter__())
+            yield Served(engine, server.base_url, tokenizer, loop)
+        finally:
+            loop.close()
+
+
+def kill_sandboxes(spec: HermesSpec) -> None:
+    """End every sandbox of the run, as a host that fails would."""
+
+    async def kill() -> None:
+        backend = (await spec.run.context()).backend.backend
+        for sandbox in await backend.list(spec.run.session.runtime.owner):
+            await backend.terminate_id(sandbox.sandbox_id)
+
+    spec.run.call(kill())

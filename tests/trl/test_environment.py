@@ -20,7 +20,7 @@ import pytest
 from hermes_trl import HermesSpec
 
 from hermes_core import RolloutEnded, UsageError
-from tests.trl.conftest import ISOLATION, Notes, call, scripted
+from tests.trl.conftest import ISOLATION, Notes, call, kill_sandboxes, scripted
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
 
@@ -186,17 +186,12 @@ def test_a_sandbox_that_dies_under_the_model_gives_no_reward(new_trainer: Callab
             reward_funcs=spec.reward_funcs,
         )
 
-        async def kill() -> None:
-            backend = (await spec.run.context()).backend.backend
-            for sandbox in await backend.list():
-                await backend.terminate_id(sandbox.sandbox_id)
-
         killed: list[bool] = []
 
         def say(prompt: str, row: int) -> str:
             if not killed:
                 killed.append(True)
-                spec.run.call(kill())
+                kill_sandboxes(spec)
             return "Done." if "<tool_response>" in prompt else write("fox")
 
         got = train(spec, trainer, tokenizer, say)

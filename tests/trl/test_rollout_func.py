@@ -5,80 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import queue
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from hermes_trl import HermesSpec
 
-from hermes_core import ConfigError, LoopThread, ModelError, UsageError
-from hermes_core.testing.tiny_model.engine import Engine, Plan
+from hermes_core import ConfigError, ModelError, UsageError
 from hermes_core.testing.tiny_model.exactness import TrainedSequence, check_exactness
-from hermes_core.testing.tiny_model.folder import FORMATS, make_model
-from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan
-from hermes_core.testing.tiny_model.server import TinyModelServer
-from tests.trl.conftest import ISOLATION, Notes, call
+from tests.trl.conftest import ISOLATION, Notes, Served
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
 
 
 Columns = dict[str, list[Any]]
-
-
-def same(model: Any, other: Any) -> bool:
-    """Whether both have the same weights."""
-    return all(bool((one == two).all()) for one, two in zip(model.parameters(), other.parameters(), strict=True))
-
-
-def plans(tokenizer: Any) -> Callable[[Sequence[int], random.Random], Plan]:
-    """Two calls, the second with a word that the model draws, and a last word."""
-    drawn = Gap(3, letters(tokenizer))
-
-    def plan(prompt: Sequence[int], chance: random.Random) -> Plan:
-        turn = tokenizer.decode(prompt).count(FORMATS["chatml"].result)
-        write, say = call(f"echo {chance.choice(('fox', 'ant'))} > note.txt"), call("echo WORD").split("WORD")
-        return make_plan(tokenizer, [[write], [say[0], drawn, say[1]], ["Done ", drawn]][min(turn, 2)])
-
-    return plan
-
-
-class Served:
-    """A tiny model, the engine that samples from it, and the settings of an agent that uses it."""
-
-    def __init__(self, engine: Engine, base_url: str, tokenizer: Any, loop: LoopThread) -> None:
-        self.engine, self.model, self._loop = engine, engine.model, loop
-        self.agent = {
-            "base_url": base_url,
-            "model": "tiny",
-            "tokenizer_name": tokenizer.name_or_path,
-            "endpoint_patience_s": 0.5,
-            "check_patience_s": 1.0,
-            "max_retry_wait_s": 0.1,
-        }
-        self._loop = loop
-
-    def stop(self) -> None:
-        """End the server."""
-        self._loop.close()
-
-
-@pytest.fixture
-def served(tokenizer: Any) -> Iterator[Served]:
-    """The model behind a server of tokens, in a thread of its own."""
-    with Engine(make_model(tokenizer, context=4096, layers=1), plan=plans(tokenizer)) as engine:
-        server = TinyModelServer(engine, tokenizer, wires=["tokens"])
-
-        async def close() -> None:
-            await server.__aexit__(None, None, None)
-
-        loop = LoopThread("tiny server", close)
-        try:
-            loop.call(server.__aenter__())
-            yield Served(engine, server.base_url, tokenizer, loop)
-        finally:
-            loop.close()
 
 
 def train(
@@ -253,3 +194,29 @@ def test_a_worker_whose_server_is_gone_is_not_healthy(served: Served) -> None:
             while time.monotonic() < deadline:
                 worker.check_health(60)
                 time.sleep(0.1)
+
+
+def test_a_worker_whose_groups_all_fail_is_not_healthy(served: Served) -> None:
+    with HermesSpec(Notes({"breaks": "setup"}), agent=served.agent, refills=0, concurrency=4, **ISOLATION) as spec:
+        worker = spec.rollout_worker(4, groups=1)
+        worker.start()
+        deadline = time.monotonic() + 60
+        with pytest.raises(RuntimeError, match=r"no group could be trained on .*no such dataset"):
+            while time.monotonic() < deadline:
+                worker.check_health(1.0)
+                time.sleep(0.1)
+        worker.stop()
+
+
+def test_a_worker_whose_rollouts_take_long_is_healthy(served: Served) -> None:
+    environment = Notes()
+    environment.hanging = 4
+    with HermesSpec(environment, agent=served.agent, concurrency=4, **ISOLATION) as spec:
+        worker = spec.rollout_worker(4, groups=1)
+        worker.start()
+        until = time.monotonic() + 8
+        while time.monotonic() < until:
+            worker.check_health(3.0)
+            time.sleep(0.2)
+        assert worker.rollout_buffer.empty()
+        worker.stop()

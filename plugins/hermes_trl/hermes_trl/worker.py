@@ -18,6 +18,9 @@ from hermes_trl.run import Run
 FULL_S = 0.05
 """Seconds between looks at a full queue."""
 
+BEAT_S = 0.5
+"""Seconds between two beats, by which the trainer sees that the event loop runs."""
+
 
 class HermesRolloutWorker:
     """Rolls out one group after the other, several at a time, with TRL's `RolloutWorkerProtocol`.
@@ -51,7 +54,9 @@ class HermesRolloutWorker:
         self._tasks = TaskSet()
         self._working: asyncio.Task[None] | None = None
         self._version = 0
-        self._alive = time.monotonic()
+        self._beat = time.monotonic()
+        self._fruitless: tuple[float, str] | None = None
+        """When the first group after the last sample gave none, and why."""
 
     def start(self) -> None:
         """Begin to roll out, in the run's own thread.
@@ -73,17 +78,30 @@ class HermesRolloutWorker:
         self._version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise RuntimeError if the worker has failed, or if there was nothing to train on for this many seconds."""
-        working = self._working
+        """Check that there will be something to train on. A rollout may take any time.
+
+        Raises:
+            RuntimeError: the worker has failed; or for this many seconds, its event loop has not run, or all groups
+                that ended had too few rollouts with a reward.
+        """
+        working, now = self._working, time.monotonic()
         if working is not None and working.done() and not working.cancelled():
             error = working.exception()
             raise RuntimeError(f"the rollouts ended: {describe(error) if error else 'no items'}") from error
-        if (silent_s := time.monotonic() - self._alive) > stale_after_s:
-            raise RuntimeError(f"no rollout could be trained on for {silent_s:.0f} s")
+        if now - self._beat > stale_after_s:
+            raise RuntimeError(f"the event loop of the rollouts has not run for {now - self._beat:.0f} s")
+        if self._fruitless is not None and now - self._fruitless[0] > stale_after_s:
+            since, reason = self._fruitless
+            raise RuntimeError(f"no group could be trained on for {now - since:.0f} s. The first had: {reason}")
 
     async def _begin(self) -> None:
-        self._alive = time.monotonic()
+        self._tasks.spawn(self._keep_beating(), "the beat of the rollouts for TRL")
         self._working = self._tasks.spawn(self._work(), "rollouts for TRL")
+
+    async def _keep_beating(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(BEAT_S)
 
     async def _work(self) -> None:
         assert self._run is not None  # see start
@@ -92,8 +110,7 @@ class HermesRolloutWorker:
 
         async def work() -> None:
             for item_id in items:
-                while self.rollout_buffer.qsize() >= self._most:
-                    self._alive = time.monotonic()  # it waits for the trainer
+                while self.rollout_buffer.qsize() >= self._most:  # noqa: ASYNC110 (TRL sets no event)
                     await asyncio.sleep(FULL_S)
                 await self._roll(item_id, next(numbers))
 
@@ -109,9 +126,14 @@ class HermesRolloutWorker:
         version = self._version
         (group,) = await self._run.roll([(item_id, self._size)])
         self.metrics_queue.put({"hermes/unscored": (len(group.failed), len(group.failed) + len(group.kept))})
-        for sample in _samples(group, version, number):
+        samples = list(_samples(group, version, number))
+        for sample in samples:
             self.rollout_buffer.put(sample)
-            self._alive = time.monotonic()
+        if samples:
+            self._fruitless = None
+        elif self._fruitless is None:
+            reasons = [str(rolled.refused) for rolled in group.failed[-1:]]
+            self._fruitless = time.monotonic(), "; ".join(reasons) or "one rollout, which has nothing to compare with"
 
 
 def _samples(group: Group, version: int, number: int) -> Iterator[Any]:
