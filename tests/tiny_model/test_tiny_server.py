@@ -122,3 +122,15 @@ async def test_a_caller_that_has_gone_is_not_worked_for(client: httpx.AsyncClien
     await head
     await client.post("/generate", json={"input_ids": [7]})
     assert (6,) not in {each.prompt for each in engine.sampled}
+
+
+async def test_stop_tokens_are_taken_if_they_are_the_engine_s_own(engine: Engine, tiny: Any) -> None:
+    own, other = min(engine.stop), next(token for token in range(9) if token not in engine.stop)
+    async with (
+        TinyModelServer(engine, tiny.tokenizer, wires=["tokens"]) as server,
+        httpx.AsyncClient(base_url=server.base_url.removesuffix("/v1"), trust_env=False, timeout=60) as client,
+    ):
+        for tokens, status in (([own], 200), ([own, other], 400)):
+            sampling = {"max_tokens": 3, "logprobs": 1, "stop_token_ids": tokens}
+            body = {"token_ids": PROMPT, "sampling_params": sampling}
+            assert (await client.post("/inference/v1/generate", json=body)).status_code == status

@@ -71,11 +71,13 @@ class CompletionsRequest(_Sampling):
 
 
 class TokensSampling(_Sampling):
-    """vLLM's own sampling parameters."""
+    """vLLM's own sampling parameters. Of `logprobs`, the sampled token's."""
 
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
-    logprobs: Literal[0] | None = None
+    logprobs: Literal[0, 1] | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    """Only tokens that end a completion anyway."""
 
 
 class TokensRequest(BaseModel):
@@ -226,16 +228,17 @@ class TinyModelServer:
 
     async def _tokens(self, body: dict[str, Any]) -> dict[str, Any]:
         asked = TokensRequest.model_validate(body)
-        done = await self._complete(
-            asked.token_ids, asked.sampling_params, asked.sampling_params.max_tokens, asked.sampling_params.seed
-        )
+        sampling = asked.sampling_params
+        if others := set(sampling.stop_token_ids) - self.engine.stop:
+            raise UsageError(f"the tokens {sorted(others)} do not end a completion here")
+        done = await self._complete(asked.token_ids, sampling, sampling.max_tokens, sampling.seed)
         choices = []
         for index, each in enumerate(done):
             named = [(f"token_id:{token}", logprob) for token, logprob in zip(each.tokens, each.logprobs, strict=True)]
             content: list[dict[str, Any]] = [
                 {"token": token, "logprob": logprob, "bytes": None, "top_logprobs": []} for token, logprob in named
             ]
-            logprobs = {"content": content} if asked.sampling_params.logprobs is not None else None
+            logprobs = {"content": content} if sampling.logprobs is not None else None
             choice = {"index": index, "logprobs": logprobs, "finish_reason": each.finish_reason}
             choices.append({**choice, "token_ids": each.tokens})
         return {"request_id": uuid.uuid4().hex, "choices": choices, "prompt_logprobs": None, "kv_transfer_params": None}
