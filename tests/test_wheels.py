@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from hermes_core.cli.new import KINDS
+from tests.test_import_cost import HEAVY
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -314,6 +316,14 @@ TYPED = {
 """What authors write, with types: mypy reads it beside the installed packages."""
 
 
+ADAPTERS = {
+    "hermes_trl": ("trl", "from hermes_trl.run import check_version; check_version()"),
+    "hermes_verifiers": ("verifiers", "import hermes_rl"),
+    "hermes_inspect": ("inspect-ai", "import hermes_inspect"),
+}
+"""The adapters for trainers and for Inspect: what each adapts, and the code with which its use begins."""
+
+
 @dataclass(frozen=True)
 class Installed:
     """A virtual environment with some of our wheels, and nothing of this checkout."""
@@ -456,6 +466,29 @@ def test_the_core_and_a_plugin_from_elsewhere(core_wheel: Path, dependencies: Pa
     assert rollout(both, "elsewhere", "--agent", "nop") == 0.0
 
 
+@pytest.mark.full  # installs wheels once for each adapter
+@pytest.mark.parametrize("package", ADAPTERS)
+def test_an_adapter_alone_is_light_and_says_which_version_it_was_tested_with(
+    core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path, package: str
+) -> None:
+    adapted, use = ADAPTERS[package]
+    assert requirements(plugin_wheels[package]) == {"hermes-rl"}, "it needs another plugin"
+    alone = installed(tmp_path / "venv", dependencies, core_wheel, plugin_wheels[package])
+    # Inspect itself imports hermes_inspect, to find the provider. The other two are imported by users.
+    first = "hermes_core, importlib.metadata" if package == "hermes_inspect" else package
+    imported = alone.run("python", "-X", "importtime", "-c", f"import {first}")
+    assert imported.returncode == 0, imported.stderr
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in imported.stderr.splitlines()}
+    assert modules.isdisjoint({*HEAVY, "trl", "transformers", "accelerate"})
+    [site] = alone.folder.glob("lib/python*/site-packages")
+    another = site / f"{adapted.replace('-', '_')}-99.9.dist-info"
+    another.mkdir()
+    (another / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {adapted}\nVersion: 99.9\n")
+    used = alone.run("python", "-c", f"import logging; logging.basicConfig(); {use}")
+    said = rf"hermes-rl-{package.removeprefix('hermes_')} was tested with {adapted} [0-9.]+, and this is \S*\s?99\.9"
+    assert re.search(said, used.stderr), used.stderr
+
+
 @pytest.mark.full
 def test_authors_code_is_checked_against_the_installed_packages(
     core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
@@ -498,6 +531,15 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(textwrap.dedent(text))
+
+
+def requirements(wheel: Path) -> set[str]:
+    """The distributions of ours that a wheel depends on, extras aside."""
+    with zipfile.ZipFile(wheel) as files:
+        [metadata] = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = files.read(metadata).decode().splitlines()
+    named = [re.match(r"Requires-Dist: ([\w-]+)", line) for line in lines]
+    return {each[1] for each in named if each and each[1].startswith("hermes-rl")}
 
 
 def rollout(environment: Installed, *arguments: str) -> float:
