@@ -191,7 +191,7 @@ def progress_for(form: str, stream: TextIO) -> Progress:
 
 def status_line(tally: Tally, total: int) -> str:
     """Return `12/24 done, 10 solved, 1 failed, 431/h, 0:01:40 left`."""
-    return f"{_done(tally)}/{total} done, {counts(tally, total)}"
+    return ", ".join(filter(None, (f"{_done(tally)}/{total} done", counts(tally, total))))
 
 
 def counts(tally: Tally, total: int) -> str:

@@ -160,6 +160,12 @@ def test_a_resumed_run_says_what_was_done_before():
     assert status_line(tally, 4).startswith("1/4 done, 1 solved")
 
 
+def test_without_rewards_only_what_is_done_is_told():
+    tally = Tally()
+    tally.add(record("a", reward=None), earlier=True)
+    assert status_line(tally, 1) == "1/1 done"
+
+
 def test_programs_get_lines_of_json():
     stream, tally = io.StringIO(), Tally()
     progress = JsonProgress(stream, every_s=0.0)
