@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hermes_core.view.index import LIMITS
-from hermes_core.view.plain_text import failure_name, parsed, text_of
+from hermes_core.view.plain_text import failure_name, listed, parsed, text_of
 
 Json = dict[str, Any]
 
@@ -320,13 +320,17 @@ def bounded(text: str) -> str:
 
 def told(details: Mapping[str, Any]) -> str:
     """Return a verifier's details as text: a line for each, its texts as they are."""
-    lines = []
-    for name, value in details.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if text is not value and len(text) > INLINE:
-            text = json.dumps(value, indent=1, ensure_ascii=False)
-        lines.append(f"{name}: {text}" if "\n" not in text else f"{name}:\n{text}")
-    return bounded("\n".join(lines))
+    texts = {name: _told(value) for name, value in details.items()}
+    return bounded("\n".join(f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in texts.items()))
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) <= INLINE:
+        return text
+    return listed(value) if isinstance(value, list) else json.dumps(value, indent=1, ensure_ascii=False)
 
 
 def _message(message: Mapping[str, Any], index: int, model: str | None) -> Json:

@@ -18,6 +18,11 @@ def text_of(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
+def listed(values: list[Any]) -> str:
+    """Return the parts of a list as lines of text, also those of lists in it."""
+    return "\n".join(listed(part) if isinstance(part, list) else text_of(part) for part in values)
+
+
 def parsed(text: str) -> dict[str, Any] | None:
     """Return the JSON object that a text is, or None."""
     try:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hermes_core.envs.record import STAGES
 from hermes_core.view.index import Row, failure_of
-from hermes_core.view.plain_text import failure_name, parsed, text_of
+from hermes_core.view.plain_text import failure_name, listed, parsed, text_of
 from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, shown
 
 LINES = 30
@@ -24,6 +24,9 @@ COMMAND_LINES = 4
 
 CHARACTERS = 4000
 """Maximum number of characters of a text, unless all are asked for."""
+
+LINE = 1000
+"""The same for one line."""
 
 _LEAST_S = 0.005
 """Shorter times are not shown, because they would be 0.00 s."""
@@ -238,7 +241,7 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
         yield _title("verifier's report", "the verifier gave a reward and no report")
     for stage in ("setup", "agent", "verify"):
         commands = [ran for ran in record["sandbox_commands"] if ran["stage"] == stage]
-        if commands and (stage == "verify" or failure):
+        if commands and (stage == "verify" or (failure and failure["stage"] == stage)):
             yield _title(f"commands of {stage}")
             for ran in commands:
                 yield from _ran(ran, full)
@@ -249,7 +252,8 @@ def _ran(ran: Mapping[str, Any], full: bool) -> Iterator[RenderableType]:
     command = ran["command"] if full else shortened(ran["command"].strip(), COMMAND_LINES)
     yield Indented(shown(f"$ {command}", "bold"), 2)
     code = ran["exit_code"]
-    yield Indented(Text(f"exit code {code}, {duration(took)}", "red" if code else "dim"), 4)
+    ended = "no exit code" if code is None else f"exit code {code}"
+    yield Indented(Text(f"{ended}, {duration(took)}", "dim" if code == 0 else "red"), 4)
     if ran["output"].strip():
         yield _block(ran["output"], full, "dim", indent=4)
 
@@ -266,7 +270,7 @@ def fields(values: Mapping[str, Any], full: bool, indent: int, style: str = "") 
     for name, text in long.items():
         value = values[name]
         yield Indented(line(f"{name}:", style), indent)
-        yield _block("\n".join(map(text_of, value)) if isinstance(value, list) else text, full, style, indent + 2)
+        yield _block(listed(value) if isinstance(value, list) else text, full, style, indent + 2)
 
 
 def _value(value: Any) -> str:
@@ -287,13 +291,19 @@ def _block(text: str, full: bool, style: str = "", indent: int = 2) -> Renderabl
 
 def shortened(text: str, most: int = LINES) -> str:
     """Return the beginning and the end of a text of more than `most` lines or of too many characters, and between them
-    how much is left out."""
-    if len(text) > CHARACTERS:
-        half = CHARACTERS // 2
-        text = f"{text[:half]}\n… {len(text) - CHARACTERS} characters left out, --full shows them …\n{text[-half:]}"
-    lines = text.split("\n")
+    how much is left out. The same is done to each line."""
+    text = "\n".join(_cut(each, LINE) for each in text.split("\n"))
+    lines = _cut(text, CHARACTERS).split("\n")
     if len(lines) > most:
         half = most // 2
         left_out = f"… {len(lines) - 2 * half} lines left out, --full shows them …"
         lines = [*lines[:half], left_out, *lines[-half:]]
     return "\n".join(lines)
+
+
+def _cut(text: str, most: int) -> str:
+    """Return the beginning and the end of a text of too many characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out, --full shows them …\n{text[-half:]}"

@@ -123,13 +123,13 @@ def test_a_report_is_told_in_few_lines() -> None:
     details = {
         "passed": 205,
         "fail_to_pass": {"passed": 3, "total": 3},
-        "failed": ["test_" + "x" * 80],
+        "texts": [["test_a", "E  assert 1\nE  assert 2"], ["test_b", "x" * 80]],
         "output": "a\nb",
     }
     assert told(details).splitlines() == [
         "passed: 205",
         'fail_to_pass: {"passed": 3, "total": 3}',
-        *("failed:", "[", f' "test_{"x" * 80}"', "]"),
+        *("texts:", "test_a", "E  assert 1", "E  assert 2", "test_b", "x" * 80),
         *("output:", "a", "b"),
     ]
 

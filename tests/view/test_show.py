@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from hermes_core.agents.base import CallError, CallErrorKind
 from hermes_core.cli.main import main
+from hermes_core.envs.record import Failure, SandboxCommand
+from hermes_core.errors import FailureKind
 
 HOSTILE = (
     "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r\x00 [bold red]x[/bold red] [link=http://e]y[/link] :smile: \ud800"
@@ -218,6 +220,31 @@ def test_white_space_around_an_argument_is_seen(make_record: Any, write_run: Any
 def test_a_reward_without_a_report_says_so(make_record: Any, write_run: Any) -> None:
     run = write_run([make_record(details={})])
     assert "VERIFIER'S REPORT  the verifier gave a reward and no report" in show(run, "greet/0")
+
+
+def test_a_report_has_the_texts_of_lists_and_no_endless_lines(make_record: Any, write_run: Any) -> None:
+    texts = [["tests/a.py::test_a", "E  assert 1\nE  assert 2"], ["tests/a.py::test_b", "E  assert 3"]]
+    page = show(
+        write_run([make_record(details={"texts": texts, "output": "x" * 3000 + "\nend"})]), "greet/0", "--report"
+    )
+    assert "    tests/a.py::test_a\n    E  assert 1\n    E  assert 2\n    tests/a.py::test_b\n" in page
+    assert "    … 2000 characters left out, --full shows them …\n" in page
+    assert "    end\n" in page
+
+
+@pytest.mark.parametrize(("stage", "shown"), [("setup", ["setup"]), ("agent", []), ("verify", ["verify"])])
+def test_a_failure_has_the_commands_of_its_stage(
+    make_record: Any, write_run: Any, stage: str, shown: list[str]
+) -> None:
+    ended = None if stage == "verify" else 0
+    ran = [SandboxCommand(stage, "true", 1.0, 2.0, ended, "")] if stage == "verify" else []
+    ran = [SandboxCommand("setup", "make setup", 0.0, 1.0, 0, ""), *ran]
+    failure = Failure(FailureKind.INFRA, stage, "the sandbox was lost")
+    page = show(
+        write_run([make_record(reward=None, failure=failure, details={}, sandbox_commands=tuple(ran))]), "greet"
+    )
+    assert [name for name in ("setup", "agent", "verify") if f"COMMANDS OF {name.upper()}" in page] == shown
+    assert ("    no exit code, 1.0 s\n" in page) is (stage == "verify")
 
 
 def test_a_failure_says_why(run: Path) -> None:
