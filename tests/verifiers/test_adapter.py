@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,11 +102,19 @@ async def test_the_reference_solutions_are_valid(tasks: dict[str, Any]) -> None:
     assert await asyncio.gather(*(task.validate(None) for task in taskset)) == [True] * 3
 
 
-@pytest.mark.usefixtures("leak_check")
-async def test_a_killed_sandbox_is_a_sandbox_error(tasks: dict[str, Any]) -> None:
+@pytest.fixture
+def place(tmp_path: Path, leak_check: None) -> Iterator[dict[str, Any]]:
+    """The options for a folder of the run's own, in which nothing may be left."""
+    sandboxes = tmp_path / "sandboxes"
+    yield {"backend_config": {"state_dir": str(sandboxes)}}
+    assert not list(sandboxes.iterdir())
+
+
+async def test_a_killed_sandbox_is_a_sandbox_error(tasks: dict[str, Any], place: dict[str, Any]) -> None:
     from hermes_verifiers.adapter import worker_of
 
-    async with serving(tasks, sleeps) as traces:
+    plays = [sleeps]
+    async with serving(tasks, lambda prompt: plays[-1](prompt), concurrency=3, **place) as traces:
         rollouts = asyncio.create_task(traces())
         while traces.server.request_count < 3:
             await asyncio.sleep(0.05)
@@ -115,6 +124,8 @@ async def test_a_killed_sandbox_is_a_sandbox_error(tasks: dict[str, Any]) -> Non
             for sandbox in await backend.list(run.session.runtime.owner):
                 await backend.terminate_id(sandbox.sandbox_id)
         found = await rollouts
+        plays.append(writes_1)
+        assert sum(trace.reward for (trace,) in (await traces()).values()) == 1.0, "the next rollouts fail, too"
     for (trace,) in found.values():
         kind, message = error_of(trace)
         assert (kind, message[:13]) == ("SandboxError", "infra (agent)")
@@ -122,13 +133,12 @@ async def test_a_killed_sandbox_is_a_sandbox_error(tasks: dict[str, Any]) -> Non
         assert trace.num_branches == 1, "an attempt that was given up is not trained on"
 
 
-@pytest.mark.usefixtures("leak_check")
-async def test_a_dead_endpoint_is_the_error_of_verifiers_own(tasks: dict[str, Any]) -> None:
+async def test_a_dead_endpoint_is_the_error_of_verifiers_own(tasks: dict[str, Any], place: dict[str, Any]) -> None:
     def asks_twice(prompt: str) -> Generator[Call, Any, str]:
         yield call("terminal", command="sleep 2")
         return "Done."
 
-    async with serving(tasks, asks_twice) as traces:
+    async with serving(tasks, asks_twice, **place) as traces:
         rollouts = asyncio.create_task(traces())
         while traces.server.request_count < 3:
             await asyncio.sleep(0.05)
@@ -172,11 +182,12 @@ class Plugin:
         registry.add("broken", Broken)
 
 
-@pytest.mark.usefixtures("leak_check")
-async def test_a_broken_hook_is_a_task_error(tasks: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("tasks")
+async def test_a_broken_hook_is_a_task_error(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "Runtime", partial(Runtime, plugins=[Plugin()]))
-    async with serving({}, environment="broken", verify_timeout=1) as traces:
-        found = {key: trace for key, (trace,) in (await traces()).items()}
+    async with serving({}, environment="broken", verify_timeout=1, concurrency=2, **place) as traces:
+        await traces()
+        found = {key: trace for key, (trace,) in (await traces()).items()}  # no place is lost
     assert found.pop("sound").reward == 0.25
     assert {key: error_of(trace)[0] for key, trace in found.items()} == dict.fromkeys(found, "TaskError")
     assert {key: trace.info["hermes"]["failure_kind"] for key, trace in found.items()} == {
