@@ -98,16 +98,39 @@ def test_trl_trains_on_the_same_environment(with_trl: None, tmp_path: Path) -> N
     assert all(0 <= row["reward"] <= 1 for row in rows)
 
 
-def test_the_parts_fit_together(with_torch: None, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_verifiers_rolls_out_the_same_environment(
+    installed: Path, tmp_path: Path, require: Callable[[str, str | None], None]
+) -> None:
+    missing = [name for name in ("verifiers", "torch") if importlib.util.find_spec(name) is None]
+    require("verifiers", f"{', '.join(missing)} not installed here" if missing else None)
+    command = [sys.executable, EXAMPLE / "with_verifiers.py", "--out", tmp_path / "run", "--steps", "6"]
+    environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "boxes"}
+    done = subprocess.run(
+        [*command, "--warm-up", "30"], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "figures.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(6))
+    assert ["moved" in row for row in rows] == [False] * 4 + [True] * 2
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder in which the example is installed as a plugin."""
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", site]
     subprocess.run([*pip, EXAMPLE], check=True, env={**os.environ, "PIP_NO_INDEX": "1"})
+    return site
+
+
+def test_the_parts_fit_together(with_torch: None, installed: Path, tmp_path: Path) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     out = tmp_path / "run"
     options = ["--out", out, "--steps", "6", "--warm-up", "5", "--port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(site), "HERMES_PLUGINS": "boxes"}
+    environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "boxes"}
     command = [sys.executable, EXAMPLE / "train.py", *options]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
