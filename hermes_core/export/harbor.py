@@ -8,6 +8,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,21 @@ _LONGEST_NAME = 80
 
 def write_job(selection: Selection, folder: Path) -> int:
     """Write the job's folder, and return the number of its trials."""
-    trials = _Trials(selection.run.name)
-    for record in selection.records():
+    trials, model = _Trials(selection.run.name), _model(selection.run.about)
+    for record in (replace(each, model=each.model or model) for each in selection.records()):
         name = trials.name(record)
         _write_trial(folder / name, name, record, selection.run.about)
         trials.add(name, record)
     _write_json(folder / "config.json", {"job_name": trials.job, "jobs_dir": "jobs", "agents": trials.agents()})
     _write_json(folder / "result.json", trials.result())
     return trials.total
+
+
+def _model(about: Mapping[str, Any]) -> str | None:
+    """Return the model of the run, or None if there are several. The record of a rollout whose agent never began names
+    no model, and would be in an evaluation of its own."""
+    settings = about["configuration"].get("agent_settings") or {}
+    return None if settings.get("models") else settings.get("model")
 
 
 class _Trials:

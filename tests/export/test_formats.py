@@ -230,6 +230,16 @@ def test_a_job_of_harbor_has_a_trial_for_each_rollout(make_run: MakeRun) -> None
     assert stats["evals"]["model__tiny__tasks"]["reward_stats"]["reward"]["0.0"] == ["greet__1"]
 
 
+def test_a_rollout_whose_agent_never_began_is_in_the_evaluation_of_the_others(make_run: MakeRun) -> None:
+    configuration = {"environment": "tasks", "agent": "model", "agent_settings": {"model": "tiny"}}
+    run = make_run([rollout(), failed("lost")], configuration=configuration)
+    export_run(run, "harbor", run.parent / "job")
+    evals = json.loads((run.parent / "job" / "result.json").read_text())["stats"]["evals"]
+    assert {name: (found["n_trials"], found["n_errors"]) for name, found in evals.items()} == {
+        "model__tiny__tasks": (2, 1)
+    }
+
+
 def test_a_log_of_inspect_has_the_chosen_rollouts(make_run: MakeRun) -> None:
     run = make_run([rollout(), rollout(index=1, reward=0.0), failed("lost")])
     done = export_run(run, "eval", run.parent / "eval", filters=ExportFilters(failures=("none",)))
