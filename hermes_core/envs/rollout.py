@@ -419,7 +419,8 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory, 
                     trajectory.result = await _work(context, trajectory, prompt, on_slot, ends)
                 if context.environment.scored:
                     with trajectory.stage("verify"):
-                        await rollout.kill_everything()
+                        if context.needs_slot:
+                            await rollout.kill_everything()
                         verified = hooks.verify(result=trajectory.result, **on_slot)
                         limit_s = ends.of_verification(limits.verify_timeout_s)
                         trajectory.score(*await _judged(rollout, verified, limit_s))

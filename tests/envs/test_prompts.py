@@ -231,6 +231,29 @@ async def test_a_scored_environment_without_a_check_is_still_broken(runtime):
         await run_rollouts(runtime, Forgotten(), "nop", **ISOLATION)
 
 
+async def test_a_rollout_without_a_slot_is_scored(runtime):
+    class Spoken(Environment):
+        name, default_toolsets = "spoken", ()
+
+        def items(self):
+            return [{"id": "1"}]
+
+        def format_prompt(self, item):
+            return "p"
+
+        def uses_slot(self, item):
+            return False
+
+        @hookimpl
+        def verify_and_score_trajectory(self, result):
+            return float(result.messages[-1]["content"] == "p")
+
+    found = []
+    await run_rollouts(runtime, Spoken(), "nop", on_record=found.append, **ISOLATION)
+    assert (found[0]["reward"], found[0]["failure"]) == (1.0, None)
+    assert not [info for info in await runtime.backend("local").list() if info.owner == runtime.owner]
+
+
 async def test_a_hook_without_a_slot_is_told_why(runtime):
     class Wrong(Environment):
         name, scored, default_toolsets = "wrong", False, ()
