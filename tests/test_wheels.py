@@ -319,7 +319,7 @@ TYPED = {
 ADAPTERS = {
     "hermes_trl": ("trl", "from hermes_trl.run import check_version; check_version()"),
     "hermes_verifiers": ("verifiers", "import hermes_rl"),
-    "hermes_inspect": ("inspect-ai", "import hermes_inspect"),
+    "hermes_inspect": ("inspect-ai", "import hermes_inspect.provider"),
 }
 """The adapters for trainers and for Inspect: what each adapts, and the code with which its use begins."""
 
@@ -474,9 +474,7 @@ def test_an_adapter_alone_is_light_and_says_which_version_it_was_tested_with(
     adapted, use = ADAPTERS[package]
     assert requirements(plugin_wheels[package]) == {"hermes-rl"}, "it needs another plugin"
     alone = installed(tmp_path / "venv", dependencies, core_wheel, plugin_wheels[package])
-    # Inspect itself imports hermes_inspect, to find the provider. The other two are imported by users.
-    first = "hermes_core, importlib.metadata" if package == "hermes_inspect" else package
-    imported = alone.run("python", "-X", "importtime", "-c", f"import {first}")
+    imported = alone.run("python", "-X", "importtime", "-c", f"import {package}")
     assert imported.returncode == 0, imported.stderr
     modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in imported.stderr.splitlines()}
     assert modules.isdisjoint({*HEAVY, "trl", "transformers", "accelerate"})

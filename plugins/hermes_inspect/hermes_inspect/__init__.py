@@ -1,21 +1,33 @@
-"""The sandbox provider `hermes` for Inspect: its evals run in slots on any backend of hermes-rl."""
+"""Inspect, both ways: its evals run in slots on any backend of hermes-rl, and its tasks are environments of hermes-rl.
+
+This module is imported to list plugins, so it does not import Inspect.
+"""
 
 from __future__ import annotations
 
-import logging
-from importlib.metadata import version
+from typing import Any
 
-TESTED = "0.3.285"
-"""The version of Inspect that this package was tested with."""
+from hermes_core import Registrar, hookimpl
 
-_found = version("inspect-ai")
-_said = f"hermes-rl-inspect was tested with inspect-ai {TESTED}, and this is inspect-ai {_found}"
-if _found != TESTED:
-    logging.getLogger(__name__).warning(_said)
-try:
-    from hermes_inspect.config import HermesSandboxConfig
-    from hermes_inspect.sandbox import HermesSandbox
-except ImportError as error:
-    raise ImportError(f"{_said}: {error}") from error
+HERMES_PLUGIN_API = 1
 
-__all__ = ["TESTED", "HermesSandbox", "HermesSandboxConfig"]
+_PROVIDER = ("HermesSandbox", "HermesSandboxConfig")
+
+
+@hookimpl
+def hermes_register_environments(registry: Registrar) -> None:
+    """Add the environment `inspect`."""
+    registry.add(
+        "inspect",
+        "hermes_inspect.environment:InspectEnvironment",
+        summary="A task of Inspect: its samples, scored by its own scorer",
+        requires=("inspect-ai",),
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PROVIDER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hermes_inspect import provider
+
+    return getattr(provider, name)

@@ -20,7 +20,7 @@ from inspect_ai.util import (
 )
 from pydantic import BaseModel
 
-from hermes_core import CommandError, HermesError, Runtime, Slot, ToolBackend, UsageError
+from hermes_core import CommandError, HermesError, Runtime, Slot, SlotCommands, ToolBackend, UsageError
 from hermes_inspect.config import HermesSandboxConfig, read_config
 
 DEFAULTS: dict[str, Any] = {"acquire_timeout_s": 7 * 86400.0, "reserve_slots": 0}
@@ -134,11 +134,10 @@ class HermesSandbox(SandboxEnvironment):
     the sample, which then has an error and no score.
     """
 
-    def __init__(self, backend: ToolBackend, slot: Slot) -> None:
+    def __init__(self, commands: SlotCommands, slot: Slot) -> None:
         super().__init__()
-        self._backend = backend
+        self._commands = commands
         self._slot = slot
-        self._commands = backend.commands(slot)
         self._names: frozenset[str] = frozenset()
         """The number and the name of the slot's user, once they were asked for."""
 
@@ -157,7 +156,7 @@ class HermesSandbox(SandboxEnvironment):
         wanted = read_config(config)
         backend = shared().backend(wanted)
         slot = await backend.acquire(image=wanted.image, cwd=wanted.cwd)
-        return {"default": cls(backend, slot)}
+        return {"default": cls(backend.commands(slot), slot)}
 
     @classmethod
     async def sample_cleanup(
@@ -168,9 +167,9 @@ class HermesSandbox(SandboxEnvironment):
         interrupted: bool,
     ) -> None:
         """Release the slots. Everything in them is killed and removed."""
+        backend = shared().backend(read_config(config))
         for environment in environments.values():
-            ours = environment.as_type(HermesSandbox)
-            await ours._backend.release(ours._slot, reset_workspace=True)
+            await backend.release(environment.as_type(HermesSandbox)._slot, reset_workspace=True)
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: BaseModel | str | None, cleanup: bool) -> None:

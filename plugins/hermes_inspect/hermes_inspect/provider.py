@@ -1,0 +1,11 @@
+"""The sandbox provider `hermes`, as Inspect loads it by its entry point."""
+
+from __future__ import annotations
+
+from hermes_inspect.version import tested
+
+with tested():
+    from hermes_inspect.config import HermesSandboxConfig
+    from hermes_inspect.sandbox import HermesSandbox
+
+__all__ = ["HermesSandbox", "HermesSandboxConfig"]

@@ -1,0 +1,350 @@
+"""A task of Inspect without Inspect's eval: its samples, the prompt of each, and the scores of a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from hermes_core import ConfigError, DatasetError, VerifierError
+from hermes_inspect.version import tested
+
+with tested():
+    from inspect_ai import Task
+    from inspect_ai._eval.context import init_task_context
+    from inspect_ai._eval.loader import load_tasks, resolve_task_sandbox
+    from inspect_ai._eval.task.sandbox import read_sandboxenv_file, resolve_sample_files, resolve_sandbox
+    from inspect_ai._util.error import PrerequisiteError
+    from inspect_ai._util.registry import registry_params, registry_unqualified_name
+    from inspect_ai.dataset import Sample
+    from inspect_ai.log._transcript import Transcript, init_transcript
+    from inspect_ai.model import (
+        ChatMessage,
+        ChatMessageUser,
+        ModelName,
+        ModelOutput,
+        get_model,
+        messages_from_openai,
+        messages_to_openai,
+    )
+    from inspect_ai.scorer import Score, Scorer, Target
+    from inspect_ai.scorer._scorer import unique_scorer_name
+    from inspect_ai.solver import TaskState
+    from inspect_ai.solver._task_state import set_sample_state
+    from inspect_ai.util import SandboxEnvironment
+    from inspect_ai.util._sandbox.context import (
+        copy_sandbox_environment_files,
+        sandbox_default_context_var,
+        sandbox_environments_context_var,
+        sandbox_with_environments_context_var,
+        setup_sandbox_environment,
+    )
+    from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
+    from inspect_ai.util._store import init_subtask_store
+
+    from hermes_inspect.config import HermesSandboxConfig, read_config
+
+GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+"""The reward for a score that is a word. Inspect's metrics read these words in the same way."""
+
+NO_MODEL = "none/none"
+"""Inspect's name of a model that can't be asked."""
+
+REPLACE = "set use_solver to false, and the prompt is the sample's input; or run the task with Inspect"
+
+Answer = Callable[[TaskState], TaskState]
+"""What takes the place of the model: it gets the state at the solver's first call of `generate`."""
+
+
+class _Asked(BaseException):
+    """The solver has asked the model. No `except Exception` of a solver catches it."""
+
+    def __init__(self, state: TaskState) -> None:
+        super().__init__()
+        self.state = state
+
+
+def load(spec: str, arguments: Mapping[str, Any]) -> Task:
+    """Return a task by `FILE@TASK`, by a file with one task, or by a name that a package registers. Blocks.
+
+    Inspect changes the directory of this process while it loads a file.
+
+    Raises:
+        DatasetError: there is no such task, or it can't be loaded.
+    """
+    try:
+        tasks = load_tasks([spec], dict(arguments))
+    except Exception as error:  # the task's own code runs
+        raise DatasetError(f"the Inspect task {spec!r} can't be loaded: {error}") from error
+    if len(tasks) != 1:
+        raise DatasetError(f"{spec!r} names {len(tasks)} Inspect tasks, not one", hint="write FILE@TASK")
+    return tasks[0]
+
+
+@dataclass(frozen=True)
+class LoadedTask:
+    """A task whose solver and scorers run with a conversation of ours instead of a model.
+
+    Its solver writes the prompt: it runs until it first calls `generate`. When a conversation is scored, the solver
+    runs once more, and that call returns the conversation. So a solver that reads the answer, such as
+    `multiple_choice`, works.
+    """
+
+    task: Task
+    use_solver: bool = True
+    """Whether the solver is run. If not, the prompt is the sample's input, and scorers get what the agent said."""
+    grader: str | None = None
+    """The model that scorers ask, as Inspect names it."""
+
+    @property
+    def scorers(self) -> dict[str, Scorer]:
+        """Return the task's scorers by the names that Inspect's logs use."""
+        names: list[str] = []
+        for scorer in self.task.scorer or ():
+            names.append(unique_scorer_name(scorer, names))
+        return dict(zip(names, self.task.scorer or (), strict=True))
+
+    def check(self) -> None:
+        """Check that the task fits.
+
+        Raises:
+            DatasetError: it doesn't, and why.
+            ConfigError: a scorer asks a model, and none is named.
+        """
+        task = self.task
+        for unfit, reason in (
+            (task.sample_source is not None, "makes its samples while it runs"),
+            (task.setup is not None, "has a setup solver, which would run before the agent"),
+            (task.cleanup is not None, "has a cleanup function, which needs the state of Inspect's eval"),
+            (not task.scorer, "has no scorer"),
+        ):
+            if unfit:
+                raise DatasetError(f"the Inspect task {task.name!r} {reason}", hint="run it with Inspect")
+        for name, scorer in self.scorers.items():
+            asks = registry_unqualified_name(scorer).startswith("model_graded")
+            told = self.grader or task.model_roles or registry_params(scorer).get("model")
+            if asks and not told:
+                raise ConfigError(f"the scorer {name!r} asks a model", hint="name one: --env.grader=openai/MODEL")
+
+    async def place(self, sample: Sample) -> HermesSandboxConfig | None:
+        """Return what the sample says about its sandbox; None if it has no sandbox.
+
+        Raises:
+            ConfigError: it asks for something that a slot can't be, such as several containers.
+        """
+        spec = await resolve_sandbox(resolve_task_sandbox(self.task, None), sample, self.task.name)
+        if spec is None:
+            return HermesSandboxConfig() if sample.files or sample.setup else None
+        if spec.type not in ("docker", "hermes", "local"):
+            raise ConfigError(f"it runs in a sandbox {spec.type!r}", hint="run it with Inspect")
+        return read_config(spec.config)
+
+    async def prompt(self, sample: Sample) -> list[dict[str, Any]]:
+        """Return the conversation that the agent begins with, in the OpenAI form.
+
+        Raises:
+            DatasetError: the solver did not get as far as `generate`.
+        """
+        messages: list[dict[str, Any]] = await messages_to_openai((await self._asked(sample)).messages)
+        for message in messages:
+            content = message["content"]
+            if isinstance(content, list):
+                if any(part["type"] != "text" for part in content):
+                    raise DatasetError(
+                        f"the input of sample {sample.id!r} is not only text", hint="run it with Inspect"
+                    )
+                message["content"] = "\n".join(part["text"] for part in content)
+        return messages
+
+    async def rehearse(self, sample: Sample) -> None:
+        """Score an empty answer as far as the solver goes, to see whether it asks the model once.
+
+        Raises:
+            DatasetError: it asks the model again.
+        """
+        state = await self._asked(sample)
+        try:
+            await self.state(sample, [*await messages_to_openai(state.messages), {"role": "assistant", "content": ""}])
+        except VerifierError as error:
+            raise DatasetError(f"{self._named(sample)}: {error.message}", hint=error.hint) from error
+        except PrerequisiteError as error:  # of `get_model()`
+            raise DatasetError(f"{self._named(sample)}: its solver asks the model itself", hint=REPLACE) from error
+        except Exception:  # it may well stumble over an empty answer
+            pass
+
+    async def state(self, sample: Sample, conversation: Sequence[Mapping[str, Any]], model: str = "none") -> TaskState:
+        """Return the state that scorers get, with this conversation (in the OpenAI form).
+
+        Raises:
+            VerifierError: the solver does not end with one answer of the model.
+            Exception: whatever the solver raises.
+        """
+        messages = await messages_from_openai(copy.deepcopy(list(conversation)), model)  # it changes what it reads
+        answers = [message for message in messages if message.role == "assistant"]
+        expected = await self._asked(sample)
+        answered = False
+
+        def answer(state: TaskState) -> TaskState:
+            nonlocal answered
+            if answered:
+                raise VerifierError("its solver asks the model more than once", hint=REPLACE)
+            if _texts(state.messages) != _texts(expected.messages):
+                raise VerifierError("its solver writes another prompt each time", hint=REPLACE)
+            answered = True
+            state.messages = messages
+            if answers:
+                state.output = ModelOutput.from_message(answers[-1])
+            return state
+
+        state = self._begin(sample, model)
+        state = await self._solve(state, answer) if self.use_solver else answer(state)
+        state.completed = True
+        set_sample_state(state)
+        return state
+
+    async def score(self, state: TaskState) -> dict[str, Score]:
+        """Return the score of each scorer. They may ask models; solvers may not.
+
+        Raises:
+            VerifierError: a scorer gave none.
+            Exception: whatever a scorer raises.
+        """
+        init_task_context(get_model(self.grader or NO_MODEL), self.task.model_roles)
+        scores: dict[str, Score] = {}
+        for name, scorer in self.scorers.items():
+            state.scores = dict(scores)
+            score = await scorer(state, state.target)
+            if score is None:
+                raise VerifierError(f"the scorer {name!r} gave no score")
+            scores[name] = score
+        return scores
+
+    async def _asked(self, sample: Sample) -> TaskState:
+        state = self._begin(sample, "none")
+        if not self.use_solver:
+            return state
+        try:
+            await self._solve(state, _stop)
+        except _Asked as asked:
+            return asked.state
+        except Exception as error:  # the task's own code
+            said = f"{self._named(sample)}: its solver failed before `generate`: {error}"
+            raise DatasetError(said, hint=REPLACE) from error
+        raise DatasetError(f"{self._named(sample)}: its solver never calls `generate`", hint=REPLACE)
+
+    async def _solve(self, state: TaskState, answer: Answer) -> TaskState:
+        async def generate(state: TaskState, *_: Any, **__: Any) -> TaskState:
+            return answer(state)
+
+        solved: TaskState = await self.task.solver(state, generate)
+        return solved
+
+    def _begin(self, sample: Sample, model: str) -> TaskState:
+        """Return the state of a sample that nobody has worked on, and make it the one of the running asyncio task."""
+        given = copy.deepcopy(sample)
+        messages: list[ChatMessage] = (
+            given.input if isinstance(given.input, list) else [ChatMessageUser(content=given.input)]
+        )
+        state = TaskState(
+            model=ModelName(f"hermes/{model}"),
+            sample_id=sample.id,
+            epoch=1,
+            input=given.input,
+            messages=messages,
+            target=Target(given.target),
+            choices=given.choices,
+            metadata=given.metadata,
+        )
+        init_task_context(get_model(NO_MODEL))
+        init_subtask_store(state.store)
+        init_transcript(Transcript())
+        set_sample_state(state)
+        return state
+
+    def _named(self, sample: Sample) -> str:
+        return f"sample {sample.id!r} of the Inspect task {self.task.name!r}"
+
+
+def _stop(state: TaskState) -> NoReturn:
+    raise _Asked(state)
+
+
+def _texts(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in messages]
+
+
+# ------------------------------------------------------------------ sandboxes
+
+
+def enter(sandbox: SandboxEnvironment | None) -> None:
+    """Let `sandbox()` return this one in the running asyncio task; with None there is no sandbox."""
+    sandbox_environments_context_var.set({} if sandbox is None else {"default": SandboxEnvironmentProxy(sandbox)})
+    sandbox_with_environments_context_var.set({})
+    sandbox_default_context_var.set("default")
+
+
+async def prepare(sample: Sample, sandbox: SandboxEnvironment) -> None:
+    """Copy the sample's files into its sandbox, and run its setup script there, as Inspect does.
+
+    Raises:
+        RuntimeError, OSError: as Inspect raises them.
+    """
+    enter(sandbox)
+    init_transcript(Transcript())
+    files, setup = await asyncio.to_thread(asyncio.run, _read(sample))
+    environments = sandbox_environments_context_var.get()
+    await copy_sandbox_environment_files(files, environments)
+    if setup is not None:
+        await setup_sandbox_environment(setup, environments)
+
+
+async def _read(sample: Sample) -> tuple[dict[str, bytes], bytes | None]:
+    """Return the contents of the sample's files, which may be anywhere, and of its setup script. Blocks."""
+    files = {
+        path: await read_sandboxenv_file(contents)
+        for path, contents in resolve_sample_files(sample.files or {}).items()
+    }
+    setup = await read_sandboxenv_file(sample.setup) if sample.setup else None
+    if setup is not None and not setup.lstrip().startswith(b"#!"):
+        setup = b"#!/usr/bin/env bash\n\n" + setup
+    return files, setup
+
+
+# ------------------------------------------------------------------ rewards
+
+
+def reward(scores: Mapping[str, Score], wanted: str | None) -> float:
+    """Return the reward: the one score, or the one that `wanted` names as SCORER or SCORER/KEY.
+
+    Raises:
+        VerifierError: it is not one number or one of the words of `GRADES`.
+    """
+    name, _, key = (wanted or next(iter(scores))).partition("/")
+    score = scores[name]
+    value = score.value
+    if isinstance(value, Mapping):
+        if not key and len(value) > 1:
+            hint = f"name one: --env.score={name}/{next(iter(value))}"
+            raise VerifierError(f"the scorer {name!r} gives several values: {', '.join(value)}", hint=hint)
+        key = key or next(iter(value), "")
+        if key not in value:
+            raise VerifierError(f"the scorer {name!r} gives no value {key!r}, but {', '.join(value) or 'none'}")
+        value = value[key]
+    number = _number(value)
+    if number is None:
+        why = score.reason or score.explanation or "not a number"
+        raise VerifierError(f"the score {value!r} of {name!r} is no reward: {why}")
+    return number
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and (grade := GRADES.get(value, GRADES.get(value.lower()))) is not None:
+        return grade
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
