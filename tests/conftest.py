@@ -65,6 +65,7 @@ ELSEWHERE = {
     "with_torch",
     "datasets_extra",
     "axolotl_extra",
+    "tinker_extra",
     "trl_extra",
     "verifiers_extra",
 }

@@ -13,7 +13,7 @@ from typing import Any
 from hermes_core.agents.base import MASKED, AgentResult, AgentSettings, AgentTask, Message, text_checksum
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.failures import BadCompletion, ContextLengthExceeded, public_url
-from hermes_core.agents.generate import GenerateServer
+from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.model import ModelAgent, derived_seed
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.agents.replies import Reply
@@ -101,7 +101,7 @@ class ExactSession:
     """
 
     def __init__(
-        self, server: GenerateServer, chat: Chat, parser: Parser, *, max_length: int, end_thinking: bool = False
+        self, server: TokenServer, chat: Chat, parser: Parser, *, max_length: int, end_thinking: bool = False
     ) -> None:
         self._server = server
         self._chat = chat
@@ -230,7 +230,7 @@ class ExactAgent:
     def __init__(
         self,
         settings: AgentSettings,
-        servers: Sequence[GenerateServer],
+        servers: Sequence[TokenServer],
         chat: Chat,
         parser: Parser,
         max_length: int | None,
@@ -244,6 +244,12 @@ class ExactAgent:
         self._end_thinking = end_thinking
         self._servers = servers
         self._choice = Choice([server.endpoint for server in servers])
+
+    def on(self, server: TokenServer) -> ExactAgent:
+        """Return the same agent on another server."""
+        return ExactAgent(
+            self.settings, [server], self._chat, self._parser, self.max_length, end_thinking=self._end_thinking
+        )
 
     async def run(self, task: AgentTask) -> AgentResult:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
@@ -276,7 +282,7 @@ class ExactAgent:
         for server in self._servers:
             await server.aclose()
 
-    async def _length(self, server: GenerateServer, patience_s: float = math.inf) -> int:
+    async def _length(self, server: TokenServer, patience_s: float = math.inf) -> int:
         """Return the maximum number of tokens of a conversation with this server."""
         length = self.max_length or (await server.served(patience_s=patience_s)).context
         if length is None:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hermes_core.agents.base import AgentSettings
 from hermes_core.agents.failures import BadCompletion, ResponseTooLarge, public_url
@@ -33,8 +33,43 @@ class Served:
     """Maximum number of tokens of a prompt and its completion; None if it does not say."""
 
 
+class TokenServer(Protocol):
+    """A server that takes token ids, and gives the sampled ones with their logprobs. The methods are described at
+    `GenerateServer`."""
+
+    settings: AgentSettings
+    url: str
+    """Where it is, for messages."""
+    endpoint: Endpoint
+
+    @property
+    def raw_logprobs(self) -> bool:
+        """Return whether its logprobs may be from before the temperature, depending on how it was started."""
+
+    async def served(self, *, patience_s: float = math.inf) -> Served:
+        """Return what the server says about itself."""
+
+    async def sample(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float | None,
+        top_k: int | None = None,
+        seed: int | None = None,
+        patience_s: float = math.inf,
+    ) -> Sampled:
+        """Return one completion of the prompt."""
+
+    async def tokenize(self, text: str, *, patience_s: float = math.inf) -> list[int] | None:
+        """Return the server's own tokens of a text; None if it can't tell."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
 class GenerateServer:
-    """One token-exact server.
+    """One token-exact server that speaks one of the `WIRES`.
 
     Args:
         settings: `base_url` (with or without `/v1` at its end), the key, the time limit and the retries.
@@ -71,6 +106,11 @@ class GenerateServer:
         """Return the format in use. Until the server has answered, this is the first one that it may speak, if that is
         known."""
         return self._wires[0] if self._wires else None
+
+    @property
+    def raw_logprobs(self) -> bool:
+        """Return whether its logprobs may be from before the temperature, depending on how it was started."""
+        return self.wire is not None and self.wire.raw_logprobs
 
     async def served(self, *, patience_s: float = math.inf) -> Served:
         """Return what the server says about itself. It is asked once.

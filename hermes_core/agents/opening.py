@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.exact import ExactAgent
-from hermes_core.agents.generate import GenerateServer
+from hermes_core.agents.generate import GenerateServer, TokenServer
 from hermes_core.agents.matching import AUTO, matching_parser
 from hermes_core.agents.model import ModelSettings
 from hermes_core.agents.parsers.base import Parser
@@ -22,7 +22,12 @@ _NEEDED = ("transformers", "jinja2", "aiohttp")
 
 
 async def open_exact_agent(
-    settings: ModelSettings, parsers: Mapping[str, Parser], *, tools: bool, system: bool = False
+    settings: ModelSettings,
+    parsers: Mapping[str, Parser],
+    *,
+    tools: bool,
+    system: bool = False,
+    server: Callable[[Chat], TokenServer] | None = None,
 ) -> ExactAgent:
     """Return the agent for these settings. The server is asked only when the agent's `check_endpoint` is called.
 
@@ -31,6 +36,7 @@ async def open_exact_agent(
         parsers: all parsers by name, that one included.
         tools: whether rollouts have tools.
         system: whether rollouts have a system message.
+        server: makes the server that samples; None is the one at the settings' `base_url`.
 
     Raises:
         ConfigError: a package is not installed, the tokenizer can't be loaded, its chat template can't be used, or the
@@ -38,7 +44,7 @@ async def open_exact_agent(
         UnknownNameError: the chat template has no such variable.
     """
     check_installed()
-    server = GenerateServer(settings, settings.server_type)
+    sampler = server or GenerateServer(settings, settings.server_type)
     threads = Workers(1)  # not the event loop's own: it would wait for a download even after Ctrl-C
     try:
         chat, parser = await asyncio.get_running_loop().run_in_executor(
@@ -46,8 +52,9 @@ async def open_exact_agent(
         )
     finally:
         threads.shutdown(wait=False)
+    servers = [sampler(chat) if callable(sampler) else sampler]
     return ExactAgent(
-        settings, [server], chat, parser, settings.max_token_length, end_thinking=settings.calls_end_thinking
+        settings, servers, chat, parser, settings.max_token_length, end_thinking=settings.calls_end_thinking
     )
 
 

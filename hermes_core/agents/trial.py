@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hermes_core.agents.failures import public_url
-from hermes_core.agents.generate import GenerateServer
+from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.wires import Sampled
 from hermes_core.errors import ConfigError
 
@@ -16,7 +16,7 @@ TRIAL = "Hello, Wörld: {'n': 12345} != [0.5]\n\tdef f(x): return x  # 日本語
 TRIAL_TOKENS = 8
 
 
-async def try_out(server: GenerateServer, tokenizer: Any, temperature: float) -> None:
+async def try_out(server: TokenServer, tokenizer: Any, temperature: float) -> None:
     """Ask a server for a few tokens, to find now whether they could not be trained on. A server that does not answer is
     waited for as long as its `check_patience_s`.
 
@@ -32,11 +32,11 @@ async def try_out(server: GenerateServer, tokenizer: Any, temperature: float) ->
         )
     sampled = await server.sample(prompt, max_tokens=TRIAL_TOKENS, temperature=1.0, patience_s=patience_s)
     check_tokenizer(server, tokenizer, sampled)
-    if server.wire is not None and server.wire.raw_logprobs and temperature not in (0, 1):
+    if server.raw_logprobs and temperature not in (0, 1):
         await _check_scaling(server, prompt, temperature)
 
 
-def check_tokenizer(server: GenerateServer, tokenizer: Any, sampled: Sampled) -> None:
+def check_tokenizer(server: TokenServer, tokenizer: Any, sampled: Sampled) -> None:
     """Refuse a tokenizer that does not have the server's tokens, or makes another text of them.
 
     Raises:
@@ -52,7 +52,7 @@ def check_tokenizer(server: GenerateServer, tokenizer: Any, sampled: Sampled) ->
         )
 
 
-def _refuse_tokenizer(server: GenerateServer, tokenizer: Any, problem: str) -> NoReturn:
+def _refuse_tokenizer(server: TokenServer, tokenizer: Any, problem: str) -> NoReturn:
     raise ConfigError(
         f"the tokenizer {tokenizer.name_or_path!r} is not that of the server at {public_url(server.url)}: {problem}",
         hint="set tokenizer_name to the tokenizer of the model that the server has loaded",
@@ -70,7 +70,7 @@ def _few(tokens: Sequence[int]) -> str:
     return f"[{shown}, …]" if len(tokens) > 8 else f"[{shown}]"
 
 
-async def _check_scaling(server: GenerateServer, prompt: list[int], temperature: float) -> None:
+async def _check_scaling(server: TokenServer, prompt: list[int], temperature: float) -> None:
     """Refuse logprobs from before the temperature: drawn from one token only, that has probability 1 or they are.
 
     Raises:

@@ -13,6 +13,8 @@ from typing import Any
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import OracleAgent
+from hermes_core.agents.chat import Chat
+from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.mixture import MixedAgent
 from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.opening import open_exact_agent
@@ -139,6 +141,7 @@ async def open_session(
     env: Mapping[str, Any] | None = None,
     settings: AgentSettings | None = None,
     work_of: str | None = None,
+    server: Callable[[Chat], TokenServer] | None = None,
     load: Callable[[], Awaitable[None]] | None = None,
     redact: Redact | None = None,
 ) -> AsyncIterator[Session]:
@@ -150,6 +153,8 @@ async def open_session(
         env: the environment's configuration, if it is given by name.
         settings: the agent's settings, if it is given by name.
         work_of: the agent whose work runs in the sandboxes, if it is another one: its name decides the isolation.
+        server: makes what samples for the agent `model`, from its chat template; its rollouts are token-exact. None is
+            the server at the settings' `base_url`.
         load: called instead of the environment's `setup`.
         redact: None removes the secrets of the runtime and of `settings`.
 
@@ -167,6 +172,7 @@ async def open_session(
         settings or AgentSettings(),
         tools=bool(tools.names()),
         system=bool(made.config.system_prompt),
+        server=server,
     ) as worker:
         isolation = granted_isolation(options, made, runtime.backend(options.backend), work_of or worker.name)
         _new_backend(runtime, made, options, isolation, None)
@@ -287,12 +293,19 @@ def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> Environ
 
 @asynccontextmanager
 async def open_agent(
-    runtime: Runtime, agent: str | Agent, settings: AgentSettings, *, tools: bool = False, system: bool = False
+    runtime: Runtime,
+    agent: str | Agent,
+    settings: AgentSettings,
+    *,
+    tools: bool = False,
+    system: bool = False,
+    server: Callable[[Chat], TokenServer] | None = None,
 ) -> AsyncIterator[Agent]:
     """Make the agent with this name, and close it at the end. An agent that was passed in is left open.
 
     Args:
         tools, system: whether rollouts have tools, and a system message; a token-exact agent is checked for these.
+        server: see `open_session`.
     """
     if not isinstance(agent, str):
         yield agent
@@ -307,7 +320,9 @@ async def open_agent(
         return
     if agent == ModelAgent.name and isinstance(settings, ModelSettings) and settings.tool_call_parser is not None:
         parsers = parsers_with(runtime, settings.tool_call_parser)
-        async with aclosing(await open_exact_agent(settings, parsers, tools=tools, system=system)) as exact:
+        async with aclosing(
+            await open_exact_agent(settings, parsers, tools=tools, system=system, server=server)
+        ) as exact:
             yield exact
         return
     made = runtime.agent(agent, settings)
