@@ -25,7 +25,13 @@ if TYPE_CHECKING:
         TurnRecord,
     )
     from hermes_core.agents.calls import run_calls
+    from hermes_core.agents.chat import Chat
+    from hermes_core.agents.exact import ExactAgent
+    from hermes_core.agents.failures import BadCompletion
+    from hermes_core.agents.generate import Served, TokenServer
+    from hermes_core.agents.opening import open_exact_agent
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
+    from hermes_core.agents.retries import Endpoint
     from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
     from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
     from hermes_core.envs.driven import DrivenRollout
@@ -118,10 +124,17 @@ _PLACES = {
     "ToolAnswer": "hermes_core.agents.base",
     "TurnRecord": "hermes_core.agents.base",
     "run_calls": "hermes_core.agents.calls",
+    "Chat": "hermes_core.agents.chat",
+    "ExactAgent": "hermes_core.agents.exact",
+    "BadCompletion": "hermes_core.agents.failures",
+    "Served": "hermes_core.agents.generate",
+    "TokenServer": "hermes_core.agents.generate",
+    "open_exact_agent": "hermes_core.agents.opening",
     "ParsedCall": "hermes_core.agents.parsers.base",
     "ParsedText": "hermes_core.agents.parsers.base",
     "ParseProblem": "hermes_core.agents.parsers.base",
     "Parser": "hermes_core.agents.parsers.base",
+    "Endpoint": "hermes_core.agents.retries",
     "BrokenOff": "hermes_core.aio",
     "LoopThread": "hermes_core.aio",
     "SingleFlight": "hermes_core.aio",
@@ -239,6 +252,7 @@ __all__ = [
     "AsyncStreamChannel",
     "AsyncioStreamChannel",
     "Backend",
+    "BadCompletion",
     "BlockingStreamChannel",
     "BrokenOff",
     "CallContext",
@@ -248,6 +262,7 @@ __all__ = [
     "Capabilities",
     "Channel",
     "ChannelLost",
+    "Chat",
     "CommandError",
     "CommandResult",
     "ConfigError",
@@ -255,9 +270,11 @@ __all__ = [
     "Diagnosis",
     "Disturbed",
     "DrivenRollout",
+    "Endpoint",
     "Environment",
     "EnvironmentConfig",
     "ErrorKind",
+    "ExactAgent",
     "ExecutionResult",
     "Export",
     "ExportFilters",
@@ -301,6 +318,7 @@ __all__ = [
     "SandboxLost",
     "SandboxSpec",
     "SandboxStatus",
+    "Served",
     "Session",
     "Settings",
     "SetupFailed",
@@ -315,6 +333,7 @@ __all__ = [
     "TaskSet",
     "TerminalVariables",
     "TokenSequence",
+    "TokenServer",
     "Tool",
     "ToolAnswer",
     "ToolArgumentError",
@@ -339,6 +358,7 @@ __all__ = [
     "load_rows",
     "merge_runs",
     "nearest_hint",
+    "open_exact_agent",
     "open_session",
     "read_jsonl",
     "read_profiles",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,17 +137,16 @@ async def test_cleanup_ends_what_was_begun(rollouts: Callable[..., Any]) -> None
     assert not shared.run.tasks
 
 
-async def test_a_dataset_has_each_item_once_and_its_copies_share_the_run(
-    example: Callable[[str], Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dataset_has_each_item_once_and_its_copies_share_the_run(tokenizer: Any, tmp_path: Path) -> None:
     from hermes_tinker.cookbook import HermesDatasetBuilder
 
-    monkeypatch.setenv("HERMES_PLUGINS", "boxes")
+    rows = [{"id": f"task-{number}", "prompt": "Do it.", "check": ["true"]} for number in range(5)]
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     builder = HermesDatasetBuilder(
-        environment="boxes",
+        environment="tasks",
         tokenizer=tokenizer.name_or_path,
         max_length=1024,
-        env={"count": 5},
+        env={"dataset_name": str(tmp_path / "tasks.jsonl")},
         options={"concurrency": 2, **ISOLATION},
         groups_per_batch=2,
         group_size=3,
@@ -154,7 +154,7 @@ async def test_a_dataset_has_each_item_once_and_its_copies_share_the_run(
     dataset, tests = await builder()
     assert tests is None
     batches = [dataset.get_batch(index) for index in range(len(dataset))]
-    assert [each.item_id for batch in batches for each in batch] == [f"boxes-{number}" for number in range(5)]
+    assert [each.item_id for batch in batches for each in batch] == [f"task-{number}" for number in range(5)]
     copy = pickle.loads(pickle.dumps(batches[0][0]))
     assert copy.rollouts is batches[0][0].rollouts
     copy.rollouts.close()

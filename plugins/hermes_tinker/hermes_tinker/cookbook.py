@@ -20,8 +20,7 @@ from tinker_cookbook.rl.types import (
     StepResult,
 )
 
-from hermes_core import Record
-from hermes_core.agents.base import StopReason
+from hermes_core import Record, StopReason
 from hermes_tinker.played import PlayedRollout, Rollouts
 from hermes_tinker.versions import check_version
 

@@ -13,7 +13,13 @@ from functools import partial
 from typing import Any
 
 from hermes_core import (
+    AgentResult,
+    AgentSettings,
+    AgentTask,
+    Chat,
+    Endpoint,
     Environment,
+    ExactAgent,
     FailureKind,
     GroupRoller,
     HermesError,
@@ -26,17 +32,14 @@ from hermes_core import (
     RolloutEnded,
     RunOptions,
     Runtime,
+    Served,
     SetupFailed,
     TaskSet,
     VerifierError,
+    open_exact_agent,
     open_session,
     validated,
 )
-from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask
-from hermes_core.agents.exact import ExactAgent
-from hermes_core.agents.generate import Served
-from hermes_core.agents.opening import open_exact_agent
-from hermes_core.agents.retries import Endpoint
 from hermes_core.agents.wires import Sampled
 from hermes_core.envs.session import check_scored, parsers_with
 
@@ -247,7 +250,7 @@ class OpenRun:
         self.roller = GroupRoller(context, session.tools, room=session.room, refills=0, exact=False)
         self.items = {made.item_id(item): item for item in made.selected_items()}
 
-    def _nobody(self, settings: AgentSettings, chat: Any) -> Player:
+    def _nobody(self, settings: AgentSettings, chat: Chat) -> Player:
         self.ends = sorted(chat.end_tokens)
         return Player(settings)
 

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from hermes_core import (
+    AgentSettings,
     ConfigError,
     Environment,
     Group,
@@ -20,7 +21,6 @@ from hermes_core import (
     open_session,
     validated,
 )
-from hermes_core.agents.base import AgentSettings
 from hermes_core.envs.session import check_scored
 from hermes_tinker.server import Policy, TinkerServer
 from hermes_tinker.versions import check_version

@@ -7,11 +7,7 @@ import math
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from hermes_core.agents.base import AgentSettings
-from hermes_core.agents.chat import Chat
-from hermes_core.agents.failures import BadCompletion
-from hermes_core.agents.generate import Served
-from hermes_core.agents.retries import Endpoint
+from hermes_core import AgentSettings, BadCompletion, Chat, Endpoint, Served
 from hermes_core.agents.wires import Sampled, checked
 
 
