@@ -124,6 +124,25 @@ def installed(tmp_path: Path) -> Path:
     return site
 
 
+@pytest.mark.full
+def test_tinker_trains_on_the_same_environment(
+    with_torch: None, require: Callable[[str, str | None], None], tmp_path: Path
+) -> None:
+    there = importlib.util.find_spec("tinker") is not None
+    require("tinker", None if there else "tinker is not installed; `make setup EXTRAS=tinker`")
+    skyrl = os.environ.get("HERMES_SKYRL")
+    require("skyrl", None if skyrl else "HERMES_SKYRL names no Python with SkyRL's server, see docs/tinker.md")
+    command = [sys.executable, EXAMPLE / "with_tinker.py", "--out", tmp_path / "run", "--batches", "2"]
+    environment = {**os.environ, "HERMES_PLUGINS": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, "--skyrl", str(skyrl)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "figures.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["rollouts"]) for row in rows] == [(0, 64), (1, 64)]
+    assert all(row["drift"] is None or row["drift"] < 1e-5 for row in rows)
+
+
 def test_the_parts_fit_together(with_torch: None, installed: Path, tmp_path: Path) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -30,7 +30,16 @@ _START_S, _END_S = 120.0, 10.0
 
 
 @contextmanager
-def skyrl_server(python: str | Path, model: Path, state: Path, *, adapters: int = 2, rank: int = 32) -> Iterator[str]:
+def skyrl_server(
+    python: str | Path,
+    model: Path,
+    state: Path,
+    *,
+    adapters: int = 2,
+    rank: int = 32,
+    prompts: int = 32,
+    sequences: int = 8,
+) -> Iterator[str]:
     """Serve a model until the block ends, and yield the server's URL.
 
     Args:
@@ -39,6 +48,9 @@ def skyrl_server(python: str | Path, model: Path, state: Path, *, adapters: int 
         state: a folder for its log, its database and its checkpoints.
         adapters: number of LoRA adapters at the same time, one more than the training clients.
         rank: maximum rank of an adapter.
+        prompts: number of prompts that are answered in one pass.
+        sequences: number of sequences in one pass of training; a group's size, best. Of each shape of a pass, the first
+            is compiled, which takes seconds. So all have the same.
 
     Raises:
         ConfigError: it did not start; the log says why.
@@ -48,7 +60,12 @@ def skyrl_server(python: str | Path, model: Path, state: Path, *, adapters: int 
     (shims / "uv").write_text(_UV)
     (shims / "uv").chmod(0o755)
     port = _free_port()
-    backend = {"max_lora_adapters": adapters, "max_lora_rank": rank}
+    backend = {
+        "max_lora_adapters": adapters,
+        "max_lora_rank": rank,
+        "sample_max_num_sequences": prompts,
+        "train_micro_batch_size": sequences,
+    }
     options = {
         "base-model": model.resolve(),
         "backend": "jax",
