@@ -22,6 +22,7 @@ _OWN_PATHS = ("/data", "/tmp", "/var/tmp", "/dev", "/proc")  # of the sandbox
 _NEEDED = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include", "local")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _CONDA, _CONDA_CACHE = "conda-meta", "pkgs"
+_BYTECODE = "__pycache__"  # a quarter of all directories, and no packages in them
 _INSTALLER = "pip"  # without it every new virtual environment would have to unpack one of its own
 
 
@@ -120,7 +121,7 @@ def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
             if entry.name in _PACKAGE_FOLDERS or (conda and entry.name == _CONDA_CACHE):
                 path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
                 found.update([path] if is_below(path, tops) else [])
-            elif not entry.is_symlink():
+            elif not entry.is_symlink() and entry.name != _BYTECODE:
                 waiting.append(entry.path)
     return tuple(sorted(found))
 
