@@ -54,6 +54,15 @@ def atropos_extra(require: Callable[[str, str | None], None]) -> None:
 
 
 @pytest.fixture(scope="session")
+def without_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables for processes that are to find no torch. It is in no lock of the extra, and takes as long to import as
+    all the rest; transformers imports it where it is."""
+    folder = tmp_path_factory.mktemp("without_torch")
+    (folder / "sitecustomize.py").write_text('import sys\n\nsys.modules["torch"] = None\n')
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="session")
 def tokenizer_folder(tokenizers: Callable[[str], Any]) -> str:
     """A folder with a ChatML tokenizer."""
     folder: str = tokenizers("chatml").name_or_path

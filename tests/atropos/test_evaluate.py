@@ -25,7 +25,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def evaluate(tokenizer_folder: str, tmp_path: Path) -> Evaluate:
+def evaluate(tokenizer_folder: str, without_torch: dict[str, str], tmp_path: Path) -> Evaluate:
     """`await evaluate(name, base_url, "--env.…=…", …)`: the real command, in a folder of its own."""
 
     async def run(name: str, base_url: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def evaluate(tokenizer_folder: str, tmp_path: Path) -> Evaluate:
             "--openai.model_name=scripted",
         ]
         level = [] if os.geteuid() == 0 else ["--env.isolation=namespace"]
-        environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+        environment = {**os.environ, **without_torch, "XDG_STATE_HOME": str(tmp_path / "state")}
         del environment["HERMES_PLUGINS"]  # those that are installed: it is what a user would have
         return await asyncio.to_thread(
             subprocess.run,

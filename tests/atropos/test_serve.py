@@ -159,7 +159,13 @@ async def test_trouble_of_the_model_server_that_lasts_ends_it(
 
 @pytest.mark.usefixtures("leak_check")
 async def test_the_environment_is_killed_and_restarted_and_ends_with_a_signal(
-    token_server: Any, run_api: Any, make_trainer: Any, tasks: str, tokenizer_folder: str, tmp_path: Path
+    token_server: Any,
+    run_api: Any,
+    make_trainer: Any,
+    tasks: str,
+    tokenizer_folder: str,
+    without_torch: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     trainer = make_trainer(run_api.url)
     command = [
@@ -175,7 +181,8 @@ async def test_the_environment_is_killed_and_restarted_and_ends_with_a_signal(
         *("--openai.base_url", token_server.base_url, "--openai.server_type", "vllm"),
         *([] if os.geteuid() == 0 else ["--env.isolation", "shared", "--env.allow_unisolated", "true"]),
     ]
-    environment = {**os.environ, "HERMES_OWNER": "serve-test", "XDG_STATE_HOME": str(tmp_path / "state")}
+    places = {"HERMES_OWNER": "serve-test", "XDG_STATE_HOME": str(tmp_path / "state")}
+    environment = {**os.environ, **without_torch, **places}
 
     async def start() -> asyncio.subprocess.Process:
         with (tmp_path / "env.log").open("ab") as log:

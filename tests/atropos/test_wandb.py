@@ -21,7 +21,7 @@ Command = Callable[..., Any]
 
 
 @pytest.fixture
-def command(tasks: str, tokenizer_folder: str, tmp_path: Path) -> Command:
+def command(tasks: str, tokenizer_folder: str, without_torch: dict[str, str], tmp_path: Path) -> Command:
     """`await command(mode, base_url, "--env.…", WANDB_MODE=…)`: the real command, in a folder and a home of its own."""
 
     async def run(mode: str, base_url: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def command(tasks: str, tokenizer_folder: str, tmp_path: Path) -> Command:
             subprocess.run,
             [*written, *options],
             cwd=tmp_path,
-            env={**kept, **places, **variables},
+            env={**kept, **without_torch, **places, **variables},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
