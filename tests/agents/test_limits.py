@@ -203,18 +203,18 @@ async def test_a_server_that_only_refuses_too_many_gets_fewer_at_a_time():
 
 async def test_a_limit_of_requests_is_kept_without_a_word_of_the_server():
     async with ScriptedServer([Reply("done", usage=(90, 10))]) as server:
-        seconds, _ = await ask_all(server, 66, requests_per_minute=60)
-    assert 4.5 < seconds < 20, "six have to come back at 1 per second"
+        seconds, _ = await ask_all(server, 63, requests_per_minute=60)
+    assert 1.5 < seconds < 20, "three have to come back at 1 per second"
 
 
 async def test_a_limit_of_tokens_is_kept_without_a_word_of_the_server():
     async with ScriptedServer([Reply("done", usage=(900, 100))]) as server:
-        endpoint = opened(server, tokens_per_minute=12000)
+        endpoint = opened(server, tokens_per_minute=24000)
         began = time.monotonic()
-        for _ in range(13):
+        for _ in range(25):
             await endpoint.chat_completion(messages=HELLO)
         await endpoint.aclose()
-    assert 4 < time.monotonic() - began < 20, "13000 tokens, of which 1000 have to come back at 200 per second"
+    assert 1.5 < time.monotonic() - began < 20, "25000 tokens, of which 1000 have to come back at 400 per second"
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])

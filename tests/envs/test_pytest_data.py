@@ -53,7 +53,7 @@ def reported(stdout: bytes, **how):
     return _report(CommandResult(**{"exit_code": 0, "stdout": stdout, **how}), IDS, "python")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(lines, max_size=8), st.integers(1, 100))
 @example([b"\xff\xfe{}", BOMB, b'{"index":0,"outcome":""}', b'{"index":1,"outcome":"pX"}', b"9" * 5000], 1 << 16)
 @example([b'{"index":1e999,"outcome":"p"}', b'{"index":true,"outcome":"p"}', b'{"index":-1,"outcome":"p"}'], 7)
@@ -92,7 +92,7 @@ def test_a_flood_is_not_read_to_its_end():
     assert results.outcomes == [MISSING]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(lines, max_size=4), st.booleans())
 @example([BOMB], True)
 @example([finished("zz")], True)

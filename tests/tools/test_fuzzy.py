@@ -237,12 +237,14 @@ def test_lines_are_looked_at_once_each() -> None:
     assert list(find_lines(["a"] * 6, ["a", "a"], key, 1)) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("old", ["a" * (2 << 20) + "b", "a\n" * (1 << 19) + "b", "a\\n" * (1 << 19) + "b"])
-@pytest.mark.parametrize("text", ["a" * (4 << 20), "a \n" * (1 << 20)])
+@pytest.mark.parametrize("old", ["a" * (1 << 20) + "b", "a\n" * (1 << 18) + "b", "a\\n" * (1 << 18) + "b"])
+@pytest.mark.parametrize("text", ["a" * (2 << 20), "a \n" * (1 << 19)])
 def test_much_of_the_same_is_soon_looked_through(text: str, old: str) -> None:
-    """Quadratic work took hours here, some of it with the interpreter's lock held, so that the driver stood still."""
+    """Quadratic work took an hour here, some of it with the interpreter's lock held, so that the driver stood still."""
+    began = time.thread_time()
     with pytest.raises(ReplaceError, match="not found"):
         replace_text(text, old, "x")
+    assert time.thread_time() - began < 30
 
 
 def test_long_quotations_are_not_anchored() -> None:

@@ -54,7 +54,7 @@ _PIECES = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(_PIECES, max_size=30))
 def test_any_bytes_can_be_shown(pieces: list[bytes]) -> None:
     screen = render(b"".join(pieces), SIZE)
