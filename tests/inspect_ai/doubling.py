@@ -1,7 +1,11 @@
-"""An eval of ten samples for Inspect, with a model that follows a script: `python doubling.py LOGS [SLOW]`."""
+"""An eval of ten samples for Inspect, with a model that follows a script: `python doubling.py LOGS [slow]`.
+
+With `slow`, it is as many samples as a sandbox has slots, and each sleeps in its first command.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from inspect_ai import Task, eval, task  # noqa: A004
@@ -12,7 +16,7 @@ from inspect_ai.solver import TaskState, generate, use_tools
 from inspect_ai.tool import bash, text_editor
 from inspect_ai.util import sandbox
 
-SAMPLES = 10
+SAMPLES, SLOTS = 10, 8
 
 
 @scorer(metrics=[accuracy()])
@@ -45,7 +49,7 @@ SETUP = "echo done >/tmp/setup"
 
 def scripted(slow: bool):
     """Double the number with bash, then use the editor, which needs Inspect's tools in the sandbox; then say so."""
-    wait = "touch waiting; sleep 300; " if slow else ""
+    wait = f"sleep 300.{os.getpid()}; " if slow else ""
     calls = [
         ("bash", {"command": f"{wait}test -f /tmp/setup && echo $((2 * $(cat given))) >answer; ls"}),
         ("text_editor", {"command": "create", "path": "/tmp/edited", "file_text": "done\n"}),
@@ -66,4 +70,5 @@ def scripted(slow: bool):
 if __name__ == "__main__":
     slow = "slow" in sys.argv
     model = get_model("mockllm/model", custom_outputs=scripted(slow))
-    eval(doubling(), model=model, log_dir=sys.argv[1], display="none", log_realtime=False)
+    limit = SLOTS if slow else None
+    eval(doubling(), model=model, limit=limit, log_dir=sys.argv[1], display="none", log_realtime=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from hermes_core.sandbox.contract import SandboxInfo
 pytestmark = [pytest.mark.full, pytest.mark.entry_points, pytest.mark.usefixtures("inspect_extra")]
 
 SCRIPT = Path(__file__).with_name("doubling.py")
+SLOW_SAMPLES = 8
 
 
 def start(logs: Path, *words: str) -> subprocess.Popen[str]:
@@ -44,11 +46,26 @@ async def sandboxes_of(pid: int) -> list[SandboxInfo]:
 
 
 async def wait_for(pid: int, *, left: bool) -> list[SandboxInfo]:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 150
     while bool(found := await sandboxes_of(pid)) != left:
         assert time.monotonic() < deadline, found
-        time.sleep(0.3)
+        await asyncio.sleep(0.3)
     return found
+
+
+async def wait_until_samples_sleep(pid: int) -> None:
+    """Wait until all samples of a slow eval sleep."""
+    command, deadline = ["sleep", f"300.{pid}", ""], time.monotonic() + 90
+    while [*map(command_line, Path("/proc").glob("[0-9]*"))].count(command) < SLOW_SAMPLES:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.3)
+
+
+def command_line(process: Path) -> list[str]:
+    try:
+        return (process / "cmdline").read_text(errors="replace").split("\0")
+    except OSError:  # it ended
+        return []
 
 
 @pytest.fixture
@@ -81,8 +98,7 @@ async def test_ten_samples_of_an_eval(tmp_path: Path, record_property: Any) -> N
 
 
 async def test_a_cancelled_eval_leaves_nothing(slow_eval: subprocess.Popen[str], tmp_path: Path) -> None:
-    await wait_for(slow_eval.pid, left=True)
-    time.sleep(3)  # until its samples run
+    await wait_until_samples_sleep(slow_eval.pid)
     slow_eval.send_signal(signal.SIGINT)
     said, _ = slow_eval.communicate(timeout=60)
     assert not await sandboxes_of(slow_eval.pid), said
@@ -99,15 +115,16 @@ async def test_a_killed_eval_leaves_nothing(slow_eval: subprocess.Popen[str]) ->
 async def test_a_sample_whose_sandbox_is_killed_has_an_error_and_no_score(
     slow_eval: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    [info] = await wait_for(slow_eval.pid, left=True)
-    time.sleep(3)
+    await wait_until_samples_sleep(slow_eval.pid)
+    [info] = await sandboxes_of(slow_eval.pid)
     async with Runtime() as runtime:
         await runtime.backend("local").terminate_id(info.sandbox_id)
     said, _ = slow_eval.communicate(timeout=120)
     log = read_log(tmp_path)
     assert log.status == "error", said
     errors = [sample.error.message for sample in log.samples if sample.error is not None]
-    assert errors
-    assert all("the sandbox is gone" in error for error in errors), errors
+    ended = [error for error in errors if not error.startswith("CancelledError")]  # the first one ends the others
+    assert ended
+    assert all("the sandbox is gone" in error for error in ended), errors
     assert not [sample.scores for sample in log.samples if sample.scores]
     assert not await sandboxes_of(slow_eval.pid)
