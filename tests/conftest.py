@@ -14,8 +14,9 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,31 @@ ELSEWHERE = {
 """Fixtures that need a server, Modal's emulated one included, or a heavy extra: what uses them is `full`."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own, which selects by mark
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if ELSEWHERE.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.full)
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+    yield
+    if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+        items[:] = in_shares(items, int(workers))
+
+
+def in_shares(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests so that each worker begins with long ones: the run should not end with one of them alone.
+
+    xdist gives each worker one stretch of the list, all of the same length, and lets it help others afterwards.
+    """
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = iter([item for item in items if not item.get_closest_marker("long")])
+    found: list[pytest.Item] = []
+    for n in range(workers):
+        share = (len(items) - len(found)) // (workers - n)
+        begin = long[n::workers]
+        found += [*begin, *islice(others, max(0, share - len(begin)))]
+    return [*found, *others]
 
 
 def pytest_collection_finish() -> None:

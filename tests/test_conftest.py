@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = Path(__file__).with_name("conftest.py")
 
 STALLS = """
@@ -102,3 +104,27 @@ def test_leaks_fail_the_test(tmp_path: Path) -> None:
 def test_a_requirement_skips_or_fails(tmp_path: Path) -> None:
     assert run(tmp_path, REQUIRES, HERMES_REQUIRE="") == {"test_docker": "SKIPPED", "test_there": "PASSED"}
     assert run(tmp_path, REQUIRES, HERMES_REQUIRE="ssh,docker") == {"test_docker": "FAILED", "test_there": "PASSED"}
+
+
+class Item(str):
+    """A test by its letter; capital letters are long ones."""
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == "long" and self.isupper()
+
+
+@pytest.mark.parametrize(
+    ("collected", "workers", "ordered"),
+    [
+        ("abcDefghIJklm", 3, "DabcIefgJhklm"),
+        ("abcdeFGH", 2, "FHabGcde"),
+        ("abcD", 1, "Dabc"),
+        ("aBCDEF", 4, "BFCDEa"),
+        ("", 4, ""),
+    ],
+)
+def test_each_worker_begins_with_long_tests(
+    pytestconfig: pytest.Config, collected: str, workers: int, ordered: str
+) -> None:
+    conftest = pytestconfig.pluginmanager.get_plugin(str(CONFTEST))
+    assert "".join(conftest.in_shares([Item(letter) for letter in collected], workers)) == ordered

@@ -487,6 +487,7 @@ def test_an_adapter_alone_is_light_and_says_which_version_it_was_tested_with(
     assert re.search(said, used.stderr), used.stderr
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_authors_code_is_checked_against_the_installed_packages(
     core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
@@ -504,6 +505,7 @@ def test_authors_code_is_checked_against_the_installed_packages(
     assert "hermes_docker.backend.DockerBackend, hermes_ssh.backend.SshBackend" in wrong.stdout
 
 
+@pytest.mark.long
 @pytest.mark.full
 def test_what_new_writes_passes_its_tests_and_the_type_checker_untouched(
     core_wheel: Path, dependencies: Path, tmp_path: Path

@@ -27,6 +27,7 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 """What a server speaks, and its `server_type`: the API server of Atropos' trainer, stock vLLM in both ways, SGLang."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group_size", [2, pytest.param(6, marks=pytest.mark.stress)])
 @pytest.mark.parametrize(
     ("form", "wire"),

@@ -42,6 +42,7 @@ class Solver:
         return "I looked at it."
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("atropos_extra")
 @pytest.mark.parametrize("backend", ["local", "docker"])
 async def test_each_of_the_tasks_is_scored_right(

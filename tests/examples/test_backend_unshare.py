@@ -35,6 +35,7 @@ def test_the_document_shows_the_very_file() -> None:
     assert f"```python\n{(EXAMPLE / 'backend_unshare.py').read_text()}```" in text
 
 
+@pytest.mark.long
 @pytest.mark.full
 @pytest.mark.parametrize(
     "groups", [("contract", "commands", "processes", "files", "slots"), ("pools", "failure", "leaks", "speed")]

@@ -143,6 +143,7 @@ def test_tinker_trains_on_the_same_environment(
     assert all(row["drift"] is None or row["drift"] < 1e-5 for row in rows)
 
 
+@pytest.mark.long
 def test_the_parts_fit_together(with_torch: None, installed: Path, tmp_path: Path) -> None:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -401,6 +401,7 @@ async def no_points(names, where, tmp_path, swe_dataset):
     return {name: record["details"] for name, record in records.items()}
 
 
+@pytest.mark.long
 @pytest.mark.full
 async def test_cheats_of_the_same_kinds_score_nothing(where, tmp_path, swe_dataset):
     await no_points([name for name in CHEATS if name not in ALWAYS], where, tmp_path, swe_dataset)
@@ -417,6 +418,7 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
     assert by_name["pytest.py"]["removed"] == ["pytest.py"]
 
 
+@pytest.mark.long
 @pytest.mark.full  # what is taken of a tree, and how much of it: test_trees.py
 async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_dataset, monkeypatch):
     monkeypatch.setattr(workspace, "CPU_S", 6)

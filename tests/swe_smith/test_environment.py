@@ -172,6 +172,7 @@ def git(where, *words, data=None):
     return done.stdout.decode()
 
 
+@pytest.mark.long
 @pytest.mark.full  # installs a real environment
 async def test_a_repository_from_a_url_with_nothing_known_of_it(runtime, swe_dataset, tmp_path):
     """A row of the oracle form: owner/name, a commit of the buggy tree, and the patch that mends it."""

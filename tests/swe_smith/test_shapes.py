@@ -38,7 +38,7 @@ def env_of(folder: Path, shapes):
     return {"dataset_name": str(tasks), "repo_base_url": str(folder), "python_only": False, "shuffle": False}
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(len(SHAPES), marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [1, pytest.param(len(SHAPES), marks=[pytest.mark.full, pytest.mark.long])])
 async def test_every_shape_is_scored_rightly(runtime, where, tmp_path, count):
     shapes = dict(list(SHAPES.items())[-count:])
     outcome = await validate(runtime, "swe-smith", env=env_of(tmp_path, shapes), **where)

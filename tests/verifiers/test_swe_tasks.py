@@ -51,6 +51,7 @@ async def program(name: str, *arguments: str, cwd: Path) -> None:
     assert ran.returncode == 0, said.decode()[-4000:]
 
 
+@pytest.mark.long
 async def test_the_reference_solutions_are_valid_and_each_task_is_scored_right(
     swe_tasks: Path, tmp_path: Path, leak_check: None
 ) -> None:
