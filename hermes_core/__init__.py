@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
     from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
     from hermes_core.envs.driven import DrivenRollout
+    from hermes_core.envs.driven_run import DrivenRun
     from hermes_core.envs.group import Group, GroupRoller, Rolled
     from hermes_core.envs.leased_slot import Fresh, LeasedSlot
     from hermes_core.envs.options import RunOptions
@@ -145,6 +146,7 @@ _PLACES = {
     "Item": "hermes_core.environment",
     "Need": "hermes_core.environment",
     "DrivenRollout": "hermes_core.envs.driven",
+    "DrivenRun": "hermes_core.envs.driven_run",
     "Group": "hermes_core.envs.group",
     "GroupRoller": "hermes_core.envs.group",
     "Rolled": "hermes_core.envs.group",
@@ -270,6 +272,7 @@ __all__ = [
     "Diagnosis",
     "Disturbed",
     "DrivenRollout",
+    "DrivenRun",
     "Endpoint",
     "Environment",
     "EnvironmentConfig",

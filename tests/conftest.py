@@ -61,6 +61,7 @@ ELSEWHERE = {
     "session_emulator",
     "own_emulator",
     "exact_extra",
+    "openenv_extra",
     "atropos_extra",
     "torch_extra",
     "with_torch",

@@ -1,0 +1,271 @@
+"""OpenEnv's resource sessions: each is one rollout in a slot of a sandbox that already runs."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, groupby
+from typing import Any, Self, TypeVar
+
+from openenv.core.env_server.mcp_types import Tool
+from openenv.core.harness import ResourceSession, ResourceSessionFactory, ToolResult, TrainingTrace, VerifyResult
+
+from hermes_core import (
+    ConfigError,
+    DrivenRollout,
+    DrivenRun,
+    Environment,
+    Group,
+    Rolled,
+    RolloutEnded,
+    RunOptions,
+    TokenSequence,
+    validated,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TESTED = "0.10.0"
+"""The version of OpenEnv with which this package was tested."""
+
+ITEM = "item_id"
+"""The field of a task, or of a prompt's last message, that names the item."""
+
+MASKED = -100
+"""The mask of a token that the model did not write."""
+
+
+class HermesSessionFactory(ResourceSessionFactory[ResourceSession]):
+    """Makes the sessions of an environment of hermes-rl.
+
+        with HermesSessionFactory("swe-smith", backend="docker", env={"dataset_name": "tasks.jsonl"}) as factory:
+            session = factory.create(factory.item_ids[0])
+
+    Args:
+        environment: its name, or an instance.
+        env: the environment's configuration, if it is given by name.
+        agent: settings of the agent `model`, whose rollouts are token-exact: `base_url`, `tokenizer_name`, … Then the
+            sessions are `HermesTrainableSession`. Without it, the caller runs the model, and they are `HermesSession`.
+        options: options of the run (`RunOptions`): `backend`, `isolation`, `rollout_timeout`, … `concurrency` is the
+            number of sessions at the same time.
+
+    Raises:
+        HermesError: an option is wrong, or the run can't be opened.
+    """
+
+    def __init__(
+        self,
+        environment: str | Environment,
+        *,
+        env: Mapping[str, Any] | None = None,
+        agent: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        _check_version()
+        checked = validated(RunOptions, options, "the options of HermesSessionFactory")
+        more_room = "close the sessions that are done, or raise concurrency of HermesSessionFactory"
+        self.run = DrivenRun(environment, env, agent, checked, more_room=more_room)
+
+    @property
+    def item_ids(self) -> list[str]:
+        """Return the ids of all items, each of which is a task."""
+        return list(self.run.items)
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> ResourceSession:
+        """Begin a rollout of a task in a fresh slot.
+
+        If it can't begin because of a failure, its calls are answered with an error, and `verify` gives no reward.
+
+        Args:
+            task: an item's id; or a mapping, or a prompt whose last message, has it under `item_id`.
+            seed: not used, as the caller, or the agent's settings, decide how the model samples.
+            episode_id: not used: a rollout has an id of its own, in the artifacts of `verify`.
+
+        Raises:
+            ConfigError, UnknownNameError: the task names no item of the environment.
+            UsageError, PolicyError: no slot can be had with these settings.
+        """
+        item_id = _item_id(task)
+        self.run.item(item_id)
+        if self.run.exact:
+            return HermesTrainableSession(self.run, item_id)
+        return HermesSession(self.run, item_id)
+
+    def close(self) -> None:
+        """End the rollouts and the sandboxes. Idempotent. It also happens when the program ends."""
+        self.run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class HermesSession(ResourceSession):
+    """A rollout whose model the caller runs, for example `MCPHarnessAdapter`."""
+
+    def __init__(self, run: DrivenRun, item_id: str) -> None:
+        self._run = run
+        self._item_id = item_id
+        self._rollout: DrivenRollout = run.call(run.begin(item_id))
+        self._verified: VerifyResult | None = None
+
+    def initial_messages(self) -> list[dict[str, Any]]:
+        """Return the prompt of the item."""
+        return [dict(each) for each in self._run.session.environment.initial_messages(self._run.item(self._item_id))]
+
+    def list_tools(self) -> list[Tool]:
+        """Return the tools that the item's rollouts have."""
+        session = self._run.session
+        schemas = session.runtime.tools.schemas(session.tools.names(self._run.item(self._item_id)))
+        functions = [schema["function"] for schema in schemas]
+        return [
+            Tool(name=each["name"], description=each["description"], input_schema=each["parameters"])
+            for each in functions
+        ]
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Run a tool call of the model.
+
+        Returns:
+            The answer as text. It is never a mapping, as OpenEnv would take a `reward` in it for the environment's.
+            Once the rollout has ended, for example at its time limit, `done` is set and `error` says why.
+        """
+        try:
+            return ToolResult(data=self._run.call(self._rollout.call(name, arguments)))
+        except RolloutEnded as error:
+            return ToolResult(data=str(error), done=True, error=str(error))
+
+    def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
+        """End the rollout and verify its work. Later calls return the same.
+
+        Returns:
+            The reward; None if the rollout failed, which OpenEnv refuses to train on. `failure_kind` and
+            `failure_reason` are in the metrics, the record in the artifacts.
+        """
+        if self._verified is None:
+            texts = (each.get("content") for each in reversed(transcript) if each.get("role") == "assistant")
+            text = next(texts, "")
+            ending = [(self._rollout, text if isinstance(text, str) else "")]
+            self._verified = _verified(Rolled.of(self._run.call(self._run.end(ending))[0], exact=False))
+        return self._verified
+
+    def close(self) -> None:
+        """End the rollout, if it was not verified, and let go of its slot. Idempotent."""
+        if not self._run.closed:
+            self._run.call(self._run.drop(self._rollout))
+
+
+class HermesTrainableSession(ResourceSession):
+    """A rollout of the agent `model`, which runs by itself from the beginning and keeps its tokens."""
+
+    def __init__(self, run: DrivenRun, item_id: str) -> None:
+        self._run = run
+        rolling = run.start(run.roll([(item_id, 1)]), f"the rollout of {item_id}")
+        self._rolling: asyncio.Task[list[Group]] = run.call(rolling)
+
+    def initial_messages(self) -> list[dict[str, Any]]:
+        """Return nothing: the agent has its prompt."""
+        return []
+
+    def list_tools(self) -> list[Tool]:
+        """Return nothing: the agent calls its tools by itself."""
+        return []
+
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Refuse: the agent calls its tools by itself.
+
+        Raises:
+            KeyError: always, as OpenEnv's bridge expects of a tool that is not there.
+        """
+        raise KeyError(f"Unknown tool: {name}")
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """Wait until the rollout is verified. Return 0 if it can be trained on, and 1 if not.
+
+        Raises:
+            TimeoutError: it is still running after so many seconds.
+            HermesError: the run can't go on, for example because the model's endpoint is gone.
+        """
+        return int(self._rolled(timeout_s).mask_sample)
+
+    def fetch_training_trace(self) -> TrainingTrace:
+        """Wait for the rollout, and return what the model wrote, one turn for each answer, as it was sampled.
+
+        A rollout that failed has no turns.
+        """
+        rolled = self._rolled()
+        calls = (turn for each in rolled.sequences for turn in _turns(each))
+        name = rolled.record.trajectory_id
+        turns = [{"node_id": f"{name}/{number}", **turn} for number, turn in zip(count(), calls, strict=False)]
+        return TrainingTrace.model_validate({"turns": turns})
+
+    def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> VerifyResult:
+        """Wait for the rollout, and return its reward as `HermesSession.verify` does."""
+        return _verified(self._rolled())
+
+    def close(self) -> None:
+        """End the rollout, if it still runs. Idempotent."""
+        if not self._run.closed:
+            self._run.call(_cancelled(self._rolling))
+
+    def _rolled(self, timeout_s: float | None = None) -> Rolled:
+        (group,) = self._run.call(_outcome(self._rolling, timeout_s))
+        return [*group.failed, *group.kept][-1]
+
+
+async def _outcome(task: asyncio.Task[T], timeout_s: float | None) -> T:
+    return await asyncio.wait_for(asyncio.shield(task), timeout_s)
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _verified(rolled: Rolled) -> VerifyResult:
+    record = rolled.record
+    metrics = {**rolled.labels, "turns": len(record.turns), "stop_reason": record.stop_reason}
+    artifacts = {"trajectory_id": record.trajectory_id, "record": record.to_json()}
+    return VerifyResult(env_reward=rolled.reward, done=True, metrics=metrics, artifacts=artifacts)
+
+
+def _turns(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
+    """Yield each answer of the model in a sequence, with all tokens before it as its prompt."""
+    tokens, end = sequence.tokens.tolist(), 0
+    for written, places in groupby(range(len(tokens)), key=lambda place: int(sequence.masks[place]) != MASKED):
+        begin, end = end, end + sum(1 for _ in places)
+        if written:
+            yield {
+                "prompt_token_ids": tokens[:begin],
+                "completion_token_ids": tokens[begin:end],
+                "per_token_logps": [float(each) for each in sequence.logprobs[begin:end]],
+                "loss_mask": [0] * begin + [1] * (end - begin),
+            }
+
+
+def _item_id(task: Any) -> str:
+    """Return the id of the item that a task names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    last = task[-1] if isinstance(task, Sequence) and not isinstance(task, str) and task else task
+    item_id = last.get(ITEM) if isinstance(last, Mapping) else last
+    if not isinstance(item_id, str):
+        raise ConfigError(
+            f"the task names no item: {str(task)[:100]}",
+            hint=f"give an item's id, or a mapping that has it under {ITEM!r}",
+        )
+    return item_id
+
+
+def _check_version() -> None:
+    found = importlib.metadata.version("openenv")
+    if found.split(".")[:2] != TESTED.split(".")[:2]:
+        log.warning("hermes-rl-openenv was tested with openenv %s, and this is openenv %s", TESTED, found)
