@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from hermes_inspect import HermesSandbox
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.model import get_model
@@ -19,6 +22,8 @@ from inspect_ai.solver import (
 )
 from inspect_ai.tool import bash
 from inspect_ai.util import ComposeConfig, ComposeService, SandboxEnvironmentSpec, sandbox
+
+from hermes_core import Runtime
 
 
 @scorer(metrics=[accuracy()])
@@ -69,6 +74,25 @@ def valued(value):
         return None if value == "none" else Score(value=float("nan") if value == "nan" else value)
 
     return score
+
+
+@scorer(metrics=[mean()])
+def loses_the_sandbox():
+    """Ends the sandbox, and hides that it can't be used any more."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        async with Runtime() as runtime:
+            await runtime.backend("local").terminate_id(sandbox().as_type(HermesSandbox)._slot.sandbox_id)
+        with suppress(Exception):
+            await sandbox().read_file("answer")
+        return Score(value=1)
+
+    return score
+
+
+@task
+def losing() -> Task:
+    return Task(dataset=[CAPITAL], scorer=loses_the_sandbox(), sandbox="hermes")
 
 
 @task

@@ -135,6 +135,12 @@ async def test_a_scorer_that_gives_no_reward_is_a_failure_of_the_verifier(value:
     assert said in record["failure"]["message"]
 
 
+async def test_a_sandbox_that_is_lost_while_a_scorer_runs_is_no_score() -> None:
+    [record] = await run("losing", Saying(command="true"))
+    assert record["reward"] is None
+    assert record["failure"]["kind"] == "infra"
+
+
 @pytest.mark.parametrize(("score", "reward"), [("match", 1.0), ("valued/b", 0.75), ("valued1", 0.5)])
 async def test_of_several_scores_one_is_named(score: str, reward: float) -> None:
     [record] = await run("two_scorers", score=score)
