@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hermes_core import InfraError, VerifierError
+from hermes_core import InfraError, ModelError, VerifierError
 from tests.trl.conftest import ISOLATION
 
 pytestmark = [
@@ -59,8 +59,8 @@ def rollouts(troubled: Callable[..., Any], tokenizer: Any) -> Iterator[Callable[
 
     made: list[Any] = []
 
-    def make(where: str = "", times: int = 1000, **options: Any) -> Any:
-        agent = {"tokenizer_name": tokenizer.name_or_path, "max_token_length": 2048, "max_turns": 3}
+    def make(where: str = "", times: int = 1000, *, max_length: int = 2048, **options: Any) -> Any:
+        agent = {"tokenizer_name": tokenizer.name_or_path, "max_token_length": max_length, "max_turns": 3}
         made.append(Rollouts(troubled(where, times), agent=agent, concurrency=8, **ISOLATION, **options))
         return made[-1]
 
@@ -123,6 +123,15 @@ async def test_a_sandbox_that_dies_under_the_policy_is_an_error(rollouts: Callab
     with pytest.raises(InfraError):
         await env.step(action.tokens)
     await builder.cleanup()
+
+
+async def test_a_prompt_that_is_too_long_is_an_error(rollouts: Callable[..., Any], policy: Any) -> None:
+    from hermes_tinker.cookbook import HermesGroupBuilder
+    from tinker_cookbook.rl.rollouts import do_group_rollout
+
+    with pytest.raises(ModelError, match="23 tokens, of 20 at most"):
+        await do_group_rollout(HermesGroupBuilder(rollouts(max_length=20), "boxes-0", 2), policy)
+    assert not policy.prompts
 
 
 async def test_cleanup_ends_what_was_begun(rollouts: Callable[..., Any]) -> None:

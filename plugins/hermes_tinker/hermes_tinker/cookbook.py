@@ -15,6 +15,7 @@ from tinker_cookbook.rl.types import (
     ActionExtra,
     Env,
     EnvGroupBuilder,
+    InitialObservationOverflow,
     RLDataset,
     RLDatasetBuilder,
     StepResult,
@@ -46,16 +47,17 @@ class HermesEnv(Env):
         self._rollout = rollout
         self._ends = list(ends)
 
-    async def initial_observation(self) -> tuple[ModelInput, list[int]]:
-        """Begin the rollout in a fresh slot, and return its first prompt.
+    async def initial_observation(self) -> tuple[ModelInput, list[int]] | InitialObservationOverflow:
+        """Begin the rollout in a fresh slot, and return its first prompt; or its reward, if its time was up before.
 
         Raises:
-            InfraError, SetupFailed: it could not begin.
+            InfraError, SetupFailed, ModelError: it could not begin, or its prompt is too long.
         """
         prompt = await self._rollout.begin()
-        if prompt is None:
-            self._rollout.record()
-        return ModelInput.from_ints(prompt or []), self._ends
+        if prompt is not None:
+            return ModelInput.from_ints(prompt), self._ends
+        record = self._rollout.record()
+        return InitialObservationOverflow(record.reward or 0.0, _metrics(record), _logs(record))
 
     async def step(self, action: list[int], *, extra: ActionExtra | None = None) -> StepResult:
         """Run the calls in an answer, and return the next prompt, or the reward.
@@ -74,7 +76,7 @@ class HermesEnv(Env):
             ModelInput.from_ints([]),
             self._ends,
             metrics=_metrics(record),
-            logs={"trajectory_id": record.trajectory_id, "stop_reason": str(record.stop_reason)},
+            logs=_logs(record),
         )
 
     async def aclose(self) -> None:
@@ -85,6 +87,10 @@ class HermesEnv(Env):
 def _metrics(record: Record) -> dict[str, float]:
     stop = _STOPS.get(record.stop_reason)
     return {"turns": len(record.turns), **({f"stop/{stop}": 1.0} if stop else {})}
+
+
+def _logs(record: Record) -> dict[str, str]:
+    return {"trajectory_id": record.trajectory_id, "stop_reason": str(record.stop_reason)}
 
 
 @dataclass

@@ -59,7 +59,7 @@ class Player:
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
-        self.endpoint = Endpoint(settings, self.url, uuid.uuid4().hex, self.aclose)
+        self.endpoint = Endpoint(settings, self.url, self.url, self.aclose)
         self.prompts: asyncio.Queue[list[int]] = asyncio.Queue()
         """The prompt that waits for an answer, if any."""
         self._answer: asyncio.Future[Sampled] | None = None
