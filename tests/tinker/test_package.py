@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import logging
 
 import pytest
@@ -39,6 +40,13 @@ def test_a_missing_package_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(ConfigError, match="pip install tinker=="):
         check_version("tinker")
+
+
+def test_a_missing_cookbook_is_an_error_with_a_hint() -> None:
+    if importlib.util.find_spec("tinker_cookbook") is not None:
+        pytest.skip("the cookbook is installed")
+    with pytest.raises(ConfigError, match="pip install tinker-cookbook=="):
+        importlib.import_module("hermes_tinker.cookbook")
 
 
 def test_advantages_compare_a_group_with_itself() -> None:

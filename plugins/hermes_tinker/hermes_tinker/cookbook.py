@@ -9,21 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import chz
-from tinker import ModelInput
-from tinker_cookbook.rl.types import (
-    ActionExtra,
-    Env,
-    EnvGroupBuilder,
-    InitialObservationOverflow,
-    RLDataset,
-    RLDatasetBuilder,
-    StepResult,
-)
-
 from hermes_core import Record, StopReason
 from hermes_tinker.played import PlayedRollout, Rollouts
 from hermes_tinker.versions import check_version
+
+try:
+    import chz
+    from tinker import ModelInput
+    from tinker_cookbook.rl.types import (
+        ActionExtra,
+        Env,
+        EnvGroupBuilder,
+        InitialObservationOverflow,
+        RLDataset,
+        RLDatasetBuilder,
+        StepResult,
+    )
+except ImportError:
+    check_version("tinker-cookbook")
+    raise
 
 check_version("tinker-cookbook")
 
