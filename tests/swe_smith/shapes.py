@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PYTEST = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0", "Pygments==2.21.0", "pytest==8.4.2")
-PYTEST_7 = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0", "pytest==7.4.4")
-ASYNCIO = (*PYTEST, "pytest-asyncio==1.4.0", "typing_extensions==4.15.0")
+_NEEDED = ("iniconfig==2.3.1", "packaging==26.3", "pluggy==1.7.0")
+PYTEST_7 = (*_NEEDED, "pytest==7.4.4")
+PYTEST = (*_NEEDED, "pytest==8.3.5")  # the last that does not need Pygments, which takes longest to install
+PYTEST_9 = (*_NEEDED, "Pygments==2.21.0", "pytest==9.0.2")
+ASYNCIO = (*_NEEDED, "Pygments==2.21.0", "pytest==8.4.2", "pytest-asyncio==1.4.0", "typing_extensions==4.15.0")
 
 Files = Mapping[str, str | bytes]
 Change = tuple[str, str, str]
@@ -285,7 +287,7 @@ SHAPES: dict[str, Shape] = {
             "                if x: self.skipTest('not this one')\n                self.assertEqual(half(x), 0)\n"
         },
         **both("tests/test_core.py", fail=["CoreCase::test_double"], keep=["CoreCase::test_half"]),
-        requirements=(*PYTEST[:-1], "pytest==9.0.2"),
+        requirements=PYTEST_9,
     ),
     "src: pytest alone": Shape(
         package({"tests/test_core.py": TESTS}, where="src/pkg"),

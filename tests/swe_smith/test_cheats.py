@@ -421,7 +421,7 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
 @pytest.mark.long
 @pytest.mark.full  # what is taken of a tree, and how much of it: test_trees.py
 async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_dataset, monkeypatch):
-    monkeypatch.setattr(workspace, "CPU_S", 6)
+    monkeypatch.setattr(workspace, "CPU_S", 3)
     env = {"max_workspace_bytes": 64 << 20}
     records, said = await scores(UNTAKEABLE, where, tmp_path, swe_dataset, **env)
     failed = {name: (record["failure"], said[name]) for name, record in records.items() if record["failure"]}
