@@ -100,6 +100,9 @@ class TurnRecord:
     """The endpoint's `finish_reason`."""
     weight_version: str | None = None
     """The version of the policy's weights, as the endpoint names it; None if it names none."""
+    compacted: bool = False
+    """Whether the answer is a summary. The message after it and its calls has the task and the summary, and the
+    conversation goes on from there: of what was before, the model sees only the messages before the task."""
 
 
 class CallErrorKind(StrEnum):

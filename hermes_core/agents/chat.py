@@ -138,8 +138,11 @@ class Chat:
         self._whole: set[tuple[Any, ...]] = set()
         """Shapes of conversations that are rendered completely, each with the way to do it."""
 
-    def check(self, *, tools: bool, system: bool = False) -> None:
+    def check(self, *, tools: bool, system: bool = False, compacts: bool = False) -> None:
         """Test the template, with tools, and with a system message if rollouts will have one.
+
+        Args:
+            compacts: whether a request for a summary may follow the tools' results.
 
         Raises:
             ConfigError: it ignores them, can't be rendered, does not end answers with an end token, or leaves something
@@ -157,11 +160,36 @@ class Chat:
             for count in (1, 2):
                 calls = [_call("{}", f"call0000{number}") for number in range(count)]
                 answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
-                self.continuation([user, answer, *(_result(call["id"], "{}") for call in calls)], 1, offered)
+                conversation = [user, answer, *(_result(call["id"], "{}") for call in calls)]
+                self.continuation(conversation, 1, offered)
+                if compacts:
+                    self._check_request(conversation, offered)
         except UsageError as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"{self.name}: {error.message}", hint=error.hint) from error
+
+    def _check_request(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Check that the model can answer a message of the user after a tool's result as it answers the first one.
+
+        Raises:
+            ConfigError: it can't.
+        """
+        mark = _mark()
+        request: Message = {"role": "user", "content": mark}
+        before_first = self._render([request], tools).rpartition(mark)[2]
+        try:
+            following = self.decode(self.continuation([*messages, request], 1, tools).tokens)
+        except UsageError as error:
+            reason = error.message
+        else:
+            if following.rpartition(mark)[2] == before_first:
+                return
+            reason = f"it would end in {following.rpartition(mark)[2]!r}, and not in {before_first!r}"
+        raise ConfigError(
+            f"the chat template of {self.name} has no place for a request for a summary after a result: {reason}",
+            hint="leave compact_at out, or set chat_template to a template that has it",
+        )
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """Return the whole conversation, ready for the model's answer.

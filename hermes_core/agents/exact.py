@@ -255,14 +255,9 @@ class ExactAgent:
         """Work on one task until the model is done or has to stop; see `Agent.run`."""
         with self._choice.one() as chosen:
             server = self._servers[chosen]
-            session = ExactSession(
-                server,
-                self._chat,
-                self._parser,
-                max_length=await self._length(server),
-                end_thinking=self._end_thinking,
-            )
-            return await ModelAgent(self.settings, session).run(task)
+            length = await self._length(server)
+            session = ExactSession(server, self._chat, self._parser, max_length=length, end_thinking=self._end_thinking)
+            return await ModelAgent(self.settings, session, context=length).run(task)
 
     async def check_endpoint(self) -> None:
         """Check that every server gives tokens with logprobs, and that they are those of the tokenizer.

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from hermes_core.agents.base import AgentResult, Message, StopReason, ToolHandler
 from hermes_core.agents.calls import CallRunner, NumberedCall
+from hermes_core.agents.compaction import REQUEST, Context, refuse_call
 from hermes_core.agents.failures import (
     ContextLengthExceeded,
     ConversationRefused,
@@ -54,6 +55,8 @@ class HermesAgentLoop:
         parallel_safe: tools whose calls within one turn may run at the same time.
         waiting: entered while waiting for the server, as `AgentTask.waiting`.
         price: what the model's tokens cost; None takes the cost that the server reports.
+        compact_at: number of tokens from which the conversation is summarised by the model, and goes on from the
+            summary; None lets it grow until it no longer fits.
     """
 
     def __init__(  # noqa: PLR0917 (callers know these by position)
@@ -71,6 +74,7 @@ class HermesAgentLoop:
         parallel_safe: Collection[str] = frozenset(),
         waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         price: TokenPrices | None = None,
+        compact_at: int | None = None,
     ) -> None:
         if tool_handler is None and valid_tool_names:
             raise UsageError("tools are given but nothing runs them", hint="pass a tool_handler")
@@ -82,6 +86,7 @@ class HermesAgentLoop:
         self.parallel_safe = frozenset(parallel_safe)
         self._waiting = waiting
         self._price = price
+        self._compact_at = compact_at
         self.result = AgentResult()
         """The result of the current run, complete up to this moment. It survives cancellation and errors."""
         options = {
@@ -107,27 +112,75 @@ class HermesAgentLoop:
         """
         self.result = result if result is not None else AgentResult()
         self.result.messages.extend(_prompt(messages))
+        context = Context(self.result, self._compact_at)
         runner = CallRunner(self.result, self.valid_tool_names, self.tool_handler, self.task_id, self.parallel_safe)
-        for _ in range(self.max_turns):
-            started, waited_s = time.time(), self.result.waited_s
+        while self.result.turns_used < self.max_turns:
             try:
-                reply = await self._ask()
+                compacts = context.is_full and self._can_go_on_after_one
+                reason = await (self._compact(context) if compacts else self._turn(context, runner))
             except tuple(_ENDS) as failure:
                 if not self.result.turns_used:
                     raise  # no answer so far: this is a wrong setting, which must not look like a failed task
                 # The server accepted the same conversation with less in it. If this failed the rollout, a model could
                 # write something that makes its bad rollouts be removed from their group.
-                return self._stop(_ENDS[type(failure)])
-            calls = self._record(reply, started, self.result.waited_s - waited_s)
-            if not reply.calls:
-                return self._stop(_why_it_ended(reply))
-            await runner.run(calls)
+                reason = _ENDS[type(failure)]
+            if reason is not None:
+                return self._stop(reason)
         return self._stop(StopReason.MAX_TURNS)
 
-    async def _ask(self) -> Reply:
-        """Return one answer of the model to the conversation so far."""
+    @property
+    def _can_go_on_after_one(self) -> bool:
+        """Return whether the model may answer after its next answer."""
+        return self.result.turns_used + 1 < self.max_turns
+
+    async def _turn(self, context: Context, runner: CallRunner) -> StopReason | None:
+        """Have the model answer, and run its calls. Return why the conversation ends, or None."""
+        started, waited_s = time.time(), self.result.waited_s
         try:
-            return read_reply(await self._completion(), self.result.turns_used + 1)
+            reply = await self._ask(context.messages)
+        except ContextLengthExceeded:
+            if not context.can_shrink or not self._can_go_on_after_one:
+                raise
+            return await self._compact(context, fits=False)
+        calls = self._record(reply, started, self.result.waited_s - waited_s)
+        if not reply.calls:
+            return _why_it_ended(reply)
+        await runner.run(calls)
+        return None
+
+    async def _compact(self, context: Context, *, fits: bool = True) -> StopReason | None:
+        """Have the model write a summary from which the conversation goes on. Return why it ends, or None.
+
+        If there is no room for that, the last answers of the tools are left out.
+
+        Args:
+            fits: whether the conversation may fit as it is.
+
+        Raises:
+            ContextLengthExceeded: there is no room even then.
+        """
+        request: Message = {"role": "user", "content": REQUEST}
+        started, waited_s = time.time(), self.result.waited_s
+        try:
+            if not fits:
+                context.leave_out_last_answers()
+            reply = await self._ask([*context.messages, request])
+        except ContextLengthExceeded:
+            if not fits:
+                raise
+            return await self._compact(context, fits=False)
+        summary = reply.content.strip()
+        self.result.messages.append(request)
+        calls = self._record(reply, started, self.result.waited_s - waited_s, compacted=bool(summary))
+        if summary:
+            context.go_on_from(summary)
+        await CallRunner(self.result, self.valid_tool_names, refuse_call, self.task_id).run(calls)
+        return None if summary else StopReason.CONTEXT_LENGTH
+
+    async def _ask(self, messages: Sequence[Message]) -> Reply:
+        """Return one answer of the model to these messages."""
+        try:
+            return read_reply(await self._completion(messages), self.result.turns_used + 1)
         except Exception as error:
             if isinstance(error, UsageError) and self.result.turns_used:
                 raise ConversationRefused(error.message, hint=error.hint) from error
@@ -141,21 +194,22 @@ class HermesAgentLoop:
                 raise
             raise failure from error
 
-    async def _completion(self) -> Any:
+    async def _completion(self, messages: Sequence[Message]) -> Any:
         """Return the server's completion, and count the time that it was waited for."""
         with counted_waits() as waits:
             try:
                 async with self._waiting():
-                    return await self.server.chat_completion(messages=[*self.result.messages], n=1, **self._options)
+                    return await self.server.chat_completion(messages=messages, n=1, **self._options)
             finally:
                 self.result.waited_s += waits.seconds
 
-    def _record(self, reply: Reply, started: float, waited_s: float) -> list[NumberedCall]:
+    def _record(self, reply: Reply, started: float, waited_s: float, *, compacted: bool = False) -> list[NumberedCall]:
         """Add the answer to the result, and return its calls.
 
         Args:
             started: when the answer was asked for, in seconds since the epoch.
             waited_s: for how much of the time since then the request waited for the server's turn.
+            compacted: whether it is a summary from which the conversation goes on.
         """
         result = self.result
         numbers = result.add_turn(
@@ -172,6 +226,7 @@ class HermesAgentLoop:
             sampling=self._sampling if reply.sampling is None else reply.sampling,
             stop_reason=reply.finish_reason,
             weight_version=reply.weight_version,
+            compacted=compacted,
         )
         get_state = getattr(self.server, "get_state", None)
         result.managed_state = get_state() if get_state is not None else None

@@ -39,6 +39,8 @@ _NO_KEY = "none"  # the SDK needs a key, and would otherwise send OPENAI_API_KEY
 _ROLES = ("system", "user", "assistant", "tool")
 _UNRECORDED = frozenset({"ephemeral_system_prompt", "prefill_messages"})
 """Settings whose messages are sent and not recorded."""
+_FOR_ALL = frozenset({"compact_at"})
+"""Settings of rollouts with tokens and without."""
 
 
 class ModelSettings(AgentSettings):
@@ -50,6 +52,9 @@ class ModelSettings(AgentSettings):
     prefill_messages: tuple[Message, ...] = ()
     """Messages between the system prompt and the rest that the model is sent, and that no record has: examples of how
     to work. Each has a `role`, and what else the endpoint wants."""
+    compact_at: float | None = Field(default=None, gt=0)
+    """Number of tokens from which the model summarises the conversation, and goes on from its summary. In token-exact
+    rollouts also a share of the context, up to 1. None lets the conversation grow until it no longer fits."""
     tool_call_parser: str | None = None
     """The parser of the model's tool calls, which makes rollouts token-exact: token ids go to a vLLM or SGLang server,
     and the ids that it sampled come back with their logprobs. `auto` chooses the parser by the chat template. None uses
@@ -74,7 +79,7 @@ class ModelSettings(AgentSettings):
             if message.get("role") not in _ROLES:
                 raise ValueError(f"prefill_messages: the role of message {number} must be one of {', '.join(_ROLES)}")
         if self.tool_call_parser is None:
-            own = ModelSettings.model_fields.keys() - AgentSettings.model_fields.keys() - _UNRECORDED
+            own = ModelSettings.model_fields.keys() - AgentSettings.model_fields.keys() - _UNRECORDED - _FOR_ALL
             unused = sorted(name for name in own if getattr(self, name) != ModelSettings.model_fields[name].default)
             if unused:
                 raise ValueError(f"{', '.join(unused)}: only for token-exact rollouts, so set tool_call_parser, too")
@@ -99,22 +104,27 @@ class ModelAgent:
             `hermes_core.agents.exact.ExactAgent` instead.
         server: used instead of an endpoint; the caller closes it. To keep token ids and logprobs, pass one that has
             `get_state()`: its return value becomes `AgentResult.managed_state`, unchanged.
+        context: the model's context in tokens; None if it is not known.
 
     Raises:
-        ConfigError: no model is named, or it is OpenAI's own endpoint and there is no key.
+        ConfigError: no model is named, it is OpenAI's own endpoint and there is no key, or `compact_at` is a share of a
+            context that is not known.
         UsageError: there is a `tool_call_parser`, which this agent has no use for.
     """
 
     name = "model"
     config_class = ModelSettings
 
-    def __init__(self, settings: AgentSettings, server: ChatServer | None = None) -> None:
+    def __init__(
+        self, settings: AgentSettings, server: ChatServer | None = None, *, context: int | None = None
+    ) -> None:
         if server is None and isinstance(settings, ModelSettings) and settings.tool_call_parser is not None:
             raise UsageError(
                 "this agent uses the OpenAI API, which gives no tokens, and tool_call_parser asks for tokens",
                 hint="use run_rollouts(…), or open_exact_agent of hermes_core.agents.opening",
             )
         self.settings = settings
+        self._compact_at = _compaction_tokens(settings, context)
         self._owned: OpenAIServer | None = None
         if server is None:
             server = self._owned = OpenAIServer(settings)
@@ -136,6 +146,7 @@ class ModelAgent:
             parallel_safe=task.parallel_safe,
             waiting=task.waiting,
             price=self.settings.price,
+            compact_at=self._compact_at,
         )
         return await loop.run(task.messages, task.result)
 
@@ -155,6 +166,25 @@ class ModelAgent:
         if self.settings.seed is not None:
             extra.setdefault("seed", derived_seed(self.settings.seed, seed_key))
         return extra
+
+
+def _compaction_tokens(settings: AgentSettings, context: int | None) -> int | None:
+    """Return the number of tokens from which a conversation is summarised; None if it never is.
+
+    Raises:
+        ConfigError: it is a share of a context that is not known.
+    """
+    given: float | None = getattr(settings, "compact_at", None)
+    if given is None:
+        return None
+    if given > 1:
+        return int(given)
+    if context is None:
+        raise ConfigError(
+            f"compact_at is {given:g}, a share of the context, and the OpenAI API does not say how long that is",
+            hint="give a number of tokens, well below the model's context",
+        )
+    return int(given * context)
 
 
 def derived_seed(seed: int, key: str) -> int:

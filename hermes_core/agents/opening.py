@@ -74,21 +74,27 @@ def check_installed() -> None:
 
 
 def checked_chat(
-    tokenizer: Any, *, template: str | None, template_kwargs: Mapping[str, Any] | None, tools: bool, system: bool
+    tokenizer: Any,
+    *,
+    template: str | None,
+    template_kwargs: Mapping[str, Any] | None,
+    tools: bool,
+    system: bool,
+    compacts: bool,
 ) -> Chat:
     """Return the tokenizer's chat, after a check of its template.
 
     Args:
         template: a Jinja file, or the text of a template, to use instead of the tokenizer's.
         template_kwargs: more variables for the template.
-        tools, system: see `Chat.check`.
+        tools, system, compacts: see `Chat.check`.
 
     Raises:
         UnknownNameError: the template has no such variable.
         ConfigError: the template can't be used; or there is no such file.
     """
     chat = Chat(tokenizer, template=_template(template), template_kwargs=template_kwargs)
-    chat.check(tools=tools, system=system)
+    chat.check(tools=tools, system=system, compacts=compacts)
     return chat
 
 
@@ -101,6 +107,7 @@ def _chat_and_parser(
         template_kwargs=settings.chat_template_kwargs,
         tools=tools,
         system=system,
+        compacts=settings.compact_at is not None,
     )
     return chat, matching_parser(settings.tool_call_parser or AUTO, parsers, chat, tools=tools)
 

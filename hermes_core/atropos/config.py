@@ -9,7 +9,7 @@ from typing import Any
 from atroposlib.envs.base import BaseEnvConfig
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from hermes_core.agents.base import AgentSettings
+from hermes_core.agents.model import ModelSettings
 from hermes_core.environment import EnvironmentConfig
 from hermes_core.envs.options import MOST_AT_A_TIME, RunOptions
 
@@ -47,6 +47,12 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     max_agent_turns: int = Field(default=30, ge=1, description="Answers that the model may give in one rollout")
     max_turn_tokens: int | None = Field(
         default=None, ge=1, description="Tokens of one answer at most; None leaves the rest of max_token_length"
+    )
+    compact_at: float | None = Field(
+        default=None,
+        gt=0,
+        description="Tokens from which the model sums the conversation up and goes on from that; up to 1, a share of"
+        " the context of vllm and sglang servers",
     )
     system_prompt: str | None = Field(default=None, description="The first message of every rollout")
     agent_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature")
@@ -162,13 +168,14 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
         common = {"execution_timeout_s": self.terminal_timeout, "idle_timeout": self.terminal_lifetime}
         return {**common, **self.sandbox.get(self.backend, {})}
 
-    def agent_settings(self) -> AgentSettings:
+    def agent_settings(self) -> ModelSettings:
         """Return the agent's sampling settings, without the server."""
-        return AgentSettings(
+        return ModelSettings(
             max_turns=self.max_agent_turns,
             temperature=self.agent_temperature,
             max_tokens=self.max_turn_tokens,
             extra_body=self.extra_body,
+            compact_at=self.compact_at,
             endpoint_patience_s=self.endpoint_patience,
             check_patience_s=max(self.endpoint_patience, 1.0),  # its trainer starts the model's server meanwhile
         )

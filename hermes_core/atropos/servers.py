@@ -141,6 +141,7 @@ def open_servers(
         template_kwargs=config.chat_template_kwargs,
         tools=tools,
         system=bool(config.system_prompt),
+        compacts=config.compact_at is not None,
     )
     parser = matching_parser(config.tool_call_parser, parsers, chat, tools=tools)
     exact = [

@@ -83,6 +83,10 @@ def summary_text(summary: RunSummary, failures: Failures, width: int | None = No
         figures = "  ".join(f"{name} {seconds[name]:8.3f} s" for name in ("p50", "p95", "max"))
         lines.append(f"  {stage.removesuffix('_s'):8} {figures}")
     lines += _of_the_model(summary)
+    if summary.trainable is not None:
+        share = f" ({summary.trainable / summary.finished:.1%})" if summary.finished else ""
+        split = f", {summary.split} of them in several sequences" if summary.split else ""
+        lines.append(f"tokens to train on: {summary.trainable} of {summary.finished} finished rollouts{share}{split}")
     lines += [
         f"sandboxes of profile {profile}: {seconds:.0f} s" + _cost(summary.cost.get(profile))
         for profile, seconds in summary.sandbox_s.items()

@@ -44,6 +44,11 @@ class RunSummary:
     """Number of rollouts that failed, by kind: `infra`, `setup`, `model`, `verifier`, `cancelled`."""
     infra_retries: int
     """Number of restarts of rollouts after infrastructure failures."""
+    trainable: int | None
+    """Number of rollouts that ended without a failure and whose tokens can be trained on; None in a run without
+    tokens."""
+    split: int | None
+    """Number of these with several sequences; None in a run without tokens."""
     elapsed_s: float
     """Seconds of this session."""
     rollouts_per_hour: float
@@ -126,6 +131,9 @@ class Tally:
         """Number of rollouts with a reward."""
         self.solved = 0
         """Number of rollouts with a reward of 1.0 or more."""
+        self._exact = False
+        self._trainable = 0
+        self._split = 0
 
     def add(self, record: Record, *, earlier: bool = False) -> None:
         """Add a record; `earlier` if it is from an earlier session, and its rollout is not done again."""
@@ -137,6 +145,9 @@ class Tally:
             self._kinds[record.failure.kind] += 1
         else:
             self.finished += 1
+            self._exact |= bool(record.sequences) or record.tokens_refused is not None
+            self._trainable += bool(record.sequences)
+            self._split += len(record.sequences) > 1
         if record.reward is not None:
             self.scored += 1
             self.solved += record.reward >= SOLVED
@@ -218,6 +229,8 @@ class Tally:
             mean_reward=self._rewards / self.scored if self.scored else None,
             failures=self.failures,
             infra_retries=self._infra_retries,
+            trainable=self._trainable if self._exact else None,
+            split=self._split if self._exact else None,
             elapsed_s=round(self.elapsed_s, 3),
             rollouts_per_hour=round(self.rate() * 3600, 1),
             timings={

@@ -6,8 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
+from hermes_core.agents.compaction import contexts
 from hermes_core.view.index import LIMITS
 from hermes_core.view.plain_text import failure_name, listed, parsed, text_of
 
@@ -93,13 +95,15 @@ class _Sample:
         self.attachments: dict[str, str] = {}
         self.events: list[Json] = []
         self.messages = [_message(message, index, record["model"]) for index, message in enumerate(record["messages"])]
+        summaries = [turn["message"] for turn in record["turns"] if turn["compacted"]]
+        self.contexts = contexts(self.messages, summaries)
         stages = [(stage, record["timings"].get(f"{stage}_s")) for stage in _SPANS]
         self.stages = [(stage, took) for stage, took in stages if took is not None]
 
     def value(self) -> Json:
         """Return the sample."""
         record = self.record
-        asked = [message for message in self.messages if message.get("source") == "input"]
+        asked = [*takewhile(lambda message: message["role"] != "assistant", self.messages)]
         self._add_events(asked)
         took = (record["ended"] or self.started) - self.started or sum(seconds for _, seconds in self.stages)
         usage = _usage(record["usage"])
@@ -189,6 +193,9 @@ class _Sample:
             for index, message in enumerate(self.messages):
                 if message["role"] in ("assistant", "tool"):
                     yield from self._said(index, message, begin, end)
+            for turn in self.record["turns"]:
+                if turn["compacted"]:
+                    yield self._within(turn["ended"], begin, end), self._compaction(turn)
             if self.record["patch"]:
                 yield end, {"event": "info", "source": "patch", "data": self._text(self.record["patch"])}
         if stage == "verify" and (scores := self._scores()):
@@ -218,7 +225,7 @@ class _Sample:
             "event": "model",
             "model": model,
             "input": [],
-            "input_refs": [[0, index]],
+            "input_refs": self._seen(index),
             # The tools are the same in each turn: naming them once keeps the log small.
             "tools": [_tool_info(schema) for schema in self.record["tool_schemas"]] if first else [],
             "tool_choice": "auto",
@@ -229,6 +236,18 @@ class _Sample:
                 **({"usage": usage} if usage else {}),
             },
         }
+
+    def _seen(self, index: int) -> list[list[int]]:
+        """Return which messages the model saw before this answer, as ranges."""
+        context = next(each for each in self.contexts if index in each)
+        seen = [each for each in context if each < index]
+        begins = [each for each in seen if each - 1 not in seen]
+        ends = [each + 1 for each in seen if each + 1 not in seen]
+        return [[begin, end] for begin, end in zip(begins, ends, strict=True)]
+
+    def _compaction(self, turn: Json) -> Json:
+        """Return the event of a conversation that goes on from a summary."""
+        return {"event": "compaction", "type": "summary", "tokens_before": turn["prompt_tokens"] or None}
 
     def _tool(self, index: int, message: Json) -> Json:
         """Return the event of a tool call."""

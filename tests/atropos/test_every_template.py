@@ -189,6 +189,20 @@ def test_a_template_that_can_not_be_used_is_refused_with_the_reason(
             matching_parser(parser, all_parsers(runtime), chat)
 
 
+WITHOUT_SUMMARY = {"mistral_v3", "mistral_v7", "deepseek_v3", "deepseek_r1"}
+"""Templates that have no place for a message of the user after a tool's result."""
+
+
+@pytest.mark.parametrize("name", sorted(WORKS))
+def test_a_template_takes_a_request_for_a_summary_or_is_refused(name: str, chat_of: Callable[..., Chat]) -> None:
+    chat = chat_of(name, WORKS[name][0])
+    if name in WITHOUT_SUMMARY:
+        with pytest.raises(ConfigError, match=r"no place for a request for a summary .*leave compact_at out"):
+            chat.check(tools=True, compacts=True)
+    else:
+        chat.check(tools=True, compacts=True)
+
+
 CHATML = (OURS.parents[2] / "hermes_core/testing/tiny_model/templates/chatml.jinja").read_text("utf-8")
 
 

@@ -63,11 +63,16 @@ def tasks(folder: Path, items: int) -> str:
     return f"--env.dataset_name={path}"
 
 
+COMPACT_AT = {"qwen3": 900, "chatml": 900, "llama3": 900}
+"""Numbers of tokens that about a third of the conversations reach."""
+
+
+@pytest.mark.parametrize("compacts", [False, True])
 @pytest.mark.parametrize(
     ("form", "wire", "items", "group_size"),
     [
         *((form, wire, 8, 2) for form, wire in (("qwen3", "tokens"), ("chatml", "sglang"), ("llama3", "completions"))),
-        pytest.param("qwen3", "tokens", 50, 4, marks=pytest.mark.stress),
+        *(pytest.param(form, "tokens", 50, 4, marks=pytest.mark.stress) for form in ("qwen3", "chatml", "llama3")),
     ],
 )
 async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
@@ -75,6 +80,7 @@ async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     wire: str,
     items: int,
     group_size: int,
+    compacts: bool,
     torch_extra: None,
     tokenizers: Callable[[str], Any],
     tmp_path: Path,
@@ -89,23 +95,31 @@ async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
                 *(tasks(tmp_path, items), "--env.enabled_toolsets=terminal", "--group-size", group_size),
                 *("--parser", "auto", "--base-url", server.base_url, "--model", "tiny-model"),
                 *(f"--agent.tokenizer_name={tokenizer.name_or_path}", "--agent.max_tokens=250"),
-                *("--max-turns", TURNS, "--concurrency", 8, "--out", tmp_path / "run", *ISOLATION),
+                *("--max-turns", 2 * TURNS if compacts else TURNS, "--concurrency", 8, "--out", tmp_path / "run"),
+                *([f"--agent.compact_at={COMPACT_AT[form]}"] if compacts else []),
+                *ISOLATION,
             )
     assert code == 0, said
     lines = (tmp_path / "run" / TRAJECTORIES).read_bytes().splitlines()
     records = [Record.from_json(json.loads(line)) for line in lines]
     found = compared(model, records, engine, tokenizer)
     answers = [answers_in(sequence.masks) for record in records for sequence in record.sequences]
+    summaries = [sum(turn.compacted for turn in record.turns) for record in records]
     record_property(
         "figure",
-        f"exact rollouts, {form} by {wire}: {len(records)} trajectories with {sum(answers)} answers: {found.tokens} "
+        f"exact rollouts, {form} by {wire}: {len(records)} trajectories with {sum(answers)} answers, "
+        f"{sum(map(bool, summaries))} of them with {sum(summaries)} summaries: {found.tokens} "
         f"tokens, {found.trained} of them sampled; {len(found.problems)} differences from the server's own record, and "
         f"logprobs within {found.worst:.1e} of those of the weights",
     )
     assert found.problems == []
-    assert len(records) == found.sequences == items * group_size
+    assert len(records) == items * group_size
+    assert [len(record.sequences) for record in records] == [1 + summed for summed in summaries]
     assert all(record.tokens_refused is None for record in records)
-    assert max(answers) == TURNS, "no rollout used all of its turns"
+    if compacts:
+        assert 0.2 < sum(map(bool, summaries)) / len(records) < 0.8
+    else:
+        assert max(answers) == TURNS, "no rollout used all of its turns"
     for record in records:
         assert sum(turn.completion_tokens for turn in record.turns) == sum(each.trained for each in record.sequences)
         assert {turn.stop_reason for turn in record.turns} <= {"stop", "length"}

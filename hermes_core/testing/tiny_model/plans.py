@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from hermes_core.agents.compaction import REQUEST
 from hermes_core.testing.tiny_model.engine import Plan
 from hermes_core.testing.tiny_model.folder import chat_format
 
@@ -69,14 +70,18 @@ class WildPlans:
         self._anything, self._words = ordinary(tokenizer), letters(tokenizer)
 
     def __call__(self, prompt: Sequence[int], chance: random.Random) -> Plan:
-        """Return the plan of an answer to this prompt: calls until the last turn or so, then words."""
-        turn = self._tokenizer.decode(prompt).count(self._form.result)
+        """Return the plan of an answer to this prompt: calls until the last turn or so, then words; or a summary if
+        one is asked for."""
+        text = self._tokenizer.decode(prompt)
+        turn = text.count(self._form.result)
         said: list[str | Gap] = []
         if self._form.thinks:
             said += ["<think>\n", Gap(chance.randrange(20), self._anything), "\n</think>\n\n"]
         elif self._form.calls_per_answer > 1:
             said += [Gap(chance.randrange(12), self._anything), "\n"]
-        if turn < 1 + chance.randrange(self._turns):
+        if REQUEST in text:
+            said += ["I did ", Gap(chance.randrange(60), self._anything)]
+        elif turn < 1 + chance.randrange(self._turns):
             for number in range(chance.choice((1, 1, self._form.calls_per_answer))):
                 said += ["\n"] * bool(number) + self._call(chance)
         else:

@@ -1,0 +1,134 @@
+"""Compaction: a conversation that outgrows its context goes on from a summary that its model writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from hermes_core.agents.base import AgentResult, CallError, CallErrorKind, Message, ToolAnswer, TurnRecord
+
+REQUEST = """\
+This conversation has become almost too long. Write a summary of it now, and call no tool. You will then go on with \
+the task, and see nothing but the task and your summary. So write down what you have done, what you have found out, \
+with the names of the files, commands and errors that matter, and what is left to do."""
+"""The message that asks for a summary."""
+
+CONTINUED = "You have worked on this before. This is the summary that you wrote of it, to go on from:"
+"""The text between a task and the summary of the work on it."""
+
+LEFT_OUT = "this answer of {characters} characters was left out, because it did not fit into the context: ask for less"
+"""What the model is told in place of a tool's answer that is too long."""
+
+CHARACTERS_PER_TOKEN = 3
+"""Estimate of messages that the model was not sent yet. English text has four; code and logs have fewer."""
+
+_NO_CALLS = CallError(CallErrorKind.FAILED, "no tool is called in a summary")
+
+
+class Context:
+    """The part of a conversation that the model sees: all of it, or what follows its last summary.
+
+    Args:
+        result: where the whole conversation is kept. It has the prompt, and nothing else yet.
+        compact_at: number of tokens from which the conversation is summarised; None never does it.
+    """
+
+    def __init__(self, result: AgentResult, compact_at: int | None) -> None:
+        self._result = result
+        self._compact_at = compact_at
+        *before, task = result.messages or [{"role": "user", "content": ""}]
+        self._before, self._task = (before, task) if task["role"] == "user" else ([*before, task], None)
+        self._begin = 0
+
+    @property
+    def messages(self) -> list[Message]:
+        """Return what the model sees."""
+        seen = self._result.messages[self._begin :]
+        return [*self._before, *seen] if self._begin else seen
+
+    @property
+    def can_shrink(self) -> bool:
+        """Return whether a summary can make room: there is something to summarise, and what it began with is short."""
+        turns = self._turns
+        return self._compact_at is not None and bool(turns) and self._tokens_before(turns[0]) < self._compact_at
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether it is time for a summary."""
+        if self._compact_at is None or not self.can_shrink:
+            return False
+        last = self._turns[-1]
+        answer, since = self._result.messages[last.message], self._result.messages[last.message + 1 :]
+        tokens = self._tokens_before(last) + (last.completion_tokens or _estimated([answer])) + _estimated(since)
+        return tokens >= self._compact_at
+
+    def leave_out_last_answers(self) -> None:
+        """Replace long answers of the tools in the last turn, which the model has not seen, by a note that says so."""
+        last = len(self._result.turns) - 1
+        for number, call in enumerate(self._result.calls):
+            message = self._result.messages[call.message]
+            left_out = LEFT_OUT.format(characters=len(message["content"]))
+            note = str(ToolAnswer.refusal(CallError(CallErrorKind.FAILED, left_out)))
+            if call.turn == last and len(message["content"]) > len(note):
+                dropped = call.bytes_dropped + len(message["content"].encode())
+                self._result.calls[number] = replace(call, bytes_dropped=dropped)
+                message["content"] = note
+
+    def go_on_from(self, summary: str) -> None:
+        """Add the message with which the conversation goes on: the task, and a summary of the work on it. The model no
+        longer sees what was before, except for the messages before the task."""
+        self._begin = len(self._result.messages)
+        self._result.messages.append(continued(self._task, summary))
+
+    @property
+    def _turns(self) -> list[TurnRecord]:
+        """Return the answers that the model sees."""
+        return [turn for turn in self._result.turns if turn.message >= self._begin]
+
+    def _tokens_before(self, turn: TurnRecord) -> int:
+        if turn.prompt_tokens:
+            return turn.prompt_tokens
+        return _estimated([*self._before, *self._result.messages[self._begin : turn.message]])
+
+
+def continued(task: Message | None, summary: str) -> Message:
+    """Return the message with the task and a summary of the work on it: one message, because many chat templates refuse
+    two of a user in a row.
+
+    Args:
+        task: the last message of the prompt; None if that is not the user's.
+    """
+    note = f"{CONTINUED}\n\n{summary}"
+    if task is None:
+        return {"role": "user", "content": note}
+    content = task["content"]
+    if not isinstance(content, str):
+        return {**task, "content": [*content, {"type": "text", "text": note}]}
+    return {**task, "content": f"{content}\n\n{note}"}
+
+
+def contexts(messages: Sequence[Message], summaries: Iterable[int]) -> list[list[int]]:
+    """Return what the model saw of a recorded conversation: the indexes of the messages from its beginning up to the
+    first summary, then of those from each summary up to the next. A summary itself ends a context.
+
+    Args:
+        summaries: the indexes of the answers that are summaries (`TurnRecord.compacted`).
+    """
+    roles = [message["role"] for message in messages]
+    prompt = roles.index("assistant") if "assistant" in roles else len(roles)
+    before = prompt - (roles[prompt - 1 : prompt] == ["user"])
+    begins = [roles.index("user", summary) for summary in summaries if "user" in roles[summary:]]
+    edges = pairwise([0, *begins, len(roles)])
+    return [[*range(before if begin else 0), *range(begin, end)] for begin, end in edges]
+
+
+async def refuse_call(name: str, arguments: object, task_id: str) -> ToolAnswer:
+    """Answer a tool call in a summary: it is not made. This is a `ToolHandler`."""
+    return ToolAnswer.refusal(_NO_CALLS)
+
+
+def _estimated(messages: Sequence[Message]) -> int:
+    """Return about how many tokens these messages have."""
+    return sum(len(json.dumps(message, ensure_ascii=False)) for message in messages) // CHARACTERS_PER_TOKEN
