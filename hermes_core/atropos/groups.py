@@ -47,12 +47,7 @@ def _scored_group(group: Group, part: int, parts: int) -> dict[str, Any]:
 
 
 def _row(rolled: Rolled, part: int) -> tuple[TokenSequence, dict[str, Any]]:
-    about: dict[str, Any] = {
-        "trajectory_id": rolled.record.trajectory_id,
-        "sequence": part,
-        "sequences": len(rolled.sequences),
-        "weight_versions": rolled.record.weight_versions,
-    }
+    about: dict[str, Any] = {**rolled.notes, "sequence": part, "sequences": len(rolled.sequences)}
     if not rolled.sequences:
         return TokenSequence.of([], [], []), {**about, "trainable": False, "reason": NOT_TRAINABLE}
     if part < len(rolled.sequences):

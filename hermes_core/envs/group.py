@@ -60,8 +60,14 @@ class Rolled:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """Return `mask_sample`, `failure_kind` and `failure_reason`, for what trainers keep beside a sample."""
+        """Return `mask_sample`, `failure_kind` and `failure_reason`."""
         return {name: getattr(self, name) for name in ("mask_sample", "failure_kind", "failure_reason")}
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Return what trainers keep beside a sample: `labels`, `trajectory_id` and `weight_versions`."""
+        about = {"trajectory_id": self.record.trajectory_id, "weight_versions": self.record.weight_versions}
+        return {**self.labels, **about}
 
     @property
     def reward(self) -> float | None:

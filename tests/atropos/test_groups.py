@@ -83,6 +83,7 @@ def test_what_can_not_be_trained_on_is_refused_with_the_reason(changes: dict[str
     assert (rolled.mask_sample, rolled.reward, rolled.sequences) == (True, None, ())
     assert reason in str(rolled.refused)
     assert rolled.refused == "{failure_kind}: {failure_reason}".format(**rolled.labels)
+    assert rolled.notes == {**rolled.labels, "trajectory_id": rolled.record.trajectory_id, "weight_versions": []}
 
 
 def test_a_rollout_that_waits_for_its_group_keeps_no_lists() -> None:

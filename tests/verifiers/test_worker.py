@@ -34,13 +34,13 @@ async def test_prompts_are_read_while_a_loop_runs(tasks: dict[str, Any]) -> None
 async def test_rollouts_at_the_same_time_share_a_run_that_ends_with_the_last(tasks: dict[str, Any]) -> None:
     worker = worker_for(tasks, concurrency=4)
     async with worker.open() as run:
-        records = await asyncio.gather(*(worker.roll(f"task-{n % 3}", "oracle") for n in range(6)))
+        rolled = await asyncio.gather(*(worker.roll(f"task-{n % 3}", "oracle") for n in range(6)))
         async with worker.open() as again:
             assert again is run
     async with worker.open() as another:
         assert another is not run
-    assert [record.reward for record in records] == [1.0] * 6
-    assert {record.group for record in records} == {"task-0", "task-1", "task-2"}
+    assert [each.reward for each in rolled] == [1.0] * 6
+    assert {each.record.group for each in rolled} == {"task-0", "task-1", "task-2"}
 
 
 @pytest.mark.usefixtures("leak_check")
@@ -57,9 +57,8 @@ async def test_the_model_is_asked_at_the_endpoint_of_the_rollout(tasks: dict[str
 
 async def test_a_dead_endpoint_is_a_failure_of_the_model(tasks: dict[str, Any]) -> None:
     gone = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
-    record = await worker_for(tasks).roll("task-0", "model", gone)
-    assert record.failure is not None
-    assert (record.failure.kind, record.reward) == (FailureKind.MODEL, None)
+    rolled = await worker_for(tasks).roll("task-0", "model", gone)
+    assert (rolled.failure_kind, rolled.reward) == (FailureKind.MODEL, None)
 
 
 @pytest.mark.usefixtures("leak_check")

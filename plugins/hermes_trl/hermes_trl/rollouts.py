@@ -19,7 +19,7 @@ def rollout_columns(run: Run, prompts: Sequence[Sequence[Mapping[str, Any]]], tr
 
     Returns:
         For each prompt `prompt_ids`, `completion_ids`, `logprobs` and `env_mask` (1 for a token that the model wrote),
-        and for the reward functions `reward`, `failure` and `trajectory_id`. A rollout that failed has no reward, and
+        and for the reward functions `reward`, `failure` and `Rolled.notes`. A rollout that failed has no reward, and
         one token with the mask 0.
     """
     check_exact(run, trainer.args.temperature)
@@ -62,7 +62,7 @@ def _rows(group: Group, filler: int) -> Iterator[dict[str, Any]]:
         yield _row(rolled)
     for rolled in group.failed[-(group.size - len(group.kept)) :] if not group.whole else ():
         missing = {"prompt_ids": [filler], "completion_ids": [filler], "logprobs": [0.0], "env_mask": [0]}
-        yield {**missing, "reward": None, "failure": rolled.refused, "trajectory_id": rolled.record.trajectory_id}
+        yield {**missing, "reward": None, "failure": rolled.refused, **rolled.notes}
 
 
 def _row(rolled: Rolled) -> dict[str, Any]:
@@ -76,5 +76,5 @@ def _row(rolled: Rolled) -> dict[str, Any]:
         "env_mask": mask[begin:],
         "reward": rolled.reward,
         "failure": None,
-        "trajectory_id": rolled.record.trajectory_id,
+        **rolled.notes,
     }

@@ -160,31 +160,29 @@ async def rolled(
     Raises:
         SandboxError, TaskError, HarnessError: it failed.
     """
+    notes: dict[str, Any] = {}
+    if trace is not None:
+        trace.info["hermes"] = notes
     try:
-        record = await _workers[data.worker].roll(data.name, agent, settings)
+        ended = await _workers[data.worker].roll(data.name, agent, settings)
     except HermesError as error:
         kind = FailureKind.INFRA if isinstance(error, InfraError) else FailureKind.MODEL
-        raise _failed(trace, kind, "start", str(error)) from error
-    if trace is not None:
-        trace.info["hermes"] = {
-            "mask_sample": False,
-            "failure_kind": None,
-            "failure_reason": None,
-            "trajectory_id": record.trajectory_id,
-            "stop_reason": record.stop_reason,
-            "timings": dict(record.timings),
-            "details": dict(record.details),
-        }
+        notes |= {"mask_sample": True, "failure_kind": str(kind), "failure_reason": str(error)}
+        raise _failed(kind, "start", str(error)) from error
+    record = ended.record
+    notes |= {
+        **ended.notes,
+        "stop_reason": record.stop_reason,
+        "timings": dict(record.timings),
+        "details": dict(record.details),
+    }
     if record.failure is not None:
-        raise _failed(trace, record.failure.kind, record.failure.stage, record.failure.message)
+        raise _failed(record.failure.kind, record.failure.stage, record.failure.message)
     return record
 
 
-def _failed(trace: vf.Trace | None, kind: FailureKind, stage: str, reason: str) -> RolloutError:
-    """Note a failure in the trace, in the words of the field, and return the error for it."""
-    if trace is not None:
-        noted = trace.info.setdefault("hermes", {})
-        noted |= {"mask_sample": True, "failure_kind": str(kind), "failure_reason": reason}
+def _failed(kind: FailureKind, stage: str, reason: str) -> RolloutError:
+    """Return the error for a failure of this kind."""
     return ERRORS.get(kind, HarnessError)(f"{kind} ({stage}): {reason}")
 
 

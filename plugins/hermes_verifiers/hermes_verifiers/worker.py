@@ -15,7 +15,7 @@ from pydantic import Field
 from hermes_core import (
     GroupRoller,
     Item,
-    Record,
+    Rolled,
     RunOptions,
     Runtime,
     Session,
@@ -89,7 +89,7 @@ class Worker:
             check_scored(session.environment)
             return {key: session.environment.initial_messages(item) for key, item in _by_id(session).items()}
 
-    async def roll(self, item_id: str, agent: str, settings: Mapping[str, Any] | None = None) -> Record:
+    async def roll(self, item_id: str, agent: str, settings: Mapping[str, Any] | None = None) -> Rolled:
         """Roll out an item once. All rollouts of an item are placed on one sandbox if they fit.
 
         Args:
@@ -110,7 +110,7 @@ class Worker:
             finally:
                 await runtime.close(works)
         (rolled,) = group.kept or group.failed
-        return rolled.record
+        return rolled
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[OpenRun]:
