@@ -135,7 +135,7 @@ def _conversation(record: Mapping[str, Any], full: bool) -> Iterator[RenderableT
             number, turn = turns[index]
             title, about = f"turn {number}", _about_turn(turn, record["started"])
             if turn["compacted"]:
-                title += ": summary, and all that the model sees from now on"
+                title += ": summary"
         yield _title(title, about)
         if reasoning := text_of(message.get("reasoning_content") or message.get("reasoning")):
             yield Indented(Text("thinking:", "dim italic"), 2)

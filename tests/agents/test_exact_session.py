@@ -93,13 +93,13 @@ def start(form: str, tokenizers: Callable[[str], Any], runtime: Runtime) -> Star
     return session
 
 
-async def talk(session: ExactSession, outputs: Sequence[str] = ("one", "two")) -> Any:
+async def talk(session: ExactSession, outputs: Sequence[str] = ("one", "two"), *, compact_at: int | None = None) -> Any:
     given = iter(outputs)
 
     async def handler(name: str, arguments: Any, task_id: str) -> str:
         return json.dumps({"output": next(given), "exit_code": 0, "command": arguments["command"]})
 
-    loop = HermesAgentLoop(session, [TOOL], {"terminal"}, tool_handler=handler)
+    loop = HermesAgentLoop(session, [TOOL], {"terminal"}, tool_handler=handler, compact_at=compact_at)
     return await loop.run([{"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}])
 
 
@@ -181,6 +181,40 @@ async def test_a_past_that_was_changed_begins_another_sequence_and_loses_none(st
     assert tokens.refused is None
     assert [len(node.turns) for node in session.nodes] == [2, 1]
     assert tokens.only is None
+
+
+async def test_a_summary_and_what_follows_it_are_sequences_of_one_conversation(start: Start, form: str) -> None:
+    answers = [list(called(form, "ls -la")), ["I ", "looked."], list(called(form, "cat x")), ["done"]]
+    session, server = start(answers[:1] + answers[3:])
+    await talk(session)
+    just_one = len(server.asked[0]) + 1
+    session, server = start(answers)
+    result = await talk(session, compact_at=just_one)
+    assert result.finished_naturally
+    assert [turn.compacted for turn in result.turns] == [False, True, False, False]
+    before, after = session.nodes
+    assert list(before.tokens) == server.asked[1] + server.given[1]
+    assert list(after.tokens) == server.asked[3] + server.given[3]
+    trained = [token for node in session.nodes for token in node.masked_tokens if token != MASKED]
+    assert trained == [token for given in server.given for token in given]
+    restart = [result.messages[0], result.messages[6]]
+    assert server.asked[2] == session._chat.prompt(restart, [TOOL]).tokens
+    assert "I looked." in session._chat.decode(server.asked[2])
+    tokens = tokens_of(session.get_state())
+    assert (tokens.refused, len(tokens.sequences)) == (None, 2)
+
+
+async def test_an_answer_of_a_tool_that_is_longer_than_the_context_is_left_out(start: Start, form: str) -> None:
+    answers = [[called(form, "ls")], ["I looked."], ["done"]]
+    session, server = start(answers, limit=1500)
+    result = await talk(session, outputs=["x y" * 3000], compact_at=1400)
+    assert (result.finished_naturally, [turn.compacted for turn in result.turns]) == (True, [False, True, False])
+    assert "characters was left out" in result.messages[3]["content"]
+    assert "characters was left out" in session._chat.decode(server.asked[1])
+    assert tokens_of(session.get_state()).refused is None
+    session, server = start(answers, limit=len(server.asked[0]) + 40)
+    result = await talk(session, outputs=["x y" * 3000], compact_at=len(server.asked[0]) + 1)
+    assert (result.stop_reason, len(server.asked)) == ("context_length", 1)
 
 
 async def test_the_context_ends_before_the_limit(start: Start, form: str) -> None:

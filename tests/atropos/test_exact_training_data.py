@@ -21,6 +21,8 @@ from hermes_core.testing.tiny_model.server import TinyModelServer
 PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "qwen3": "qwen"}
 GROUPS = 6
 TURNS = 5
+COMPACT_AT = 900
+"""A number of tokens that some of the conversations reach."""
 
 
 WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "sglang"}
@@ -30,16 +32,18 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 @pytest.mark.long
 @pytest.mark.parametrize("group_size", [2, pytest.param(6, marks=pytest.mark.stress)])
 @pytest.mark.parametrize(
-    ("form", "wire"),
+    ("form", "wire", "compact_at"),
     [
-        *((form, wire) for form in sorted(FORMATS) for wire in ("atropos", "sglang")),
-        ("qwen3", "tokens"),
-        ("qwen3", "completions"),
+        *((form, wire, None) for form in sorted(FORMATS) for wire in ("atropos", "sglang")),
+        ("qwen3", "tokens", None),
+        ("qwen3", "completions", None),
+        *((form, "tokens", COMPACT_AT) for form in sorted(FORMATS)),
     ],
 )
 async def test_every_trained_token_is_what_the_model_sampled(
     form: str,
     wire: str,
+    compact_at: int | None,
     group_size: int,
     make_env: Callable[..., Any],
     tokenizers: Callable[[str], Any],
@@ -61,7 +65,8 @@ async def test_every_trained_token_is_what_the_model_sampled(
                 tokenizer_name=tokenizer.name_or_path,
                 tool_call_parser=PARSERS[form],
                 group_size=group_size,
-                max_agent_turns=TURNS,
+                max_agent_turns=2 * TURNS if compact_at else TURNS,
+                compact_at=compact_at,
                 max_turn_tokens=250,
                 max_token_length=8192,
                 enabled_toolsets=["terminal"],
@@ -73,10 +78,13 @@ async def test_every_trained_token_is_what_the_model_sampled(
     rows = [json.loads(line) for line in groups.read_text().splitlines()]
     found = _check(model, rows, engine, tokenizer)
     turns = [_answers(masks) for row in rows for masks in row["masks"]]
-    figures = {"trajectories": found.sequences, "trained": found.trained, "drawn": found.drawn, "worst": found.worst}
+    figures = {"sequences": found.sequences, "trained": found.trained, "drawn": found.drawn, "worst": found.worst}
     record_property("exactness", {"form": form, "wire": wire, "answers": sum(turns), **figures})
     assert found.problems == []
-    assert found.sequences == len(rows) * group_size == GROUPS * group_size
+    if compact_at is None:
+        assert found.sequences == len(rows) * group_size == GROUPS * group_size
+    else:
+        assert found.sequences > GROUPS * group_size
     assert found.worst <= 1e-5
     assert max(turns) > 3, "hardly a rollout had several turns"
     assert 0.2 < found.drawn / found.trained < 0.9
@@ -87,6 +95,7 @@ def _check(model: Any, rows: list[dict[str, Any]], engine: Engine, tokenizer: An
         TrainedSequence(*lists)
         for row in rows
         for lists in zip(row["tokens"], row["masks"], row["inference_logprobs"], strict=True)
+        if set(lists[1]) != {MASKED}  # it stands for a rollout that has fewer sequences than others of its group
     ]
     trial = tuple(tokenizer.encode(TRIAL, add_special_tokens=False))
     return check_exactness(model, sequences, [each for each in engine.sampled if each.prompt != trial])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,20 @@ BEGAN = 1_764_000_000.0
 
 MakeRecord = Callable[..., Record]
 WriteRun = Callable[..., Path]
+
+
+def summarised(record: Record) -> Record:
+    """Return the record with its second answer as a summary, from which the conversation goes on."""
+    first, second = record.turns
+    told = [
+        {"role": "user", "content": "Write a summary."},
+        {"role": "assistant", "content": "I looked."},
+        {"role": "user", "content": "Make the tests pass. I looked."},
+        {"role": "assistant", "content": "Done."},
+    ]
+    summary = dataclasses.replace(second, message=5, compacted=True)
+    last = dataclasses.replace(second, message=7, started=second.ended, ended=second.ended + 1)
+    return dataclasses.replace(record, messages=[*record.messages[:4], *told], turns=(first, summary, last))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from hermes_core.view import eval_log
 from hermes_core.view.eval_log import RunLog, log_name
 from hermes_core.view.eval_sample import told
 from hermes_core.view.index import Run
+from tests.view.conftest import summarised
 
 
 def written(folder: Path, log: Path) -> dict[str, Any]:
@@ -73,6 +74,22 @@ def test_a_rollout_is_a_sample_with_its_story(make_record: Any, write_run: Any, 
     assert tool["arguments"] == {"command": "make test"}
     assert tool["metadata"] == {"exit_code": 2, "bytes_dropped": 4096}
     assert [part["type"] for part in sample["messages"][2]["content"]] == ["reasoning", "text"]
+
+
+def test_a_summary_is_a_compaction_and_each_answer_names_what_the_model_saw(
+    make_record: Any, write_run: Any, tmp_path: Path
+) -> None:
+    record = summarised(make_record())
+    sample = written(write_run([record]), tmp_path / "x.eval")["samples/greet_epoch_1.json"]
+    assert [message["role"] for message in sample["input"]] == ["system", "user"]
+    agent = [event for event in sample["events"] if event.get("span_id") == "agent" and event["event"] != "span_end"]
+    assert [event["event"] for event in agent] == ["model", "tool", "model", "compaction", "model"]
+    assert [event["input_refs"] for event in agent if event["event"] == "model"] == [
+        [[0, 2]],
+        [[0, 5]],
+        [[0, 1], [6, 7]],
+    ]
+    assert (agent[3]["type"], agent[3]["tokens_before"]) == ("summary", 1000)
 
 
 def test_content_of_models_is_not_trusted(make_record: Any, write_run: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hermes_core.agents.base import CallError, CallErrorKind
 from hermes_core.cli.main import main
 from hermes_core.envs.record import Failure, SandboxCommand
 from hermes_core.errors import FailureKind
+from tests.view.conftest import summarised
 
 HOSTILE = (
     "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r\x00 [bold red]x[/bold red] [link=http://e]y[/link] :smile: \ud800"
@@ -343,3 +344,9 @@ def test_a_run_without_rewards_is_not_called_unscored(make_record: Any, write_ru
     assert show(run, "--items").splitlines()[-2].split()[:4] == ["greet", "-", "2", "2"]
     assert "finished; the environment gives no rewards · stopped: finished · 2 turns" in show(run, "greet/0")
     assert "no reward: infra failure at verify" in show(run, "lost")
+
+
+def test_a_summary_is_named(make_record: Any, write_run: Any) -> None:
+    page = show(write_run([summarised(make_record())]), "greet/0")
+    assert "TURN 2: SUMMARY" in page
+    assert page.index("TURN 2: SUMMARY") < page.index("I looked.") < page.index("TURN 3")
