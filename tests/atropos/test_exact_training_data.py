@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -78,13 +79,15 @@ async def test_every_trained_token_is_what_the_model_sampled(
     rows = [json.loads(line) for line in groups.read_text().splitlines()]
     found = _check(model, rows, engine, tokenizer)
     turns = [_answers(masks) for row in rows for masks in row["masks"]]
-    figures = {"sequences": found.sequences, "trained": found.trained, "drawn": found.drawn, "worst": found.worst}
+    sequences = Counter(
+        about["trajectory_id"] for row in rows for about in row["overrides"] if "trainable" not in about
+    )
+    figures = {"trajectories": len(sequences), "trained": found.trained, "drawn": found.drawn, "worst": found.worst}
     record_property("exactness", {"form": form, "wire": wire, "answers": sum(turns), **figures})
     assert found.problems == []
-    if compact_at is None:
-        assert found.sequences == len(rows) * group_size == GROUPS * group_size
-    else:
-        assert found.sequences > GROUPS * group_size
+    assert len(sequences) == GROUPS * group_size
+    assert found.sequences == sequences.total()
+    assert (max(sequences.values()) > 1) is (compact_at is not None)
     assert found.worst <= 1e-5
     assert max(turns) > 3, "hardly a rollout had several turns"
     assert 0.2 < found.drawn / found.trained < 0.9
