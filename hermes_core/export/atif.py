@@ -116,11 +116,15 @@ def _agent_step(
             tool_calls=[_tool_call(call) for call in calls] or None,
             observation=observed if results else None,
             metrics=_metrics(turn, tokens) or None,
-            extra=_present(stop_reason=turn.stop_reason, sampling=dict(turn.sampling) or None) or None
-            if turn
-            else None,
+            extra=_turn_extra(turn) or None if turn else None,
         ),
     }
+
+
+def _turn_extra(turn: TurnRecord) -> dict[str, Any]:
+    return _present(
+        stop_reason=turn.stop_reason, sampling=dict(turn.sampling) or None, compacted=turn.compacted or None
+    )
 
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:

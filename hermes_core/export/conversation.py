@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message
+from hermes_core.agents.compaction import contexts
 from hermes_core.envs.record import Record
 
 
@@ -52,6 +53,13 @@ def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
 def calls_in(message: Message) -> Sequence[Mapping[str, Any]]:
     """Return the tool calls of a message."""
     return message.get("tool_calls") or ()
+
+
+def conversations(record: Record) -> list[list[Message]]:
+    """Return what the model saw and answered: the whole conversation, or several if it went on from summaries."""
+    summaries = [turn.message for turn in record.turns if turn.compacted]
+    parts = [[record.messages[index] for index in part] for part in contexts(record.messages, summaries)]
+    return [part for part in parts if prompt_length(part) < len(part)]
 
 
 def prompt_length(messages: Sequence[Message]) -> int:

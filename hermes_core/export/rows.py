@@ -1,4 +1,4 @@
-"""Rows for training: one for a rollout (`openai`, `trl`), for a sequence of tokens, or for a pair of a group."""
+"""Rows for training: one for a conversation (`openai`, `trl`), for a sequence of tokens, or for a pair of a group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 
 from hermes_core.agents.base import MASKED, Message
 from hermes_core.envs.record import Record
-from hermes_core.export.conversation import arguments_of, calls_in, prompt_length, reasoning_of, text_of
+from hermes_core.export.conversation import (
+    arguments_of,
+    calls_in,
+    conversations,
+    prompt_length,
+    reasoning_of,
+    text_of,
+)
 from hermes_core.export.selection import Candidate, Selection, best_of_each
 from hermes_core.export.tables import JSON, Columns, Kind, Row
 
@@ -69,8 +76,9 @@ OPENAI: Columns = {"messages": _messages_with("string"), "tools": JSON, **_ABOUT
 def openai_rows(selection: Selection) -> Iterator[Row]:
     """Yield each conversation as it goes over the wire: the arguments of a call are JSON text."""
     for record in selection.records():
-        messages = [_wire(message) for message in record.messages]
-        yield {"messages": messages, "tools": list(record.tool_schemas), **_about(record)}
+        for messages in conversations(record):
+            wire = [_wire(message) for message in messages]
+            yield {"messages": wire, "tools": list(record.tool_schemas), **_about(record)}
 
 
 _WIRE = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
@@ -91,8 +99,9 @@ def trl_rows(selection: Selection) -> Iterator[Row]:
     `tools` is JSON text, because Arrow would give the schema of each tool the keys of all others.
     """
     for record in selection.records():
-        messages = [_for_template(message) for message in record.messages]
-        yield {"messages": messages, "tools": _tools(record), **_about(record)}
+        for messages in conversations(record):
+            rendered = [_for_template(message) for message in messages]
+            yield {"messages": rendered, "tools": _tools(record), **_about(record)}
 
 
 def unfit_for_templates(record: Record) -> str | None:

@@ -50,6 +50,25 @@ def test_trl_rows_have_arguments_as_objects_and_tools_as_text(make_run: MakeRun)
     assert row["messages"][2]["reasoning_content"] == "Hm."
 
 
+@pytest.mark.parametrize("to", ["openai", "trl"])
+def test_a_conversation_that_was_summarised_is_a_row_for_each_part_that_the_model_saw(
+    make_run: MakeRun, to: str
+) -> None:
+    record = rollout()
+    head, last = list(record.messages[:5]), record.messages[5]
+    request, summary, begun = ({"role": role, "content": role} for role in ("user", "assistant", "user"))
+    first, second = record.turns
+    whole = replace(
+        record,
+        messages=[*head, request, summary, begun, last],
+        turns=(first, replace(second, message=6, compacted=True), replace(second, message=8)),
+    )
+    ended = replace(whole, rollout_index=1, messages=whole.messages[:8], turns=whole.turns[:2])
+    rows = [[message["content"] for message in row["messages"]] for row in exported(make_run([whole, ended]), to)]
+    told = [message["content"] for message in (*head, request, summary)]
+    assert rows == [told, ["Be brief.", "user", "Done."], told]
+
+
 def test_a_call_that_no_template_can_write_is_left_out(make_run: MakeRun) -> None:
     broken = rollout(index=1)
     broken.messages[2]["tool_calls"][0]["function"]["arguments"] = "{not json"
