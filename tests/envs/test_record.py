@@ -70,7 +70,20 @@ WHOLE = dataclasses.replace(
     ],
     turns=(
         TurnRecord(
-            1, "m-1", 1001.0, 1002.5, 0.25, 90, 12, 64, None, 0.001, {"temperature": 0.7, "seed": 3}, "tool_calls", "w7"
+            1,
+            "m-1",
+            1001.0,
+            1002.5,
+            0.25,
+            90,
+            12,
+            64,
+            None,
+            0.001,
+            {"temperature": 0.7, "seed": 3},
+            "tool_calls",
+            "w7",
+            True,
         ),
     ),
     calls=(
@@ -96,7 +109,7 @@ LINE = (
     '"prompt_tokens":90,"completion_tokens":12,"cached_tokens":64,"cost":0.001},"turns":[{"message":1,'
     '"model":"m-1","started":1001.0,"ended":1002.5,"waited_s":0.25,"prompt_tokens":90,'
     '"completion_tokens":12,"cached_tokens":64,"reasoning_tokens":null,"cost":0.001,'
-    '"sampling":{"temperature":0.7,"seed":3},"stop_reason":"tool_calls","weight_version":"w7"}],"calls":[{"turn":0,"message":2,'
+    '"sampling":{"temperature":0.7,"seed":3},"stop_reason":"tool_calls","weight_version":"w7","compacted":true}],"calls":[{"turn":0,"message":2,'
     '"id":"c1","name":"terminal","arguments":"{\\"command\\": \\"make\\"}","started":1002.5,"ended":1003.0,'
     '"error":null,"exit_code":2,"bytes_dropped":4096},{"turn":0,"message":3,"id":"c2","name":"shout",'
     '"arguments":"[]","started":null,"ended":null,"error":{"kind":"unknown_tool","message":"no tool"},'

@@ -13,6 +13,7 @@ from hermes_core.cli.progress import JsonProgress, PlainProgress, progress_for, 
 from hermes_core.cli.report import Failures, summary_text
 from hermes_core.envs.record import STAGES, Failure, Record
 from hermes_core.envs.summary import Spread, Tally
+from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 
 
@@ -39,6 +40,26 @@ def test_counts_rewards_failures_and_retries():
     assert summary.failures == {"infra": 1, "model": 1}
     assert summary.infra_retries == 3
     assert not summary.complete
+
+
+def test_a_run_with_tokens_says_how_many_rollouts_train():
+    one = TokenSequence.of([1, 2], [-100, 2], [1.0, -0.5])
+    tally = Tally()
+    tally.add(record("a"))
+    assert (tally.summary(1).trainable, tally.summary(1).split) == (None, None)
+    assert "tokens to train on" not in summary_text(tally.summary(1), Failures())
+    tally = Tally()
+    for changes in (
+        {"sequences": (one,)},
+        {"sequences": (one, one)},
+        {"tokens_refused": "mask 2 is 3"},
+        {"sequences": (one,), "failure": Failure(FailureKind.INFRA, "verify", "gone"), "reward": None},
+    ):
+        tally.add(replace(record(str(changes)), **changes))
+    summary = tally.summary(4)
+    assert (summary.finished, summary.trainable, summary.split) == (3, 2, 1)
+    text = "tokens to train on: 2 of 3 finished rollouts (66.7%), 1 of them in several sequences"
+    assert text in summary_text(summary, Failures())
 
 
 def test_a_later_record_replaces_the_earlier_one():
