@@ -38,8 +38,9 @@ class Context:
     def __init__(self, result: AgentResult, compact_at: int | None) -> None:
         self._result = result
         self._compact_at = compact_at
-        *before, task = result.messages or [{"role": "user", "content": ""}]
-        self._before, self._task = (before, task) if task["role"] == "user" else ([*before, task], None)
+        last = result.messages[-1] if result.messages else None
+        self._task = last if last is not None and last["role"] == "user" else None
+        self._before = result.messages[:-1] if self._task is not None else [*result.messages]
         self._begin = 0
 
     @property
