@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import queue
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from hermes_trl import HermesSpec
 
 from hermes_core import ConfigError, ModelError, UsageError
+from hermes_core.agents.compaction import REQUEST
+from hermes_core.testing.tiny_model.engine import Plan
 from hermes_core.testing.tiny_model.exactness import TrainedSequence, check_exactness
+from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan
 from tests.trl.conftest import ISOLATION, Notes, Served
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
@@ -145,6 +149,44 @@ def taken(worker: Any, count: int) -> list[Any]:
     return samples
 
 
+def sequence_of(sample: Any) -> TrainedSequence:
+    """A sample as a sequence of our own."""
+    masks = [int(token) if own else -100 for token, own in zip(sample.input_ids, sample.completion_mask, strict=True)]
+    return TrainedSequence(sample.input_ids.tolist(), masks, sample.old_log_probs.tolist())
+
+
+def test_all_sequences_of_a_summarised_conversation_are_trained_on(served: Served, tokenizer: Any) -> None:
+    said, drawn = served.engine.plan, Gap(3, letters(tokenizer))
+    assert said is not None
+
+    def summarises(prompt: Sequence[int], chance: random.Random) -> Plan:
+        asked = REQUEST in tokenizer.decode(prompt)
+        return make_plan(tokenizer, ["I wrote it. ", drawn]) if asked else said(prompt, chance)
+
+    with HermesSpec(Notes(), agent=served.agent, concurrency=2, **ISOLATION) as spec:
+        (group,) = spec.run.call(spec.run.roll([("0", 1)]))
+    (turn, *_) = group.kept[0].record.turns
+    served.engine.plan = summarises
+    agent = {**served.agent, "compact_at": turn.prompt_tokens + 1}
+    with HermesSpec(Notes(), agent=agent, concurrency=4, **ISOLATION) as spec:
+        worker = spec.rollout_worker(4, groups=1)
+        worker.start()
+        samples = taken(worker, 8)
+        worker.stop()
+    exact = check_exactness(served.model, map(sequence_of, samples), served.engine.sampled)
+    assert exact.worst <= 1e-5
+    assert not [problem for problem in exact.problems if "never sampled" in problem]
+    assert [sum(mask) > 0 for mask in (each.completion_mask for each in samples)] == [True] * 8
+    begun = ["I wrote it. " in tokenizer.decode(each.input_ids) for each in samples]
+    ended = ["Done " in tokenizer.decode(each.input_ids) for each in samples]
+    assert begun == [True] * 8
+    assert ended == [False, True] * 4, (
+        "each rollout has the sequence with its summary, and the one that goes on from it"
+    )
+    for before, after in zip(samples[::2], samples[1::2], strict=True):
+        assert before.advantage == after.advantage
+
+
 def test_the_worker_gives_groups_for_as_long_as_it_is_asked(served: Served) -> None:
     with HermesSpec(Notes({}, {"breaks": "setup"}), agent=served.agent, refills=0, concurrency=8, **ISOLATION) as spec:
         worker = spec.rollout_worker(4, groups=2, queue_size=8)
@@ -152,21 +194,7 @@ def test_the_worker_gives_groups_for_as_long_as_it_is_asked(served: Served) -> N
         first = taken(worker, 4)
         worker.update_model_version(7)
         later = taken(worker, 24)
-        assert (
-            not check_exactness(
-                served.model,
-                [
-                    TrainedSequence(
-                        each.input_ids.tolist(),
-                        [int(t) if own else -100 for t, own in zip(each.input_ids, each.completion_mask, strict=True)],
-                        each.old_log_probs.tolist(),
-                    )
-                    for each in first
-                ],
-                served.engine.sampled,
-            ).worst
-            > 1e-5
-        )
+        assert check_exactness(served.model, map(sequence_of, first), served.engine.sampled).worst <= 1e-5
         time.sleep(1.0)
         assert worker.rollout_buffer.qsize() <= 8 + 2 * 4, "it does not wait for the trainer"
         worker.stop()
