@@ -63,24 +63,25 @@ def tasks(folder: Path, items: int) -> str:
     return f"--env.dataset_name={path}"
 
 
-COMPACT_AT = {"qwen3": 900, "chatml": 900, "llama3": 900}
-"""Numbers of tokens that about a third of the conversations reach."""
+COMPACT_AT = {"qwen3": 0.11, "chatml": 0.11, "llama3": 0.11}
+"""Shares of the context that about a third of the conversations reach."""
+
+WIRES = {"qwen3": "tokens", "chatml": "sglang", "llama3": "completions"}
 
 
-@pytest.mark.parametrize("compacts", [False, True])
 @pytest.mark.parametrize(
-    ("form", "wire", "items", "group_size"),
+    ("form", "compacts", "items", "group_size"),
     [
-        *((form, wire, 8, 2) for form, wire in (("qwen3", "tokens"), ("chatml", "sglang"), ("llama3", "completions"))),
-        *(pytest.param(form, "tokens", 50, 4, marks=pytest.mark.stress) for form in ("qwen3", "chatml", "llama3")),
+        *((form, compacts, 8, 2) for form in WIRES for compacts in (False, True)),
+        pytest.param("qwen3", False, 50, 4, marks=pytest.mark.stress),
+        *(pytest.param(form, True, 50, 4, marks=pytest.mark.stress) for form in WIRES),
     ],
 )
 async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     form: str,
-    wire: str,
+    compacts: bool,
     items: int,
     group_size: int,
-    compacts: bool,
     torch_extra: None,
     tokenizers: Callable[[str], Any],
     tmp_path: Path,
@@ -89,7 +90,7 @@ async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     tokenizer = tokenizers(form)
     model = make_model(tokenizer, context=8192)
     with Engine(model, plan=WildPlans(tokenizer, form, TURNS)) as engine:
-        async with TinyModelServer(engine, tokenizer, wires=[wire], model="tiny-model") as server:
+        async with TinyModelServer(engine, tokenizer, wires=[WIRES[form]], model="tiny-model") as server:
             code, said = await rollout(
                 tmp_path,
                 *(tasks(tmp_path, items), "--env.enabled_toolsets=terminal", "--group-size", group_size),
@@ -107,7 +108,7 @@ async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     summaries = [sum(turn.compacted for turn in record.turns) for record in records]
     record_property(
         "figure",
-        f"exact rollouts, {form} by {wire}: {len(records)} trajectories with {sum(answers)} answers, "
+        f"exact rollouts, {form} by {WIRES[form]}: {len(records)} trajectories with {sum(answers)} answers, "
         f"{sum(map(bool, summaries))} of them with {sum(summaries)} summaries: {found.tokens} "
         f"tokens, {found.trained} of them sampled; {len(found.problems)} differences from the server's own record, and "
         f"logprobs within {found.worst:.1e} of those of the weights",
