@@ -212,8 +212,9 @@ async def test_an_answer_of_a_tool_that_is_longer_than_the_context_is_left_out(s
     assert "characters was left out" in result.messages[3]["content"]
     assert "characters was left out" in session._chat.decode(server.asked[1])
     assert tokens_of(session.get_state()).refused is None
-    session, server = start(answers, limit=len(server.asked[0]) + 40)
-    result = await talk(session, outputs=["x y" * 3000], compact_at=len(server.asked[0]) + 1)
+    first = len(server.asked[0])
+    session, server = start(answers, limit=first + len(server.given[0]) + 20)
+    result = await talk(session, outputs=["x y" * 3000], compact_at=first + 1)
     assert (result.stop_reason, len(server.asked)) == ("context_length", 1)
 
 
