@@ -63,8 +63,8 @@ def tasks(folder: Path, items: int) -> str:
     return f"--env.dataset_name={path}"
 
 
-COMPACT_AT = {"qwen3": 0.11, "chatml": 0.11, "llama3": 0.11}
-"""Shares of the context that about a third of the conversations reach."""
+COMPACT_AT = {"qwen3": 0.095, "chatml": 0.085, "llama3": 0.085}
+"""Shares of the context that two of five conversations reach."""
 
 WIRES = {"qwen3": "tokens", "chatml": "sglang", "llama3": "completions"}
 
@@ -118,7 +118,8 @@ async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     assert [len(record.sequences) for record in records] == [1 + summed for summed in summaries]
     assert all(record.tokens_refused is None for record in records)
     if compacts:
-        assert 0.2 < sum(map(bool, summaries)) / len(records) < 0.8
+        least = 0.1 if len(records) < 100 else 1 / 3
+        assert least < sum(map(bool, summaries)) / len(records) < 0.9
     else:
         assert max(answers) == TURNS, "no rollout used all of its turns"
     for record in records:
