@@ -95,8 +95,8 @@ class _Sample:
         self.attachments: dict[str, str] = {}
         self.events: list[Json] = []
         self.messages = [_message(message, index, record["model"]) for index, message in enumerate(record["messages"])]
-        summaries = [turn["message"] for turn in record["turns"] if turn["compacted"]]
-        self.contexts = contexts(self.messages, summaries)
+        self.summaries = {turn["message"]: turn for turn in record["turns"] if turn["compacted"]}
+        self.contexts = contexts(self.messages, self.summaries)
         stages = [(stage, record["timings"].get(f"{stage}_s")) for stage in _SPANS]
         self.stages = [(stage, took) for stage, took in stages if took is not None]
 
@@ -193,8 +193,8 @@ class _Sample:
             for index, message in enumerate(self.messages):
                 if message["role"] in ("assistant", "tool"):
                     yield from self._said(index, message, begin, end)
-            for turn in self.record["turns"]:
-                if turn["compacted"]:
+                if index in self.summaries:
+                    turn = self.summaries[index]
                     yield self._within(turn["ended"], begin, end), self._compaction(turn)
             if self.record["patch"]:
                 yield end, {"event": "info", "source": "patch", "data": self._text(self.record["patch"])}
