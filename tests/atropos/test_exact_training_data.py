@@ -22,7 +22,7 @@ from hermes_core.testing.tiny_model.server import TinyModelServer
 PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "qwen3": "qwen"}
 GROUPS = 6
 TURNS = 5
-COMPACT_AT = 700
+COMPACT_AT = 990
 """A number of tokens that some of the conversations reach."""
 
 

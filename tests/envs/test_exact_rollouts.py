@@ -63,7 +63,7 @@ def tasks(folder: Path, items: int) -> str:
     return f"--env.dataset_name={path}"
 
 
-COMPACT_AT = {"qwen3": 0.095, "chatml": 0.085, "llama3": 0.085}
+COMPACT_AT = {"qwen3": 0.133, "chatml": 0.124, "llama3": 0.128}
 """Shares of the context that two of five conversations reach."""
 
 WIRES = {"qwen3": "tokens", "chatml": "sglang", "llama3": "completions"}
