@@ -63,7 +63,7 @@ def tasks(folder: Path, items: int) -> str:
     return f"--env.dataset_name={path}"
 
 
-COMPACT_AT = {"qwen3": 0.133, "chatml": 0.124, "llama3": 0.128}
+COMPACT_AT = {"qwen3": 0.1465, "chatml": 0.1375, "llama3": 0.1505}
 """Shares of the context that two of five conversations reach."""
 
 WIRES = {"qwen3": "tokens", "chatml": "sglang", "llama3": "completions"}
