@@ -89,7 +89,7 @@ async def test_every_trained_token_is_what_the_model_sampled(
     assert found.sequences == sequences.total()
     assert (max(sequences.values()) > 1) is (compact_at is not None)
     assert found.worst <= 1e-5
-    assert max(turns) > 3, "hardly a rollout had several turns"
+    assert max(turns) > (3 if compact_at is None else 1), "hardly a rollout had several turns"
     assert 0.2 < found.drawn / found.trained < 0.9
 
 
