@@ -319,6 +319,7 @@ TYPED = {
 ADAPTERS = {
     "hermes_trl": ("trl", "from hermes_trl.run import check_version; check_version()"),
     "hermes_verifiers": ("verifiers", "import hermes_rl"),
+    "hermes_tinker": ("tinker", "from hermes_tinker.versions import check_version; check_version('tinker')"),
     "hermes_inspect": ("inspect-ai", "import hermes_inspect.provider"),
 }
 """The adapters for trainers and for Inspect: what each adapts, and the code with which its use begins."""
@@ -477,7 +478,7 @@ def test_an_adapter_alone_is_light_and_says_which_version_it_was_tested_with(
     imported = alone.run("python", "-X", "importtime", "-c", f"import {package}")
     assert imported.returncode == 0, imported.stderr
     modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in imported.stderr.splitlines()}
-    assert modules.isdisjoint({*HEAVY, "trl", "transformers", "accelerate"})
+    assert modules.isdisjoint({*HEAVY, "trl", "transformers", "accelerate", "tinker"})
     [site] = alone.folder.glob("lib/python*/site-packages")
     another = site / f"{adapted.replace('-', '_')}-99.9.dist-info"
     another.mkdir()
