@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -28,6 +28,7 @@ from hermes_core.sandbox.contract import (
 )
 from hermes_core.sandbox.local import diagnosis, host, launch
 from hermes_core.sandbox.local.host import Probe, SandboxRecord
+from hermes_core.sandbox.local.packages import package_folders
 from hermes_core.sandbox.local.sandbox import LocalSandbox
 from hermes_core.settings import Settings
 
@@ -57,7 +58,7 @@ class LocalBackend(Backend):
     directory, and nothing is separated.
 
     Args:
-        settings: the runtime's settings, which are not used here.
+        settings: the runtime's settings. Its `state_dir` keeps what was found out about this host.
         state_dir: directory of sandboxes for profiles that don't set it; `LocalConfig.state_dir` has the default.
     """
 
@@ -66,6 +67,7 @@ class LocalBackend(Backend):
 
     def __init__(self, settings: Settings | None = None, *, state_dir: str | None = None) -> None:
         self._state_dir = state_dir
+        self._packages = settings.state_dir / "package-folders.json" if settings is not None else None
         self._work = TaskSet()
         self._places: SingleFlight[str] = SingleFlight("the sweep of the state directory", keep=True)
 
@@ -90,8 +92,7 @@ class LocalBackend(Backend):
         wanted = host.description(spec, tmpfs_mib=config.tmpfs_size)
         host.check(wanted, await asyncio.to_thread(lambda: self._probe))
         place = await self._place(config.state_dir or self._state_dir)
-        # The first look at what the sandbox will see takes a while.
-        request = await asyncio.to_thread(host.creation, place, wanted, self._probe, hidden=config.hidden_paths)
+        request = await asyncio.to_thread(self._request, place, wanted, config.hidden_paths)
         report = await launch.create(request)
         if "error" in report:
             raise ProvisionError(
@@ -102,6 +103,11 @@ class LocalBackend(Backend):
         spec.check_existing(record.isolation, record.sandbox_id)
         log.debug("sandbox %s runs, kept by process %d", record.sandbox_id, record.supervisor[0])
         return LocalSandbox(place, record)
+
+    def _request(self, place: str, wanted: Mapping[str, Any], hidden: Sequence[str]) -> dict[str, Any]:
+        """Return the request for a sandbox. The first look at what it will see takes a while."""
+        packages = package_folders(self._packages) if self._packages is not None else None
+        return host.creation(place, wanted, self._probe, hidden=hidden, packages=packages)
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return every sandbox of this user on this host, living or dead, of any driver."""

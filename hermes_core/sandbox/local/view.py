@@ -8,7 +8,7 @@ import os
 import pwd
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,14 +103,20 @@ def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     """Return where Pythons keep installed packages, in the system's directories and below `prefixes`.
 
     This includes any Python: of the distribution, built by hand, a virtual environment, conda's with its cache. The
-    search runs once per process, because it takes a tenth of a second.
+    search runs once per process, because it takes a third of a second.
     """
+    return search_packages(prefixes, lambda directory: None)
+
+
+def search_packages(prefixes: tuple[str, ...], reading: Callable[[str], object]) -> tuple[str, ...]:
+    """Search as `package_folders` does. `reading` is called with every directory before it is read."""
     tops = [top for top in (*mounts.SYSTEM_DIRECTORIES, *prefixes) if not Path(top).is_symlink() or not _is_shown(top)]
     wanted = {*_PACKAGE_FOLDERS, _CONDA, _CONDA_CACHE}
     found: set[str] = set()
     waiting = list(tops)
     while waiting:
         directory = waiting.pop()
+        reading(directory)
         try:
             # Links are not followed, but for these names: that would be most of the work.
             entries = [e for e in os.scandir(directory) if e.is_dir(follow_symlinks=e.name in wanted)]
