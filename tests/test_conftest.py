@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 CONFTEST = Path(__file__).with_name("conftest.py")
 
 STALLS = """

@@ -93,6 +93,7 @@ def shells(environ: dict[str, str]) -> list[Path]:
     return list(Path(environ["XDG_STATE_HOME"]).glob("hermes-rl/shells/*"))
 
 
+@pytest.mark.full
 def test_a_person_s_shell(person: Any, environ: dict[str, str]) -> None:
     someone = person("--backend", "local")
     someone.sees(r"Ctrl-\] leaves it[\s\S]*\$ ")
@@ -148,6 +149,7 @@ def test_killed_and_come_back_to(person: Any) -> None:
     assert second.exit_status() == 3
 
 
+@pytest.mark.full
 def test_the_shells_of_one_owner_leave_each_other_alone(person: Any) -> None:
     neighbour, first = person(), person()
     neighbour.sees(r"Ctrl-\] leaves it[\s\S]*\$ ")

@@ -336,7 +336,7 @@ def once(names: Iterable[str], *first: str) -> list[Any]:
     return [pytest.param(name, marks=() if name in first else pytest.mark.full) for name in names]
 
 
-@pytest.mark.parametrize("name", once(PASSES, "hangs for a while"))
+@pytest.mark.parametrize("name", once(PASSES, "503 for a while"))
 def test_trouble_that_passes_costs_no_rollout(hermes, tasks, serve, records, level, name):
     tortured = Tortured(*PASSES[name])
     rows = [{"id": f"t{n}", "check": "test -f a"} for n in range(12)]
@@ -352,7 +352,7 @@ def test_trouble_that_passes_costs_no_rollout(hermes, tasks, serve, records, lev
 LASTS = {"404 for ever": Fault(404, "gone"), "503 for ever": Fault(503, "gone"), "hangs for ever": HANGS}
 
 
-@pytest.mark.parametrize("name", once(LASTS, "hangs for ever"))
+@pytest.mark.parametrize("name", once(LASTS, "503 for ever"))
 def test_trouble_that_lasts_ends_the_run_and_is_no_reward(hermes, tasks, serve, records, level, name):
     tortured = Tortured(LASTS[name], 3600)
     rows = [{"id": f"t{n}", "check": "false"} for n in range(40)]

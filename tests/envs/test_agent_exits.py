@@ -370,6 +370,7 @@ async def said(runtime, says):
             await agent.aclose()
 
 
+@pytest.mark.full
 async def test_what_a_model_says(runtime):
     records = await said(runtime, SAYS)
     assert summed_up(records) == dict.fromkeys(SAYS, (0.0, None))

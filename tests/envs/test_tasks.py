@@ -135,6 +135,7 @@ async def records_of(rows, where, tmp_path):
     return records
 
 
+@pytest.mark.full
 async def test_cheats_score_nothing(where, tmp_path):
     # Fooling one step is enough. The one about git is passed by who does nothing.
     check = " || ".join(f"(\n{step}\n)" for number, step in enumerate(CHECK) if number != 4)

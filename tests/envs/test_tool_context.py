@@ -76,6 +76,7 @@ async def test_files_of_any_size_and_name_cost_no_more_than_a_limit(tmp_path):
     assert (place / "short").read_text() == "x\n" and seen["dir"]["left_out"]
 
 
+@pytest.mark.full
 async def test_a_directory_is_never_in_memory_as_a_whole(tmp_path):
     """Neither its tar nor its largest file."""
     size, peaks = 256 << 20, []

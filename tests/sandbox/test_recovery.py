@@ -123,6 +123,7 @@ async def killed_at_a_moment(folder: Path, seconds: float) -> None:
         await everything_is_there(tools, said)
 
 
+@pytest.mark.full
 async def test_two_deaths_in_a_row_lose_nothing(tmp_path: Path) -> None:
     first = await Driver.start(tmp_path, count=8)
     await first.says("done")
@@ -134,6 +135,7 @@ async def test_two_deaths_in_a_row_lose_nothing(tmp_path: Path) -> None:
         assert await everything_is_there(tools, []) == 8
 
 
+@pytest.mark.full
 async def test_past_the_time_limit_nothing_is_left(tmp_path: Path) -> None:
     first = await Driver.start(tmp_path, count=4, ttl_s=2.0)
     sandboxes = set(await first.says("sandboxes"))

@@ -463,7 +463,8 @@ async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_d
     assert victim["reward"] is None and victim["failure"]["kind"] in ("infra", "setup"), victim
 
 
-@pytest.mark.parametrize("names", [ODD_BUT_HONEST, pytest.param(HONEST, marks=pytest.mark.full)], ids=["odd", "all"])
+@pytest.mark.full
+@pytest.mark.parametrize("names", [ODD_BUT_HONEST, HONEST], ids=["odd", "all"])
 async def test_honest_work_scores_in_full(where, names, tmp_path, swe_dataset):
     records, said = await scores(names, where, tmp_path, swe_dataset)
     assert {name: (records[name], said[name]) for name in names if records[name]["reward"] != 1.0} == {}

@@ -133,6 +133,7 @@ async def test_what_can_not_be_set_up_is_refused_with_its_reason(runtime, where,
     await unsound(runtime, where, tmp_path, [name for name, (_, reason) in UNSOUND.items() if reason is not None])
 
 
+@pytest.mark.full
 async def test_a_test_that_passes_with_the_bug_is_told(runtime, where, tmp_path):
     found = await unsound(runtime, where, tmp_path, ["the bug is in hidden tests", "one test passes with the bug"])
     (told,) = found["one test passes with the bug"]

@@ -186,6 +186,7 @@ async def test_a_sandbox_out_of_reach_is_given_up_when_it_would_have_ended(rigge
 # --- drivers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_taking_over(rigged, level):
     async with rigged(level) as rig:
         index = await rig.index()

@@ -214,6 +214,7 @@ async def test_terminating_everything_spares_the_slots_parent(own_rig):
     assert (await slot.run("echo $PPID")).text == parent
 
 
+@pytest.mark.full
 async def test_a_stopped_parent_is_no_way_out_of_a_time_limit(own_rig):
     _, slot = await fresh(own_rig)
     began = time.monotonic()
