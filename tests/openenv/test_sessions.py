@@ -104,7 +104,7 @@ def test_a_sandbox_that_dies_under_the_model_ends_its_session(factory_of: Any) -
 
         async def kill() -> None:
             backend = (await factory.run.context()).backend.backend
-            for sandbox in await backend.list():
+            for sandbox in await backend.list(factory.run.session.runtime.owner):
                 await backend.terminate_id(sandbox.sandbox_id)
 
         assert json.loads(session.call_tool("terminal", write("fox")).data)["exit_code"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,7 +117,8 @@ async def test_a_sandbox_that_dies_under_the_policy_is_an_error(rollouts: Callab
     async def kill() -> None:
         backend = shared.run.roller.context.backend.backend
         for sandbox in await backend.list():
-            await backend.terminate_id(sandbox.sandbox_id)
+            if f"-{os.getpid()}-" in sandbox.owner:  # the others are of other tests and programs
+                await backend.terminate_id(sandbox.sandbox_id)
 
     await shared.run.loop.run(kill())
     action = await policy(observation, stop)
