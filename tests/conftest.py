@@ -46,9 +46,10 @@ LOOP_STALL_S = 0.05
 """The longest that the event loop may be kept from running, unless the test says otherwise."""
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A script starts what it runs in the background so. Programs that tests start and interrupt would ignore it, too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A script's background jobs ignore the one, and what `nohup` starts the other. So would the programs of the tests.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 LEAK_GRACE_S = 20.0
 """How long after a test what it started may take to end."""
