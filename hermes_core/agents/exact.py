@@ -221,8 +221,10 @@ class ExactAgent:
     Args:
         settings: how to sample; `base_url` and `extra_body` are not used.
         servers: the servers; this agent closes them.
-        chat, parser, end_thinking: see `ExactSession`.
+        chat: see `ExactSession`.
+        parser: see `ExactSession`.
         max_length: see `ExactSession`; None is the context of the server's model.
+        end_thinking: see `ExactSession`.
     """
 
     name = "model"
