@@ -396,8 +396,11 @@ async def test_a_start_that_is_cancelled_leaves_no_task(host_sandbox):
             starting = asyncio.ensure_future(GuestClient.start(sandbox, sandbox.settings("shared", orphan_ttl_s=1.0)))
             await asyncio.sleep(delay)
             starting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await starting
+            started = (await asyncio.gather(starting, return_exceptions=True))[0]
+            if delay > 0 and isinstance(started, GuestClient):  # it was quicker
+                await started.aclose()
+            else:
+                assert isinstance(started, asyncio.CancelledError)
         assert len(asyncio.all_tasks()) == 1
     finally:
         await sandbox.terminate()
