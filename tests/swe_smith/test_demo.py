@@ -15,6 +15,7 @@ def test_the_demo(tmp_path):
     command = [sys.executable, "-m", "hermes_swe_smith.demo"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     rewards = {}
     for path in tmp_path.glob("demo-out/*/*/trajectories.jsonl"):
         rewards[path.parent.name] = [json.loads(line)["reward"] for line in path.read_text().splitlines()]
