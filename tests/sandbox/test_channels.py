@@ -394,3 +394,16 @@ async def test_closing_kills_no_process_that_is_not_its_own_any_more(monkeypatch
         monkeypatch.setattr(os, "kill", kill)
         await asyncio.wait_for(channel.aclose(), 5)
         monkeypatch.undo()
+
+
+async def test_a_cancelled_start_ends_whenever_it_comes() -> None:
+    for turns in range(12):
+        starting = asyncio.create_task(AsyncioStreamChannel.spawn(["sh", "-c", "cat; true"]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        time.sleep(0.02)  # until the shell has a child, which holds the pipes
+        starting.cancel()
+        done, _ = await asyncio.wait([starting], timeout=10)
+        assert done, f"cancelled after {turns} turns of the loop, the start never ended"
+        if not starting.cancelled():
+            await starting.result().aclose()

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
+from hermes_core.aio import complete
 from hermes_core.errors import ChannelLost
 from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, Inbox, Tail
 from hermes_core.sandbox.contract import Channel
@@ -49,7 +50,7 @@ class AsyncioStreamChannel(Channel):
             OSError: it could not be started.
         """
         channel = cls()
-        transport, _ = await asyncio.get_running_loop().subprocess_exec(
+        start = asyncio.get_running_loop().subprocess_exec(
             lambda: _ChildProtocol(channel),
             *argv,
             stdin=asyncio.subprocess.PIPE,
@@ -59,6 +60,12 @@ class AsyncioStreamChannel(Channel):
             pass_fds=tuple(pass_fds),
             start_new_session=True,
         )
+        try:
+            # asyncio waits for ever if it is cancelled between the child's start and the connection of its pipes.
+            transport, _ = await complete(start)
+        except asyncio.CancelledError:
+            await complete(channel.aclose())
+            raise
         channel._transport = transport
         for descriptor in (0, 1):
             _widen(transport.get_pipe_transport(descriptor))
