@@ -74,11 +74,14 @@ $(VENV)/.extra-trl: $(VENV)/.extra-torch
 demo: setup
 	@$(BIN)/python -m hermes_swe_smith.demo $(ARGS)
 
+# A test that hangs fails alone, with the stacks of its threads, and does not hold up the others.
+LIMIT := --timeout 420
+
 test: setup
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(LIMIT) $(ARGS)
 
 test-all: setup
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not stress' --hypothesis-profile thorough $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(LIMIT) -m 'not stress' --hypothesis-profile thorough $(ARGS)
 
 stress: setup
 	$(BIN)/python -m pytest -m stress $(ARGS)
