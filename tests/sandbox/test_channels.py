@@ -407,3 +407,27 @@ async def test_a_cancelled_start_ends_whenever_it_comes() -> None:
         assert done, f"cancelled after {turns} turns of the loop, the start never ended"
         if not starting.cancelled():
             await starting.result().aclose()
+
+
+@pytest.mark.parametrize("end_of_output", [False, True])
+async def test_a_channel_ends_whose_program_ended_without_reading_its_input(
+    end_of_output: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_core.sandbox.channels.sockets.STUCK_S", 0.02)
+    near, far = socket.socketpair()
+    running = threading.Event()
+    channel = SocketChannel(near, wait=lambda: 0, ended=running.is_set)
+    with far:
+        far.sendall(b"last words")
+        if end_of_output:
+            far.shutdown(socket.SHUT_WR)
+        writing = asyncio.create_task(channel.write(bytes(8 << 20)))
+        await asyncio.sleep(0.2)
+        assert not writing.done(), "it ended although its program runs"
+        running.set()
+        with pytest.raises(ChannelLost, match="without reading its input"):
+            await asyncio.wait_for(writing, 10)
+        assert await channel.read(100) == b"last words"
+        assert await channel.read(100) == b""
+        assert await channel.wait() == 0
+        await channel.aclose()

@@ -26,6 +26,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._data)
 
+    @property
+    def ended(self) -> bool:
+        """Whether all data has arrived."""
+        return self._ended
+
     def feed(self, data: bytes) -> None:
         """Add data."""
         self._data += data

@@ -13,6 +13,9 @@ from hermes_core.sandbox.channels.base import BUFFER_BYTES, CHUNK_BYTES, Inbox, 
 from hermes_core.sandbox.channels.blocking import channel_gone, in_thread
 from hermes_core.sandbox.contract import Channel
 
+STUCK_S = 1.0
+"""Seconds for which nothing can be sent until the far end is asked whether its program still runs."""
+
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -26,6 +29,8 @@ class SocketChannel(Channel):
         unpack: returns the standard output in the bytes that have arrived. Called with every piece, and with `b""` at
             the end, where it raises `OSError` if that is too early.
         early: data of the stream that was read before the channel was made.
+        ended: blocks until it knows whether the program has ended; called in a thread while nothing can be sent. For
+            transports that keep a stream open whose program ended without reading its input. The channel ends then.
         close: called once, after the connection has been shut down.
     """
 
@@ -36,11 +41,12 @@ class SocketChannel(Channel):
         wait: Callable[[], int],
         unpack: Callable[[bytes], bytes] = bytes,
         early: bytes = b"",
+        ended: Callable[[], bool] | None = None,
         close: Callable[[], object] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
-        self._blocking_wait, self._unpack, self._close = wait, unpack, close
+        self._blocking_wait, self._unpack, self._ended, self._close = wait, unpack, ended, close
         self._inbox = Inbox()
         self._tail = Tail()
         self._unsent = memoryview(b"")
@@ -48,6 +54,8 @@ class SocketChannel(Channel):
         self._sent.set()
         self._turn = asyncio.Lock()
         self._status: asyncio.Future[int] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._received = 0
         self._lost: ChannelLost | None = None
         self._closed = self._reading = False
         connection.setblocking(False)
@@ -91,6 +99,8 @@ class SocketChannel(Channel):
         self._closed = True
         self._inbox.end()
         self._fail(None)
+        if self._watching is not None:
+            self._watching.cancel()
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:  # the far end closed first
@@ -134,6 +144,7 @@ class SocketChannel(Channel):
             self._fail(error)
 
     def _feed(self, data: bytes) -> None:
+        self._received += len(data)
         self._inbox.feed(self._unpack(data))
         if not data:
             self._pause()
@@ -152,6 +163,8 @@ class SocketChannel(Channel):
             if not waited:
                 self._sent.clear()
                 self._loop.add_writer(self._connection.fileno(), self._send)
+                if self._ended is not None and self._watching is None:
+                    self._watching = self._loop.create_task(self._watch(self._ended), name="channel-stuck")
             return
         except OSError as error:
             self._fail(error)
@@ -159,6 +172,25 @@ class SocketChannel(Channel):
         if waited:
             self._loop.remove_writer(self._connection.fileno())
             self._sent.set()
+
+    async def _watch(self, ended: Callable[[], bool]) -> None:
+        """End the channel if its program ends before it has read what was sent, and all of its output is here."""
+        over = False
+        while not self._sent.is_set():
+            before = len(self._unsent), self._received
+            await asyncio.sleep(STUCK_S)
+            held_back = not self._reading and not self._inbox.ended
+            if self._sent.is_set() or held_back or (len(self._unsent), self._received) != before:
+                over = False
+            elif over:
+                self._inbox.end()
+                self._fail(EOFError("its program ended without reading its input"))
+            else:
+                try:
+                    over = await in_thread(ended, "channel-ended")
+                except Exception:  # the transport does not answer: the next time it may, or the connection breaks
+                    over = False
+        self._watching = None
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -233,6 +233,26 @@ async def exit_status_and_last_words(kit: Kit) -> None:
 
 
 @check("contract")
+async def unread_input_holds_nothing_up(kit: Kit) -> None:
+    """A program that ends without reading its input ends its channel: `write` gives up, and its words are read."""
+    async with kit.sandbox() as sandbox:
+        channel = await sandbox.open(["sh", "-c", "echo words; sleep 1; exit 3"])
+        try:
+            writing = asyncio.ensure_future(channel.write(bytes(8 << 20)))
+            same(await within(30, channel.read(100), "its words"), b"words\n", "what it wrote")
+            try:
+                await within(30, writing, "writing to a program that has ended")
+            except InfraError:
+                pass
+            try:
+                same(await within(30, channel.read(100), "the end of its output"), b"", "what was read at its end")
+            except InfraError:
+                pass
+        finally:
+            await channel.aclose()
+
+
+@check("contract")
 async def a_missing_program_is_told(kit: Kit) -> None:
     """A program that does not exist ends with status 126 or 127, or `open` fails; nothing hangs."""
     async with kit.sandbox() as sandbox:

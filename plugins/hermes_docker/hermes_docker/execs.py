@@ -41,6 +41,11 @@ class Exec:
             pause = min(2 * pause, longest)
         raise ConnectionError("it was closed")
 
+    def ended(self) -> bool:
+        """Return whether the process has ended. The daemon keeps the stream of one that did not read all of its input
+        open until something collects it, which takes up to minutes."""
+        return not self._api.exec_inspect(self._exec_id)["Running"]
+
     def close(self) -> None:
         """Close the connection; the process may live on."""
         self._closed = True
@@ -58,7 +63,12 @@ class ExecChannel(SocketChannel):
         self._header = b""
         self._kind = self._left = 0
         super().__init__(
-            started.connection, wait=started.wait, unpack=self._split, early=started.early, close=started.close
+            started.connection,
+            wait=started.wait,
+            unpack=self._split,
+            early=started.early,
+            ended=started.ended,
+            close=started.close,
         )
 
     def _split(self, data: bytes) -> bytes:
