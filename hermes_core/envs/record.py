@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, Message, TurnRecord, Usage
-from hermes_core.envs.plain import json_line
+from hermes_core.envs.plain import json_line, json_value
 from hermes_core.envs.tokens import TokenSequence
 from hermes_core.errors import FailureKind, UsageError
 from hermes_core.sandbox.commands import SandboxImage
@@ -254,7 +254,7 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
         ValueError: it is not a JSON object, or incomplete.
         UsageError: it was written by a newer version.
     """
-    value = json.loads(line)
+    value = json_value(line)
     if not isinstance(value, dict) or not line.endswith(b"\n"):
         raise ValueError("no whole JSON object")
     return _of_known_version(value, place)
@@ -274,7 +274,7 @@ def parse_outline(line: bytes, place: str) -> dict[str, Any]:
     if end > 0 and line.endswith(b"}\n"):
         # If the key is one of a nested object, this is not JSON: the outer objects are not closed.
         with suppress(ValueError):
-            return _of_known_version(json.loads(line[:end] + b"}"), place)
+            return _of_known_version(json_value(line[:end] + b"}"), place)
     return parse_line(line, place)
 
 

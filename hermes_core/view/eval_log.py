@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from hermes_core.view.index import Row, Run
 from hermes_core.view.statistics import by_item, mean_pass_at_k, sizes_of_k, totals
 
 BATCH = 200
-"""The number of samples that are written before the log can be read again."""
+"""The number of samples that are written before the log can be read again, at least."""
+
+SHARE = 0.1
+"""The same, as a share of those that are in the log: its directory, which grows with them, is then written again."""
 
 PART = 20
 """The number of samples in a part of the list of a running log, if they come one by one. A viewer reads each part."""
@@ -89,10 +93,11 @@ class RunLog:
             for row in self.run.rows.values():  # in this order, so that a log that is continued has the same numbers
                 self._number(row)
         try:
-            for begin in range(0, len(new), BATCH):
-                self._write(new[begin : begin + BATCH])
+            rows = iter(new)
+            while batch := list(islice(rows, max(BATCH, int(SHARE * len(self._summaries))))):
+                self._write(batch)
                 if progress is not None:
-                    progress(len(self.run.rows) - len(new) + begin + BATCH, len(self.run.rows))
+                    progress(len(self._summaries), max(len(self._summaries), len(self.run.rows)))
             if not running and not self._finished:
                 self._finish()
         except OSError as error:

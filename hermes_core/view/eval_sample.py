@@ -95,6 +95,8 @@ class _Sample:
         self.attachments: dict[str, str] = {}
         self.events: list[Json] = []
         self.messages = [_message(message, index, record["model"]) for index, message in enumerate(record["messages"])]
+        self.attached = [self._attached(message) for message in self.messages]
+        """The messages as events name them."""
         self.summaries = {turn["message"]: turn for turn in record["turns"] if turn["compacted"]}
         self.contexts = contexts(self.messages, self.summaries)
         stages = [(stage, record["timings"].get(f"{stage}_s")) for stage in _SPANS]
@@ -120,7 +122,7 @@ class _Sample:
             "metadata": {key: value for key, value in record.items() if key in _METADATA},
             "store": {},
             "events": self.events,
-            "events_data": {"messages": self._attached(self.messages), "calls": []},
+            "events_data": {"messages": self.attached, "calls": []},
             "attachments": self.attachments,
             "model_usage": {model: usage} if usage else {},
             "started_at": moment(self.started),
@@ -232,7 +234,7 @@ class _Sample:
             "config": {key: value for key, value in sampling.items() if key in _CONFIG},
             "output": {
                 "model": model,
-                "choices": [_choice(self._attached(message), turn.get("stop_reason"))],
+                "choices": [_choice(self.attached[index], turn.get("stop_reason"))],
                 **({"usage": usage} if usage else {}),
             },
         }
@@ -292,7 +294,7 @@ class _Sample:
     def _attached(self, value: Any) -> Any:
         """Return the value with its long texts as references to attachments."""
         if isinstance(value, str):
-            return self._text(value)
+            return value if len(value) < _ATTACHED_FROM else self._text(value)
         if isinstance(value, list):
             return [self._attached(part) for part in value]
         if isinstance(value, dict):
@@ -301,9 +303,9 @@ class _Sample:
 
     def _text(self, text: str) -> str:
         """Return a text that is not long, or a reference to the attachment that has it."""
-        text = bounded(text)
         if len(text) < _ATTACHED_FROM:
             return text
+        text = bounded(text)
         name = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
         self.attachments[name] = text
         return f"attachment://{name}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from hermes_core.envs.plain import json_value
 from hermes_core.envs.record import Record, parse_line, parse_outline
 from hermes_core.envs.store import TRAJECTORIES, read_run
 from hermes_core.envs.summary import SOLVED
@@ -116,9 +118,10 @@ class Run:
         self._end = 0
         self._tail = 0
         self._stamp = (0, 0)
-        with self._open() as file:
-            self._load(file)
-        self.refresh()
+        with _without_collection():
+            with self._open() as file:
+                self._load(file)
+            self.refresh()
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -206,7 +209,7 @@ class Run:
     def _load(self, file: BinaryIO) -> None:
         """Take over the rows of the index file, if they are of the records that are here now."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            held = json.loads(self._index_path.read_bytes())
+            held = json_value(self._index_path.read_bytes())
             status = os.fstat(file.fileno())
             unchanged = held["end"] < status.st_size or held["changed"] == status.st_mtime_ns
             if held["format"] == FORMAT and unchanged and self._tail_of(file, held["end"]) == held["tail"]:
@@ -237,9 +240,22 @@ def records_of(path: Path) -> Path:
     return path / TRAJECTORIES if path.is_dir() else path
 
 
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage for a while. Rows have no cycles, and to go through all of them again and again takes longer
+    than to make them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _loaded(values: list[Any]) -> Row:
-    row = Row._make(values)
-    return row._replace(tools={name: ToolUse(*use) for name, use in row.tools.items()}) if row.tools else row
+    values[-1] = {name: ToolUse(*use) for name, use in values[-1].items()}
+    return Row._make(values)
 
 
 def _row(value: Mapping[str, Any], offset: int, size: int) -> Row:

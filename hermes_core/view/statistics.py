@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hermes_core.envs.summary import SOLVED
 from hermes_core.view.index import LIMITS, Row
 
 
@@ -85,6 +86,12 @@ def by_item(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return items
 
 
+def _counts(rows: Iterable[Row]) -> tuple[int, int]:
+    """Return how many rows have a reward, and how many are solved."""
+    rewards = [row.reward for row in rows if row.reward is not None]
+    return len(rewards), sum(reward >= SOLVED for reward in rewards)
+
+
 def items_solved(items: Iterable[Sequence[Row]]) -> int:
     """Return the number of items with at least one solved rollout."""
     return sum(any(row.solved for row in rows) for rows in items)
@@ -99,10 +106,7 @@ def sizes_of_k(items: Iterable[Sequence[Row]]) -> list[int]:
 def mean_pass_at_k(items: Iterable[Sequence[Row]], k: int) -> tuple[float, int] | None:
     """Return the mean pass@k over the items with at least `k` scored rollouts, and their number; None without any."""
     estimates = [
-        estimate
-        for rows in items
-        if (estimate := pass_at_k(sum(row.reward is not None for row in rows), sum(row.solved for row in rows), k))
-        is not None
+        estimate for scored, solved in map(_counts, items) if (estimate := pass_at_k(scored, solved, k)) is not None
     ]
     return (math.fsum(estimates) / len(estimates), len(estimates)) if estimates else None
 

@@ -286,6 +286,23 @@ def test_the_list_of_a_long_run_has_few_parts(make_record: Any, tmp_path: Path) 
     assert [summary["epoch"] for part in parts for summary in part] == list(range(1, 51))
 
 
+def test_the_directory_of_a_long_log_is_not_written_for_each_few_samples(
+    make_record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_log, "BATCH", 2)
+    path, seen = tmp_path / "all.jsonl", []
+    path.write_bytes(b"".join(make_record(index=index).line() for index in range(50)))
+    log = RunLog(Run(path), tmp_path / "x.eval")
+    log.update(lambda done, of: seen.append((done, of)))
+    log.close()
+    counts = [done for done, _ in seen]
+    assert counts[:3] == [2, 4, 6]
+    assert counts[-1] == 50
+    assert counts[-2] < 47
+    assert {of for _, of in seen} == {50}
+    assert len(members(tmp_path / "x.eval")["summaries.json"]) == 50
+
+
 @pytest.mark.parametrize("content", [b"", b"PK", b"no zip at all"])
 def test_a_broken_log_is_made_again(make_record: Any, write_run: Any, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.eval").write_bytes(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 from pathlib import Path
@@ -50,6 +51,22 @@ def test_the_second_time_no_record_is_read(make_record: Any, write_run: Any, mon
     first = Run(folder).rows
     monkeypatch.setattr(index, "parse_outline", None)
     assert Run(folder).rows == first
+
+
+def test_garbage_is_collected_again_after_a_run_was_read(make_record: Any, write_run: Any, tmp_path: Path) -> None:
+    folder = write_run([make_record()])
+    was_on = gc.isenabled()
+    try:
+        gc.enable()
+        Run(folder)
+        with pytest.raises(UsageError):
+            Run(tmp_path / "none")
+        assert gc.isenabled()
+        gc.disable()
+        Run(folder)
+        assert not gc.isenabled()
+    finally:
+        (gc.enable if was_on else gc.disable)()
 
 
 def test_what_was_appended_is_read(make_record: Any, write_run: Any) -> None:
