@@ -15,7 +15,7 @@ from hermes_core.agents.trial import TRIAL
 from hermes_core.envs.tokens import MASKED
 from hermes_core.testing.tiny_model.engine import Engine
 from hermes_core.testing.tiny_model.exactness import Exactness, TrainedSequence, check_exactness
-from hermes_core.testing.tiny_model.folder import FORMATS, make_model
+from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.plans import WildPlans
 from hermes_core.testing.tiny_model.server import TinyModelServer
 
@@ -35,10 +35,23 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 @pytest.mark.parametrize(
     ("form", "wire", "compact_at"),
     [
-        *((form, wire, None) for form in sorted(FORMATS) for wire in ("atropos", "sglang")),
-        ("qwen3", "tokens", None),
+        # Each form, each wire, and compaction; `rollout` is tested with the same in tests/envs/test_exact_rollouts.py.
+        ("chatml", "sglang", None),
+        ("llama3", "atropos", None),
         ("qwen3", "completions", None),
-        *((form, "tokens", COMPACT_AT) for form in sorted(FORMATS)),
+        ("llama3", "tokens", COMPACT_AT),
+        *(
+            pytest.param(*each, marks=pytest.mark.stress)
+            for each in (
+                ("chatml", "atropos", None),
+                ("chatml", "tokens", COMPACT_AT),
+                ("llama3", "sglang", None),
+                ("qwen3", "atropos", None),
+                ("qwen3", "sglang", None),
+                ("qwen3", "tokens", None),
+                ("qwen3", "tokens", COMPACT_AT),
+            )
+        ),
     ],
 )
 async def test_every_trained_token_is_what_the_model_sampled(

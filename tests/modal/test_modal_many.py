@@ -61,6 +61,7 @@ async def test_a_thousand_leases_while_a_sandbox_dies_every_second(
     held: set[str] = set()
     outcomes: Counter[str] = Counter()
     deaths = 0
+    over = asyncio.Event()
 
     async def lease(name: str) -> str:
         slot = await tools.acquire(name)
@@ -85,9 +86,12 @@ async def test_a_thousand_leases_while_a_sandbox_dies_every_second(
     async def deaths_every_second() -> None:
         nonlocal deaths
         drawn = random.Random(4)
-        while True:
-            await asyncio.sleep(1)
-            if running := await asyncio.to_thread(own_emulator.sandboxes):
+        while not over.is_set():
+            try:
+                await asyncio.wait_for(over.wait(), 1)
+            except TimeoutError:
+                pass
+            if not over.is_set() and (running := await asyncio.to_thread(own_emulator.sandboxes)):
                 await asyncio.to_thread(own_emulator.kill_sandbox, drawn.choice(running)["id"])
                 deaths += 1
 
@@ -97,7 +101,8 @@ async def test_a_thousand_leases_while_a_sandbox_dies_every_second(
         async with asyncio.TaskGroup() as group:
             for number in range(TRAJECTORIES):
                 group.create_task(trajectory(number))
-        killer.cancel()
+        over.set()
+        await killer
         assert sum(outcomes.values()) == TRAJECTORIES * LEASES_OF_EACH
         assert outcomes["done"] > outcomes["infra"], outcomes
         assert deaths > 0 and wrong == []

@@ -351,10 +351,21 @@ def dataset_of(names, folder: Path, dataset: Path) -> Path:
     return path
 
 
-ELSEWHERE = [pytest.param(each, marks=pytest.mark.full) for each in ("local namespace", "docker user", "ssh namespace")]
+HERE = "local user"
+OTHERS = ("local namespace", "docker user", "ssh namespace")
 
 
-@pytest.fixture(params=["local user", *ELSEWHERE])
+def places(mark, others=OTHERS):
+    """The first place, and others with a mark."""
+    return [HERE, *(pytest.param(each, marks=mark) for each in others)]
+
+
+# A few of each kind are tried everywhere; the rest differ in nothing that depends on the place.
+in_one_place = pytest.mark.parametrize("where", places(pytest.mark.stress), indirect=True)
+on_a_disk_of_its_own = pytest.mark.parametrize("where", places(pytest.mark.full, OTHERS[:1]), indirect=True)
+
+
+@pytest.fixture(params=places(pytest.mark.full))
 def where(request):
     """Options of a run: a backend that can be used here, its plugin, and the level."""
     backend, level = request.param.split()
@@ -403,6 +414,7 @@ async def no_points(names, where, tmp_path, swe_dataset):
 
 @pytest.mark.long
 @pytest.mark.full
+@in_one_place
 async def test_cheats_of_the_same_kinds_score_nothing(where, tmp_path, swe_dataset):
     await no_points([name for name in CHEATS if name not in ALWAYS], where, tmp_path, swe_dataset)
 
@@ -420,6 +432,7 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
 
 @pytest.mark.long
 @pytest.mark.full  # what is taken of a tree, and how much of it: test_trees.py
+@in_one_place
 async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_dataset, monkeypatch):
     monkeypatch.setattr(workspace, "CPU_S", 3)
     env = {"max_workspace_bytes": 64 << 20}
@@ -436,12 +449,11 @@ async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_datas
             assert details["reason"] and "tests" not in details, (name, details)
 
 
+@on_a_disk_of_its_own
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.full) for name in FILLED]
 )
 async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, name, tmp_path, swe_dataset):
-    if where["backend"] != "local":
-        pytest.skip("no disk of its own to fill")
     where = {**where, "backend_config": {"tmpfs_size": 120}}
     records, said = await scores([name], where, tmp_path, swe_dataset, max_workspace_bytes=64 << 20)
     assert records[name]["failure"] is None, (records[name], said)
@@ -451,9 +463,8 @@ async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, name, tmp
 
 
 @pytest.mark.full
+@on_a_disk_of_its_own
 async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_dataset):
-    if where["backend"] != "local":
-        pytest.skip("no disk of its own to fill")
     where = {**where, "backend_config": {"tmpfs_size": 120}}
     records, said = await scores(BESIDE, where, tmp_path, swe_dataset)
     assert "No space" in json.dumps(said["hoards"])
@@ -464,7 +475,12 @@ async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_d
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("names", [ODD_BUT_HONEST, HONEST], ids=["odd", "all"])
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [pytest.param(HERE, HONEST, id=f"{HERE}-all")]
+    + [pytest.param(each, ODD_BUT_HONEST, id=f"{each}-odd") for each in OTHERS],
+    indirect=["where"],
+)
 async def test_honest_work_scores_in_full(where, names, tmp_path, swe_dataset):
     records, said = await scores(names, where, tmp_path, swe_dataset)
     assert {name: (records[name], said[name]) for name in names if records[name]["reward"] != 1.0} == {}

@@ -38,11 +38,23 @@ def env_of(folder: Path, shapes):
     return {"dataset_name": str(tasks), "repo_base_url": str(folder), "python_only": False, "shuffle": False}
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(len(SHAPES), marks=[pytest.mark.full, pytest.mark.long])])
-async def test_every_shape_is_scored_rightly(runtime, where, tmp_path, count):
-    shapes = dict(list(SHAPES.items())[-count:])
+ALL = list(SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        pytest.param("local", ALL[-1:], id="local-one"),
+        pytest.param("local", ALL, id="local-all", marks=[pytest.mark.full, pytest.mark.long]),
+        pytest.param("docker", ALL[::6], id="docker-some", marks=[pytest.mark.full, pytest.mark.long]),
+        pytest.param("docker", ALL, id="docker-all", marks=[pytest.mark.stress, pytest.mark.long]),
+    ],
+    indirect=["where"],
+)
+async def test_every_shape_is_scored_rightly(runtime, where, tmp_path, names):
+    shapes = {name: SHAPES[name] for name in names}
     outcome = await validate(runtime, "swe-smith", env=env_of(tmp_path, shapes), **where)
-    assert outcome.items == count
+    assert outcome.items == len(names)
     assert [(each.item_id, each.agent, each.failures, each.details) for each in outcome.unsound] == []
     assert outcome.stopped is None
 
@@ -255,6 +267,7 @@ class Doing:
 
 
 @pytest.mark.full  # what becomes of doctests is in test_doctests.py and test_pytest_report.py
+@pytest.mark.parametrize("where", ["local", pytest.param("docker", marks=pytest.mark.stress)], indirect=True)
 async def test_doctests_are_the_clean_trees_and_the_code_is_the_agents(runtime, where, tmp_path):
     env = env_of(tmp_path, {"any": DOCTESTS})
     row = json.loads((tmp_path / "tasks.jsonl").read_text())

@@ -107,7 +107,7 @@ async def left(backend: str, config: dict[str, Any]) -> list[str]:
 
 
 LOCAL, *ELSEWHERE = BACKENDS = ["local", "docker", "ssh", "modal"]
-PLACES = [LOCAL, *(pytest.param(each, marks=pytest.mark.full) for each in ELSEWHERE)]
+FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
@@ -115,7 +115,7 @@ PLACES = [LOCAL, *(pytest.param(each, marks=pytest.mark.full) for each in ELSEWH
     ("place", "program"),
     [
         *(
-            pytest.param(backend, program, marks=() if backend == LOCAL and program in FIRST else pytest.mark.full)
+            pytest.param(backend, program, marks=() if backend == LOCAL and program in FIRST else FULL)
             for backend in BACKENDS
             for program in (TERMINAL, ASYNCHRONOUS, FAILING, RUNTIME, OPEN_LOOP)
         ),
@@ -155,10 +155,25 @@ print(terminal_tool("echo hello"), flush=True)
 """
 
 
+# Elsewhere the one program dies with its sandboxes' transport still open, and the other lets go of it.
+ENDINGS = [
+    *(pytest.param(LOCAL, EXIT, ending, id=f"{LOCAL}-terminal-{ending}") for ending in EXITS),
+    *(pytest.param(LOCAL, RUNTIME, ending, id=f"{LOCAL}-runtime-{ending}", marks=FULL) for ending in EXITS),
+    *(
+        pytest.param(backend, program, ending, id=f"{backend}-{name}-{ending}", marks=FULL)
+        for backend in ELSEWHERE
+        for name, program, ending in (
+            ("terminal", EXIT, "exception"),
+            ("terminal", EXIT, "SIGINT"),
+            ("runtime", RUNTIME, "os._exit"),
+            ("runtime", RUNTIME, "SIGTERM"),
+        )
+    ),
+]
+
+
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
-@pytest.mark.parametrize("ending", EXITS)
-@pytest.mark.parametrize("program", [EXIT, pytest.param(RUNTIME, marks=pytest.mark.full)], ids=["terminal", "runtime"])
-@pytest.mark.parametrize("place", PLACES, indirect=True)
+@pytest.mark.parametrize(("place", "program", "ending"), ENDINGS, indirect=["place"])
 async def test_however_it_ends(place: dict[str, Any], program: str, ending: str, python: str) -> None:
     """Its own traceback, where it has one, is all that is said, and its exit status is as ever."""
     statement, status, last_words = EXITS[ending]

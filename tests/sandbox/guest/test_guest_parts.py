@@ -92,10 +92,12 @@ def test_children_are_reaped_watched_early_or_late(loop):
     early = child(3, 0.02)
     loop.watch(early, statuses.append, began)
     late = child(4)
-    run_for(loop, 0.1)
+    while len(statuses) < 1 or Path(f"/proc/{late}").exists():  # until the loop has reaped both
+        run_for(loop, 0.01)
     loop.watch(late, statuses.append, began)
     assert statuses == [3 << 8], "never from within `watch`"
-    run_for(loop, 0.01)
+    while len(statuses) < 2:
+        run_for(loop, 0.01)
     assert statuses == [3 << 8, 4 << 8]
 
 

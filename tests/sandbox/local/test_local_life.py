@@ -264,7 +264,7 @@ def test_a_driver_that_is_killed_leaves_nothing(host, tools) -> None:
         async def main():
             backend = LocalBackend(state_dir=sys.argv[1])
             for number, level in enumerate((Isolation.SHARED, Isolation.USER, Isolation.NAMESPACE)):
-                spec = SandboxSpec(f"creation {number}", "killed", LocalConfig(orphan_ttl_s=1), level)
+                spec = SandboxSpec(f"creation {number}", "killed", LocalConfig(orphan_ttl_s=3), level)
                 sandbox = await backend.create(spec)
                 work = "mkdir .hermes; echo 1 >.hermes/heartbeat; setsid sleep 1000 & echo; cat"
                 channel = await sandbox.open(["sh", "-c", work])
@@ -288,8 +288,8 @@ def test_a_driver_that_is_killed_leaves_nothing(host, tools) -> None:
         ids = [words[0] for words in begun]
         pids = [int(pid) for words in begun for pid in words[1:]]
         assert host.left() == sorted(ids)
-        await tools.until(lambda: host.left() == [], 8)
-        await tools.until(lambda: not any(processes.start_time(pid) for pid in pids))
+        await tools.until(lambda: host.left() == [], 30)
+        await tools.until(lambda: not any(processes.start_time(pid) for pid in pids), 30)
         assert [processes.marked(sandbox_id) for sandbox_id in ids] == [[], [], []]
 
     if not host.root and os.geteuid() == 0:
