@@ -31,7 +31,8 @@ help:
 
 setup: $(STAMP) $(patsubst %,$(VENV)/.extra-%,$(EXTRAS))
 
-# pip takes hashes for all of its arguments or for none, and ours have no hashes: hence two calls.
+# pip takes hashes for all of its arguments or for none, and ours have no hashes: hence two calls. A lock is complete
+# (--no-deps): older pips look for "name[extra]" beyond the lock, and fail when a newer version of it appears.
 $(STAMP): requirements.lock $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'hermes-rl needs Python 3.11 or newer; "$(PYTHON)" is:' "$$($(PYTHON) --version 2>&1)"; \
@@ -42,7 +43,7 @@ $(STAMP): requirements.lock $(PROJECTS)
 	  $(PYTHON) -m venv --clear $(VENV) || { echo 'on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }; \
 	fi; \
 	echo 'installing what requirements.lock names ...'; \
-	$(PIP) --require-hashes -r requirements.lock; \
+	$(PIP) --no-deps --require-hashes -r requirements.lock; \
 	echo 'installing hermes-rl and its plugins, editable ...'; \
 	$(PIP) --no-deps --no-build-isolation -e . $(PLUGINS:%=-e ./%); \
 	touch $@; \
@@ -55,14 +56,14 @@ $(APART): $(VENV)/.extra-%: requirements-%.lock $(STAMP)
 	$(PYTHON) -m venv --clear $(VENV)-$*; \
 	install="$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check"; \
 	$(if $(filter tinker,$*),$$install $(TORCH);) \
-	$$install --require-hashes -r requirements-$*.lock; \
+	$$install --no-deps --require-hashes -r requirements-$*.lock; \
 	$$install --no-deps --no-build-isolation -e . $(PLUGINS:%=-e ./%); \
 	touch $@; \
 	echo "extra $* set up in $(VENV)-$* in $$(( $$(date +%s) - begin )) s"
 
 $(VENV)/.extra-%: $(STAMP)
 	@begin=$$(date +%s); set -e; \
-	if [ -f requirements-$*.lock ]; then $(PIP) --require-hashes -r requirements-$*.lock; \
+	if [ -f requirements-$*.lock ]; then $(PIP) --no-deps --require-hashes -r requirements-$*.lock; \
 	elif [ $* = torch ]; then $(PIP) $(TORCH); \
 	else echo 'unknown extra "$*": there is no requirements-$*.lock' >&2; exit 1; fi; \
 	touch $@; \
