@@ -150,6 +150,15 @@ class Environment(ABC):
         workspace."""
         return None
 
+    def variables(self, item: Item) -> Mapping[str, str]:
+        """Return the environment variables of every command in this item's slots, in addition to the profile's."""
+        return {}
+
+    def agent_timeout_s(self, item: Item) -> float | None:
+        """Return the agent's time limit in seconds for this item, without its waits for the model. The run's own limit
+        counts if it is shorter. None is the run's."""
+        return None
+
     def toolsets(self, item: Item) -> Sequence[str] | None:
         """Return the toolsets for this item's rollouts; empty for no tools. None is the configuration's."""
         return None

@@ -248,6 +248,7 @@ class ToolBackend:
         profile: str | None = None,
         image: str | None = None,
         cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -261,6 +262,7 @@ class ToolBackend:
                 other settings and no warm sandboxes, named after the profile and the image.
             cwd: directory in which commands and tools start and at which relative paths begin, absolute or relative to
                 the workspace. None is the workspace.
+            env: environment variables of every command in the slot.
             group: slots of one group are placed on one sandbox where possible.
             verification: whether the slot may be one reserved for verification; it is then a pristine one.
             apart_from: the id of a sandbox to avoid while another one has a vacant slot.
@@ -283,7 +285,7 @@ class ToolBackend:
             timeout_s=limit,
             apart_from=apart_from,
         )
-        lease.cwd = cwd or ""
+        lease.cwd, lease.env = cwd or "", dict(env or {})
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease
         return lease.slot
 
@@ -306,6 +308,7 @@ class ToolBackend:
         profile: str | None = None,
         image: str | None = None,
         cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
         group: str | None = None,
         verification: bool = False,
         apart_from: str | None = None,
@@ -317,6 +320,7 @@ class ToolBackend:
             profile=profile,
             image=image,
             cwd=cwd,
+            env=env,
             group=group,
             verification=verification,
             apart_from=apart_from,

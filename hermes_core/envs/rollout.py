@@ -208,6 +208,7 @@ class Rollout(LeasedSlot):
         lease = self._context.backend.lease(
             f"{self.trajectory_id}-verify",
             profile=self.slot.profile,
+            env=self._context.environment.variables(self._trajectory.item),
             group=self.group,
             verification=True,
             apart_from=apart_from,
@@ -480,6 +481,8 @@ async def _work(
         InfraError: there is no time left for an agent.
     """
     rollout: Rollout = on_slot["rollout"]
+    limits = (context.limits.rollout_timeout_s, context.environment.agent_timeout_s(on_slot["item"]))
+    limit_s = min((limit for limit in limits if limit is not None), default=None)
     if ends.too_late:
         raise InfraError("the rollout's deadline leaves no time for the agent", hint="raise deadline")
     waited_s = trajectory.result.waited_s
@@ -501,7 +504,7 @@ async def _work(
     )
     try:
         async with asyncio.timeout_at(ends.agent) as end:
-            async with asyncio.timeout(context.limits.rollout_timeout_s) as rollout.limit:
+            async with asyncio.timeout(limit_s) as rollout.limit:
                 return await context.agent.run(task)
     except TimeoutError as error:
         if not end.expired() and (rollout.limit is None or not rollout.limit.expired()):
@@ -529,6 +532,7 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
         profile=profile or context.profile,
         image=image,
         cwd=context.environment.cwd(item),
+        env=context.environment.variables(item),
         group=trajectory.group,
     )
     with trajectory.stage("acquire"):

@@ -69,7 +69,16 @@ class Slots:
 
     @asynccontextmanager
     async def lease(
-        self, trajectory_id=None, *, profile=None, image=None, cwd=None, group=None, verification=False, apart_from=None
+        self,
+        trajectory_id=None,
+        *,
+        profile=None,
+        image=None,
+        cwd=None,
+        env=None,
+        group=None,
+        verification=False,
+        apart_from=None,
     ):
         kind = "fresh" if verification else "slot"
         self.images.append(image)
@@ -438,6 +447,18 @@ async def test_over_its_time_the_rollout_is_verified_as_it_is():
     record = done.to_record().to_json()
     assert (record["stop_reason"], record["messages"][-1]["content"]) == ("time_limit", "so far")
     assert backend.log[-3:] == ["acquire slot", "kill", "release slot"]
+
+
+@pytest.mark.parametrize(("own", "of_the_run"), [(0.05, 60), (60, 0.05), (0.05, None)])
+async def test_the_shorter_of_the_limits_of_the_item_and_of_the_run_counts(own, of_the_run):
+    async def work(task):
+        task.result.messages.append({"role": "assistant", "content": "so far"})
+        await asyncio.sleep(60)
+
+    environment = Plain()
+    environment.agent_timeout_s = lambda item: own
+    done = await roll(environment, Doing(work), limits=Limits(rollout_timeout_s=of_the_run))
+    assert (done.reward, done.result.stop_reason) == (1.0, StopReason.TIME_LIMIT)
 
 
 async def test_waiting_for_the_model_is_none_of_the_agents_time():

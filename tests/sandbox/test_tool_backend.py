@@ -126,6 +126,18 @@ async def test_a_command_and_its_metadata(backend):
     assert (await backend.execute(slot, "read_file", {"path": "a b"})).output == "ü"
 
 
+async def test_a_lease_has_the_variables_that_it_is_given(backend):
+    slot = await backend.acquire("a", env={"OF_THE_LEASE": "a b", "AND": "more"})
+    other = await backend.acquire("b")
+    assert (await sh(backend, slot, "echo $OF_THE_LEASE-$AND")).output == "a b-more\n"
+    commands = backend.commands(slot)
+    assert (await commands.run("echo $OF_THE_LEASE-$AND", env={"AND": "less"})).text == "a b-less\n"
+    process = await commands.start("echo $OF_THE_LEASE")
+    await commands.wait(process.process_id)
+    assert (await commands.log(process.process_id)).data == b"a b\n"
+    assert (await sh(backend, other, "echo ${OF_THE_LEASE-none}")).output == "none\n"
+
+
 async def test_a_lease_starts_where_it_is_told_to(backend):
     slot = await backend.acquire("a", cwd="in/it")
     commands = backend.commands(slot)

@@ -35,6 +35,14 @@ def opened(local: LocalBackend, level: Isolation, **config: object) -> ToolBacke
     )
 
 
+async def test_a_lease_has_the_variables_that_it_is_given(local):
+    async with opened(local, Isolation.SHARED) as backend:
+        slot, other = await backend.acquire("a", env={"OF_THE_LEASE": "a b"}), await backend.acquire("b")
+        command = {"command": "echo ${OF_THE_LEASE-none}"}
+        results = await backend.execute_batch([(slot, "bash", command), (other, "bash", command)])
+        assert [result.output for result in results] == ["a b\n", "none\n"]
+
+
 async def test_it_says_what_is_missing_and_works(local, caplog):
     caplog.set_level(logging.WARNING)
     async with opened(local, Isolation.SHARED) as backend:

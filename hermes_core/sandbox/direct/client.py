@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Self
 
 from hermes_core.errors import (
@@ -172,9 +173,11 @@ class DirectClient:
             self._slots[index] = DirectSlot(workspace, scratch, f"{self._secret}-{index}.")
         return self._slots[index]
 
-    def commands(self, index: int, call: Call = unguarded, cwd: str = "") -> DirectCommands:
+    def commands(
+        self, index: int, call: Call = unguarded, cwd: str = "", env: Mapping[str, str] | None = None
+    ) -> DirectCommands:
         """Return the commands of a slot, as `GuestClient.commands` does."""
-        return DirectCommands(self._shell, self.settings.env, self._slot(index), call, cwd)
+        return DirectCommands(self._shell, {**self.settings.env, **(env or {})}, self._slot(index), call, cwd)
 
     async def open_slot(self, index: int) -> str:
         """Make the slot's directories, and return its workspace. Idempotent."""

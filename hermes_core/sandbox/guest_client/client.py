@@ -133,18 +133,21 @@ class GuestClient:
         header, _ = await self.request({"op": "open_slot", "slot": index})
         return str(header["workspace"])
 
-    def commands(self, index: int, call: Call = unguarded, cwd: str = "") -> SlotCommands:
+    def commands(
+        self, index: int, call: Call = unguarded, cwd: str = "", env: Mapping[str, str] | None = None
+    ) -> SlotCommands:
         """Return the commands of an opened slot; `PREPARE` is the preparation user's.
 
         Args:
             call: carries them out.
             cwd: where relative paths start, relative to the workspace or absolute.
+            env: environment variables of every command.
         """
         if index == PREPARE:
             workspace = f"{self.settings.workspace_base}/prepared"
         else:
             workspace = f"{self.settings.workspace_base}/slot_{index}"
-        return RemoteCommands(self.request, index, workspace, call, cwd)
+        return RemoteCommands(self.request, index, workspace, call, cwd, env=env)
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         """Kill every process of the slot. All are dead when this returns. Its files stay, and its logs unless `forget`.

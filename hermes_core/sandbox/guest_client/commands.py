@@ -66,13 +66,21 @@ class RemoteCommands:
     """`SlotCommands` over a guest. See there for documentation."""
 
     def __init__(
-        self, request: SendRequest, index: int, workspace_dir: str, call: Call = unguarded, cwd: str = ""
+        self,
+        request: SendRequest,
+        index: int,
+        workspace_dir: str,
+        call: Call = unguarded,
+        cwd: str = "",
+        *,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.call = call
         self._request = request
         self._index = index
         self._workspace_dir = workspace_dir
         self._cwd = cwd
+        self._env = env or {}
 
     @property
     def workspace_dir(self) -> str:
@@ -99,7 +107,7 @@ class RemoteCommands:
         if output_limit <= 0:
             raise CommandError(f"output_limit must be above 0, not {output_limit}", code="invalid")
         header = {"op": "exec", "limit": output_limit, "merge": merge_stderr, "grace": GRACE_S, "spool": spool}
-        header |= _launch(command, self._directory(cwd), env, pty)
+        header |= _launch(command, self._directory(cwd), {**self._env, **(env or {})}, pty)
         if timeout_s is not None:
             header["timeout"] = _seconds("timeout_s", timeout_s)
         script = _script(command)
@@ -168,7 +176,9 @@ class RemoteCommands:
             "label": label[:_LABEL],
             "spool": spool,
         }
-        answer, _ = await self._request(header | _launch(command, self._directory(cwd), env, pty), script)
+        answer, _ = await self._request(
+            header | _launch(command, self._directory(cwd), {**self._env, **(env or {})}, pty), script
+        )
         return _process_status(answer["process"])
 
     @operation

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,9 +48,11 @@ class Client(Protocol):
     async def open_slot(self, index: int) -> str:
         """Make the slot ready (idempotent); return its workspace directory."""
 
-    def commands(self, index: int, call: Call = unguarded, cwd: str = "") -> SlotCommands:
-        """Return the commands of the slot, or of the preparation user (`PREPARE`); `call` carries them out, and
-        relative paths start at `cwd`."""
+    def commands(
+        self, index: int, call: Call = unguarded, cwd: str = "", env: Mapping[str, str] | None = None
+    ) -> SlotCommands:
+        """Return the commands of the slot, or of the preparation user (`PREPARE`); `call` carries them out, relative
+        paths start at `cwd`, and every command has the variables `env`."""
 
     async def kill_slot(self, index: int, *, forget: bool = False) -> None:
         """Kill every process of the slot; all are dead when it returns. With `forget`, nobody will ask for them."""
@@ -210,6 +212,8 @@ class Lease:
     verification: bool
     cwd: str = ""
     """Where relative paths start, relative to the workspace or absolute."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of every command."""
     state: dict[str, Any] = field(default_factory=dict)
     """The tools' own memory of this trajectory."""
     watches: dict[str, Watch] = field(default_factory=dict)
@@ -234,7 +238,7 @@ class Lease:
         call: Call = self.call if around is None else around(self.call)
         if index is not None:
             return self.pooled.client.commands(index, call)
-        return self.pooled.client.commands(self.seat.index, call, self.cwd)
+        return self.pooled.client.commands(self.seat.index, call, self.cwd, self.env)
 
     @contextmanager
     def executing(self) -> Iterator[None]:
