@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hermes_core.agents.retries import Endpoint
     from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
     from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
+    from hermes_core.envs.datasets import read_rows
     from hermes_core.envs.driven import DrivenRollout
     from hermes_core.envs.driven_run import DrivenRun
     from hermes_core.envs.group import Group, GroupRoller, Rolled
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
         SandboxInfo,
         SandboxSpec,
         SandboxStatus,
+        SlotUser,
         TerminalVariables,
     )
     from hermes_core.sandbox.pool.preparation import NewSandbox
@@ -145,6 +147,7 @@ _PLACES = {
     "EnvironmentConfig": "hermes_core.environment",
     "Item": "hermes_core.environment",
     "Need": "hermes_core.environment",
+    "read_rows": "hermes_core.envs.datasets",
     "DrivenRollout": "hermes_core.envs.driven",
     "DrivenRun": "hermes_core.envs.driven_run",
     "Group": "hermes_core.envs.group",
@@ -222,6 +225,7 @@ _PLACES = {
     "SandboxInfo": "hermes_core.sandbox.contract",
     "SandboxSpec": "hermes_core.sandbox.contract",
     "SandboxStatus": "hermes_core.sandbox.contract",
+    "SlotUser": "hermes_core.sandbox.contract",
     "TerminalVariables": "hermes_core.sandbox.contract",
     "CommandResult": "hermes_core.sandbox.commands",
     "ExecutionResult": "hermes_core.sandbox.commands",
@@ -330,6 +334,7 @@ __all__ = [
     "Slot",
     "SlotCommands",
     "SlotLost",
+    "SlotUser",
     "SocketChannel",
     "StaleSlotError",
     "StopReason",
@@ -366,6 +371,7 @@ __all__ = [
     "read_jsonl",
     "read_profiles",
     "read_records",
+    "read_rows",
     "record_schema",
     "rescore",
     "run_calls",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, overload
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hermes_core.errors import DatasetError, SetupFailed
-from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.contract import Isolation, SlotUser
 from hermes_core.sandbox.pool.provision import PrepareSandbox
 
 Item = Mapping[str, Any]
@@ -89,6 +89,9 @@ class Environment(ABC):
     hides_files: bool = False
     """Whether the environment hides files from slots (`prepare(key, build, private=True)`). Nothing can be hidden from
     root, so a profile with `slot_user: root` is then refused at the start of a run."""
+    slot_user: SlotUser | None = None
+    """The user that the slots must have. A profile that names none gets it; one with another user is refused at the
+    start of a run. None is any."""
     default_toolsets: tuple[str, ...] = ("terminal", "file")
     """Toolsets of the model if the configuration names none."""
 

@@ -37,7 +37,15 @@ API = {
         "Environments",
         "What an author of an environment uses.",
         (
-            *("environment", "envs.rollout", "envs.leased_slot", "envs.tool_context", "envs.pytest_run", "envs.rows"),
+            *(
+                "environment",
+                "envs.rollout",
+                "envs.leased_slot",
+                "envs.tool_context",
+                "envs.pytest_run",
+                "envs.rows",
+                "envs.datasets",
+            ),
             "sandbox.pool.preparation",
         ),
     ),
@@ -161,7 +169,9 @@ def settings():
         "Section `env`, and `--env.KEY=VALUE`. Every environment has:",
         model(EnvironmentConfig),
     ]
-    for name, kind in {"tasks": TasksConfig, "swe-smith": runtime.environment_class("swe-smith").config_class}.items():
+    parts += ["### Environment `tasks`", model(TasksConfig, beside=EnvironmentConfig)]
+    for name in ("swe-smith", "harbor", "terminal-bench-2"):
+        kind = runtime.environment_class(name).config_class
         parts += [f"### Environment `{name}`", model(kind, beside=EnvironmentConfig)]
     parts += ["### A row of `tasks`", "One line of the JSONL file.", model(TaskRow)]
     parts += ["## Backends", "Section `backend`, `--backend.KEY=VALUE`, and the keys of a profile. Every backend has:"]

@@ -131,12 +131,18 @@ def granted_isolation(options: RunOptions, environment: Environment, backend: Ba
     return level
 
 
-def check_hides(environment: Environment, profile: SandboxConfig) -> None:
-    """Refuse slots that are root if the environment hides files from slots.
+def check_slot_user(environment: Environment, profile: SandboxConfig) -> None:
+    """Refuse slots of another user than the environment needs, and slots that are root if it hides files from slots.
 
     Raises:
-        PolicyError: the profile makes slots root.
+        PolicyError: the profile does not fit.
     """
+    if environment.slot_user not in (None, profile.slot_user):
+        raise PolicyError(
+            f"environment {environment.name!r} needs slots with slot_user {str(environment.slot_user)!r}, and profile "
+            f"{profile.name!r} has {str(profile.slot_user)!r}",
+            hint="leave out slot_user",
+        )
     if environment.hides_files and profile.slot_user is SlotUser.ROOT:
         raise PolicyError(
             f"environment {environment.name!r} hides files from its slots, and profile {profile.name!r} has slot_user "
@@ -170,8 +176,13 @@ class PoolSize:
         return validated(type(profile), settings, f"profile {profile.name!r}")
 
 
-def pool_size(options: RunOptions, isolation: Isolation, profile: SandboxConfig) -> PoolSize:
+def pool_size(
+    options: RunOptions, isolation: Isolation, profile: SandboxConfig, slot_user: SlotUser | None = None
+) -> PoolSize:
     """Return a size with slots for the agents of all concurrent rollouts, and as many reserved for verification.
+
+    Args:
+        slot_user: the user of slots for a profile that names none.
 
     Raises:
         UsageError: the profile has no slots besides its reserve.
@@ -190,7 +201,7 @@ def pool_size(options: RunOptions, isolation: Isolation, profile: SandboxConfig)
             f"reserve of {reserve}",
             hint="raise slots_per_sandbox or max_sandboxes, or lower reserve_slots",
         )
-    defaults = {
+    defaults: dict[str, Any] = {
         "slots_per_sandbox": slots,
         "max_sandboxes": sandboxes,
         "min_sandboxes": min(sandboxes, least_sandboxes),
@@ -198,6 +209,8 @@ def pool_size(options: RunOptions, isolation: Isolation, profile: SandboxConfig)
         "acquire_timeout_s": 300.0,
         "execution_timeout_s": 180.0,
     }
+    if slot_user is not None:
+        defaults["slot_user"] = slot_user
     return PoolSize(defaults, options.backend_config, min(room, options.concurrency))
 
 

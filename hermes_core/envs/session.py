@@ -20,7 +20,15 @@ from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.opening import open_exact_agent
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.environment import Environment, Item
-from hermes_core.envs.options import BASELINES, COST, PATIENCE, RunOptions, check_hides, granted_isolation, pool_size
+from hermes_core.envs.options import (
+    BASELINES,
+    COST,
+    PATIENCE,
+    RunOptions,
+    check_slot_user,
+    granted_isolation,
+    pool_size,
+)
 from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.running import RunningRollouts
@@ -258,7 +266,7 @@ def _new_backend(
     isolation = runtime.backend(options.backend).capabilities.least(isolation)
     profiles = runtime.profiles(options.backend, default_profile=options.profile)
     used = options.profile or runtime.settings.default_profile
-    sizes = {name: pool_size(options, isolation, profile) for name, profile in profiles.items()}
+    sizes = {name: pool_size(options, isolation, profile, environment.slot_user) for name, profile in profiles.items()}
     if sizes[used].concurrency < options.concurrency:
         room = sizes[used].concurrency
         log.warning("profile %s has room for %d rollouts at a time, not for %d", used, room, options.concurrency)
@@ -267,7 +275,7 @@ def _new_backend(
         name: sizes[name].applied(profile, warm=name == used and not environment.item_images)
         for name, profile in profiles.items()
     }
-    check_hides(environment, profiles[used])
+    check_slot_user(environment, profiles[used])
     backend = runtime.tool_backend(
         options.backend,
         isolation=isolation,

@@ -183,8 +183,8 @@ def test_a_wrong_list_of_repositories_is_named(hermes, swe, swe_row, tmp_path, c
 @pytest.mark.parametrize(
     ("name", "module", "words"),
     [
-        ("swe/x.parquet", "pyarrow", ["needs pyarrow", "pip install 'hermes-rl-swe-smith[parquet]'"]),
-        ("some/dataset", "datasets", ["need the package datasets", "pip install 'hermes-rl-swe-smith[hub]'"]),
+        ("swe/x.parquet", "pyarrow", ["needs pyarrow", "pip install 'hermes-rl[parquet]'"]),
+        ("some/dataset", "datasets", ["need the package datasets", "pip install 'hermes-rl[hub]'"]),
     ],
 )
 def test_an_extra_that_is_not_installed_is_named(hermes, swe_row, tmp_path, monkeypatch, name, module, words):

@@ -4,9 +4,10 @@ import json
 
 import pytest
 from hermes_swe_smith.config import SweSmithConfig
-from hermes_swe_smith.dataset import load_tasks, read_rows
+from hermes_swe_smith.dataset import load_tasks
 from hermes_swe_smith.environment import SweSmithEnvironment
 
+from hermes_core.envs.datasets import read_rows
 from hermes_core.errors import ConfigError, DatasetError
 
 
@@ -103,7 +104,7 @@ def test_no_path_and_no_name():
 
 def test_a_hub_name_asks_for_the_package_that_reads_them(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(DatasetError, match=r"hermes-rl-swe-smith\[hub\]"):
+    with pytest.raises(DatasetError, match=r"hermes-rl\[hub\]"):
         load("owner/name")
 
 

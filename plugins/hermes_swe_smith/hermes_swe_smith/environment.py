@@ -20,10 +20,11 @@ from hermes_core import (
     VerifierError,
     alongside,
     hookimpl,
+    read_rows,
 )
 from hermes_swe_smith import demo_tasks
 from hermes_swe_smith.config import DEMO, SweSmithConfig
-from hermes_swe_smith.dataset import load_tasks, read_rows
+from hermes_swe_smith.dataset import load_tasks
 from hermes_swe_smith.dependencies import installer_variables, prepare_environment
 from hermes_swe_smith.reach import Reach
 from hermes_swe_smith.repos import Catalog, TestEnvironment

@@ -1,0 +1,81 @@
+"""Unpacks the archives of a dataset's rows on the driver: strangers' files, bounded in size and number."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+from hermes_core import DatasetError
+
+OVERHEAD = 4096
+"""Bytes of an archive that belong to no file's content, for each file."""
+
+_COMPRESSIONS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+
+
+class _TooLarge(Exception):
+    """An archive has more bytes or files than it may."""
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that ends with an error after so many bytes: a few compressed ones can hold any number."""
+
+    def __init__(self, stream: IO[bytes], limit: int) -> None:
+        self._stream = stream
+        self._left = limit
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _TooLarge
+        return data
+
+
+def _plain(packed: IO[bytes]) -> IO[bytes]:
+    """Return a stream without its compression."""
+    begin = packed.read(6)
+    packed.seek(0)
+    opened = next((opened for magic, opened in _COMPRESSIONS.items() if begin.startswith(magic)), None)
+    plain: IO[bytes] = packed if opened is None else opened(packed)
+    return plain
+
+
+def unpack(text: str, folder: Path, where: str, *, max_bytes: int, max_files: int) -> None:
+    """Unpack a tar archive, compressed or not and in base64, into a folder that is made. Blocking.
+
+    Nothing is written outside of the folder, nor are links that lead out of it, or devices.
+
+    Args:
+        where: what it is, for messages: `tasks.jsonl, line 3, field 'tests_tar'`.
+
+    Raises:
+        DatasetError: it is no such archive, or too large, or has a member that would leave the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    left, files = max_bytes, 0
+    try:
+        packed = io.BytesIO(base64.b64decode(text, validate=True))
+        with tarfile.open(fileobj=_Bounded(_plain(packed), max_bytes + OVERHEAD * max_files), mode="r|") as tar:
+            for member in tar:
+                left, files = left - member.size, files + 1
+                if left < 0 or files > max_files:
+                    raise _TooLarge
+                tar.extract(member, folder, filter="data")
+    except _TooLarge:
+        raise DatasetError(
+            f"{where}: it has more than {max_bytes} bytes or {max_files} files",
+            hint="raise --env.max_archive_bytes or --env.max_archive_files if you trust it",
+        ) from None
+    except tarfile.FilterError as error:
+        raise DatasetError(f"{where}: {error}", hint="an archive's files must stay in their folder") from error
+    except (binascii.Error, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        raise DatasetError(f"{where}: no archive: {error}", hint="it must be a tar in base64, and whole") from error

@@ -1,0 +1,52 @@
+"""The settings of the environments `harbor` and `terminal-bench-2`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from hermes_core import EnvironmentConfig
+
+
+class HarborConfig(EnvironmentConfig):
+    """Settings of the environment `harbor`; on a command line `--env.dataset_name=tasks/`."""
+
+    dataset_name: str
+    """A task's folder (it has a `task.toml`), or a folder of such folders."""
+    image: str | None = Field(default=None, min_length=1)
+    """The image of tasks that name none."""
+    workdir: str = Field(default="/app", pattern="^/")
+    """The directory in which the commands of a task start, if neither its `task.toml` nor its Dockerfile names one."""
+    skip_refused: bool = False
+    """Leave out tasks that can't run here, instead of refusing the dataset. The log says which and why."""
+    accept: tuple[Literal["network", "gpus", "agent_user"], ...] = ()
+    """Demands of tasks that this run does not meet, although they are loaded: with `network`, the profile's network
+    counts; with `gpus`, its GPUs; with `agent_user`, agents are root."""
+    reward_key: str = "reward"
+    """The reward that counts, if the tests write several under names. A single one counts under any name."""
+    least_reward: float = 0.0
+    """The smallest valid reward."""
+    most_reward: float = 1.0
+    """The largest valid reward."""
+    max_upload_bytes: int = Field(default=256 << 20, gt=0)
+    """The largest size of a task's tests, and of its solution."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> HarborConfig:
+        if self.least_reward >= self.most_reward:
+            raise ValueError("least_reward must be below most_reward")
+        return self
+
+
+class TerminalBench2Config(HarborConfig):
+    """Settings of the environment `terminal-bench-2`."""
+
+    dataset_name: str = "NousResearch/terminal-bench-2"
+    """A `.jsonl` or `.parquet` file, a folder of such files, or the name of a dataset on the Hugging Face hub."""
+    dataset_split: str = "train"
+    """The split of a hub dataset; in a folder, the files whose names start with it."""
+    max_archive_bytes: int = Field(default=512 << 20, gt=0)
+    """The largest size of a row's archive when it is unpacked."""
+    max_archive_files: int = Field(default=10_000, gt=0)
+    """The largest number of files in a row's archive."""

@@ -1,0 +1,260 @@
+"""What is done in a task's sandbox around the agent: its directories, its processes, what it forged, and uploads.
+
+Slots are root there, as Harbor's tasks expect, and own the absolute paths /tests, /solution and /logs. The scripts are
+POSIX sh without other programs than those that every image has, because an image need not have Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shlex
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_core import CommandResult, DatasetError, SetupFailed, SlotCommands
+
+PREPARE_TIMEOUT_S = 120.0
+
+MAX_OUTPUT = 1 << 20
+"""Number of bytes of the tests' output that are looked through."""
+
+_WATCHED = (
+    "/tests",
+    "/solution",
+    "/conftest.py",
+    "/pytest.ini",
+    "/.pytest.ini",
+    "/pyproject.toml",
+    "/tox.ini",
+    "/setup.cfg",
+    "/etc/ld.so.preload",
+)
+"""Paths that change how tests run, without being a part of any task. They are removed before the tests, unless the
+image has them."""
+
+# Prints a line for each of the watched paths that is there, and for each process. Arguments: the paths.
+_BEGIN = """
+[ "$(id -u)" = 0 ] || { echo 'not root'; exit 0; }
+mkdir -p /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/agent /logs/verifier /logs/artifacts || exit 1
+for each in "$@"; do if [ -e "$each" ] || [ -L "$each" ]; then echo "has $each"; fi; done
+for each in /proc/[0-9]*; do
+  { read -r line <"$each/stat"; } 2>/dev/null || continue
+  set -- ${line##*) }
+  echo "process ${each#/proc/}:${20}"
+done
+"""
+
+# Kills everything but the processes in $1 (` pid:start pid:start `), their children, and the script's own ancestors.
+# What loses its parent becomes a child of process 1; there, only the sleep of a watchdog is spared.
+_KILL = """
+ours=" " each=$$
+while [ "$each" -gt 0 ]; do
+  ours="$ours$each "
+  read -r line <"/proc/$each/stat" || break
+  set -- "$1" ${line##*) }
+  each=$3
+done
+keep=$1 round=0
+while [ "$round" -lt 100 ]; do
+  round=$((round + 1)) found=
+  for each in /proc/[0-9]*; do
+    pid=${each#/proc/}
+    case $ours in *" $pid "*) continue ;; esac
+    { read -r line <"$each/stat"; } 2>/dev/null || continue
+    name=${line#*(} name=${name%)*}
+    set -- ${line##*) }
+    [ "$1" != Z ] || continue
+    case $keep in *" $pid:${20} "*) continue ;; esac
+    if [ "$2" = 1 ]; then [ "$name" != sleep ] || continue
+    else case $keep in *" $2:"*) continue ;; esac
+    fi
+    found=$pid
+    kill -KILL "$pid" 2>/dev/null
+  done
+  [ -n "$found" ] || exit 0
+done
+echo "process $found can't be killed"
+exit 1
+"""
+
+# Prints what the agent forged, and what it planted, which is then removed. Arguments: the paths that the image has not.
+_CLEAR = """
+for each in /logs /logs/verifier /tests; do
+  if [ -L "$each" ]; then echo "forged $each is a link"
+  elif [ -e "$each" ] && [ ! -d "$each" ]; then echo "forged $each is no directory"
+  fi
+done
+for each in /logs/verifier/reward.txt /logs/verifier/reward.json; do
+  if [ -e "$each" ] || [ -L "$each" ]; then echo "forged $each was there before the tests"; fi
+done
+for each in "$@"; do
+  if [ -e "$each" ] || [ -L "$each" ]; then echo "removed $each"; rm -rf "$each" || exit 1; fi
+done
+[ ! -L /logs ] || rm -f /logs
+rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier && chmod 777 /logs/verifier
+"""
+
+# Prints the kind of each path: `link`, `file`, `other` or `none`.
+_KINDS = """
+for each in "$@"; do
+  if [ -L "$each" ]; then echo link
+  elif [ -f "$each" ]; then echo file
+  elif [ -d "$each" ]; then echo dir
+  elif [ -e "$each" ]; then echo other
+  else echo none
+  fi
+done
+"""
+
+# Arguments: a user's name or number, and a command.
+_AS_USER = """
+name=$1
+case $name in
+  *[!0-9]*) ;;
+  *) while IFS=: read -r each rest; do
+       uid=${rest#*:}
+       if [ "${uid%%:*}" = "$name" ]; then name=$each; break; fi
+     done </etc/passwd ;;
+esac
+exec su -s /bin/sh "$name" -c "$2"
+"""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The state of a sandbox before the agent."""
+
+    processes: tuple[str, ...]
+    """Each as `pid:start`."""
+    absent: tuple[str, ...]
+    """The watched paths that the image does not have."""
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """What was found when the agent's traces were removed."""
+
+    forged: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def sh(script: str, *arguments: str) -> list[str]:
+    """Return the command that runs a script of ours."""
+    return ["/bin/sh", "-c", script, "hermes-harbor", *arguments]
+
+
+async def begin(commands: SlotCommands) -> Beginning:
+    """Make the directories of a task's logs, and note what is there.
+
+    Raises:
+        SetupFailed: the slot is not root, or the sandbox's file system can't be changed.
+    """
+    done = await commands.run(sh(_BEGIN, *_WATCHED), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    lines = done.text.splitlines()
+    if not done.ok or "not root" in lines:
+        reason = done.error_text.strip()[-500:] or "it is another user"
+        raise SetupFailed(
+            f"the slot can't be root of a file system of its own: {reason}",
+            hint="use a backend with images, and leave out its setting for the sandbox's user",
+        )
+    there = _after("has ", lines)
+    return Beginning(_after("process ", lines), tuple(path for path in _WATCHED if path not in there))
+
+
+async def kill_others(commands: SlotCommands, beginning: Beginning) -> str | None:
+    """Kill all processes that were not there in the beginning. Return why that is impossible, or None.
+
+    A slot that is root has a sandbox of its own, in which core finds only the processes that did not hide from it.
+    """
+    keep = f" {' '.join(beginning.processes)} "
+    done = await commands.run(sh(_KILL, keep), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    return None if done.ok else done.text.strip()[-200:] or done.error_text.strip()[-200:] or "the shell was killed"
+
+
+async def clear(commands: SlotCommands, beginning: Beginning) -> Cleared:
+    """Make /tests and /logs/verifier empty, and return what the agent forged and planted."""
+    done = await commands.run(sh(_CLEAR, *beginning.absent), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    lines = done.text.splitlines()
+    forged = _after("forged ", lines)
+    if not done.ok:
+        forged += (f"/tests and /logs can't be made anew: {done.error_text.strip()[-200:]}",)
+    return Cleared(forged, _after("removed ", lines))
+
+
+async def kinds(commands: SlotCommands, *paths: str) -> list[str]:
+    """Return the kind of each path, without following links: `file`, `dir`, `link`, `other` or `none`."""
+    done = await commands.run(sh(_KINDS, *paths), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    found = done.text.splitlines()
+    return found if len(found) == len(paths) else ["other"] * len(paths)
+
+
+async def upload(commands: SlotCommands, folder: Path, target: str, max_bytes: int) -> None:
+    """Copy a folder of the task to a directory of the sandbox, as root's.
+
+    Raises:
+        SetupFailed: it is too large, or can't be read.
+    """
+    try:
+        packed = await asyncio.to_thread(_packed, folder, max_bytes)
+    except (OSError, DatasetError) as error:
+        raise SetupFailed(f"{folder} can't be sent to the sandbox: {error}") from error
+    await commands.tar_in(target, packed)
+
+
+async def run_script(
+    commands: SlotCommands,
+    path: str,
+    *,
+    user: str | int | None,
+    env: Mapping[str, str],
+    timeout_s: float | None,
+    output: str | None = None,
+) -> CommandResult:
+    """Make a script executable and run it, as root or as another user, with its output in a file if asked to."""
+    to_file = "" if output is None else f" >{shlex.quote(output)} 2>&1"
+    return await run_as(
+        commands, f"chmod +x {path} 2>/dev/null; {path}{to_file}", user=user, env=env, timeout_s=timeout_s
+    )
+
+
+async def run_as(
+    commands: SlotCommands, command: str, *, user: str | int | None, env: Mapping[str, str], timeout_s: float | None
+) -> CommandResult:
+    """Run a shell command as root, or as another user of the image."""
+    root = user in (None, 0, "0", "root")
+    return await commands.run(
+        command if root else sh(_AS_USER, str(user), command), env=env, timeout_s=timeout_s, merge_stderr=True
+    )
+
+
+def _after(prefix: str, lines: list[str]) -> tuple[str, ...]:
+    return tuple(line.removeprefix(prefix) for line in lines if line.startswith(prefix))
+
+
+def _packed(folder: Path, max_bytes: int) -> bytes:
+    """Return a folder's contents as a plain tar. Its links stay links.
+
+    Raises:
+        DatasetError: it is too large.
+    """
+    left = max_bytes
+
+    def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        nonlocal left
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            return None
+        left -= member.size
+        if left < 0:
+            raise DatasetError(f"it has more than {max_bytes} bytes", hint="raise --env.max_upload_bytes")
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        return member
+
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for path in sorted(folder.iterdir()):
+            tar.add(path, arcname=path.name, filter=of_root)
+    return target.getvalue()

@@ -1,0 +1,90 @@
+"""The environment `terminal-bench-2`: the rows of its dataset, unpacked into Harbor's task folders."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hermes_core import DatasetError, checked_row, read_rows
+from hermes_harbor.archives import unpack
+from hermes_harbor.config import TerminalBench2Config
+from hermes_harbor.environment import HarborEnvironment
+from hermes_harbor.task_toml import TaskToml
+from hermes_harbor.tasks import Task, made_task, strip_canary
+
+
+class Row(BaseModel):
+    """A row of the dataset, as far as it is used."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    task_name: str = Field(min_length=1, max_length=200)
+    instruction: str
+    docker_image: str = Field(min_length=1)
+    environment_tar: str | None = None
+    """The folder of the image's Dockerfile, as a tar in base64."""
+    tests_tar: str | None = None
+    """The tests, as a tar in base64."""
+    test_sh: str
+    """The script that runs them."""
+    category: str | None = None
+
+
+class TerminalBench2Environment(HarborEnvironment):
+    """Terminal-Bench 2. Its rows have no solutions, so the agent `oracle` can't solve them."""
+
+    name = "terminal-bench-2"
+    config_class = TerminalBench2Config
+    config: TerminalBench2Config
+
+    def __init__(self, config: TerminalBench2Config | None = None) -> None:
+        super().__init__(config or TerminalBench2Config())
+        self._scratch = ExitStack()
+
+    async def aclose(self) -> None:
+        """Remove the unpacked rows."""
+        await super().aclose()
+        self._scratch.close()
+
+    def load(self) -> Iterable[Task]:
+        """Return the tasks of the rows. Blocking.
+
+        Raises:
+            DatasetError: a row or an archive in it is wrong; names the place and the field.
+        """
+        top = Path(self._scratch.enter_context(tempfile.TemporaryDirectory(prefix="hermes-terminal-bench-")))
+        for number, (where, fields) in enumerate(read_rows(self.config.dataset_name, self.config.dataset_split)):
+            row = checked_row(Row, fields, where)
+            yield self._unpacked(row, where, top / f"{number}-{re.sub(r'[^A-Za-z0-9_-]', '-', row.task_name)}")
+
+    def _unpacked(self, row: Row, where: str, folder: Path) -> Task:
+        limits = {"max_bytes": self.config.max_archive_bytes, "max_files": self.config.max_archive_files}
+        for name, text in (("environment", row.environment_tar), ("tests", row.tests_tar)):
+            if text:
+                unpack(text, folder / name, f"{where}, field '{name}_tar'", **limits)
+        _unnested(folder / "tests")
+        try:
+            script = folder / "tests" / "test.sh"
+            script.unlink(missing_ok=True)  # a link would be followed
+            script.write_text(row.test_sh)
+        except OSError as error:
+            raise DatasetError(f"{where}, field 'tests_tar': {error}", hint="test.sh must be a file") from error
+        metadata = {"category": row.category} if row.category else {}
+        toml = TaskToml.model_validate({"environment": {"docker_image": row.docker_image}, "metadata": metadata})
+        task = made_task(folder, toml, strip_canary(row.instruction), self.config)
+        return task.renamed(row.task_name)
+
+
+def _unnested(tests: Path) -> None:
+    """Take the files out of a folder `tests` that is the only thing in an archive of tests."""
+    tests.mkdir(parents=True, exist_ok=True)
+    inner = tests / "tests"
+    if [*tests.iterdir()] == [inner] and inner.is_dir() and not inner.is_symlink():
+        moved = inner.rename(tests.parent / "tests-inner")
+        tests.rmdir()
+        moved.rename(tests)

@@ -1,0 +1,81 @@
+"""Agents that forge their reward: each scores 0.0, and the record says what was tried."""
+
+from __future__ import annotations
+
+from tests.harbor.harbor_tasks import BUSYBOX, PYTHON, Shell, roll_out, write_task
+
+REWARD = "/logs/verifier/reward"
+
+FORGED = {
+    "reward before the tests": f"echo 1 >{REWARD}.txt",
+    "json before the tests": f"echo '{{\"reward\": 1}}' >{REWARD}.json",
+    "nan": f"echo nan >{REWARD}.txt",
+    "too high": f"echo 1.5 >{REWARD}.txt",
+    "huge": f"dd if=/dev/zero of={REWARD}.txt bs=1024 count=20000",
+    "linked reward": f"echo 1 >/r; ln -s /r {REWARD}.txt",
+    "linked directory": "mkdir /v; rm -r /logs/verifier; ln -s /v /logs/verifier",
+    "linked logs": "mv /logs /elsewhere; ln -s /elsewhere /logs",
+    "linked tests": "mkdir /mine; echo 'echo 1 >/logs/verifier/reward.txt' >/mine/test.sh; ln -s /mine /tests",
+    "a file in place of the logs": "rm -r /logs; echo >/logs",
+}
+
+HIDES = "env -i setsid sh -c 'while :; do echo 1 >/logs/verifier/reward.txt; sleep 0.05; done' >/dev/null 2>&1 &"
+"""A daemon that nothing in its environment gives away."""
+
+
+async def test_a_forged_reward_scores_zero_and_is_recorded(runtime, tmp_path):
+    write_task(tmp_path / "task")
+    for name, command in FORGED.items():
+        record = (await roll_out(runtime, tmp_path, Shell(command)))["task"]
+        assert (record["reward"], record["failure"]) == (0.0, None), name
+        assert record["details"]["tampered"] and "tampered with" in record["details"]["reason"], name
+
+
+async def test_a_daemon_that_writes_the_reward_later_is_dead(runtime, tmp_path):
+    late = HIDES.replace("while :; do", "while :; do sleep 0.5;")
+    for image in (BUSYBOX, PYTHON):
+        write_task(tmp_path / "task", test="echo 0 >/logs/verifier/reward.txt\nsleep 1.5", image=image)
+        record = (await roll_out(runtime, tmp_path, Shell(late, late)))["task"]
+        assert (record["reward"], record["failure"]) == (0.0, None), image
+        assert "tampered" not in record["details"]
+
+
+async def test_what_was_planted_for_the_tests_is_removed(runtime, tmp_path):
+    test = """
+    cd /tests && PYTHONPATH=/ python3 -c 'import conftest' && echo 1 >/logs/verifier/reward.txt && exit
+    python3 -c 'import test_it; test_it.test_it()' && echo 1 >/logs/verifier/reward.txt && exit
+    echo 0 >/logs/verifier/reward.txt
+    """
+    files = {"tests/test_it.py": "def test_it():\n    assert open('/app/out').read() == 'hello\\n'\n"}
+    write_task(tmp_path / "task", test=test, files=files, image=PYTHON)
+    agent = Shell(
+        "mkdir /tests; for each in /tests/test_it.py /tests/conftest.py /conftest.py /tests/io.py; do "
+        "echo 'raise SystemExit(0)' >$each; done; echo '[pytest]' >/pytest.ini"
+    )
+    record = (await roll_out(runtime, tmp_path, agent))["task"]
+    assert (record["reward"], record["failure"]) == (0.0, None)
+    assert record["details"]["removed"] == ["/tests", "/conftest.py", "/pytest.ini"]
+
+
+async def test_a_reward_after_the_limit_is_none(runtime, tmp_path):
+    write_task(
+        tmp_path / "task",
+        "[verifier]\ntimeout_sec = 1",
+        test="trap 'echo 1 >/logs/verifier/reward.txt; exit' TERM\nsleep 30 & wait",
+    )
+    record = (await roll_out(runtime, tmp_path, "nop"))["task"]
+    assert (record["reward"], record["failure"]) == (0.0, None)
+    assert record["details"]["reason"] == "the tests did not end within 1 s"
+
+
+async def test_what_the_tests_left_running_writes_no_reward(runtime, tmp_path):
+    test = "env -i setsid sh -c 'sleep 0.3; echo 1 >/logs/verifier/reward.txt' & echo 0 >/logs/verifier/reward.txt"
+    write_task(tmp_path / "task", test=test)
+    assert (await roll_out(runtime, tmp_path, "nop"))["task"]["reward"] == 0.0
+
+
+async def test_an_agent_that_breaks_its_sandbox_scores_zero(runtime, tmp_path):
+    write_task(tmp_path / "task")
+    for command in ("rm -rf /app; echo >/app", "rm -rf /app /tmp /root"):
+        record = (await roll_out(runtime, tmp_path, Shell(command)))["task"]
+        assert (record["reward"], record["failure"]) == (0.0, None), command
