@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
     from hermes_core.agents.retries import Endpoint
     from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
+    from hermes_core.cli.run_command import RunCommand, carry_out, chosen_agent
     from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
     from hermes_core.envs.datasets import read_rows
     from hermes_core.envs.driven import DrivenRollout
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from hermes_core.export.selection import ExportFilters
     from hermes_core.plugins.hookspecs import hookimpl
     from hermes_core.plugins.registry import Registrar, ToolRegistrar
+    from hermes_core.printing import say
     from hermes_core.runtime import Runtime
     from hermes_core.sandbox.channels.blocking import BlockingStreamChannel
     from hermes_core.sandbox.channels.process import AsyncioStreamChannel
@@ -143,6 +145,9 @@ _PLACES = {
     "SingleFlight": "hermes_core.aio",
     "TaskSet": "hermes_core.aio",
     "alongside": "hermes_core.aio",
+    "RunCommand": "hermes_core.cli.run_command",
+    "carry_out": "hermes_core.cli.run_command",
+    "chosen_agent": "hermes_core.cli.run_command",
     "Environment": "hermes_core.environment",
     "EnvironmentConfig": "hermes_core.environment",
     "Item": "hermes_core.environment",
@@ -208,6 +213,7 @@ _PLACES = {
     "hookimpl": "hermes_core.plugins.hookspecs",
     "Registrar": "hermes_core.plugins.registry",
     "ToolRegistrar": "hermes_core.plugins.registry",
+    "say": "hermes_core.printing",
     "Runtime": "hermes_core.runtime",
     "BlockingStreamChannel": "hermes_core.sandbox.channels.blocking",
     "AsyncioStreamChannel": "hermes_core.sandbox.channels.process",
@@ -315,6 +321,7 @@ __all__ = [
     "Rollout",
     "RolloutContext",
     "RolloutEnded",
+    "RunCommand",
     "RunOptions",
     "RunSummary",
     "Runtime",
@@ -358,7 +365,9 @@ __all__ = [
     "__version__",
     "alongside",
     "begin_thread",
+    "carry_out",
     "checked_row",
+    "chosen_agent",
     "cleanup_vm",
     "export_run",
     "function_tool",
@@ -377,6 +386,7 @@ __all__ = [
     "run_calls",
     "run_pytest",
     "run_rollouts",
+    "say",
     "terminal_tool",
     "validate",
     "validated",

@@ -79,6 +79,7 @@ class Runtime:
         self.parsers = self.plugin_manager.registry("parser")
         self.environments = self.plugin_manager.registry("environment")
         self.sinks = self.plugin_manager.registry("sink")
+        self.commands = self.plugin_manager.registry("command")
         self._tools: ToolRegistry | None = None
         self._backends: dict[str, Backend] = {}
         self._closed = False

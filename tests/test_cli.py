@@ -86,6 +86,85 @@ def test_commands_from_elsewhere_are_there(command: str) -> None:
     assert f"hermes-rl {command}" in done.stdout or f"cli {command}" in done.stdout
 
 
+GREETS = """
+    import click
+
+    @click.command()
+    @click.argument("name")
+    def greet(name):
+        click.echo(f"Hello {name}")
+
+    @hookimpl
+    def hermes_register_commands(registry):
+        registry.add("greet", greet, summary="Greet NAME.")
+        registry.add("show", greet, summary="Hides nothing.")
+        registry.add("broken", "os:getcwd")
+"""
+
+
+def test_a_plugin_adds_a_command(plugin: Any) -> None:
+    plugin("greets", GREETS)
+    done = hermes("greet", "you")
+    assert (done.returncode, done.stdout) == (0, "Hello you\n")
+    assert "Usage: " in hermes("greet", "--help").stdout
+    assert "greet" not in hermes("--help").stdout.replace("hermes-rl commands", ""), "it is not looked for"
+    assert "`hermes-rl commands`" in hermes("--help").stdout
+    rows = {row["name"]: row for row in json.loads(hermes("commands", "--json").stdout)}
+    assert rows["greet"]["summary"] == "Greet NAME."
+    assert rows["greet"]["plugin"] == "greets"
+    assert rows["show"]["use"] == "hidden by the program's own command of this name"
+    assert "Show a run" in hermes("show", "--help").stdout
+    assert "hermes-rl greet --help" in hermes("commands", "greet").stdout
+
+
+def test_a_command_of_a_plugin_that_can_not_be_used_is_told(plugin: Any) -> None:
+    plugin("greets", GREETS)
+    broken = hermes("broken")
+    assert broken.returncode == 1
+    assert "command 'broken' of plugin 'greets' (hermes-rl-greets 1.0) is <built-in function getcwd>" in broken.stderr
+    misspelt = hermes("gret", "you")
+    assert misspelt.returncode == 2
+    assert "unknown command 'gret' (did you mean 'greet'?" in misspelt.stderr
+    plugin("nothing", "import no_such_module_here")
+    assert "not loaded: plugin 'nothing'" in hermes("grxt").stderr
+
+
+@pytest.fixture
+def timed(plugin: Any, tmp_path: Path) -> None:
+    """The command of the guide, installed."""
+    guide = (Path(__file__).parents[1] / "docs/writing-a-command.md").read_text()
+    command, registration = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    (tmp_path / "timed_command.py").write_text(command)
+    plugin("timed", registration)
+
+
+@pytest.mark.usefixtures("timed")
+def test_the_guide_to_commands_makes_one_that_works_in_sandboxes() -> None:
+    done = hermes("timed", "sleep 0.2", "--times", "3", "--backend.slots_per_sandbox=3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [float(line.removesuffix(" s")) >= 0.2 for line in done.stdout.splitlines()] == [True] * 3
+    refused = hermes("timed", "true", "--backend.slots_per_sandbx=3")
+    assert refused.returncode == 2
+    assert "did you mean 'slots_per_sandbox'?" in refused.stderr
+    assert "--allow-unisolated" in hermes("timed", "--help").stdout
+
+
+@pytest.mark.usefixtures("timed")
+def test_ctrl_c_ends_a_command_of_a_plugin_with_its_sandboxes(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "timed", f"touch {tmp_path}/begun; sleep 60", "--isolation", "shared"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert told.splitlines()[-1] == "interrupted"
+
+
 def test_backends_are_listed_with_origin_and_needs(plugin: Any) -> None:
     plugin("host", USABLE)
     lines = hermes("backends").stdout.splitlines()

@@ -56,7 +56,11 @@ API = {
         "What an author of a backend implements, ready-made channels, tasks and threads.",
         ("sandbox", "aio", "workers"),
     ),
-    "plugins": ("Plugins", "How a plugin registers what it provides.", ("plugins", "validation", "version")),
+    "plugins": (
+        "Plugins",
+        "How a plugin registers what it provides, and makes commands.",
+        ("plugins", "validation", "version", "cli", "printing"),
+    ),
     "errors": ("Errors", "Every error has a message and a `hint` that says what to do next.", ("errors",)),
 }
 """The pages of the API: title, first sentence, and the modules of `hermes_core` whose public names are on it."""
@@ -132,6 +136,10 @@ def command_line():
     context = click.Context(main, info_name="hermes-rl", max_content_width=100)
     parts = ["# Command line", "Options stand in any order. Defaults are in square brackets."]
     parts += command(main, context, 2)
+    parts += ["## Commands of plugins", "`hermes-rl commands` lists those that are installed."]
+    for name in Runtime(settings=Settings()).commands.names():
+        added = main.get_command(context, name)
+        parts += command(added, click.Context(added, info_name=name, parent=context), 3)
     return "\n\n".join(parts) + "\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hermes_core.cli.settings_table import settings_table
@@ -99,6 +99,24 @@ def sinks(runtime: Runtime, name: str | None = None) -> Tables:
         return {"sinks": _entries(runtime.sinks)}
     entry = runtime.sinks.entry(name)
     return {"sink": [{**_row(entry), "use": f"hermes-rl rollout ENV --sink {entry.name}=TARGET"}]}
+
+
+def commands(runtime: Runtime, name: str | None = None, *, taken: Collection[str] = ()) -> Tables:
+    """Return the commands that plugins add; or one, with how to use it.
+
+    Args:
+        taken: names of commands that can't be a plugin's.
+    """
+    if name is None:
+        return {"commands": [_command_row(entry, taken) for entry in runtime.commands.entries()]}
+    return {"command": [_command_row(runtime.commands.entry(name), taken)]}
+
+
+def _command_row(entry: Entry, taken: Collection[str]) -> Row:
+    use = (
+        "hidden by the program's own command of this name" if entry.name in taken else f"hermes-rl {entry.name} --help"
+    )
+    return {**_row(entry), "use": use}
 
 
 def tools(runtime: Runtime, name: str | None = None) -> Tables:

@@ -61,8 +61,19 @@ class Program(click.Group):
             command: click.Command = getattr(importlib.import_module(module), attribute)
             return command
         if cmd_name not in self.commands and not cmd_name.startswith("-"):
-            raise UnknownNameError("command", cmd_name, self.list_commands(ctx))
+            return self.further_command(cmd_name, self.list_commands(ctx))
         return super().get_command(ctx, cmd_name)
+
+    def further_command(self, name: str, known: list[str]) -> click.Command:
+        """Return a command that `--help` does not list.
+
+        Args:
+            known: the commands that it lists.
+
+        Raises:
+            UnknownNameError: no command has this name; names the nearest.
+        """
+        raise UnknownNameError("command", name, known)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one line for each command, without importing any."""
@@ -98,6 +109,21 @@ class Program(click.Group):
             ctx.exit(exit_code(expected[0]))
 
 
+class _WithPlugins(Program):
+    """Also has the commands of plugins. They are looked for only when the program has none of the name."""
+
+    def further_command(self, name: str, known: list[str]) -> click.Command:
+        """Return the command of a plugin.
+
+        Raises:
+            UnknownNameError: no command has this name, or the plugin that would have it is not in use.
+            PluginError: two plugins claim it, or it can't be imported, or is no command.
+        """
+        from hermes_core.cli.support import plugin_command
+
+        return plugin_command(name, known)
+
+
 class _Misuse(click.ClickException):
     """Wrong options, reported in one line like every other error."""
 
@@ -126,7 +152,11 @@ def _expected(error: Exception) -> list[HermesError]:
     return [one for part in parts for one in part] if all(parts) else []
 
 
-@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_WithPlugins,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Plugins add more commands: `hermes-rl commands` lists them.",
+)
 @click.version_option(__version__, prog_name="hermes-rl")
 @click.option("-v", "--verbose", count=True, help="Log more: -v progress, -vv everything.")
 @click.option("--traceback", is_flag=True, help="Also show the tracebacks of expected errors and of failed hooks.")
@@ -202,6 +232,15 @@ def parsers(verbose: int, name: str | None, as_json: bool) -> None:
 def sinks(verbose: int, name: str | None, as_json: bool) -> None:
     """List available sinks: further places for the records of a run, or how to use the sink NAME."""
     _list("sinks", verbose, as_json, name)
+
+
+@main.command()
+@_name_argument
+@_json_option
+@click.pass_context
+def commands(ctx: click.Context, name: str | None, as_json: bool) -> None:
+    """List the commands that plugins add, or how to use the command NAME."""
+    _list("commands", ctx.obj, as_json, name, taken=main.list_commands(ctx))
 
 
 @main.command()
@@ -325,12 +364,12 @@ def _tell_unasked(found: Census, named: tuple[str, ...]) -> None:
         say(f"not asked: {name}: {problem}", err=True)
 
 
-def _list(what: str, verbose: int, as_json: bool, name: str | None = None) -> None:
+def _list(what: str, verbose: int, as_json: bool, name: str | None = None, **more: Any) -> None:
     """Print one of the listings; what is wrong with the plugins goes to standard error."""
     from hermes_core.cli import listing
     from hermes_core.cli.support import new_runtime, tell_problems, terminal_width
 
     runtime = new_runtime(verbose)
-    tables: listing.Tables = getattr(listing, what)(runtime, *([name] if name is not None else []))
+    tables: listing.Tables = getattr(listing, what)(runtime, *([name] if name is not None else []), **more)
     say(listing.as_json(tables) if as_json else listing.as_text(tables, terminal_width=terminal_width()))
     tell_problems(runtime)

@@ -65,39 +65,41 @@ def _folder(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     return None if value is None else Path(value)
 
 
+RUN_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+    click.option("--backend", metavar="NAME", help="Backend that makes the sandboxes [local]."),
+    click.option("--profile", metavar="NAME", help="Profile from HERMES_PROFILES_FILE [its default]."),
+    click.option("--isolation", metavar="LEVEL", help="Isolation level: shared, user, namespace or dedicated [user]."),
+    click.option(
+        "--allow-unisolated", is_flag=True, help="Accept a level below the minimum of the environment or the agent."
+    ),
+    click.option(
+        *("--confine",),
+        is_flag=True,
+        help="Give commands no network, and at most 4 GiB of memory per process.",
+    ),
+    click.option("--concurrency", type=int, metavar="C", help="How many run at the same time [4]."),
+    click.option("--seed", type=int, metavar="S", help="Random seed."),
+    click.option(
+        "--config",
+        type=_FILE,
+        metavar="FILE.yaml",
+        help="Configuration file with sections env, agent, backend and run.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+)
+"""Options that all commands have which work in sandboxes."""
+
+_STOP_ON_INFRA: Callable[[Command], Command] = click.option(
+    *("--stop-on-infra",),
+    type=float,
+    metavar="RATE",
+    help="Stop when more than this share (0 to 1) of the last 20 rollouts were infra or model failures.",
+)
+
+
 def _run_options(command: Command) -> Command:
     """Add the options that all three commands have."""
-    options = [
-        click.option("--backend", metavar="NAME", help="Backend that makes the sandboxes [local]."),
-        click.option("--profile", metavar="NAME", help="Profile from HERMES_PROFILES_FILE [its default]."),
-        click.option(
-            "--isolation", metavar="LEVEL", help="Isolation level: shared, user, namespace or dedicated [user]."
-        ),
-        click.option(
-            "--allow-unisolated", is_flag=True, help="Accept a level below the minimum of the environment or the agent."
-        ),
-        click.option(
-            *("--confine",),
-            is_flag=True,
-            help="Give commands no network, and at most 4 GiB of memory per process.",
-        ),
-        click.option("--concurrency", type=int, metavar="C", help="Number of rollouts at the same time [4]."),
-        click.option("--seed", type=int, metavar="S", help="Random seed."),
-        click.option(
-            *("--stop-on-infra",),
-            type=float,
-            metavar="RATE",
-            help="Stop when more than this share (0 to 1) of the last 20 rollouts were infra or model failures.",
-        ),
-        click.option(
-            "--config",
-            type=_FILE,
-            metavar="FILE.yaml",
-            help="Configuration file with sections env, agent, backend and run.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
-    ]
-    for option in reversed(options):
+    for option in reversed((*RUN_OPTIONS, _STOP_ON_INFRA)):
         command = option(command)
     return command
 
@@ -193,7 +195,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             environment,
             agent,
             env=_env(ctx, runtime, environment, config["env"], given),
-            settings=_agent_settings(ctx, runtime, agent, config["agent"], given),
+            settings=agent_settings_of(ctx, runtime, agent, config["agent"], given),
             out_dir=given["out"],
             runs_dir=RUNS,
             on_folder=begun,
@@ -202,7 +204,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
             sinks=given["sink"],
             on_record=failures.add,
             progress=progress_for(given["progress"], sys.stderr),
-            **_options(ctx, runtime, config, given),
+            **options_of(ctx, runtime, config, given),
         )
 
     summary = finish(ctx, main, interrupted)
@@ -240,7 +242,7 @@ def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any)
             env=_env(ctx, runtime, environment, config["env"], given),
             repeat=repeat,
             progress=lambda agent: progress_on(sys.stderr, agent),
-            **_options(ctx, runtime, config, given),
+            **options_of(ctx, runtime, config, given),
         )
 
     outcome = finish(ctx, main)
@@ -269,7 +271,7 @@ def rescore(ctx: click.Context, /, directory: Path, **given: Any) -> None:
             directory,
             env=_env(ctx, runtime, ran["environment"], config["env"], given),
             progress=progress_on(sys.stderr),
-            **_options(ctx, runtime, config, {**given, **{key: given[key] or ran.get(key) for key in _AS_BEFORE}}),
+            **options_of(ctx, runtime, config, {**given, **{key: given[key] or ran.get(key) for key in _AS_BEFORE}}),
         )
 
     outcome = finish(ctx, main)
@@ -298,16 +300,16 @@ def _env(
     return {**values, "max_items": given["items"]} if given.get("items") else values
 
 
-def _agent_settings(
+def agent_settings_of(
     ctx: click.Context, runtime: Runtime, agent: str, section: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the agent's settings: the file's, then `--agent.…`, then the options of the same names."""
     values = {key: value for key, value in section.items() if key != "name"}
-    flags = {key: given[key] for key in _OF_AGENT if given[key] is not None}
+    flags = {key: given[key] for key in _OF_AGENT if given.get(key) is not None}
     return {**merged(values, dotted(ctx, "agent"), runtime.agent_config_class(agent)), **flags}
 
 
-def _options(
+def options_of(
     ctx: click.Context, runtime: Runtime, config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of `RunOptions`: the file's, then the flags.

@@ -8,12 +8,15 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import click
 
 from hermes_core.cli.exits import EXIT_INTERRUPTED
+from hermes_core.errors import PluginError
+from hermes_core.plugins.manager import PluginManager
 from hermes_core.printing import say
 from hermes_core.runtime import Runtime
 from hermes_core.settings import RedactingFormatter, Settings
@@ -57,6 +60,27 @@ def new_runtime(verbose: int = 0, **given: Any) -> Runtime:
     tracebacks = verbose > 0 or (ctx is not None and bool(ctx.find_root().params.get("traceback")))
     handler.setFormatter(RedactingFormatter(settings.redactor(), form, tracebacks=tracebacks))
     return Runtime(settings)
+
+
+def plugin_command(name: str, known: Sequence[str]) -> click.Command:
+    """Return the command that a plugin adds under this name.
+
+    Args:
+        known: other commands, which the error for an unknown name lists, too.
+
+    Raises:
+        UnknownNameError: there is none; it says so if a plugin that is not in use would have it.
+        PluginError: two plugins claim it, or it can't be imported, or is no command.
+    """
+    plugins = PluginManager(allow=Settings.load().plugins)
+    entry = replace(plugins.registry("command"), beside=tuple(known)).entry(name)
+    command = entry.load()
+    if not isinstance(command, click.Command):
+        raise PluginError(
+            f"command {name!r} of {entry.plugin.label} is {command!r}, which is not a click.Command",
+            hint="decorate a function with @click.command()",
+        )
+    return command
 
 
 def terminal_width() -> int | None:

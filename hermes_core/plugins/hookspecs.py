@@ -80,6 +80,11 @@ def hermes_register_sinks(registry: Registrar) -> None:
     """Add sinks for records: `factory(target) -> Sink`. The target is TARGET of `--sink NAME=TARGET`."""
 
 
+@hookspec
+def hermes_register_commands(registry: Registrar) -> None:
+    """Add commands of `hermes-rl`: the factory is the `click.Command` itself, best as `module:attribute`."""
+
+
 # Environment hooks: one implementation, the environment's own; plugins may wrap it.
 
 

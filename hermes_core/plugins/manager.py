@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 CORE = PluginInfo("core", "hermes-rl", __version__, builtin=True)
 """The plugin that is always loaded."""
 
-KINDS = ("backend", "agent", "parser", "environment", "sink")
+KINDS = ("backend", "agent", "parser", "environment", "sink", "command")
 """Kinds of things that are registered as names with a factory each, by the hook `hermes_register_KINDs`."""
 
 

@@ -212,6 +212,8 @@ class Registry:
     claims: tuple[Entry, ...] = ()
     absent: tuple[PluginInfo, ...] = ()
     """Plugins that failed to load or were left out. Errors name them as possible providers of a missing name."""
+    beside: tuple[str, ...] = ()
+    """Names of this kind that no plugin provides. Errors list them, too."""
 
     @cached_property
     def _by_name(self) -> dict[str, list[Entry]]:
@@ -278,8 +280,9 @@ class Registry:
         )
 
     def _unknown(self, name: str) -> UnknownNameError:
-        error = UnknownNameError(self.kind, name, self.names())
-        misspelt = difflib.get_close_matches(name, self.names(), n=1, cutoff=0.75)
+        known = [*self.names(), *self.beside]
+        error = UnknownNameError(self.kind, name, known)
+        misspelt = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         if self.kind in _PLUGIN_KINDS and not misspelt and _DISTRIBUTION.fullmatch(name):
             error.hint = f"{error.hint}; if a plugin provides it, install that: hermes-rl-{_folded(name)}"
         failed = [plugin.label for plugin in self.absent if plugin.wrong]
