@@ -28,7 +28,7 @@ from hermes_core.errors import (
 )
 from hermes_core.events import Events
 from hermes_core.sandbox.commands import PREPARE, Around, ExecutionResult, Slot, SlotCommands
-from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
+from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import SandboxUsage
 from hermes_core.sandbox.pool.leases import Lease, stale
@@ -353,7 +353,7 @@ class ToolBackend:
             PolicyError: the slot is root, and the preparation user can't be protected from root.
         """
         lease = self._lease(slot)
-        if lease.config.slot_user is SlotUser.ROOT:
+        if lease.config.root_of_sandbox(self.isolation):
             raise PolicyError(
                 "the slot is root: nothing in its sandbox is out of its reach, a preparation neither",
                 hint="use the slot's own commands, work in a fresh slot, or leave out slot_user: root",

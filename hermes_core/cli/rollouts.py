@@ -68,7 +68,11 @@ def _folder(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 RUN_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     click.option("--backend", metavar="NAME", help="Backend that makes the sandboxes [local]."),
     click.option("--profile", metavar="NAME", help="Profile from HERMES_PROFILES_FILE [its default]."),
-    click.option("--isolation", metavar="LEVEL", help="Isolation level: shared, user, namespace or dedicated [user]."),
+    click.option(
+        "--isolation",
+        metavar="LEVEL",
+        help="Isolation level: shared, user, namespace, private-root or dedicated [user].",
+    ),
     click.option(
         "--allow-unisolated", is_flag=True, help="Accept a level below the minimum of the environment or the agent."
     ),

@@ -131,7 +131,7 @@ def granted_isolation(options: RunOptions, environment: Environment, backend: Ba
     return level
 
 
-def check_slot_user(environment: Environment, profile: SandboxConfig) -> None:
+def check_slot_user(environment: Environment, profile: SandboxConfig, isolation: Isolation) -> None:
     """Refuse slots of another user than the environment needs, and slots that are root if it hides files from slots.
 
     Raises:
@@ -143,7 +143,7 @@ def check_slot_user(environment: Environment, profile: SandboxConfig) -> None:
             f"{profile.name!r} has {str(profile.slot_user)!r}",
             hint="leave out slot_user",
         )
-    if environment.hides_files and profile.slot_user is SlotUser.ROOT:
+    if environment.hides_files and profile.root_of_sandbox(isolation):
         raise PolicyError(
             f"environment {environment.name!r} hides files from its slots, and profile {profile.name!r} has slot_user "
             "'root', from whom nothing can be hidden",

@@ -275,7 +275,7 @@ def _new_backend(
         name: sizes[name].applied(profile, warm=name == used and not environment.item_images)
         for name, profile in profiles.items()
     }
-    check_slot_user(environment, profiles[used])
+    check_slot_user(environment, profiles[used], isolation)
     backend = runtime.tool_backend(
         options.backend,
         isolation=isolation,

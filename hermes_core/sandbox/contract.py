@@ -22,7 +22,9 @@ class Isolation(IntEnum):
     SHARED = 0
     USER = 1
     NAMESPACE = 2
-    DEDICATED = 3
+    PRIVATE_ROOT = 3
+    """A slot is root of a root directory of its own, which starts as the sandbox's system or image."""
+    DEDICATED = 4
 
     @classmethod
     def parse(cls, value: str | Isolation) -> Isolation:
@@ -34,14 +36,14 @@ class Isolation(IntEnum):
         if isinstance(value, Isolation):
             return value
         try:
-            return cls[value.upper()]
+            return cls[value.upper().replace("-", "_")]
         except KeyError:
             raise UnknownNameError("isolation level", value, [level.label for level in cls]) from None
 
     @property
     def label(self) -> str:
-        """Return the level's name as users write it: `user`."""
-        return self.name.lower()
+        """Return the level's name as users write it: `user`, `private-root`."""
+        return self.name.lower().replace("_", "-")
 
 
 class Network(StrEnum):
@@ -60,7 +62,8 @@ class SlotUser(StrEnum):
     OWN = "own"
     """A user of the slot's own, different from the sandbox's user. The profile is refused if that is not possible."""
     ROOT = "root"
-    """Root of the sandbox, only at level `dedicated`. There is no guest in the sandbox, and it serves one lease."""
+    """Root. At level `private-root` the slot is root of its own root directory, as all slots of that level are. At
+    `dedicated` it is root of the sandbox: there is no guest in the sandbox, and it serves one lease."""
 
 
 @dataclass(frozen=True)
@@ -182,15 +185,17 @@ class SandboxConfig(BaseModel):
     but not in files that are read. Code in a slot can still use the values."""
     slot_user: SlotUser | None = None
     """The user that commands run as. None means: a user of the slot's own at the levels `user` and `namespace`, and
-    also at `dedicated` if the sandbox can provide one (it has Python, and is root's or may make namespaces). Otherwise,
-    and at `shared`, it is the sandbox's own user, which is root in most images."""
+    also at `dedicated` if the sandbox can provide one (it has Python, and is root's or may make namespaces). At
+    `private-root` it is root of the slot's own root directory. Otherwise, and at `shared`, it is the sandbox's own
+    user, which is root in most images."""
     max_processes: int = Field(default=512, ge=16)
     """Maximum number of processes of one slot."""
     process_memory: int | None = Field(default=None, ge=64)
     """Memory that each process of a slot may allocate, in MiB (`RLIMIT_DATA`); None is no limit. Neither the sum over
     processes nor the memory that they share is limited. Needs Python in the sandbox."""
     visible_paths: tuple[str, ...] = ()
-    """More paths of the sandbox (on `local`: of the host) that slots of level `namespace` can read."""
+    """More paths of the sandbox (on `local`: of the host) that slots of level `namespace` can read. At `private-root`
+    slots see what every user may read of them."""
     prices: Prices | None = None
     """What a sandbox costs by the hour. The summary of a run then states its cost."""
     max_cost: float | None = Field(default=None, gt=0)
@@ -206,6 +211,10 @@ class SandboxConfig(BaseModel):
     def has_secrets(self) -> bool:
         """Return whether the sandbox has secrets in its environment. Commands see only those in `slot_secrets`."""
         return bool(self.slot_secrets)
+
+    def root_of_sandbox(self, isolation: Isolation) -> bool:
+        """Return whether a slot of this level is root of the sandbox, from whom nothing in it can be protected."""
+        return self.slot_user is SlotUser.ROOT and isolation is not Isolation.PRIVATE_ROOT
 
     @property
     def price_per_hour(self) -> float | None:
@@ -361,6 +370,9 @@ class Sandbox(ABC):
     own_system: bool = False
     """Whether its root directory is its own, as a container's is, and no host's. The guest then adds the slots' users
     to its /etc/passwd and /etc/group."""
+    slot_root: str | None = None
+    """The directory, as a path inside the sandbox, that the roots of slots at level `private-root` start from. None is
+    the sandbox's own root if `own_system`, else the system directories that the sandbox shows."""
     image: SandboxImage | None = None
     """The image that it was made from, for the records of rollouts. None is the profile's, with an unknown digest."""
     lifetime_s: float | None = None

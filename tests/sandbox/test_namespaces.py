@@ -345,7 +345,7 @@ def test_errors_of_a_child_are_told() -> None:
     def crash() -> None:
         os._exit(3)
 
-    check: Callable[[Callable[[], None]], str] = probe._in_child
+    check: Callable[[Callable[[], None]], str] = probe.in_child
     assert check(lambda: None) == ""
     assert check(fail) == "the disk is on fire"
     assert "wait status" in check(crash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -11,7 +12,9 @@ import sys
 import time
 
 from . import descriptors, landlock, mounts, namespaces, removal, syscalls
+from .layers import import_nothing_more
 from .parent import Parent, close_all_but, encode_message
+from .probe import kernel_version
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
+    from .layers import Layers
     from .users import Lists
     from .workspace import Workspace
 
@@ -30,6 +34,8 @@ _SIGNALS = 4096
 """Signals and timers of a slot that wait at most."""
 _SHARE = 8
 """What the kernel counts for an ordinary user as a whole, none of its slots gets more of than one part in so many."""
+_PIDS_OF_NAMESPACE, _RESERVED_PIDS = (6, 14), 300
+"""Since when each pid namespace has its own bound, and the number of ids below it that are not used again."""
 _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 _libc = ctypes.CDLL(None)
 _PROOF_TRIES, _PROOF_PAUSE_S = 4, 0.001
@@ -39,8 +45,10 @@ class Plan:
     """What a slot's parent shall be.
 
     Args:
-        mechanism: `shared` (nothing), `user` or `namespace`.
+        mechanism: `shared` (nothing), `user`, `namespace` or `root` (of a root of its own).
         uid: the user to become; None stays ours.
+        counted_as: of `root`: the user of outside as which the kernel counts its processes.
+        layers: of `root`: what its root starts from.
         lists: of `namespace`: what it sees as the system's lists of users; None leaves those.
         user_namespace: the namespaces come with a user namespace, in which `uid` is ourselves.
         net_namespace: of `namespace`: a network of its own, with nothing but loopback.
@@ -57,6 +65,8 @@ class Plan:
         workspace: Workspace,
         mechanism: str,
         uid: int | None,
+        counted_as: int | None,
+        layers: Layers | None,
         lists: Lists | None,
         user_namespace: bool,
         net_namespace: bool,
@@ -72,6 +82,8 @@ class Plan:
         self.workspace = workspace
         self.mechanism = mechanism
         self.uid = uid
+        self.counted_as = counted_as
+        self.layers = layers
         self.lists = lists
         self.user_namespace = user_namespace
         self.net_namespace = net_namespace
@@ -83,6 +95,11 @@ class Plan:
         self.scratch = scratch
         self.wipe = wipe
         self.swept = swept
+
+    @property
+    def has_namespaces(self) -> bool:
+        """Return whether it has namespaces of its own, and so is made by a process in between."""
+        return self.mechanism in ("namespace", "root")
 
 
 def become_subreaper() -> None:
@@ -106,19 +123,10 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
         plan.workspace.make()
         if plan.wipe and plan.uid is not None and plan.swept:
             removal.sweep(plan.swept, (plan.uid,))
-        if plan.mechanism == "namespace":
-            _enter_namespaces(sock, plan)
+        if plan.layers is not None and plan.counted_as is not None:
+            _enter_root(sock, plan, plan.layers, plan.counted_as)
         else:
-            become_subreaper()
-        # Not before: a user namespace hands the limit of who makes it on to all of that one's processes together.
-        _limit(plan)
-        if plan.uid is not None:
-            namespaces.become(plan.uid, plan.uid)
-            # Nor may the slot look into us: with the socket it could report results of its own making.
-            _prctl(_SET_DUMPABLE, 0)
-            if plan.mechanism == "user":  # the others have a /proc of their own
-                landlock.forbid_writes_to_proc()
-            syscalls.restrict()
+            _enter_own_user(sock, plan)
         os.umask(plan.umask)
         os.chdir(plan.workspace.path)
         parent = Parent(sock, owns_all=plan.mechanism != "shared")
@@ -129,6 +137,22 @@ def parent_main(sock: socket.socket, plan: Plan) -> NoReturn:
             _tell(sock, {"refused": "%s: %s" % (type(error).__name__, error)})
         finally:
             os._exit(1)
+
+
+def _enter_own_user(sock: socket.socket, plan: Plan) -> None:
+    if plan.mechanism == "namespace":
+        _enter_namespaces(sock, plan)
+    else:
+        become_subreaper()
+    # Not before: a user namespace hands the limit of who makes it on to all of that one's processes together.
+    _limit(plan)
+    if plan.uid is not None:
+        namespaces.become(plan.uid, plan.uid)
+        # Nor may the slot look into us: with the socket it could report results of its own making.
+        _prctl(_SET_DUMPABLE, 0)
+        if plan.mechanism == "user":  # the others have a /proc of their own
+            landlock.forbid_writes_to_proc()
+        syscalls.restrict()
 
 
 def _tell(sock: socket.socket, message: dict[str, Any]) -> None:
@@ -247,6 +271,58 @@ def _enter_namespaces(sock: socket.socket, plan: Plan) -> None:
     if plan.user_namespace:
         _bound_user_namespace()
     mounts.close_proc()
+
+
+def _enter_root(sock: socket.socket, plan: Plan, layers: Layers, counted_as: int) -> None:
+    """Become root of a root of its own, in a user namespace that is entered last: none of the mounts belongs to it."""
+    namespaces.unshare(pid=True)
+    ready, in_namespace = os.pipe2(os.O_CLOEXEC)
+    mapped, has_mapped = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid:
+        os.close(in_namespace)
+        _tell(sock, {"init": pid})
+        if os.read(ready, 1):
+            namespaces.write_id_maps(pid, layers.ids.lines)
+            os.write(has_mapped, b"x")
+        os._exit(0)
+    os.close(has_mapped)
+    namespaces.unshare(mount=True)
+    mounts.build_root(
+        plan.scratch,
+        base=lambda root: layers.mount(root, plan.workspace.changes),
+        binds=layers.binds + plan.workspace.binds(own_root=True),
+        tmpfs=[("/dev/shm", _SHM_BYTES, 0o1777)],
+        terminals=_TERMINALS,
+    )
+    _limit(plan)
+    if layers.ids.root == 0:
+        _bound_processes(plan.max_processes)
+    mounts.mask_proc()
+    mounts.close_proc()
+
+    def be_mapped() -> None:
+        os.write(in_namespace, b"x")
+        if not os.read(mapped, 1):
+            raise OSError(errno.EPERM, "the ids of the user namespace can't be written")
+
+    namespaces.own_user_namespace(counted_as, be_mapped)
+    namespaces.loopback_up()
+    syscalls.restrict()
+    namespaces.become_root()
+    import_nothing_more()
+    _prctl(_SET_DUMPABLE, 0)
+    for descriptor in (ready, in_namespace, mapped):
+        os.close(descriptor)
+
+
+def _bound_processes(most: int) -> None:
+    """Bound the processes of our pid namespace, as the kernel bounds no user that is the system's root.
+
+    Before Linux 6.14 the setting is that of the whole machine: there, only the sandbox's own limit holds.
+    """
+    if most and kernel_version() >= _PIDS_OF_NAMESPACE:
+        _write_setting("kernel/pid_max", most + _RESERVED_PIDS)
 
 
 def _bound_user_namespace() -> None:

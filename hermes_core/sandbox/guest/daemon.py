@@ -20,7 +20,7 @@ from .operations import Operations
 from .parent import close_all_but
 from .probe import boot_id
 from .request import Requests
-from .site import DEDICATED, NAMESPACE, SHARED, USER, Site
+from .site import DEDICATED, NAMESPACE, PRIVATE_ROOT, SHARED, USER, Site
 from .slot import Slot
 from .wire import Refusal
 from .workspace import PREPARE
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .request import Error, Header
 
 _PEER = struct.Struct("3i")
-_LEVELS = {"shared": SHARED, "user": USER, "namespace": NAMESPACE}
+_LEVELS = {"shared": SHARED, "user": USER, "namespace": NAMESPACE, "root": PRIVATE_ROOT}
 _FIRST_WORD_S = 60.0
 """How long the guest waits for its first driver."""
 _PATIENCE = 0.9

@@ -43,8 +43,8 @@ class Link:
 
     A descriptor that came with a message is whose who takes it from the list; the others are closed.
 
-    At `namespace` the process that is forked makes the namespaces and leaves; the parent is its child, the init of the
-    pid namespace, whose death is the death of all in it.
+    With namespaces, the process that is forked makes them and leaves; the parent is its child, the init of the pid
+    namespace, whose death is the death of all in it.
 
     Raises:
         OSError: it could not be forked.
@@ -80,7 +80,7 @@ class Link:
         self._init: int | None = None
         self.pid: int | None = pid
         loop.add(ours.fileno(), select.POLLIN, self._on_socket)
-        loop.watch(pid, self._ended if plan.mechanism != "namespace" else self._maker_ended, since)
+        loop.watch(pid, self._maker_ended if plan.has_namespaces else self._ended, since)
 
     def kill(self) -> None:
         """Send SIGKILL to the parent. `on_death` is called once it is reaped."""

@@ -32,10 +32,38 @@ BYTES_PER_FILE = 2048
 """A file system in memory has room for one file for each so many bytes of its size."""
 _MS_MOVE = 1 << 13
 _MNT_DETACH = 2
-_SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000  # one number on every architecture of Linux >= 5.12
+# One number each on every architecture; the last is of Linux >= 5.12.
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_FROM_DESCRIPTOR = 1, 0x80000, 4
+_WITH_IDS = 0x100000
 
 SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix")
 """What of the surrounding system is visible in a root made by `build_root`, where it exists."""
+
+OVERLAY_OPTIONS = "redirect_dir=on,metacopy=off,volatile"
+"""Of overlays that are thrown away: directories of the lower layer can be renamed, and nothing waits for the disk."""
+
+_MASKED_IN_PROC = (
+    "acpi",
+    "asound",
+    "bus",
+    "fs",
+    "irq",
+    "kcore",
+    "keys",
+    "kmsg",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "slabinfo",
+    "sysrq-trigger",
+    "timer_list",
+    "timer_stats",
+    "vmallocinfo",
+)
+"""What a root of a slot has no need of in /proc, and what containers hide there too."""
+_DEV_BYTES = 1 << 20
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
@@ -97,12 +125,14 @@ def build_root(
     dev: bool = True,
     proc_options: str | None = None,
     terminals: int = 1024,
+    base: Callable[[str], None] | None = None,
 ) -> None:
     """Make a root that holds what is named and nothing else, and move this process (and its children) into it.
 
     The caller is alone in a fresh mount namespace, with the right to mount there (root, or root of its user
     namespace) and, for `proc`, in the pid namespace that /proc is to show. Parents are mounted before children,
     whatever the order given. Nothing here is setuid, and nothing but /dev has devices. The root itself is read-only.
+    None of that is said of a `base`, which looks after itself.
 
     Args:
         new_root: an existing directory to mount on, which none of the sources is below.
@@ -112,11 +142,18 @@ def build_root(
         symlinks: `(text, path)`; an existing path is left alone.
         proc_options: of the fresh /proc, such as `hidepid=2`.
         terminals: pseudo-terminals at most. All that are not the host's own share some 3,000.
+        base: mounts what the rest is put on, at the path that it is given; None is an empty root in memory.
     """
     make_private()
-    mount("tmpfs", new_root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+    if base is None:
+        mount("tmpfs", new_root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+    else:
+        base(new_root)
     umask = os.umask(0o022)
     try:
+        if dev and base is not None:
+            _mount_point(new_root, "/dev", True)
+            mount("tmpfs", new_root + "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=%d" % _DEV_BYTES)
         if dev:
             _make_devices(new_root, terminals)
         if proc:
@@ -130,7 +167,8 @@ def build_root(
         os.umask(umask)
     os.chdir(new_root)
     _leave_old_root(new_root)
-    mount(None, "/", None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    if base is None:
+        mount(None, "/", None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
 def _leave_old_root(new_root: str) -> None:
@@ -150,6 +188,51 @@ def _leave_old_root(new_root: str) -> None:
 def close_proc() -> None:
     """Make this mount namespace's own /proc read-only: what is written there concerns more than its writer."""
     mount(None, "/proc", None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def mask_proc() -> None:
+    """Cover what tells of the whole machine in this mount namespace's own /proc."""
+    for name in _MASKED_IN_PROC:
+        path = "/proc/" + name
+        if os.path.isdir(path):
+            _mask(path)
+            mount(None, path, None, _MS_REMOUNT | _MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        elif os.path.lexists(path):
+            mount("/dev/null", path, None, _MS_BIND)
+
+
+def mount_with_ids(source: str, target: str, user_namespace: int) -> None:
+    """Mount a directory once more, without what is mounted below it, with the ids of a user namespace."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
+    tree = _call(_SYS_OPEN_TREE, "open_tree " + source, _AT_FDCWD, os.fsencode(source), flags)
+    try:
+        attributes = struct.pack("QQQQ", _WITH_IDS, 0, 0, user_namespace)
+        size = len(attributes)
+        _call(_SYS_MOUNT_SETATTR, "mount_setattr (ids) " + source, tree, b"", _AT_EMPTY_PATH, attributes, size)
+        where = (_AT_FDCWD, os.fsencode(target), _MOVE_FROM_DESCRIPTOR)
+        _call(_SYS_MOVE_MOUNT, "move_mount " + target, tree, b"", *where)
+    finally:
+        os.close(tree)
+
+
+def _call(number: int, name: str, *arguments: int | bytes) -> int:
+    words = [ctypes.c_long(each) if isinstance(each, int) else ctypes.c_char_p(each) for each in arguments]
+    return check(int(libc.syscall(ctypes.c_long(number), *words)), name)
+
+
+def mounts_below(top: str) -> list[tuple[str, str]]:
+    """Return the mounts strictly below a directory, parents first, each with the kind of its file system."""
+    found = {}  # type: dict[str, str]
+    with open("/proc/self/mountinfo", "rb") as lines:
+        for entry in map(bytes.split, lines):
+            target = _unescaped(entry[4])
+            if target != top and is_below(target, [top]):  # of several at one place, the last lies on top
+                found[target] = entry[entry.index(b"-", 6) + 1].decode("ascii", "replace")
+    return sorted(found.items(), key=lambda pair: _parts(pair[0]))
+
+
+def _unescaped(word: bytes) -> str:
+    return os.fsdecode(word.decode("unicode_escape").encode("latin-1"))
 
 
 def restrict(path: str, flags: int) -> None:
@@ -175,7 +258,7 @@ def restrict_by_remount(path: str, flags: int) -> None:
     found = {}  # type: dict[str, int]
     with open("/proc/self/mountinfo", "rb") as lines:
         for entry in map(bytes.split, lines):
-            target = os.fsdecode(entry[4].decode("unicode_escape").encode("latin-1"))
+            target = _unescaped(entry[4])
             if is_below(target, [path]):  # of several at one place, the last lies on top
                 found[target] = sum({_KEPT_OPTIONS.get(option, 0) for option in entry[5].decode("ascii").split(",")})
     if path not in found:

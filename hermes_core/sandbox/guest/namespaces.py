@@ -14,7 +14,7 @@ import struct
 
 TYPE_CHECKING = False  # `collections` is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _FLAGS = {  # in the order in which they can be joined: the user namespace gives the right to the others
     "user": 0x10000000,
@@ -27,6 +27,9 @@ _FLAGS = {  # in the order in which they can be joined: the user namespace gives
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 2, 24, 38, 47
 SYS_PTRACE = 19
 """The capability to look into processes that do not let their own user do so."""
+ROOT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18)
+"""Of root in a user namespace of its own: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP,
+NET_BIND_SERVICE and SYS_CHROOT."""
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -83,6 +86,58 @@ def unshare(
         _write("/proc/self/setgroups", "deny")  # the kernel's condition for writing gid_map without privilege
         _write("/proc/self/uid_map", "%d %d 1" % (inside_uid, uid))
         _write("/proc/self/gid_map", "%d %d 1" % (inside_gid, gid))
+
+
+def write_id_maps(pid: int, lines: str) -> None:
+    """Say which ids a process's new user namespace has, users and groups alike.
+
+    Args:
+        lines: each of them the first id inside, the first one outside, and a number.
+    """
+    for name in ("uid_map", "gid_map"):
+        _write("/proc/%d/%s" % (pid, name), lines)
+
+
+def user_namespace(lines: str) -> int:
+    """Return a descriptor of a new user namespace with these ids, in which there is nobody."""
+    ready, made = os.pipe2(os.O_CLOEXEC)
+    leave, stay = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(stay)
+            check(libc.unshare(_FLAGS["user"]), "unshare user")
+            os.write(made, b"x")
+            os.read(leave, 1)
+        finally:
+            os._exit(0)
+    try:
+        os.close(made)
+        if not os.read(ready, 1):
+            raise OSError(errno.EPERM, "unshare user: it is not permitted")
+        write_id_maps(pid, lines)
+        return os.open("/proc/%d/ns/user" % pid, os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for descriptor in (ready, leave, stay):
+            os.close(descriptor)
+        os.waitpid(pid, 0)
+
+
+def own_user_namespace(uid: int, between: Callable[[], object]) -> None:
+    """Enter new user, network, ipc and uts namespaces, which belong to a user: what its processes take counts as that
+    user's, and its limit of processes is that of all of them together.
+
+    Args:
+        between: called in the new namespace, when its ids can be written from outside.
+    """
+    os.setresgid(uid, uid, 0)
+    os.setresuid(uid, uid, 0)
+    _set_capabilities(_capabilities("CapPrm"))  # the change of user has taken them out of effect
+    names = ("user", "ipc", "uts", "net")
+    check(libc.unshare(sum(_FLAGS[name] for name in names)), "unshare " + "+".join(names))
+    between()
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
 
 
 def open_namespaces(pid: int, kinds: Iterable[str]) -> list[tuple[str, int]]:
@@ -142,10 +197,21 @@ def loopback_up() -> None:
 
 def has_capability(number: int) -> bool:
     """Return whether this process has a capability in its user namespace."""
+    return bool(_capabilities("CapEff") >> number & 1)
+
+
+def _capabilities(name: str) -> int:
     for line in _read("/proc/self/status").split("\n"):
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> number & 1)
-    return False
+        if line.startswith(name + ":"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _set_capabilities(kept: int) -> None:
+    """Have these capabilities, permitted and in effect, and no others."""
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    check(libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "capset")
 
 
 def no_sysv_ipc() -> bool:
@@ -175,20 +241,38 @@ def become(uid: int, gid: int) -> None:
     os.setresgid(gid, gid, gid)
     _drop_bounding_set()  # before the user changes: it needs a capability itself
     os.setresuid(uid, uid, uid)
-    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
-    check(libc.capset(header, bytes(24)), "capset")
-    try:
-        _prctl(_PR_CAP_AMBIENT, 4, "PR_CAP_AMBIENT_CLEAR_ALL")
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # Linux < 4.3 has no ambient set
-            raise
+    _set_capabilities(0)
+    _clear_ambient_set()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
     if signal_number.value:
         death_signal(signal_number.value)
 
 
-def _drop_bounding_set() -> None:
+def become_root() -> None:
+    """Become root of the user namespace that we are in for good, with `ROOT_CAPABILITIES`.
+
+    We ourselves, but nothing that we start, can still look into the processes of all of its users.
+    """
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    _drop_bounding_set(ROOT_CAPABILITIES)
+    _set_capabilities(sum(1 << number for number in (*ROOT_CAPABILITIES, SYS_PTRACE)))
+    _clear_ambient_set()
+
+
+def _clear_ambient_set() -> None:
+    try:
+        _prctl(_PR_CAP_AMBIENT, 4, "PR_CAP_AMBIENT_CLEAR_ALL")
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Linux < 4.3 has no ambient set
+            raise
+
+
+def _drop_bounding_set(kept: Sequence[int] = ()) -> None:
     for capability in range(64):
+        if capability in kept:
+            continue
         try:
             _prctl(_PR_CAPBSET_DROP, capability, "PR_CAPBSET_DROP")
         except OSError as error:

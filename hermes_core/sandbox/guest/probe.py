@@ -37,6 +37,22 @@ def what_works() -> dict[str, Any]:
     }
 
 
+def what_a_host_allows() -> dict[str, Any]:
+    """Return the same of a host, and `own_roots`: why slots can't have roots of their own; empty if they can."""
+    found = what_works()
+    possible = found["root"] and found["namespaces"] and found["network"]
+    return {**found, "own_roots": _try_own_roots() if possible else "only root can give slots roots of their own"}
+
+
+def kernel_version() -> tuple[int, int]:
+    """Return the kernel's version, such as (6, 14); (0, 0) if it can't be read."""
+    try:
+        major, minor = os.uname().release.split(".")[:2]
+        return int(major), int("".join(digit for digit in minor if digit.isdigit()) or 0)
+    except ValueError:
+        return 0, 0
+
+
 def boot_id() -> str:
     """Return the kernel's name for the time since its last start; empty where it has none."""
     try:
@@ -58,7 +74,7 @@ def _try_namespaces(user: bool, net: bool) -> str:
 
     def first() -> None:
         namespaces.unshare(user=user, mount=True, pid=True, ipc=True, net=net)
-        failure = _in_child(second)
+        failure = in_child(second)
         if failure:
             raise OSError(0, failure)
 
@@ -69,10 +85,27 @@ def _try_namespaces(user: bool, net: bool) -> str:
         mounts.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
         mounts.mount("tmpfs", "/proc", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
 
-    return _in_child(first)
+    return in_child(first)
 
 
-def _in_child(action: Callable[[], None]) -> str:
+def _try_own_roots() -> str:
+    """Lay an overlay over a directory of the system that is mounted with other ids; "" or what went wrong."""
+
+    def attempt() -> None:
+        namespaces.unshare(mount=True)
+        mounts.make_private()
+        others = namespaces.user_namespace("0 %d 65536" % (1 << 31))
+        mounts.mount("tmpfs", "/tmp", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
+        for name in ("lower", "upper", "work", "root"):
+            os.mkdir("/tmp/" + name)
+        mounts.mount_with_ids("/usr", "/tmp/lower", others)
+        options = "lowerdir=/tmp/lower,upperdir=/tmp/upper,workdir=/tmp/work," + mounts.OVERLAY_OPTIONS
+        mounts.mount("overlay", "/tmp/root", "overlay", mounts.MS_NODEV, options)
+
+    return in_child(attempt)
+
+
+def in_child(action: Callable[[], None]) -> str:
     """Run `action` in a forked child; "" or the text of its `OSError`."""
     reader, writer = os.pipe()
     child = os.fork()

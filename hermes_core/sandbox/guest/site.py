@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 
-from . import masking, namespaces, removal, users, workspace
+from . import layers, masking, namespaces, removal, users, workspace
 from .connection import Outlet
 from .housekeeping import Search, Trash, complain
 from .probe import system_identity, what_works
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from .loop import Loop
     from .workspace import Workspace
 
-SHARED, USER, NAMESPACE, DEDICATED = range(4)
+SHARED, USER, NAMESPACE, PRIVATE_ROOT, DEDICATED = range(5)
+_NO_USER_IDS = "its backend has reserved no user ids for the slots"
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh")
 
 
@@ -32,7 +34,10 @@ class Site:
         self.loop = loop
         self.outlet = Outlet()
         self.scratch = os.path.join(state_dir, "scratch")
-        self.shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), "sh")
+        self._layers_place = os.path.join(state_dir, "layers-")
+        self.layers: layers.Layers | None = None
+        """What the roots of slots start from, if slots are root of their own."""
+        self.shell = _shell_below("")
         self.soft_files = _raise_file_limit()
         self.instance = os.urandom(8).hex()
         self.config: dict[str, Any] = {}
@@ -66,6 +71,8 @@ class Site:
             workspace.adopt(self.base, self.uid_of(PREPARE))
         workspace.prepare_base(self.base)
         os.makedirs(self.scratch, exist_ok=True)
+        if self.mechanism == "root":
+            self.layers = self._make_layers()
         self._name_users()
         if self.mechanism == "user":
             self._search.begin({"/proc", "/sys", "/dev/pts", self.base})
@@ -76,8 +83,7 @@ class Site:
             return
         config = self.config
         try:
-            # Told that the system is the sandbox's own, and yet it is the driver's: some provider runs on its host.
-            if self.mechanism == "user" and config.get("own_system") and system_identity() != config["driver_etc"]:
+            if self.mechanism == "user" and self._owns_system():
                 users.write_system(workspace.slot_users(self.base, config["uid_base"], config["slots"]))
         except OSError as error:  # a read-only root, for one
             complain("the slots' users get no names: %s" % error)
@@ -85,6 +91,28 @@ class Site:
             self.lists = users.read()
         except OSError as error:
             complain("the slots' users may have no names: %s" % error)
+
+    def _owns_system(self) -> bool:
+        # Told that the system is the sandbox's own, and yet it is the driver's: some provider runs on its host.
+        return bool(self.config.get("own_system")) and system_identity() != self.config["driver_etc"]
+
+    def _make_layers(self) -> layers.Layers:
+        """Make the layers of the slots' roots. Raises Refusal."""
+        own_system = self._owns_system()
+        root = self.config.get("slot_root") or ("/" if own_system else None)
+        self.shell = _shell_below((root or "").rstrip("/"))
+        visible = [*self.config["visible_paths"], *([sys.base_prefix] if root is None else [])]
+        places = workspace.places(self.base)
+        reasons = []
+        for ids in layers.id_maps(self.config["uid_base"], own_system):
+            try:
+                made = layers.make_layers(self._layers_place + os.urandom(4).hex(), root, visible, places, ids)
+            except OSError as error:
+                reasons.append(error.strerror or str(error))
+            else:
+                layers.import_for_slots()
+                return made
+        raise Refusal("policy", "isolation", "the sandbox can't give its slots roots: %s" % "; ".join(reasons))
 
     def open_trash(self) -> None:
         """Open the trash: from now on discarded directories are removed, and slots can be used."""
@@ -96,6 +124,16 @@ class Site:
         if self.mechanism == "shared" or self.single_user or first is None:
             return None
         return int(first) + uid_offset(index)
+
+    def mechanism_of(self, index: int) -> str:
+        """Return how a slot is kept apart: `shared`, `user`, `namespace` or `root`. The preparation is never root."""
+        return "namespace" if self.mechanism == "root" and index == PREPARE else self.mechanism
+
+    def owner_of(self, index: int) -> int | None:
+        """Return the user id that a slot's files have, as we see it; None if they are our own user's."""
+        if self.layers is not None and index != PREPARE:
+            return self.layers.ids.root
+        return self.uid_of(index)
 
     @property
     def world_writable(self) -> list[str]:
@@ -153,13 +191,19 @@ def _choose(config: Mapping[str, Any]) -> tuple[str, bool]:
     # A user namespace of one user makes the slot ourselves: never where we are the system's own root.
     ordinary = os.geteuid() != 0 or not _has_users(0, 1 << 31)
     if users and probe["namespaces"]:
-        return "namespace", False
-    if ordinary and (probe["namespaces"] or probe["user_namespaces"]):
+        return ("root" if wanted == PRIVATE_ROOT else "namespace"), False
+    if wanted != PRIVATE_ROOT and ordinary and (probe["namespaces"] or probe["user_namespaces"]):
         return "namespace", True
     if wanted == DEDICATED and slots == 1:
         return ("user" if users else "shared"), False
-    reason = probe["reason"] or "its backend has reserved no user ids for the slots"
+    reason = probe["reason"] or ("only root can do that" if ordinary else _NO_USER_IDS)
     raise Refusal("policy", "isolation", "the sandbox can't keep its slots apart: %s" % reason)
+
+
+def _shell_below(root: str) -> str:
+    """Return the path of the best shell of a root directory."""
+    found = [path for path in _SHELLS if os.path.lexists(root + path) and (root or os.access(path, os.X_OK))]
+    return found[0] if found else "sh"
 
 
 def _has_users(first: int, count: int) -> bool:

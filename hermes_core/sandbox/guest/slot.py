@@ -76,7 +76,8 @@ class Slot:
     def __init__(self, site: Site, index: int) -> None:
         self.site = site
         self.index = index
-        self.uid = site.uid_of(index)
+        self.mechanism = site.mechanism_of(index)
+        self.uid = site.owner_of(index)
         self.workspace = site.workspaces[index] = Workspace(site.base, index, self.uid)
         self._lists = self._own_lists()
         self._name = users.name_in(self._lists or site.lists, self._inner_uid)
@@ -102,13 +103,19 @@ class Slot:
     @property
     def _inner_uid(self) -> int | None:
         """Return the user id that its commands see; None if they run as the sandbox's own user."""
-        if self.site.mechanism == "shared":
+        if self.mechanism == "shared":
             return None
+        if self.mechanism == "root":
+            return 0
         return _USER_IN_NAMESPACE if self.site.single_user else self.uid
+
+    @property
+    def _has_namespaces(self) -> bool:
+        return self.mechanism in ("namespace", "root")
 
     def _own_lists(self) -> users.Lists | None:
         """Return the lists of users that only this slot sees."""
-        if self.site.mechanism != "namespace" or self.site.lists is None or self._inner_uid is None:
+        if self.mechanism != "namespace" or self.site.lists is None or self._inner_uid is None:
             return None
         return users.add(self.site.lists, [(self._inner_uid, users.NAME, self.workspace.home)])
 
@@ -182,7 +189,7 @@ class Slot:
             self.on_forget()
 
     def _kill(self) -> None:
-        mechanism = self.site.mechanism
+        mechanism = self.mechanism
         if mechanism == "user" and self.uid is not None:
             self.site.kill_user(self.uid)
         elif mechanism == "shared":
@@ -231,16 +238,18 @@ class Slot:
 
     def _plan(self) -> Plan:
         site = self.site
-        own_user = site.mechanism != "shared"
+        own_user = self.mechanism != "shared"
         return Plan(
             workspace=self.workspace,
-            mechanism=site.mechanism,
+            mechanism=self.mechanism,
             uid=self._inner_uid,
+            counted_as=site.uid_of(self.index),
+            layers=site.layers if self.mechanism == "root" else None,
             lists=self._lists,
             user_namespace=site.single_user,
             # The preparation may need the sandbox's network (an installer); slots of this level have loopback only.
             net_namespace=self.index != PREPARE,
-            umask=0o077 if site.mechanism == "user" and self.index != PREPARE else 0o022,
+            umask=0o077 if self.mechanism == "user" and self.index != PREPARE else 0o022,
             max_processes=site.config["max_processes"] if own_user else 0,
             process_memory=site.config["process_memory"] if self.index != PREPARE else 0,
             max_files=site.soft_files,
@@ -260,7 +269,7 @@ class Slot:
             code = "unclean" if self._round.dirty else "unready"
             self._break(code, "the slot could not be made ready within %d s: %s" % (self._round.patience, reason))
             return
-        if self.site.mechanism == "user" and self.uid is not None:
+        if self.mechanism == "user" and self.uid is not None:
             self.site.kill_user(self.uid)
         self.site.loop.later(self._round.next_pause(), self._fork)
 
@@ -362,12 +371,12 @@ class Slot:
 
         If the slot has its own user, they have to end before a new parent can be proved alone.
         """
-        if self.site.mechanism == "user" and self.uid is not None:
+        if self.mechanism == "user" and self.uid is not None:
             self.site.kill_user(self.uid)
         for execution in list(self.executions.values()):
             if execution.ended or not execution.handed_over:
                 continue
-            if execution.pid is None or self.site.mechanism == "namespace":
+            if execution.pid is None or self._has_namespaces:
                 execution.killed_with_slot()
             elif self._is_ours(execution.pid) or self.site.loop.reaped(execution.pid, execution.began):
                 self.site.loop.watch(execution.pid, execution.exited, execution.began)
@@ -387,17 +396,20 @@ class Slot:
     def environment(self) -> dict[str, str]:
         """Return the environment of every command of the slot."""
         site = self.site
-        own_tmp, inherit = site.mechanism == "namespace", site.config.get("inherit", [])
-        return self.workspace.environment(self._name or users.NAME, site.shell, own_tmp, site.config["env"], inherit)
+        inherit = site.config.get("inherit", [])
+        home = "/root" if self.mechanism == "root" else self.workspace.home
+        tmp = "/tmp" if self._has_namespaces else self.workspace.tmp
+        return self.workspace.environment(self._name or users.NAME, site.shell, home, tmp, site.config["env"], inherit)
 
     def belongings(self) -> dict[str, Any]:
         """Return where the slot's files are, for `clear`: its directories, and other places its user can write to."""
-        workspace, own_tmp = self.workspace, self.site.mechanism == "namespace"
+        workspace, own_tmp = self.workspace, self._has_namespaces
+        homes = [] if self.mechanism == "root" else [workspace.home]  # that of root is a part of its image
         return {
             "path": workspace.path,
-            "others": [workspace.home, "/tmp" if own_tmp else workspace.tmp],
+            "others": [*homes, "/tmp" if own_tmp else workspace.tmp],
             "swept": [] if own_tmp else self.site.world_writable,
-            "uid": self.uid if self.site.mechanism == "user" else None,
+            "uid": self.uid if self.mechanism == "user" else None,
         }
 
     def _mark(self, identity: str) -> str:

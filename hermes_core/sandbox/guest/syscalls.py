@@ -72,7 +72,7 @@ def restrict() -> None:
 
     Containers forbid most of it the same way. On a machine that is not in the table nothing is done.
 
-    The process must have given up gaining privileges (`no_new_privs`).
+    The process must have given up gaining privileges (`no_new_privs`), or have CAP_SYS_ADMIN in its user namespace.
 
     Raises:
         OSError: the kernel does not take the filter.

@@ -40,6 +40,8 @@ class Workspace:
         self.home = os.path.join(self._private, "home")
         self.tmp = os.path.join(self._private, "tmp")
         self.spool = os.path.join(self._private, "spool")
+        self.changes = os.path.join(self._private, "root")
+        """What a slot with a root of its own has changed there."""
 
     def make(self) -> None:
         """Make what is missing. Raises OSError."""
@@ -108,35 +110,36 @@ class Workspace:
         """Keep these lists of users here; return what shows them in a namespace of its own. Raises OSError."""
         return users.write_copies(lists, self._private)
 
-    def binds(self) -> list[tuple[str, str, bool]]:
-        """Return what a slot's own namespace shows of them: (source, target, writable)."""
-        found = [
-            (self.path, self.path, True),
-            (self.home, self.home, True),
-            (self.spool, self.spool, False),
-            (self.tmp, "/tmp", True),
-            (self.tmp, "/var/tmp", True),
-        ]
+    def binds(self, own_root: bool = False) -> list[tuple[str, str, bool]]:
+        """Return what a slot's own namespace shows of them: (source, target, writable).
+
+        Args:
+            own_root: its home and its directories for temporary files are those of a root of its own.
+        """
+        found = [(self.path, self.path, True), (self.spool, self.spool, False)]
+        if not own_root:
+            found += [(self.home, self.home, True), (self.tmp, "/tmp", True), (self.tmp, "/var/tmp", True)]
         if self.index != PREPARE:
             shared = os.path.join(self._base, "prepared", "shared")
             found.append((shared, shared, False))
         return found
 
     def environment(
-        self, user: str, shell: str, own_tmp: bool, given: Mapping[str, str], inherit: Iterable[str]
+        self, user: str, shell: str, home: str, tmp: str, given: Mapping[str, str], inherit: Iterable[str]
     ) -> dict[str, Any]:
         """Return the environment of every command of the slot.
 
         Args:
             user: the name of the slot's user.
-            own_tmp: /tmp is the slot's own.
+            home: the home of the slot's user.
+            tmp: the slot's own directory for temporary files.
             given: the driver's variables.
             inherit: which of the sandbox's own it sees.
         """
         env = {
             "PATH": os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"),
-            "HOME": self.home,
-            "TMPDIR": "/tmp" if own_tmp else self.tmp,
+            "HOME": home,
+            "TMPDIR": tmp,
             "USER": user,
             "LOGNAME": user,
             "SHELL": shell,
@@ -160,6 +163,11 @@ def uid_offset(index: int) -> int:
     """Return where in the sandbox's block of user ids a slot's is."""
     # The second of the block is never anyone's: what signals a slot's user has it as its real one.
     return 0 if index == PREPARE else 2 + index
+
+
+def places(base: str) -> list[str]:
+    """Return the directories that a slot's directories are shown in, and that of what is prepared."""
+    return [os.path.join(base, _PRIVATE), os.path.join(base, "prepared", "shared")]
 
 
 def slot_users(base: str, first: int, slots: int) -> list[users.User]:

@@ -55,6 +55,8 @@ class GuestSettings:
     uid_base: int | None = None
     own_system: bool = False
     """See `Sandbox.own_system`."""
+    slot_root: str | None = None
+    """See `Sandbox.slot_root`."""
     max_processes: int = 512
     process_memory: int | None = None
     """Memory that each process of a slot may allocate, in MiB."""
@@ -151,6 +153,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "orphan_ttl_s": settings.orphan_ttl_s,
         "uid_base": settings.uid_base,
         "own_system": settings.own_system,
+        "slot_root": settings.slot_root,
         "driver_etc": system_identity(),
         "max_processes": settings.max_processes,
         "process_memory": (settings.process_memory or 0) << 20,

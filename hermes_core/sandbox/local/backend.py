@@ -44,6 +44,9 @@ class LocalConfig(SandboxConfig):
     """Keep the sandbox's files in memory, up to this many MiB. None keeps them on disk, in the state directory."""
     state_dir: str | None = None
     """The directory of the sandboxes. None is `hermes-rl-<uid>` in the directory for temporary files."""
+    root: str | None = None
+    """The directory of the host that the roots of slots start from at level `private-root`, such as one made by
+    debootstrap. None is the host's own system, without what only some of its users may read."""
     hidden_paths: tuple[str, ...] = ()
     """More directories of the host that no sandbox can see. The driver's home, working directory and checkout are
     always hidden."""
@@ -83,13 +86,14 @@ class LocalBackend(Backend):
         networks = {Network.OPEN}
         if probe.isolates:
             levels |= {Isolation.USER, Isolation.NAMESPACE}
+            levels |= set() if probe.own_roots else {Isolation.PRIVATE_ROOT}
             networks |= {Network.NONE} if probe.network else set()
         return Capabilities(isolation=frozenset(levels), network=frozenset(networks), attach=True, on_driver_host=True)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start the sandbox of this spec, or return the one that runs under its creation id."""
         config = spec.config if isinstance(spec.config, LocalConfig) else LocalConfig(**spec.config.model_dump())
-        wanted = host.description(spec, tmpfs_mib=config.tmpfs_size)
+        wanted = host.description(spec, tmpfs_mib=config.tmpfs_size, root=config.root)
         host.check(wanted, await asyncio.to_thread(lambda: self._probe))
         place = await self._place(config.state_dir or self._state_dir)
         request = await asyncio.to_thread(self._request, place, wanted, config.hidden_paths)

@@ -41,6 +41,8 @@ async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
         details.append(
             "commands may use this host's network (at level user) and all of its memory: `--confine` limits both"
         )
+    if probe.own_roots and probe.isolates:
+        details.append(f"private-root is not available: {probe.own_roots}")
     if Network.NONE not in capabilities.network:
         details.append("network 'none' is not available")
     if probe.reason:

@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from hermes_core.errors import ConfigError, HermesError, InfraError, PolicyError
-from hermes_core.sandbox.guest.probe import what_works
+from hermes_core.sandbox.guest.probe import what_a_host_allows
 from hermes_core.sandbox.local import directories, processes, supervisor, view
 
 TYPE_CHECKING = False
@@ -35,7 +35,12 @@ MARK = b"\0hermes-host\0"
 """The first output of `main`. Everything before it was printed by the account's login files."""
 
 _DATA = "/data"
-_LEVELS = ("shared", "user", "namespace")
+_OWN_ROOTS = "private-root"
+_LEVELS = ("shared", "user", "namespace", _OWN_ROOTS)
+_IMAGE = "/image"
+"""Where a sandbox shows the directory that the roots of its slots start from."""
+_PACKAGES = ("/var/lib/dpkg", "/var/lib/apt")
+"""What a package manager has to know of the system that the roots of slots start from."""
 _ATTEMPTS = 5
 _END_S, _KILL_S = 30.0, 5.0
 _USERNS_HINT = (
@@ -46,7 +51,7 @@ _USERNS_HINT = (
 
 @dataclass(frozen=True)
 class Probe:
-    """What a host allows an account: the result of `guest.probe.what_works`."""
+    """What a host allows an account: the result of `guest.probe.what_a_host_allows`."""
 
     root: bool
     namespaces: bool
@@ -55,6 +60,8 @@ class Probe:
     """Whether namespaces work through a user namespace."""
     network: bool
     reason: str
+    own_roots: str = "it was not tried"
+    """Why slots can't have roots of their own; empty if they can."""
 
     @property
     def isolates(self) -> bool:
@@ -77,7 +84,14 @@ class SandboxRecord:
     init: tuple[int, int]
     """Process id and start time of the first process; the id is the one seen from outside."""
     uid_base: int | None = None
+    has_image: bool = False
+    """Whether the roots of its slots start from a directory of their own, at `slot_root`."""
     environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def slot_root(self) -> str | None:
+        """Return the directory that the roots of its slots start from, as a path inside; None is the system."""
+        return _IMAGE if self.has_image else None
 
     @property
     def isolated(self) -> bool:
@@ -185,8 +199,13 @@ def _read(path: str) -> SandboxRecord | None:
 # --- making one, entering it, ending it ----------------------------------------------------------------------------
 
 
-def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None) -> dict[str, Any]:
-    """Return what a host must know to create a sandbox, as plain data. Called by the driver."""
+def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None, root: str | None = None) -> dict[str, Any]:
+    """Return what a host must know to create a sandbox, as plain data. Called by the driver.
+
+    Args:
+        tmpfs_mib: the size of its disk in memory; None is a directory.
+        root: the directory of the host that the roots of slots start from.
+    """
     from hermes_core.sandbox.guest.workspace import slot_users  # hosts are not sent it
 
     one_etc = spec.isolation.label == "user"  # at `namespace` the guest gives each slot its own
@@ -196,8 +215,10 @@ def description(spec: SandboxSpec, *, tmpfs_mib: int | None = None) -> dict[str,
             "owner": spec.owner,
             "creation_id": spec.creation_id,
             "isolation": spec.isolation.label,
+            "has_image": root is not None,
             "environment": {**spec.config.env_vars, **spec.environment},
         },
+        "root": root,
         "no_network": spec.config.network.value == "none",
         "tmpfs_bytes": None if tmpfs_mib is None else tmpfs_mib << 20,
         "visible_paths": list(spec.config.visible_paths),
@@ -218,6 +239,15 @@ def check(wanted: Mapping[str, Any], probe: Probe) -> None:
         raise PolicyError(f"an account can't have isolation {level!r}", hint=f"it can have {', '.join(_LEVELS)}")
     if isolated and not probe.isolates:
         raise PolicyError(f"this account can't have isolation {level!r}: {probe.reason}", hint=_USERNS_HINT)
+    if level == _OWN_ROOTS and probe.own_roots:
+        raise PolicyError(
+            f"this account can't have isolation {level!r}: {probe.own_roots}",
+            hint="run as root, on Linux 5.19 or later, with /usr on a file system such as ext4, xfs or btrfs",
+        )
+    if wanted["root"] is not None and level != _OWN_ROOTS:
+        raise PolicyError(
+            f"`root` is what slots of level 'private-root' start from, not of {level!r}", hint="leave it out"
+        )
     if wanted["no_network"] and not (isolated and probe.network):
         reason = probe.reason or "that is for sandboxes with namespaces"
         raise PolicyError(
@@ -250,7 +280,8 @@ def creation(
     shown = view.View((), (), ())
     if isolated:
         unseen = [*hidden, place]  # other slots' files are an ordinary user's own
-        shown = view.view(wanted["visible_paths"], unseen, own, packages)
+        visible = [*wanted["visible_paths"], *_packages_of(wanted)]
+        shown = view.view(visible, unseen, own, packages)
     return {
         "state_root": place,
         "sandbox_id": sandbox_id,
@@ -259,7 +290,7 @@ def creation(
         "reserve_uids": isolated and probe.root and not by_user,
         "no_network": wanted["no_network"],
         "tmpfs_bytes": wanted["tmpfs_bytes"],
-        "binds": shown.binds,
+        "binds": (*shown.binds, *_image_of(wanted)),
         "symlinks": shown.symlinks,
         "masks": shown.masks,
         "users": wanted["users"],
@@ -267,6 +298,30 @@ def creation(
         "environment": view.base_environment({processes.MARKER: sandbox_id}),
         "record": dict(wanted["record"], created=time.time(), user_namespace=by_user),
     }
+
+
+def _packages_of(wanted: Mapping[str, Any]) -> list[str]:
+    if wanted["record"]["isolation"] != _OWN_ROOTS or wanted["root"] is not None:
+        return []
+    return [path for path in _PACKAGES if os.path.isdir(path)]
+
+
+def _image_of(wanted: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """Return the mount of the directory that slots' roots start from, if there is one.
+
+    Raises:
+        ConfigError: it can't be one.
+    """
+    root = wanted["root"]
+    if root is None:
+        return []
+    path = os.path.realpath(root)
+    if not root.startswith("/") or path == "/" or not os.path.isdir(os.path.join(path, "usr")):
+        raise ConfigError(
+            f"root: {root!r} is not the absolute path of a directory with a system in it (it has no usr)",
+            hint="make one with debootstrap, or unpack `docker export` of a container",
+        )
+    return [(path, _IMAGE, False)]
 
 
 def entry(place: str, record: SandboxRecord, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
@@ -327,7 +382,7 @@ def main(request: dict[str, Any]) -> None:
 
 def _create(place: str, request: dict[str, Any]) -> dict[str, Any]:
     wanted, packages = request["sandbox"], request["packages"]
-    probe = Probe(**what_works())
+    probe = Probe(**what_a_host_allows())
     check(wanted, probe)
     if packages is None:  # looking takes seconds on a cold disk: the driver tells us what we have found
         packages = list(view.package_folders(view.interpreter_prefixes()))
@@ -390,7 +445,7 @@ def _list(place: str, _request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _probe(_place: str, _request: dict[str, Any]) -> dict[str, Any]:
-    return dict(what_works(), python=".".join(map(str, sys.version_info[:3])), interpreter=view.interpreter())
+    return dict(what_a_host_allows(), python=".".join(map(str, sys.version_info[:3])), interpreter=view.interpreter())
 
 
 def _status(place: str, request: dict[str, Any]) -> dict[str, Any]:

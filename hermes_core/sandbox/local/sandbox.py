@@ -26,6 +26,7 @@ class LocalSandbox(Sandbox):
         self.record = record
         self.directory = Path(place, record.sandbox_id)
         self.uid_base = record.uid_base
+        self.slot_root = record.slot_root
         self.workspace_base = host.workspace_base(place, record)
         self.state_dir = f"{self.workspace_base}/.hermes"
         self._place = place

@@ -25,7 +25,7 @@ from hermes_core.errors import (
 )
 from hermes_core.events import Events
 from hermes_core.sandbox.commands import SlotState
-from hermes_core.sandbox.contract import SandboxConfig, SlotUser
+from hermes_core.sandbox.contract import SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import SavedSandbox
 from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.sandbox.pool.leases import Lease, PooledSandbox, Seat
@@ -86,6 +86,7 @@ class Pool:
         provisioner.check(config)
         self.config = config
         self.slots = slots_per_sandbox(config, provisioner.isolation)
+        self._root_of_sandbox = config.root_of_sandbox(provisioner.isolation)
         self.meter = meter or Meter(config.name, config.price_per_hour, config.max_cost)
         self.begun = False
         self._provisioner = provisioner
@@ -548,7 +549,7 @@ class Pool:
         """
         seat, pooled = lease.seat, lease.pooled
         try:
-            if self.config.slot_user is SlotUser.ROOT:
+            if self._root_of_sandbox:
                 self._drain(pooled)
             elif pooled.lost is None and not self._closing:
                 async with asyncio.timeout(RESET_LIMIT_S):

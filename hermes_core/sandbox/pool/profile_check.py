@@ -75,18 +75,23 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
 
 
 def _check_slot_user(config: SandboxConfig, isolation: Isolation) -> None:
+    if config.slot_user is SlotUser.OWN and isolation is Isolation.PRIVATE_ROOT:
+        raise PolicyError(
+            f"profile {config.name!r} has slot_user 'own': at level 'private-root' slots are root of their own root",
+            hint="use level namespace, or leave out slot_user",
+        )
     if config.slot_user is SlotUser.OWN and isolation is Isolation.SHARED:
         raise PolicyError(
             f"profile {config.name!r} has slot_user 'own': at level 'shared' slots run as the sandbox's own user",
             hint="use level user or higher, or leave out slot_user",
         )
-    if config.slot_user is not SlotUser.ROOT:
+    if not config.root_of_sandbox(isolation):
         return
     if isolation is not Isolation.DEDICATED:
         raise PolicyError(
             f"profile {config.name!r} has slot_user 'root' at level {isolation.label!r}: root of a sandbox is above "
             "all of its slots",
-            hint="use level dedicated (one slot per sandbox), or leave out slot_user",
+            hint="use level private-root or dedicated (one slot per sandbox), or leave out slot_user",
         )
     if config.has_secrets:
         raise PolicyError(

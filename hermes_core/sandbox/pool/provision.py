@@ -130,7 +130,7 @@ class Provisioner:
             InfraError, PolicyError, ConfigError: as the backend or the guest said it.
         """
         if config.network is not Network.SETUP and not config.snapshot:
-            again = config.slot_user is not SlotUser.ROOT  # sandboxes with root slots never serve a second lease
+            again = not config.root_of_sandbox(self.isolation)  # sandboxes with root slots never serve a second lease
             creation_id = await self._adoption.take(config, self.isolation) if again else None
             pooled = None if creation_id is None else await self._take_over(config, meter, creation_id)
             return pooled or await self._new(config, meter, keep_trying)
@@ -321,6 +321,7 @@ class Provisioner:
             orphan_ttl_s=config.orphan_ttl_s,
             uid_base=sandbox.uid_base,
             own_system=sandbox.own_system,
+            slot_root=sandbox.slot_root,
             max_processes=config.max_processes,
             process_memory=config.process_memory,
             env=dict(config.env_vars),
@@ -358,7 +359,7 @@ class Provisioner:
 
     async def _start(self, sandbox: Sandbox, settings: GuestSettings, config: SandboxConfig) -> Client:
         """Start the guest; or the direct mode, without Python, or where a slot is root and could change the guest."""
-        if config.slot_user is SlotUser.ROOT:
+        if config.root_of_sandbox(self.isolation):
             return await DirectClient.start(sandbox, settings, as_root=True)
         try:
             return await self._start_client(sandbox, settings)

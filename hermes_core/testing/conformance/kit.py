@@ -24,7 +24,6 @@ from hermes_core.sandbox.contract import (
     SandboxInfo,
     SandboxSpec,
     SandboxStatus,
-    SlotUser,
 )
 from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.tool_backend import ToolBackend
@@ -175,7 +174,8 @@ class Rig:
     async def _begin(self) -> None:
         levels = sorted(self.capabilities.isolation)
         wanted = usual = [level for level in levels if level >= Isolation.USER] or levels
-        guest = self.profile().slot_user is not SlotUser.ROOT and await self._has_python()
+        root_of_sandbox = self.profile().root_of_sandbox(self._asked or Isolation.DEDICATED)
+        guest = not root_of_sandbox and await self._has_python()
         if not guest:
             wanted = [level for level in (Isolation.DEDICATED, Isolation.SHARED) if level in levels]
         if self._asked is not None:

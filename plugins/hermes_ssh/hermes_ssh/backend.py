@@ -40,7 +40,7 @@ class SshBackend(Backend):
     name: ClassVar[str] = "ssh"
     config_class: ClassVar[type[SandboxConfig]] = SshConfig
     capabilities = Capabilities(
-        isolation=frozenset({Isolation.SHARED, Isolation.USER, Isolation.NAMESPACE}),
+        isolation=frozenset({Isolation.SHARED, Isolation.USER, Isolation.NAMESPACE, Isolation.PRIVATE_ROOT}),
         network=frozenset({Network.OPEN, Network.NONE}),
         attach=True,
     )

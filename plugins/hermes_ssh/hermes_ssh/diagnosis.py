@@ -65,6 +65,7 @@ async def _ask(host: Host) -> tuple[bool, str]:
     except HermesError as error:
         return False, f"{host.name}: {error}"
     levels = "shared, user, namespace" if probe["namespaces"] or probe["user_namespaces"] else "shared"
+    levels += "" if probe["own_roots"] else ", private-root"
     account = "root" if probe["root"] else "an ordinary account"
     reason = f" ({probe['reason']})" if probe["reason"] else ""
     return True, f"{host.name}: {account}, Python {probe['python']}, levels: {levels}{reason}"

@@ -1,0 +1,405 @@
+"""The roots of slots that are root of their own: overlays over the sandbox's system, which no write of a slot reaches.
+
+Runs in the guest, as root: Python >= 3.7, a few light modules of the standard library. Each failed call is an
+`OSError` that names it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+import sys
+from importlib.machinery import PathFinder
+
+from . import mounts, namespaces
+from .mounts import is_below
+from .probe import in_child
+from .removal import remove_tree
+
+TYPE_CHECKING = False  # `typing` is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Bind = tuple[str, str, bool]
+
+_PACKAGES = ("/var/lib/dpkg", "/var/lib/apt")
+"""What a package manager has to know of the system."""
+_TOPS = (*mounts.SYSTEM_DIRECTORIES, *_PACKAGES)
+_SKELETON = {
+    "/dev": 0o755,
+    "/proc": 0o555,
+    "/root": 0o700,
+    "/home": 0o755,
+    "/media": 0o755,
+    "/mnt": 0o755,
+    "/run": 0o755,
+    "/run/lock": 0o1777,
+    "/srv": 0o755,
+    "/tmp": 0o1777,
+    "/var": 0o755,
+    "/var/cache": 0o755,
+    "/var/lib": 0o755,
+    "/var/log": 0o755,
+    "/var/tmp": 0o1777,
+}
+"""The directories of an ordinary root and their modes, for a root that is put together of system directories."""
+_OF_THE_SANDBOX = ("hosts", "hostname", "resolv.conf")
+"""Files in /etc that a container's runtime mounts over its image. Each slot gets copies."""
+_NETWORK_FILE_BYTES = 64 << 10
+
+_FIRST_ID, _BLOCKS = 2_150_000_000, 32_000
+"""Above the user ids of slots. Each sandbox has a block of `_IDS` there, as far as there are blocks."""
+_IDS = 65_536
+
+
+class IdMap:
+    """Which ids of the sandbox are those of a slot's user namespace: lines for uid_map, and where its root is in it."""
+
+    def __init__(self, lines: str, root: int) -> None:
+        self.lines = lines
+        self.root = root
+
+    def outside(self, number: int) -> int:
+        """Return the sandbox's id for one of an image's; ids without one become root's."""
+        return number if self.root == 0 else self.root + (number if number < _IDS else 0)
+
+
+def shifted_ids(first: int) -> IdMap:
+    """Return a map to ids that nobody else has: root in a slot is nobody outside.
+
+    Args:
+        first: the first user id of the sandbox's slots.
+    """
+    base = _FIRST_ID + first // 512 % _BLOCKS * _IDS
+    return IdMap("0 %d %d" % (base, _IDS), base)
+
+
+def same_ids() -> IdMap:
+    """Return the map in which every id is itself."""
+    with open("/proc/self/uid_map") as file:
+        rows = [line.split() for line in file]
+    return IdMap("\n".join("%s %s %s" % (inside, inside, length) for inside, _, length in rows), 0)
+
+
+def id_maps(first: int, same: bool) -> list[IdMap]:
+    """Return the maps to try, the best first.
+
+    Args:
+        first: the first user id of the sandbox's slots.
+        same: whether root of a slot may be the sandbox's own root outside, without its capabilities. The roots of
+            containers need that: most are overlays, which can't be mounted with other ids.
+    """
+    return [shifted_ids(first), *([same_ids()] if same else [])]
+
+
+def import_for_slots() -> None:
+    """Import what the slots' parents may need: in a root that is a slot's own, nothing may be imported any more."""
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        codecs.lookup(encoding)
+    for name in ("bz2", "gzip", "lzma", "zlib"):
+        try:
+            __import__(name)
+        except ImportError:  # a Python without it
+            continue
+
+
+def import_nothing_more() -> None:
+    """Import no module from a file any more: a slot that is root can write to all that are there."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not PathFinder]
+    sys.path[:] = []
+
+
+class Layer:
+    """A directory of a slot's root that lies over directories of the sandbox, the uppermost first."""
+
+    def __init__(self, target: str, lowers: list[str], owner: tuple[int, int], mode: int) -> None:
+        self.target = target
+        self.lowers = lowers
+        self.owner = owner
+        self.mode = mode
+
+
+class Layers:
+    """What the roots of a sandbox's slots start from: made once, by `make_layers`, and never changed.
+
+    Args:
+        ids: those of the slots' user namespaces.
+        found: the directories, parents first.
+        binds: what the roots show besides, read-only.
+        of_container: they start from the root of a container, whose runtime mounts files over it.
+    """
+
+    def __init__(self, ids: IdMap, found: list[Layer], binds: list[Bind], of_container: bool = False) -> None:
+        self.ids = ids
+        self.binds = binds
+        self._found = found
+        self._copies_network_files = of_container
+
+    def mount(self, new_root: str, place: str) -> None:
+        """Mount a slot's root at `new_root`, with what it has changed in `place`.
+
+        The caller has a mount namespace of its own.
+        """
+        fresh = not os.path.isdir(place)
+        if fresh:
+            os.mkdir(place, 0o700)
+        for number, layer in enumerate(self._found):
+            upper, work = (os.path.join(place, "%d-%s" % (number, name)) for name in ("upper", "work"))
+            if not os.path.isdir(upper):
+                os.mkdir(upper)
+                os.chown(upper, *layer.owner)
+                os.chmod(upper, layer.mode)
+            remove_tree(work)  # it remembers that the last mount was not synced
+            os.mkdir(work)
+            os.chown(work, self.ids.root, self.ids.root)
+            options = "lowerdir=%s,upperdir=%s,workdir=%s,%s"
+            options %= (":".join(layer.lowers), upper, work, mounts.OVERLAY_OPTIONS)
+            target = new_root if layer.target == "/" else new_root + layer.target
+            mounts.mount("overlay", target, "overlay", mounts.MS_NODEV, options)
+        if fresh and self._copies_network_files:
+            self._copy_network_files(new_root + "/etc")
+
+    def _copy_network_files(self, folder: str) -> None:
+        if os.path.islink(folder) or not os.path.isdir(folder):
+            return
+        for name in _OF_THE_SANDBOX:
+            try:
+                with open("/etc/" + name, "rb") as file:
+                    content = file.read(_NETWORK_FILE_BYTES)
+            except OSError:
+                continue
+            path = os.path.join(folder, name)
+            if os.path.lexists(path):
+                os.unlink(path)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as copy:
+                copy.write(content)
+                os.fchown(copy.fileno(), self.ids.root, self.ids.root)
+
+
+def make_layers(directory: str, root: str | None, visible: Iterable[str], places: Iterable[str], ids: IdMap) -> Layers:
+    """Make the layers of a sandbox's roots, and try them.
+
+    Args:
+        directory: a new directory for what has to be made, which slots can't reach, on the disk of their files.
+        root: the directory that the roots start from; None puts them together of the system directories that are
+            visible here, without what only some users may read, as root of a slot may read all that is there.
+        visible: more paths to show, read-only, with what every user may read of them.
+        places: directories to be there, to mount on.
+        ids: of the slots' user namespaces. Where they are not the sandbox's own, the layers are mounted with them.
+
+    Raises:
+        OSError: the kernel can't do that here.
+    """
+    os.mkdir(directory, 0o700)
+    maker = _Maker(directory, ids, list(places))
+    try:
+        layers = maker.over_one(root, visible) if root is not None else maker.over_system(visible)
+    finally:
+        maker.close()
+    trial = os.path.join(directory, "trial")
+    os.mkdir(trial)
+    os.mkdir(trial + "/root")
+
+    def attempt() -> None:
+        namespaces.unshare(mount=True)
+        mounts.make_private()
+        layers.mount(trial + "/root", trial + "/changes")
+
+    failure = in_child(attempt)
+    remove_tree(trial)
+    if failure:
+        raise OSError(0, failure)
+    return layers
+
+
+class _Maker:
+    """Makes the layers of one sandbox."""
+
+    def __init__(self, directory: str, ids: IdMap, places: list[str]) -> None:
+        self._directory = directory
+        self._ids = ids
+        self._places = places
+        self._count = 0
+        self._namespace = namespaces.user_namespace(ids.lines) if ids.root else None
+
+    def close(self) -> None:
+        if self._namespace is not None:
+            os.close(self._namespace)
+
+    def over_one(self, root: str, visible: Iterable[str]) -> Layers:
+        """Return the layers over one directory. What is mounted below it is not shown."""
+        device = os.stat(root).st_dev
+        binds = []
+        for path in visible:
+            if os.path.exists(path) and (root != "/" or os.stat(path).st_dev != device):
+                binds.append((os.path.realpath(path), os.path.abspath(path), False))
+        upper = self._new("places")
+        self._copy_owner(root, upper)
+        for path in (*self._places, "/dev", "/proc"):
+            self._mount_point(root, upper, path)
+        for source, path, _ in binds:
+            self._mount_point(root, upper, path, os.path.isdir(source))
+        return Layers(self._ids, [self._layer("/", [upper, self._shown(root)], root)], binds, root == "/")
+
+    def over_system(self, visible: Iterable[str]) -> Layers:
+        """Return the layers over the system's directories, each with what is to be hidden in it."""
+        skeleton = self._new("skeleton")
+        tops = [path for path in _TOPS if os.path.isdir(path) and not os.path.islink(path)]
+        for path, mode in _SKELETON.items():
+            self._furnish(skeleton, path, mode)
+        for path in tops:
+            self._furnish(skeleton, path, 0o755)
+        for path in _TOPS:
+            if os.path.islink(path):
+                self._link(os.readlink(path), skeleton + path)
+        for path, text in (("/var/run", "/run"), ("/var/lock", "/run/lock")):
+            self._link(text, skeleton + path)
+        for path in self._places:
+            self._furnish(skeleton, path, 0o755)
+        found, binds = [self._layer("/", [skeleton], skeleton)], []
+        for top in tops:
+            hidden = self._new("hidden")
+            binds += self._hide(top, hidden)
+            found.append(self._layer(top, [hidden, self._shown(top)], top))
+        for path in visible:
+            if os.path.exists(path) and not is_below(os.path.realpath(path), tops):
+                binds.append((os.path.realpath(path), os.path.abspath(path), False))
+                if not is_below(os.path.abspath(path), tops):
+                    self._mount_point(skeleton, skeleton, os.path.abspath(path), os.path.isdir(path))
+        return Layers(self._ids, found, binds)
+
+    def _layer(self, target: str, lowers: list[str], like: str) -> Layer:
+        info = os.stat(like)
+        made = is_below(like, [self._directory])  # its owner is one of outside already
+        owner = (info.st_uid, info.st_gid) if made else (self._outside(info.st_uid), self._outside(info.st_gid))
+        return Layer(target, lowers, owner, stat.S_IMODE(info.st_mode))
+
+    def _outside(self, number: int) -> int:
+        return self._ids.outside(number)
+
+    def _new(self, kind: str) -> str:
+        self._count += 1
+        path = os.path.join(self._directory, "%s-%d" % (kind, self._count))
+        os.mkdir(path)
+        os.chown(path, self._ids.root, self._ids.root)
+        os.chmod(path, 0o755)
+        return path
+
+    def _shown(self, source: str) -> str:
+        """Return where a directory is to be seen with the slots' ids."""
+        if self._namespace is None:
+            return source
+        target = self._new("shown")
+        mounts.mount_with_ids(source, target, self._namespace)
+        return target
+
+    def _furnish(self, folder: str, path: str, mode: int) -> None:
+        """Make a directory of root's, and its parents."""
+        inner = folder
+        for name in path.strip("/").split("/"):
+            inner = os.path.join(inner, name)
+            if not os.path.isdir(inner):
+                os.mkdir(inner)
+                os.chown(inner, self._ids.root, self._ids.root)
+                os.chmod(inner, 0o755)
+        os.chmod(inner, mode)
+
+    def _link(self, text: str, path: str) -> None:
+        os.symlink(text, path)
+        os.chown(path, self._ids.root, self._ids.root, follow_symlinks=False)
+
+    def _mount_point(self, top: str, layer: str, path: str, directory: bool = True) -> None:
+        """Make something to mount on in a layer over `top`. Where a link is in the way there, nothing is made."""
+        names = path.strip("/").split("/")
+        for number, name in enumerate(names, 1):
+            top, layer = os.path.join(top, name), os.path.join(layer, name)
+            if os.path.islink(top):
+                return
+            if os.path.lexists(layer):
+                continue
+            if number < len(names) or directory:
+                os.mkdir(layer)
+                os.chmod(layer, 0o755)
+            else:
+                os.close(os.open(layer, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            os.chown(layer, self._ids.root, self._ids.root)
+            if os.path.isdir(top):
+                self._copy_owner(top, layer)
+
+    # --- what root of a slot shall not see of a host ----------------------------------------------------------------
+
+    def _hide(self, top: str, hidden: str) -> list[Bind]:
+        """Cover in the layer `hidden` what is masked below `top`, and what not every user may read.
+
+        What else is mounted there is returned, to be bound again: an overlay does not show it.
+        """
+        binds, device = [], os.lstat(top).st_dev
+        self._copy_owner(top, hidden)
+        waiting = [top]
+        while waiting:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    info = entry.stat(follow_symlinks=False)
+                    if stat.S_ISLNK(info.st_mode):
+                        continue
+                    if not stat.S_ISDIR(info.st_mode):
+                        if not stat.S_ISREG(info.st_mode) or not info.st_mode & stat.S_IROTH:
+                            self._cover(top, hidden, entry.path)
+                    elif info.st_mode & 0o005 != 0o005:
+                        self._cover(top, hidden, entry.path)
+                    elif info.st_dev == device:
+                        waiting.append(entry.path)
+        for path, kind in mounts.mounts_below(top):
+            if kind == "tmpfs":
+                self._empty(top, hidden, path)
+            else:
+                binds.append((path, path, False))
+                self._mount_point(top, hidden, path[len(top) :], os.path.isdir(path))
+        if top == "/etc":
+            self._write_shadows(hidden)
+        return binds
+
+    def _cover(self, top: str, hidden: str, path: str) -> None:
+        """Let there be nothing at a path: a device with the number 0 says so to an overlay."""
+        target = self._parents(top, hidden, path)
+        if not os.path.lexists(target):
+            os.mknod(target, stat.S_IFCHR, 0)
+
+    def _empty(self, top: str, hidden: str, path: str) -> None:
+        """Let there be an empty directory at a path."""
+        target = self._parents(top, hidden, path)
+        if os.path.lexists(target):
+            return
+        os.mkdir(target)
+        os.chmod(target, 0o755)
+        os.chown(target, self._ids.root, self._ids.root)
+        os.setxattr(target, "trusted.overlay.opaque", b"y")
+
+    def _parents(self, top: str, hidden: str, path: str) -> str:
+        """Return where a path below `top` is in the layer, with its parents made."""
+        names = path[len(top) + 1 :].split("/")
+        source, target = top, hidden
+        for name in names[:-1]:
+            source, target = os.path.join(source, name), os.path.join(target, name)
+            if not os.path.lexists(target):
+                os.mkdir(target)
+                self._copy_owner(source, target)
+        return os.path.join(target, names[-1])
+
+    def _copy_owner(self, source: str, target: str) -> None:
+        info = os.lstat(source)
+        os.chown(target, self._outside(info.st_uid), self._outside(info.st_gid))
+        os.chmod(target, stat.S_IMODE(info.st_mode))
+
+    def _write_shadows(self, hidden: str) -> None:
+        """Write lists of passwords that has none, for all users and groups: without them nobody can become another."""
+        for source, name, line in (("passwd", "shadow", "%s:*:19000:0:99999:7:::"), ("group", "gshadow", "%s:*::")):
+            with open("/etc/" + source, encoding="utf-8", errors="surrogateescape") as file:
+                names = [row.split(":")[0] for row in file if ":" in row]
+            path = os.path.join(hidden, name)
+            if os.path.lexists(path):
+                os.unlink(path)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write("".join(line % each + "\n" for each in names).encode("utf-8", "surrogateescape"))
+                os.fchown(file.fileno(), self._ids.root, self._ids.root)

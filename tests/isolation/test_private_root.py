@@ -1,0 +1,436 @@
+"""Slots that are root of roots of their own: what they can do there, and that none of it gets any further."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.isolation.kernel import KERNEL
+
+KEPT = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 18))
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE and SYS_CHROOT."""
+LIMIT = 64
+
+HELPERS = (
+    KERNEL
+    + """
+def mount(source, target, kind, flags=0, data=None):
+    words = [None if word is None else word.encode() for word in (source, target, kind, data)]
+    check(libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]))
+def got(attempts):
+    done = {name: outcome(*attempt) for name, attempt in attempts.items()}
+    print(json.dumps({name: result for name, result in done.items() if result == "ok"}))
+"""
+)
+
+
+@pytest.fixture
+def pair(root: Any) -> Any:
+    """Slots `a` and `b` of one sandbox of root's."""
+    return root.shared("private-root")
+
+
+def test_it_is_root_inside_and_nobody_outside(pair: Any) -> None:
+    status = dict(line.split(":\t") for line in pair.run("a", "cat /proc/self/status").out.strip().split("\n"))
+    assert pair.granted == "private-root"
+    assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"0"} and status["Groups"].split() == []
+    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {KEPT}
+    assert int(status["CapInh"], 16) == int(status["CapAmb"], 16) == 0
+    assert status["Seccomp"] == "2"
+    pair.run("a", "touch mine; touch of-another; chown 1000:1000 of-another")
+    mine, of_another = (pair.directory() / "data" / "slot_0" / name for name in ("mine", "of-another"))
+    assert mine.stat().st_uid > 2_147_483_648 and of_another.stat().st_uid == mine.stat().st_uid + 1000
+    pair.run("a", "rm mine of-another")
+
+
+def test_it_can_do_what_tasks_do(pair: Any) -> None:
+    done = pair.run(
+        "a",
+        "set -e; mkdir /app /tests /logs; echo x >/usr/bin/new; rm /usr/bin/env; mv /usr/share/doc /usr/share/moved\n"
+        "echo 'task:x:1234:1234::/home/task:/bin/sh' >>/etc/passwd; echo 'task:*:19000::::::' >>/etc/shadow\n"
+        "mkdir /home/task; chown task /home/task; chmod 711 /app; su task -c 'touch ~/his && id -u'\n"
+        "cp /bin/sh /usr/local/setuid-sh; chmod 4755 /usr/local/setuid-sh\n"
+        "su task -c '/usr/local/setuid-sh -p -c \"id -u\"'\n"
+        "chroot / /bin/true; stat -c %U /home/task/his; ls -d /usr/share/moved; echo $HOME",
+    )
+    uids = ["1234", "0" if "nosuid" not in pair.run("a", "grep ' /usr ' /proc/self/mountinfo").out else "1234"]
+    assert done.status == 0, done
+    assert done.out.split()[0] == uids[0] and done.out.split()[-3:] == ["task", "/usr/share/moved", "/root"]
+    port = HELPERS + "got({'80': (lambda: socket.create_server(('127.0.0.1', 80)),)})"
+    assert pair.python("a", port) == {"80": "ok"}
+    pair.reset("a")
+
+
+def test_what_it_changes_is_its_own_and_ends_with_its_lease(pair: Any) -> None:
+    name = f"hermes-test-{uuid.uuid4().hex}"
+    places = [
+        f"{folder}/{name}" for folder in ("/usr/bin", "/etc", "/opt", "/root", "/tmp", "/var/lib/dpkg", "/", "/run")
+    ]
+    places = [place for place in places if pair.run("a", f"test -d {os.path.dirname(place)}").status == 0]
+    changed = " ".join(places)
+    before = pair.run("b", "cat /etc/passwd; ls /usr/bin").out
+    made = pair.run("a", f"touch {changed} && rm -rf /usr/bin/env /usr/share/doc && echo x >>/etc/passwd")
+    assert made.status == 0, made
+    for other in ("b", "preparation"):
+        assert pair.run(other, f"ls {changed} 2>/dev/null").out == ""
+    assert not any(Path(place).exists() for place in places) and Path("/usr/bin/env").exists()
+    pair.call("kill", slot="a")
+    assert pair.run("a", f"ls {changed}").status == 0  # its processes are dead, its files are its own still
+    pair.reset("a")
+    assert pair.run("a", f"ls {changed} 2>/dev/null").out == ""
+    assert pair.run("a", "cat /etc/passwd; ls /usr/bin").out == before
+    deadline = time.monotonic() + 20
+    while left := subprocess.run(["find", pair.directory(), "-name", name], capture_output=True).stdout:
+        assert time.monotonic() < deadline, left  # the trash is emptied soon
+        time.sleep(0.1)
+
+
+def test_no_mount_is_in_its_reach(pair: Any) -> None:
+    program = (
+        HELPERS
+        + """
+def climb():
+    os.makedirs("/tmp/place", exist_ok=True)
+    top = os.open("/", os.O_RDONLY)
+    os.chroot("/tmp/place")
+    os.fchdir(top)
+    for _ in range(60):
+        os.chdir("..")
+    os.chroot(".")
+    if os.path.exists("/data/.hermes") or set(os.listdir("/")) != before:
+        raise SystemExit("out")
+    raise OSError(errno.EPERM, "no further than before")
+before = set(os.listdir("/"))
+umount = lambda path: check(libc.umount2(path, 2))
+pivot = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
+got({
+    "tmpfs": (mount, "tmpfs", "/mnt", "tmpfs"),
+    "bind": (mount, "/usr", "/mnt", None, 0x1000),
+    "remount": (mount, None, "/", None, 0x1020),
+    "writable proc": (mount, None, "/proc", None, 0x1020),
+    "proc": (mount, "proc", "/mnt", "proc"),
+    "sysfs": (mount, "sysfs", "/mnt", "sysfs"),
+    "cgroup": (mount, "cgroup", "/mnt", "cgroup", 0, "pids"),
+    "cgroup2": (mount, "cgroup", "/mnt", "cgroup2"),
+    "debugfs": (mount, "debugfs", "/mnt", "debugfs"),
+    "disk": (mount, "/dev/vda", "/mnt", "ext4"),
+    "overlay": (mount, "overlay", "/mnt", "overlay", 0, "lowerdir=/usr:/etc"),
+    "move": (mount, "/proc", "/mnt", None, 8192),
+    "private": (mount, None, "/", None, 0x44000),
+    "umount /": (umount, b"/"),
+    "umount proc": (umount, b"/proc"),
+    "umount null": (umount, b"/proc/keys"),
+    "umount workspace": (umount, os.getcwd().encode()),
+    "pivot_root": (syscall, pivot, b"/", b"/tmp"),
+    "fsopen": (syscall, 430, b"tmpfs", 0),
+    "open_tree": (syscall, 428, -100, b"/", 1),
+    "mount_setattr": (syscall, 442, -100, b"/", 0, struct.pack("QQQQ", 0, 1, 0, 0), 32),
+    "chroot": (climb,),
+})
+"""
+    )
+    assert pair.python("a", program) == {}
+
+
+def test_no_other_namespace_is_in_its_reach(pair: Any) -> None:
+    program = (
+        HELPERS
+        + """
+def namespaces_of(pid, name):
+    descriptor = os.open("/proc/%d/ns/%s" % (pid, name), os.O_RDONLY)
+    check(libc.setns(descriptor, 0))
+attempts = {}
+for name in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"):
+    for pid in (1, os.getpid()):
+        attempts["setns %s of %d" % (name, pid)] = (namespaces_of, pid, name)
+for name, flag in (("user", 0x10000000), ("mnt", 0x20000), ("pid", 0x20000000), ("net", 0x40000000),
+                   ("cgroup", 0x2000000), ("ipc", 0x8000000), ("uts", 0x4000000), ("time", 0x80)):
+    attempts["unshare " + name] = (lambda flag: check(libc.unshare(flag)), flag)
+attempts["clone3"] = (syscall, 435, struct.pack("Q10Q", 0x10000000, *10 * [0]), 88)
+attempts["hostname"] = (socket.sethostname, "other")
+attempts["ids"] = (write, "/proc/self/uid_map", "0 0 1")
+got(attempts)
+"""
+    )
+    assert pair.python("a", program) == {}
+
+
+def test_the_kernel_gives_it_nothing(pair: Any) -> None:
+    program = (
+        HELPERS
+        + """
+numbers = {"x86_64": dict(init_module=175, finit=313, delete=176, kexec=246, iopl=172, ioperm=173, swapon=167,
+    reboot=169, settime=164, acct=163, quotactl=179, syslog=103,
+    add_key=248, request_key=249, keyctl=250, bpf=321, perf=298,
+    userfault=323, fanotify=300, by_handle=304, io_uring=425, settimeofday=164, lookup_dcookie=212)}
+numbers = numbers.get(os.uname().machine, {})
+attempts = {name: (syscall, number, 0, 0, 0, 0) for name, number in numbers.items() if name != "keyctl"}
+handle = struct.pack("Ii", 8, 1) + struct.pack("II", 2, 0)  # of the inode of an ext4's root
+attempts["by_handle"] = (syscall, numbers.get("by_handle", -1), os.open("/", os.O_RDONLY), handle, 0)
+attempts["raised limit"] = (lambda: check(libc.prlimit(0, 7, struct.pack("QQ", 1 << 20, 1 << 20), None)),)
+attempts["nice"] = (os.setpriority, os.PRIO_PROCESS, 0, -10)
+attempts["realtime"] = (os.sched_setscheduler, 0, 1, os.sched_param(1))
+attempts["immutable"] = (lambda: fcntl.ioctl(os.open("f", os.O_RDWR | os.O_CREAT), 0x40086602, struct.pack("l", 0x10)),)
+attempts["trusted"] = (os.setxattr, "/tmp", "trusted.overlay.opaque", b"y")
+attempts["capability"] = (os.setxattr, "f", "security.capability", struct.pack("<IIIII", 0x2000001, 1 << 21, 0, 0, 0))
+for kind, number in (("character", 0o20666), ("block", 0o60666)):
+    for major, minor in ((1, 1), (254, 0), (10, 229), (5, 1)):
+        attempts["%s device %d:%d" % (kind, major, minor)] = (
+            os.mknod, "/tmp/%s-%d-%d" % (kind, major, minor), number, os.makedev(major, minor))
+for family in (17, 40, 38, 15, 44):
+    for kind in (1, 2, 3):
+        attempts["socket %d %d" % (family, kind)] = (socket.socket, family, kind)
+attempts["raw"] = (socket.socket, socket.AF_INET, socket.SOCK_RAW, 1)
+attempts["netlink"] = (socket.socket, 16, 3, 9)
+got(attempts)
+"""
+    )
+    assert pair.python("a", program) == {}
+
+
+def test_no_setting_of_the_kernel_can_be_written(pair: Any) -> None:
+    program = (
+        HELPERS
+        + """
+found = []
+for folder, _, names in os.walk("/proc/sys"):
+    for name in names:
+        try:
+            os.close(os.open(os.path.join(folder, name), os.O_WRONLY))
+            found.append(os.path.join(folder, name))
+        except OSError:
+            pass
+for path in ("/proc/sysrq-trigger", "/proc/self/oom_score_adj", "/proc/1/oom_score_adj", "/proc/self/uid_map",
+             "/proc/self/setgroups", "/proc/irq/default_smp_affinity", "/proc/self/attr/current", "/proc/1/clear_refs"):
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        found.append(path)
+    except OSError:
+        pass
+shown = [path for path in ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/vmallocinfo")
+         if os.path.exists(path) and outcome(lambda: open(path, "rb").read(1)) == "ok" and open(path, "rb").read(1)]
+print(json.dumps([[path for path in found if not path.startswith("/proc/sysrq") or os.stat(path).st_rdev == 0], shown,
+                  os.path.exists("/sys/fs/cgroup") or os.path.exists("/sys/kernel")]))
+"""
+    )
+    assert pair.python("a", program) == [[], [], False]
+    nodes = {"null", "zero", "full", "random", "urandom", "tty"}
+    links = {"fd", "stdin", "stdout", "stderr", "ptmx", "pts", "shm"}
+    assert set(pair.run("a", "ls /dev").out.split()) <= nodes | links
+
+
+def test_its_parent_is_out_of_reach(pair: Any) -> None:
+    program = (
+        HELPERS
+        + """
+vectors = struct.pack("PLPL", 4096, 8, 4096, 8)
+def read(name):
+    return open("/proc/1/" + name, "rb").read(1)
+attempts = {name: (read, name) for name in ("environ", "mem", "maps", "auxv", "stack", "syscall", "io")}
+attempts["ptrace"] = (lambda: check(libc.ptrace(0x4206, 1, None, None)),)
+attempts["root"] = (os.listdir, "/proc/1/root/")
+attempts["cwd"] = (os.listdir, "/proc/1/cwd/")
+attempts["memory"] = (lambda: check(libc.process_vm_readv(1, vectors, 1, vectors, 1, 0)),)
+attempts["kcmp"] = (syscall, 312, 1, os.getpid(), 0, 0, 0)
+for number in range(150):
+    attempts["fd %d" % number] = (os.readlink, "/proc/1/fd/%d" % number)
+try:
+    handle = syscall(434, 1, 0)
+    for number in (0, 3, 9, *range(98, 110)):
+        attempts["take %d" % number] = (syscall, 438, handle, number, 0)
+except OSError:
+    pass
+got(attempts)
+"""
+    )
+    assert pair.python("a", program) == {}
+    killed = pair.run("a", "kill -9 1; kill -STOP 1; kill -9 -1; echo $$ still here", timeout_s=10)
+    assert killed.status in (0, -9, 137), killed
+    assert pair.run("a", "echo alive").out == "alive\n"
+
+
+def test_neighbours_and_the_guest_are_not_there(pair: Any) -> None:
+    pair.call("write", slot="b", path="secret", text="of b")
+    pair.run("b", "echo of b >/root/secret; echo of b >/tmp/secret")
+    paths = ["/data/slot_1", "/data/slot_1/secret", "/data/.hermes", "/data/.slots/slot_1", "/data/.slots/trash"]
+    paths += ["/root/secret", "/tmp/secret", "/data/prepared/private", "/data/.slots/slot_0/root", "/tmp/hermes-rl-0"]
+    there = [path for path in paths if pair.run("a", ["test", "-e", path]).status == 0]
+    assert there == []
+    assert (
+        pair.run("a", "find / -xdev -name secret 2>/dev/null; grep -l 'of b' /proc/[0-9]*/environ 2>/dev/null").out
+        == ""
+    )
+    program = HELPERS + "print(json.dumps([int(name) for name in os.listdir('/proc') if name.isdigit()]))"
+    assert set(pair.python("a", program)) & set(pair.python("b", program)) <= set(range(20_000))
+    assert pair.python("a", "import json, socket; print(json.dumps([n for _, n in socket.if_nameindex()]))") == ["lo"]
+    pair.reset("b")
+
+
+@pytest.fixture
+def system_file() -> Iterator[Callable[[str, int], Path]]:
+    """Makes files of the host in a directory that slots see."""
+    folder = Path("/usr/local/share", f"hermes-test-{uuid.uuid4().hex}")
+    folder.mkdir()
+
+    def make(name: str, mode: int) -> Path:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("secret of the host")
+        path.chmod(mode)
+        return path
+
+    yield make
+    shutil.rmtree(folder)
+
+
+@pytest.mark.full
+def test_of_the_host_it_sees_what_any_user_may_read(root: Any, system_file: Callable[[str, int], Path]) -> None:
+    hidden = [system_file("hidden", 0o600), system_file("of-a-group", 0o640), system_file("closed/file", 0o644)]
+    hidden[2].parent.chmod(0o700)
+    shown = system_file("shown", 0o644)
+    with root.started("private-root", "a") as driver:
+        for path in hidden:
+            assert driver.run("a", ["cat", str(path)]).status != 0
+        assert driver.run("a", ["cat", str(shown)]).out == "secret of the host"
+        fields = [line.split(":")[1] for line in driver.run("a", "cat /etc/shadow").out.strip().split("\n")]
+        assert fields and set(fields) == {"*"}
+        keys = driver.run("a", "cat /etc/ssh/ssh_host_* /etc/ssl/private/* 2>/dev/null | grep -c PRIVATE").out
+        assert keys.strip() == "0"
+
+
+@pytest.mark.full
+def test_visible_paths_show_what_any_user_may_read(root: Any) -> None:
+    folder = root.account.folder / f"visible-{uuid.uuid4().hex}"
+    folder.mkdir()
+    (folder / "open").write_text("open")
+    (folder / "closed").write_text("closed")
+    (folder / "closed").chmod(0o600)
+    with root.started("private-root", "a", visible_paths=[str(folder)]) as driver:
+        assert (
+            driver.run("a", f"cat {folder}/open; cat {folder}/closed; touch {folder}/new; rm {folder}/open").out
+            == "open"
+        )
+    assert (folder / "open").exists() and not (folder / "new").exists()
+
+
+@pytest.mark.full
+def test_processes_are_bounded_whatever_user_they_have(root: Any) -> None:
+    bomb = """if 1:
+        import os, sys, time
+        made = 0
+        for uid in range(40):
+            if os.fork() == 0:
+                try:
+                    if uid:
+                        os.setuid(1000 + uid)
+                    while True:
+                        if os.fork() == 0:
+                            time.sleep(30)
+                            os._exit(0)
+                except OSError:
+                    time.sleep(30)
+                    os._exit(0)
+        """
+    with root.started("private-root", "a", "b", max_processes=LIMIT) as driver:
+        driver.call("start", slot="a", command=["python3", "-I", "-S", "-c", bomb])
+        counts = [0]
+        while len(counts) < 100 and (counts[-1] < LIMIT // 2 or counts[-1] > counts[-2]):
+            time.sleep(0.1)
+            counts.append(_processes_of(driver))
+        assert LIMIT // 2 <= counts[-1] <= LIMIT + 4, counts
+        assert driver.run("b", "for i in 1 2 3 4 5 6 7 8; do true | true; done; echo fine").out == "fine\n"
+        driver.reset("a")
+        assert driver.run("a", "echo alive").out == "alive\n"
+
+
+def _processes_of(driver: Any) -> int:
+    """How many processes of this host have user ids of the sandbox's roots."""
+    first, count = (driver.directory() / "data" / "slot_0").stat().st_uid, 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            status = dict(line.split(":\t", 1) for line in Path("/proc", name, "status").read_text().splitlines())
+            count += first <= int(status["Uid"].split()[0]) < first + 65_536
+    return count
+
+
+def test_what_is_prepared_is_read_only_and_its_private_part_is_hidden(pair: Any) -> None:
+    key = uuid.uuid4().hex
+    shared = pair.call("prepare", slot="a", key=key, command="echo text >file", private=False)
+    private = pair.call("prepare", slot="a", key=key, command="echo text >file", private=True)
+    assert pair.run("a", f"cat {shared}/file").out == "text\n"
+    assert pair.run("a", f"echo x >{shared}/file; rm -f {shared}/file; chmod 777 {shared}").status != 0
+    assert pair.run("b", f"cat {shared}/file; cat {private}/file").out == "text\n"
+
+
+@pytest.mark.full
+def test_a_root_can_start_from_a_directory(root: Any) -> None:
+    image = root.account.folder / f"image-{uuid.uuid4().hex}"
+    for name in ("usr/bin", "etc", "app", "root", "tmp"):
+        (image / name).mkdir(parents=True)
+    (image / "app" / "of-the-image").write_text("here")
+    (image / "app" / "of-the-image").chmod(0o600)  # all of an image is the slot's
+    (image / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    os.symlink("usr/bin", image / "bin")
+    for program in ("sh", "cat", "ls", "touch", "rm"):
+        _install(Path(shutil.which(program) or f"/bin/{program}"), image / "usr" / "bin" / program, image)
+    with root.started("private-root", "a", "b", root=str(image)) as driver:
+        assert driver.run("a", "cat /app/of-the-image").out == "here"
+        listed = {path.name for path in image.iterdir()} | {"data", "dev", "proc"}
+        assert set(driver.run("a", "ls /").out.split()) == listed
+        assert driver.run("a", "rm /app/of-the-image && touch /app/new").status == 0
+        assert driver.run("b", "ls /app").out == "of-the-image\n"
+    assert os.listdir(image / "app") == ["of-the-image"]
+
+
+def _install(program: Path, target: Path, image: Path) -> None:
+    """Copy a program and the libraries that it needs."""
+    shutil.copy(program, target)
+    listed = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True).stdout
+    for path in (Path(word) for word in listed.split() if word.startswith("/")):
+        copy = image / str(path)[1:]
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if not copy.exists():
+            shutil.copy(path, copy)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("path", "level", "reason"),
+    [
+        ("/", "private-root", "no usr"),
+        ("relative", "private-root", "no usr"),
+        ("/usr", "namespace", "level 'private-root'"),
+    ],
+)
+def test_a_directory_that_is_no_system_is_refused(root: Any, path: str, level: str, reason: str) -> None:
+    with pytest.raises(Exception, match=reason) as refused, root.started(level, "a", root=path):
+        pass
+    assert refused.value.kind == "PolicyError"
+
+
+@pytest.mark.full
+def test_an_ordinary_users_driver_is_refused(ordinary: Any) -> None:
+    with pytest.raises(Exception, match="can't grant isolation 'private-root'") as refused:
+        ordinary.shared("private-root")
+    assert refused.value.kind == "PolicyError"
+
+
+def test_files_go_in_and_out_as_root(pair: Any) -> None:
+    pair.call("write", slot="a", path="/usr/share/new-file", text="text")
+    assert pair.call("read", slot="a", path="/usr/share/new-file") == "text"
+    assert pair.run("a", "stat -c '%u %a' /usr/share/new-file").out.startswith("0 ")
+    spooled = pair.run("a", "echo spooled", spool=True).spool
+    assert pair.run("a", ["cat", spooled]).out == "spooled\n"
+    assert stat.S_ISDIR((pair.directory() / "data").stat().st_mode)
+    assert pair.run("b", ["test", "-e", "/usr/share/new-file"]).status != 0
+    pair.reset("a")
