@@ -14,6 +14,7 @@ from benchmarks import (
     batch,
     checkouts,
     datagen,
+    images,
     latency,
     output,
     parsers,
@@ -46,6 +47,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "parsers": parsers.rows,
     "docker": peers_docker.rows,
     "docker-rollouts": peers_rollouts.rows,
+    "images": images.rows,
     "ssh": peers_ssh.rows,
     "modal": peers_modal.rows,
     "view": view.rows,
@@ -53,7 +55,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "trl-reset": trl_reset.rows,
 }
 
-NOT_QUICK = ("swe-smith", "checkouts", "datagen", "docker-rollouts", "atropos", "trl-reset")
+NOT_QUICK = ("swe-smith", "checkouts", "datagen", "docker-rollouts", "images", "atropos", "trl-reset")
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         ErrorKind,
         FailureKind,
         HermesError,
+        ImageError,
         InfraError,
         ModelError,
         PluginError,
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
     from hermes_core.sandbox.channels.process import AsyncioStreamChannel
     from hermes_core.sandbox.channels.sockets import SocketChannel
     from hermes_core.sandbox.channels.streams import AsyncStreamChannel
-    from hermes_core.sandbox.commands import CommandResult, ExecutionResult, SandboxImage, Slot, SlotCommands
+    from hermes_core.sandbox.commands import CommandResult, Cwd, ExecutionResult, SandboxImage, Slot, SlotCommands
     from hermes_core.sandbox.contract import (
         Backend,
         Capabilities,
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
         SlotUser,
         TerminalVariables,
     )
+    from hermes_core.sandbox.images import Image, ImageBuild, context_digest, write_context
     from hermes_core.sandbox.pool.preparation import NewSandbox
     from hermes_core.settings import Settings, read_profiles
     from hermes_core.sink import Sink
@@ -190,6 +192,7 @@ _PLACES = {
     "ErrorKind": "hermes_core.errors",
     "FailureKind": "hermes_core.errors",
     "HermesError": "hermes_core.errors",
+    "ImageError": "hermes_core.errors",
     "InfraError": "hermes_core.errors",
     "ModelError": "hermes_core.errors",
     "PluginError": "hermes_core.errors",
@@ -235,7 +238,12 @@ _PLACES = {
     "TerminalVariables": "hermes_core.sandbox.contract",
     "CommandResult": "hermes_core.sandbox.commands",
     "ExecutionResult": "hermes_core.sandbox.commands",
+    "Cwd": "hermes_core.sandbox.commands",
     "SandboxImage": "hermes_core.sandbox.commands",
+    "write_context": "hermes_core.sandbox.images",
+    "context_digest": "hermes_core.sandbox.images",
+    "ImageBuild": "hermes_core.sandbox.images",
+    "Image": "hermes_core.sandbox.images",
     "Slot": "hermes_core.sandbox.commands",
     "NewSandbox": "hermes_core.sandbox.pool.preparation",
     "Settings": "hermes_core.settings",
@@ -278,6 +286,7 @@ __all__ = [
     "CommandError",
     "CommandResult",
     "ConfigError",
+    "Cwd",
     "DatasetError",
     "Diagnosis",
     "Disturbed",
@@ -296,6 +305,9 @@ __all__ = [
     "Group",
     "GroupRoller",
     "HermesError",
+    "Image",
+    "ImageBuild",
+    "ImageError",
     "InfraError",
     "Isolation",
     "Item",
@@ -369,6 +381,7 @@ __all__ = [
     "checked_row",
     "chosen_agent",
     "cleanup_vm",
+    "context_digest",
     "export_run",
     "function_tool",
     "hookimpl",
@@ -390,6 +403,7 @@ __all__ = [
     "terminal_tool",
     "validate",
     "validated",
+    "write_context",
 ]
 
 

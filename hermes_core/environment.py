@@ -12,7 +12,9 @@ from typing import Any, ClassVar, overload
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hermes_core.errors import DatasetError, SetupFailed
+from hermes_core.sandbox.commands import Cwd
 from hermes_core.sandbox.contract import Isolation, SlotUser
+from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.provision import PrepareSandbox
 
 Item = Mapping[str, Any]
@@ -144,13 +146,18 @@ class Environment(ABC):
         """Return the weakest isolation level that satisfies `isolation` and `needs`."""
         return max(self.isolation, Isolation.NAMESPACE) if self.needs else self.isolation
 
-    def image(self, item: Item) -> str | None:
-        """Return the image for this item's sandboxes, or None for the profile's image."""
+    def image(self, item: Item) -> Image | None:
+        """Return the image for this item's sandboxes, by name or to be built, or None for the profile's image."""
         return None
 
-    def cwd(self, item: Item) -> str | None:
-        """Return the directory in which commands and tools start, relative to the workspace or absolute. None is the
-        workspace."""
+    def images(self, item: Item) -> Sequence[Image]:
+        """Return all images that the item's rollouts use, to be made before the first of them needs one."""
+        image = self.image(item)
+        return () if image is None else (image,)
+
+    def cwd(self, item: Item) -> str | Cwd | None:
+        """Return the directory in which commands and tools start: relative to the workspace, absolute, or `Cwd.IMAGE`
+        for the image's own. None is the workspace."""
         return None
 
     def variables(self, item: Item) -> Mapping[str, str]:

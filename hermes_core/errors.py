@@ -40,6 +40,7 @@ class FailureKind(_Word):
     """Why a rollout failed, as carried by the trajectory record's `failure.kind`."""
 
     INFRA = "infra"
+    IMAGE = "image"
     SETUP = "setup"
     MODEL = "model"
     VERIFIER = "verifier"
@@ -143,6 +144,13 @@ class ProvisionError(InfraError):
         super().__init__(message, **where)
         if retryable is not None:
             self.retryable = retryable
+
+
+class ImageError(ProvisionError):
+    """An image can't be had, and trying again does not help: its Dockerfile fails or takes too long, or no registry
+    gives it to us."""
+
+    retryable = False
 
 
 class ChannelLost(InfraError):

@@ -12,29 +12,40 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from hermes_core.aio import TaskSet
+from hermes_core.aio import SingleFlight, TaskSet
 from hermes_core.errors import (
     ConfigError,
     ErrorKind,
     HermesError,
+    ImageError,
     InfraError,
     PolicyError,
     SandboxLost,
     StaleSlotError,
     UnknownNameError,
     UsageError,
+    plugin_fault,
 )
 from hermes_core.events import Events
-from hermes_core.sandbox.commands import PREPARE, Around, ExecutionResult, Slot, SlotCommands
-from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
+from hermes_core.sandbox.commands import PREPARE, Around, Cwd, ExecutionResult, Slot, SlotCommands, start_directory
+from hermes_core.sandbox.contract import Backend, CanBuild, Isolation, SandboxConfig
+from hermes_core.sandbox.images import Image, ImageBuild
 from hermes_core.sandbox.pool.checkpoint import Checkpoint, SavedSandbox
 from hermes_core.sandbox.pool.cost import SandboxUsage
 from hermes_core.sandbox.pool.leases import Lease, stale
 from hermes_core.sandbox.pool.pool import Pool
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
-from hermes_core.sandbox.pool.provision import ClientFactory, PrepareSandbox, Provisioner, start_guest
+from hermes_core.sandbox.pool.provision import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    ClientFactory,
+    PrepareSandbox,
+    Provisioner,
+    retryable,
+    start_guest,
+)
 from hermes_core.sandbox.pool.watches import Subscriber, Watchers
 from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
@@ -117,6 +128,8 @@ class ToolBackend:
         self._refused: dict[str, PolicyError] = {}
         """Profiles that this backend can't serve."""
         self._add_pools(profiles)
+        self._images: SingleFlight[str | ImageError] = SingleFlight("the image", keep=True, go_on=True)
+        """The names of images that are ready, or why they can't be had."""
         self._tools = tools
         self.default_timeout_s = self._pool(default_profile).config.execution_timeout_s
 
@@ -246,8 +259,8 @@ class ToolBackend:
         trajectory_id: str | None = None,
         *,
         profile: str | None = None,
-        image: str | None = None,
-        cwd: str | None = None,
+        image: Image | None = None,
+        cwd: str | Cwd | None = None,
         env: Mapping[str, str] | None = None,
         group: str | None = None,
         verification: bool = False,
@@ -258,26 +271,30 @@ class ToolBackend:
 
         Args:
             trajectory_id: the trajectory that the slot is for; a new id if None.
-            image: an image to use instead of the profile's own. Each image has a pool of its own, with the profile's
-                other settings and no warm sandboxes, named after the profile and the image.
+            image: an image to use instead of the profile's own, by name or to be built. Each image has a pool of its
+                own, with the profile's other settings and no warm sandboxes, named after the profile and the image.
             cwd: directory in which commands and tools start and at which relative paths begin, absolute or relative to
-                the workspace. None is the workspace.
+                the workspace; or `Cwd.IMAGE`. None is the workspace.
             env: environment variables of every command in the slot.
             group: slots of one group are placed on one sandbox where possible.
             verification: whether the slot may be one reserved for verification; it is then a pristine one.
             apart_from: the id of a sandbox to avoid while another one has a vacant slot.
-            timeout_s: maximum wait in seconds; the profile's `acquire_timeout_s` if None.
+            timeout_s: maximum wait in seconds; the profile's `acquire_timeout_s` if None. It begins when the image is
+                ready, whose build has a limit of its own.
 
         Raises:
             AcquireTimeout: no slot became free in time.
+            ImageError: the image can't be had.
             ProvisionError, PolicyError: no sandbox can be made, and there is none to wait for.
             CostLimitReached: the profile's `max_cost` is spent.
             UnknownNameError: there is no such profile.
             ConfigError: the profile can't be used with another image.
         """
         name = profile or self.default_profile
-        pool = self._pool(name) if image is None else self._pool_of_image(name, image)
+        pool = self._pool(name)
         limit = pool.config.acquire_timeout_s if timeout_s is None else check_time_limit(timeout_s)
+        if image is not None:
+            pool = self._pool_of_image(name, await self._image_within(image, name, limit))
         lease = await pool.acquire(
             trajectory_id or uuid.uuid4().hex,
             group=group,
@@ -285,9 +302,56 @@ class ToolBackend:
             timeout_s=limit,
             apart_from=apart_from,
         )
-        lease.cwd, lease.env = cwd or "", dict(env or {})
+        lease.cwd, lease.env = start_directory(cwd, lease.slot.image), dict(env or {})
         self._leases[lease.slot.slot_id, lease.slot.generation] = lease
         return lease.slot
+
+    async def prepare_image(self, image: Image, *, profile: str | None = None) -> str:
+        """Make an image ready before a slot needs it: build it or fetch it, once for all who ask. Return its name.
+
+        It goes on if the caller is cancelled, and ends with this tool backend. An image that can't be had is not tried
+        again: all who ask get the error. A backend that does not build images fetches one when it makes a sandbox.
+
+        Raises:
+            ImageError: the image can't be had.
+            ProvisionError: the backend, or a registry, failed.
+            PolicyError: the backend builds no images.
+            UnknownNameError: there is no such profile.
+        """
+        check_builds(self.backend, image)
+        name = profile or self.default_profile
+        config = self._pool(name).config
+        if not self.backend.capabilities.builds:
+            assert isinstance(image, str)
+            return image
+        made = await self._images.get(self._tasks, functools.partial(self._make_image, image, config), (name, image))
+        if isinstance(made, ImageError):
+            raise made.twin() from made
+        return made
+
+    async def _make_image(self, image: Image, config: SandboxConfig) -> str | ImageError:
+        try:
+            return await cast(CanBuild, self.backend).prepare_image(image, config)
+        except ImageError as error:
+            return error  # kept like an image
+        except HermesError:
+            raise
+        except Exception as error:
+            raise plugin_fault(self.backend, "prepare_image", error) from error
+
+    async def _image_within(self, image: Image, profile: str, patience_s: float) -> str:
+        """Return the name of an image that is ready. Failures that may pass are tried again for this long."""
+        loop, pause = asyncio.get_running_loop(), FIRST_PAUSE_S
+        deadline = loop.time() + patience_s
+        while True:
+            try:
+                return await self.prepare_image(image, profile=profile)
+            except InfraError as error:
+                if not retryable(error) or loop.time() + pause > deadline:
+                    raise
+                log.warning("image %s could not be made, and is tried again: %s", image, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def release(self, slot: Slot, *, reset_workspace: bool = False) -> None:
         """End the lease. Kill its processes and, if asked, remove its files, and verify both.
@@ -306,8 +370,8 @@ class ToolBackend:
         trajectory_id: str | None = None,
         *,
         profile: str | None = None,
-        image: str | None = None,
-        cwd: str | None = None,
+        image: Image | None = None,
+        cwd: str | Cwd | None = None,
         env: Mapping[str, str] | None = None,
         group: str | None = None,
         verification: bool = False,
@@ -617,6 +681,19 @@ class ToolBackend:
         if lease is None:
             raise stale(slot)
         return lease
+
+
+def check_builds(backend: Backend, image: Image | None) -> None:
+    """Refuse an image that is to be built if the backend builds none.
+
+    Raises:
+        PolicyError: it builds none.
+    """
+    if isinstance(image, ImageBuild) and not backend.capabilities.builds:
+        raise PolicyError(
+            f"backend {backend.name!r} builds no images, and {image} is to be built",
+            hint="use a backend that builds images, such as one with containers, or name an image that exists",
+        )
 
 
 def _about(saved: SavedSandbox) -> tuple[str, str, str]:

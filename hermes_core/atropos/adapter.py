@@ -15,6 +15,7 @@ from hermes_core.envs.rollout import Rollout
 from hermes_core.envs.tool_context import ToolContext
 from hermes_core.errors import DatasetError, VerifierError
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.images import Image
 
 
 class AdaptedEnvironment(Environment):
@@ -37,7 +38,7 @@ class AdaptedEnvironment(Environment):
         *,
         format_prompt: Callable[[Item], str],
         compute_reward: Callable[[Item, AgentResult, ToolContext], Awaitable[float]],
-        image: Callable[[Item], str | None],
+        image: Callable[[Item], Image | None],
         setup: Callable[..., Any] | None = None,
         verify: Callable[..., Any] | None = None,
     ) -> None:
@@ -65,7 +66,7 @@ class AdaptedEnvironment(Environment):
             text = json.dumps(item, sort_keys=True, default=repr)
             return f"item-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
-    def image(self, item: Item) -> str | None:
+    def image(self, item: Item) -> Image | None:
         """Return the image of the item's sandboxes, if the subclass names one."""
         return self._image(item)
 

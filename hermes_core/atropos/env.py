@@ -47,6 +47,7 @@ from hermes_core.envs.tool_context import ToolContext
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.images import Image
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +157,8 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Evaluate. Called every `steps_per_eval` steps of the trainer, and by the command `evaluate`."""
 
-    def image(self, item: Item) -> str | None:
-        """Return the image for this item's sandboxes, or None for the profile's image."""
+    def image(self, item: Item) -> Image | None:
+        """Return the image for this item's sandboxes, by name or to be built, or None for the profile's image."""
         return None
 
     def make_environment(self, runtime: Runtime) -> Environment:

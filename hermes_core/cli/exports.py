@@ -39,7 +39,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print the r
     *("--failure", "failures"),
     multiple=True,
     metavar="KIND",
-    help="Only rollouts with this failure: infra, setup, model, verifier, cancelled or none; may be repeated "
+    help="Only rollouts with this failure: infra, image, setup, model, verifier, cancelled or none; may be repeated "
     "[none; all for atif, harbor and eval].",
 )
 @click.option("--max-tokens", type=int, metavar="N", help="Only rollouts of at most N tokens, prompt included.")

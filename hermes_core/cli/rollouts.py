@@ -97,7 +97,7 @@ _STOP_ON_INFRA: Callable[[Command], Command] = click.option(
     *("--stop-on-infra",),
     type=float,
     metavar="RATE",
-    help="Stop when more than this share (0 to 1) of the last 20 rollouts were infra or model failures.",
+    help="Stop when more than this share (0 to 1) of the last 20 rollouts were infra, image or model failures.",
 )
 
 

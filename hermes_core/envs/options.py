@@ -23,6 +23,9 @@ BASELINES = frozenset({"oracle", "nop"})
 MOST_AT_A_TIME = 1 << 16
 """Maximum number of rollouts of a group, and of rollouts at the same time. A larger number is a typing error."""
 
+MOST_PREFETCHED = 1 << 10
+"""Maximum number of groups whose images are made ahead."""
+
 PATIENCE = frozenset(
     {
         *("endpoint_patience_s", "max_retries", "max_retry_wait_s", "request_timeout_s"),
@@ -78,11 +81,13 @@ class RunOptions(BaseModel):
     stall_timeout: float | None = Field(default=1800.0, gt=0)
     """Seconds without the end of a rollout, although some run, after which the stacks of all tasks and threads are
     written to `stalls.txt` in the run's folder. Ten seconds of a blocked event loop are a stall, too. None is off."""
+    prefetch: int = Field(default=4, ge=0, le=MOST_PREFETCHED)
+    """Number of groups whose images are built or fetched ahead, while the groups before them run. 0 is none."""
     infra_retries: int = Field(default=2, ge=0)
     """How often a rollout is started again after an infrastructure failure."""
     stop_on_infra: float | None = Field(default=None, ge=0, le=1)
-    """Stop the run if more than this share (0 to 1) of the last 10 to 20 rollouts failed because of the infrastructure
-    or the model's endpoint."""
+    """Stop the run if more than this share (0 to 1) of the last 10 to 20 rollouts failed because of the infrastructure,
+    their images or the model's endpoint."""
     max_cost: float | None = Field(default=None, gt=0)
     """Begin no rollout once the model's tokens have cost this much, in US dollars, in all sessions of the run together.
     Rollouts that run then are finished. It needs the agent's `prices`."""

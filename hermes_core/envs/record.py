@@ -152,7 +152,7 @@ class Record:
             "turns": [{**vars(turn)} for turn in self.turns],
             "calls": [{**vars(call), "error": call.error and call.error.to_json()} for call in self.calls],
             "cut": list(self.cut),
-            "image": self.image and asdict(self.image),
+            "image": self.image and {"name": self.image.name, "digest": self.image.digest},
             "versions": dict(self.versions),
             "item": dict(self.item),
             "details": dict(self.details),

@@ -45,7 +45,7 @@ from hermes_core.errors import (
     VerifierError,
 )
 from hermes_core.plugins.calling import EnvironmentHooks
-from hermes_core.sandbox.commands import ExecutionResult, Slot
+from hermes_core.sandbox.commands import Cwd, ExecutionResult, Slot, start_directory
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import CallContext
@@ -554,7 +554,7 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
                 log.warning("trajectory %s: the slot was not released cleanly: %s", trajectory.trajectory_id, error)
 
 
-async def _make_cwd(rollout: Rollout, cwd: str | None) -> None:
+async def _make_cwd(rollout: Rollout, cwd: str | Cwd | None) -> None:
     """Make the directory in which the item's commands start, if it is missing.
 
     Raises:
@@ -562,10 +562,11 @@ async def _make_cwd(rollout: Rollout, cwd: str | None) -> None:
     """
     if cwd is None:
         return
-    made = await rollout.commands.run(["mkdir", "-p", "--", cwd], cwd=rollout.slot.workspace_dir)
+    directory = start_directory(cwd, rollout.slot.image) or rollout.slot.workspace_dir
+    made = await rollout.commands.run(["mkdir", "-p", "--", directory], cwd=rollout.slot.workspace_dir)
     if not made.ok:
         raise SetupFailed(
-            f"the item's cwd {cwd!r} can't be made: {made.error_text.strip()}",
+            f"the item's cwd {directory!r} can't be made: {made.error_text.strip()}",
             hint="name a directory of its image, or one below the workspace",
         )
 

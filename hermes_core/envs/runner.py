@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +20,9 @@ from hermes_core.aio import alongside
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, check_price
 from hermes_core.envs.plain import json_line
+from hermes_core.envs.prefetch import Prefetch
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
-from hermes_core.envs.session import Tools, broken, open_session, versions
+from hermes_core.envs.session import Session, Tools, broken, open_session, versions
 from hermes_core.envs.stalls import STALLS
 from hermes_core.envs.store import TRAJECTORIES, OutputFolder
 from hermes_core.envs.summary import Key, NoProgress, Progress, RunSummary, Tally
@@ -36,8 +37,10 @@ from hermes_core.errors import (
     describe,
 )
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Backend
 from hermes_core.sandbox.pool.cost import CostLimitReached, SandboxUsage
 from hermes_core.sink import Sink
+from hermes_core.tool_backend import check_builds
 from hermes_core.validation import validated
 
 log = logging.getLogger(__name__)
@@ -118,12 +121,13 @@ async def run_rollouts(
         )
         run = Run(
             tools=session.tools,
-            jobs=Jobs(session.environment, session.tools, chosen.group_size),
+            jobs=Jobs(session, chosen.group_size),
             on_record=on_record,
             sinks=opened,
             progress=progress or NoProgress(),
             stop_on_infra=chosen.stop_on_infra,
             max_cost=chosen.max_cost,
+            prefetch=chosen.prefetch,
         )
         if out_dir is not None:
             run.folder = OutputFolder(Path(out_dir))
@@ -203,10 +207,12 @@ class Jobs:
 
     Raises:
         DatasetError: there are no items, or two have the same id, or one names tools that do not exist.
+        PolicyError: the image of one is to be built, and the run's backend builds none.
         PluginError: the environment is broken.
     """
 
-    def __init__(self, environment: Environment, tools: Tools, group_size: int) -> None:
+    def __init__(self, session: Session, group_size: int) -> None:
+        environment = session.environment
         self._group_size = group_size
         self.item_ids: dict[str, None] = {}
         """The items' ids, in order."""
@@ -214,13 +220,13 @@ class Jobs:
         """Whether one of them needs a slot."""
         try:
             self._items = environment.selected_items()
-            self._check(environment, tools)
+            self._check(environment, session.tools, session.backend)
         except HermesError:
             raise
         except Exception as error:
             raise broken(environment, "items() or item_id()", error) from error
 
-    def _check(self, environment: Environment, tools: Tools) -> None:
+    def _check(self, environment: Environment, tools: Tools, backend: Backend) -> None:
         for item in self._items:
             item_id = environment.item_id(item)
             if item_id in self.item_ids:
@@ -233,6 +239,9 @@ class Jobs:
                 self.need_slots |= tools.need_slot(item, item_id)
             except UnknownNameError as error:
                 raise DatasetError(f"item {item_id!r}: {error.message}", hint=error.hint) from error
+            if environment.item_images:
+                for image in environment.images(item):
+                    check_builds(backend, image)
         if not self.item_ids:
             raise DatasetError(
                 f"environment {environment.name!r} has no items",
@@ -245,6 +254,12 @@ class Jobs:
     def count(self, done: Callable[[Key], bool]) -> int:
         """Return the number of rollouts that are not done."""
         return sum(not done((item_id, index)) for item_id in self.item_ids for index in range(self._group_size))
+
+    def items_left(self, done: Callable[[Key], bool]) -> Iterator[Item]:
+        """Yield the items that have rollouts which are not done."""
+        for number, item_id in enumerate(self.item_ids):
+            if not all(done((item_id, index)) for index in range(self._group_size)):
+                yield self._items[number]
 
     def left(self, done: Callable[[Key], bool]) -> Iterator[Job]:
         """Yield the rollouts that are not done."""
@@ -267,6 +282,7 @@ class Run:
     progress: Progress = field(default_factory=NoProgress)
     stop_on_infra: float | None = None
     max_cost: float | None = None
+    prefetch: int = 0
     folder: OutputFolder | None = None
     tally: Tally = field(default_factory=Tally)
     _stopped: str | None = None
@@ -277,9 +293,11 @@ class Run:
         """Do the rollouts that are left, and return a summary, even if an error ends the run."""
         self.tally.start_session()
         self.progress.begin(len(self.jobs), self.tally)
+        items = self.jobs.items_left(self.tally.was_done_before)
+        prefetch = Prefetch(context.environment, context.backend, context.profile, items, self.prefetch)
         try:
-            async with alongside(self._show()):
-                await each(self._left(), lambda job: self._one(context, job), concurrency)
+            async with alongside(self._show()), aclosing(prefetch):
+                await each(self._left(prefetch), lambda job: self._one(context, job), concurrency)
         except STOPPING as error:
             self._stopped = str(error)
         except BaseException as error:
@@ -309,8 +327,13 @@ class Run:
         """Return how many rollouts are to be done."""
         return self.jobs.count(self.tally.was_done_before)
 
-    def _left(self) -> Iterator[Job]:
-        return itertools.takewhile(lambda _: self._may_begin(), self.jobs.left(self.tally.was_done_before))
+    def _left(self, prefetch: Prefetch) -> Iterator[Job]:
+        item_id: str | None = None
+        for job in itertools.takewhile(lambda _: self._may_begin(), self.jobs.left(self.tally.was_done_before)):
+            if self.prefetch and job.item_id != item_id:
+                item_id = job.item_id
+                prefetch.group_begins()
+            yield job
 
     def _may_begin(self) -> bool:
         """Return whether another rollout may begin; if the money is spent, note it."""
@@ -364,7 +387,7 @@ class Run:
         if self.stop_on_infra is not None and self.tally.infra_rate() > self.stop_on_infra:
             rate = self.tally.infra_rate()
             self._stopped = (
-                f"{rate:.0%} of the last rollouts were failures of the infrastructure or the model's endpoint"
+                f"{rate:.0%} of the last rollouts were failures of the infrastructure, images or the model's endpoint"
             )
         return written
 

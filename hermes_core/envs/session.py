@@ -36,7 +36,7 @@ from hermes_core.envs.stalls import STALLS, stalls_noticed
 from hermes_core.errors import HermesError, PluginError, UsageError, describe
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.runtime import Runtime
-from hermes_core.sandbox.contract import Isolation
+from hermes_core.sandbox.contract import Backend, Isolation
 from hermes_core.settings import Redactor, url_secrets
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import resolve_tools
@@ -68,6 +68,11 @@ class Session:
     """The agent's settings, if it was given by name."""
     room: int = 0
     """Maximum number of rollouts at the same time; known once there are sandboxes."""
+
+    @property
+    def backend(self) -> Backend:
+        """Return the backend of the run's sandboxes."""
+        return self.runtime.backend(self.options.backend)
 
     def configuration(self) -> dict[str, Any]:
         """Return everything that affects the run's records, as JSON values and without secrets.

@@ -41,7 +41,7 @@ class RunSummary:
     mean_reward: float | None
     """Mean reward of the scored rollouts; None if there are none."""
     failures: Mapping[str, int]
-    """Number of rollouts that failed, by kind: `infra`, `setup`, `model`, `verifier`, `cancelled`."""
+    """Number of rollouts that failed, by kind: `infra`, `image`, `setup`, `model`, `verifier`, `cancelled`."""
     infra_retries: int
     """Number of restarts of rollouts after infrastructure failures."""
     trainable: int | None
@@ -248,8 +248,8 @@ class Tally:
         )
 
 
-_NOT_OF_THE_AGENT = (FailureKind.INFRA, FailureKind.MODEL)
-"""Failures of our infrastructure and of the model's endpoint."""
+_NOT_OF_THE_AGENT = (FailureKind.INFRA, FailureKind.IMAGE, FailureKind.MODEL)
+"""Failures of our infrastructure, of images and of the model's endpoint."""
 
 
 class Progress(Protocol):

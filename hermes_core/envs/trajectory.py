@@ -22,6 +22,7 @@ from hermes_core.errors import (
     DatasetError,
     FailureKind,
     HermesError,
+    ImageError,
     InfraError,
     PolicyError,
     SetupFailed,
@@ -254,6 +255,8 @@ def _call(call: CallRecord, clean: Cleaner, path: str) -> CallRecord:
 
 def failure_kind(error: Exception, stage: str) -> FailureKind:
     """Return what an error in a stage means for the trainer, depending on who caused it."""
+    if isinstance(error, ImageError):
+        return FailureKind.IMAGE
     if isinstance(error, InfraError):
         return FailureKind.INFRA
     if stage == "setup" or isinstance(error, (SetupFailed, DatasetError)):

@@ -103,13 +103,20 @@ async def validate(
     stopped = None
     async with open_session(runtime, environment, "oracle", chosen, env=env) as session:
         check_scored(session.environment)
-        jobs = Jobs(session.environment, session.tools, repeat)
+        jobs = Jobs(session, repeat)
         items = {session.environment.item_id(item): item for item in session.environment.selected_items()}
         async with session.sandboxes(len(jobs)) as context:
             for agent in EXPECTED:
                 found: dict[str, Verdict] = {}
                 collect = _collector(session.environment, items, agent, found)
-                run = Run(session.tools, jobs, collect, (), progress(agent), chosen.stop_on_infra)
+                run = Run(
+                    session.tools,
+                    jobs,
+                    collect,
+                    progress=progress(agent),
+                    stop_on_infra=chosen.stop_on_infra,
+                    prefetch=chosen.prefetch,
+                )
                 async with open_agent(runtime, agent, AgentSettings()) as worker:
                     summary = await run.all(replace(context, agent=worker), session.room)
                 stopped = stopped or summary.stopped

@@ -20,6 +20,7 @@ from hermes_core.export.selection import Selection
 
 _EXCEPTIONS = {
     FailureKind.INFRA: "InfraError",
+    FailureKind.IMAGE: "ImageError",
     FailureKind.SETUP: "SetupFailed",
     FailureKind.MODEL: "ModelError",
     FailureKind.VERIFIER: "VerifierError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import MethodType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast
 
@@ -42,6 +42,24 @@ class SandboxImage:
     name: str
     digest: str | None = None
     """Identifies its content, such as `sha256:…`; None if the backend does not know it."""
+    workdir: str | None = field(default=None, compare=False)
+    """The directory in which its programs start; None if the backend does not know it."""
+    user: str | None = field(default=None, compare=False)
+    """The user that its programs run as, as the image names it; None if the backend does not know it."""
+
+
+class Cwd(Enum):
+    """A directory that only the sandbox's image knows."""
+
+    IMAGE = "image"
+    """The image's `workdir`. It is the workspace if the backend does not know it."""
+
+
+def start_directory(cwd: str | Cwd | None, image: SandboxImage | None) -> str:
+    """Return the directory in which a slot's commands start; empty for the workspace."""
+    if isinstance(cwd, Cwd):
+        return (image and image.workdir) or ""
+    return cwd or ""
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from hermes_core.errors import ConfigError, PluginError, PolicyError, UnknownNameError
 from hermes_core.sandbox.commands import SandboxImage
+from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.watchdog import watchdog_command
 
 
@@ -79,6 +80,8 @@ class Capabilities:
     """Whether it has `attach`, a handle on a running sandbox. `hermes-rl reap` and taking over sandboxes need it."""
     snapshot: bool = False
     """Whether it has `snapshot` and `restore`."""
+    builds: bool = False
+    """Whether it has `prepare_image`, which builds images of folders with a Dockerfile."""
     gpu: bool = False
     """Whether its sandboxes can have GPUs. For users to see: a setting for them is one of the `config_class`."""
     memory_limit: bool = True
@@ -411,6 +414,25 @@ class CanAttach(Protocol):
 
     async def attach(self, sandbox_id: str) -> Sandbox:
         """Return a handle on a sandbox that runs already. Raise `SandboxLost` if it does not run."""
+
+
+class CanBuild(Protocol):
+    """What a backend with the capability `builds` implements."""
+
+    async def prepare_image(self, image: Image, config: SandboxConfig) -> str:
+        """Build an image or fetch it, so that `create` finds it ready. Return the name that `create` takes as `image`.
+
+        The name of an image that is built changes with the content of its folder, which `sandbox/images.py` reads and
+        hashes. Callers who want the same image share one attempt, which is broken off when the last of them is
+        cancelled. `create` makes an image anew that is gone by then.
+
+        Args:
+            config: the profile's settings, such as a platform. Its own `image` has no meaning here.
+
+        Raises:
+            ImageError: the image can't be had, and trying again does not help.
+            ProvisionError: the provider, or a registry, failed.
+        """
 
 
 class CanSnapshot(Protocol):

@@ -1,15 +1,18 @@
-"""Images: pulled once however many ask, built once per content, and told apart when they can't be had."""
+"""Images: pulled once however many ask, built once per content, removed by a budget, and told apart when they can't be
+had."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import json
 import tarfile
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 import docker.errors
 import pytest
 from docker import APIClient
-from hermes_docker import images
+from hermes_docker import built, images
 from hermes_docker.backend import DockerBackend
 from hermes_docker.config import DockerConfig
 from hermes_docker.images import (
@@ -30,8 +33,11 @@ from hermes_docker.images import (
     tag_of,
 )
 
-from hermes_core.errors import ConfigError, ProvisionError
+from hermes_core.aio import BrokenOff
+from hermes_core.errors import ImageError, ProvisionError
 from hermes_core.sandbox.commands import SandboxImage
+from hermes_core.sandbox.images import ImageBuild
+from hermes_core.settings import Settings
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
@@ -118,14 +124,18 @@ def registry() -> Iterator[Registry]:
     made.server.server_close()
 
 
+async def made(backend: DockerBackend, config: DockerConfig) -> str:
+    return await backend.prepare_image(config.source, config)
+
+
 async def test_many_who_want_one_image_pull_it_once(backend: DockerBackend, registry: Registry, api: APIClient) -> None:
     config = DockerConfig(image=f"{registry.host}/there:1")
     try:
-        names = await asyncio.gather(*(backend._images.ensure(config) for _ in range(8)))
+        names = await asyncio.gather(*(made(backend, config) for _ in range(8)))
         assert set(names) == {config.image}
         assert sum(line.startswith("GET") and "/blobs/" in line for line in registry.asked) == 2
         asked = len(registry.asked)
-        await backend._images.ensure(config)
+        await made(backend, config)
         assert len(registry.asked) == asked, "it is there: nobody is asked"
     finally:
         api.remove_image(config.image, force=True)
@@ -137,23 +147,21 @@ async def asking_for_a_layer(registry: Registry) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_pull_goes_on_without_those_who_asked_for_it(
+async def test_a_pull_goes_on_as_long_as_somebody_waits_for_it(
     backend: DockerBackend, registry: Registry, api: APIClient
 ) -> None:
     config = DockerConfig(image=f"{registry.host}/there:1")
     registry.serves.clear()
-    tasks = [asyncio.create_task(backend._images.ensure(config)) for _ in range(2)]
+    left, stays = (asyncio.create_task(made(backend, config)) for _ in range(2))
     await asking_for_a_layer(registry)
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    assert all(task.cancelled() for task in tasks)
-    again = asyncio.create_task(backend._images.ensure(config))
+    left.cancel()
+    await asyncio.wait([left])
+    assert left.cancelled()
     registry.serves.set()
     try:
-        assert await again == config.image
+        assert await stays == config.image
         [known] = api.inspect_image(config.image)["RepoDigests"]
-        assert known == f"{config.image.rpartition(':')[0]}@{await backend._images.digest(config.image)}"
+        assert known == f"{config.image.rpartition(':')[0]}@{(await backend._images.about(config.image)).digest}"
         assert sum(line.startswith("GET") and "/blobs/" in line for line in registry.asked) == 2
     finally:
         api.remove_image(config.image, force=True)
@@ -174,7 +182,7 @@ async def test_a_registry_that_is_not_there(backend: DockerBackend, registry: Re
     registry.server.shutdown()
     registry.server.server_close()
     with pytest.raises(RegistryUnreachable) as failed:
-        await backend._images.ensure(DockerConfig(image=f"{registry.host}/there:1"))
+        await made(backend, DockerConfig(image=f"{registry.host}/there:1"))
     assert failed.value.retryable
 
 
@@ -220,14 +228,15 @@ async def test_a_folder_is_built_once_per_content(
     backend: DockerBackend, folder: Path, api: APIClient, spec: Callable[..., Any]
 ) -> None:
     config = DockerConfig(dockerfile=str(folder))
-    tag = await backend._images.ensure(config)
+    tag = await made(backend, config)
     try:
         built = api.inspect_image(tag)["Id"]
         (folder / "notes").write_text("b")
-        assert await backend._images.ensure(config) == tag
+        assert await made(backend, config) == tag
         sandbox = await backend.create(spec(image=None, dockerfile=str(folder)))
         assert api.inspect_container(sandbox.id)["Image"] == built
         assert sandbox.image == SandboxImage(tag, built)
+        assert (sandbox.image.workdir, sandbox.image.user) == ("/", "root")
         channel = await sandbox.open(["cat", "/copy"])
         assert await channel.read(10) == b"one"
         await channel.aclose()
@@ -235,14 +244,204 @@ async def test_a_folder_is_built_once_per_content(
     finally:
         api.remove_image(tag, force=True)
     (folder / "file").write_text("two")
-    assert tag_of(folder) != tag
+    assert tag_of(ImageBuild(folder)) != tag
 
 
-async def test_a_build_that_fails_shows_its_last_words(backend: DockerBackend, folder: Path) -> None:
-    (folder / "Dockerfile").write_text((folder / "Dockerfile").read_text() + "RUN echo almost; exit 3\n")
-    with pytest.raises(BuildFailed, match=r"(?s)returned a non-zero code: 3.*almost") as failed:
-        await backend._images.ensure(DockerConfig(dockerfile=str(folder)))
+def extend(folder: Path, *lines: str) -> None:
+    (folder / "Dockerfile").write_text((folder / "Dockerfile").read_text() + "".join(f"{line}\n" for line in lines))
+
+
+async def test_what_an_image_says_of_its_programs(
+    backend: DockerBackend, folder: Path, api: APIClient, spec: Callable[..., Any]
+) -> None:
+    extend(folder, "WORKDIR /srv/$HOME", "WORKDIR here", "USER 7:8")
+    sandbox = await backend.create(spec(image=None, dockerfile=str(folder)))
+    assert sandbox.image is not None
+    assert (sandbox.image.workdir, sandbox.image.user) == ("/srv/here", "7:8")
+    await sandbox.terminate()
+    api.remove_image(sandbox.image.name, force=True)
+
+
+@pytest.fixture
+async def logging_backend(tmp_path_factory: pytest.TempPathFactory, owner: str) -> AsyncIterator[DockerBackend]:
+    """A backend that keeps the output of builds, in the directory `docker-builds` of its state directory."""
+    made = DockerBackend(Settings(state_dir=tmp_path_factory.mktemp("state")))
+    yield made
+    for info in await made.list(owner):
+        await made.terminate_id(info.sandbox_id)
+    await made.aclose()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("RUN echo almost; exit 3", r"returned a non-zero code: 3"),
+        ("RUN echo almost; : no such host, not found, denied: timeout; exit 1", r"returned a non-zero code: 1"),
+        ("COPY ../out /", "forbidden path|not found|no such file"),
+        ("TIMEOUT 3", "unknown instruction: TIMEOUT"),
+    ],
+)
+async def test_a_build_that_fails_is_the_fault_of_the_image(
+    logging_backend: DockerBackend, folder: Path, line: str, said: str
+) -> None:
+    extend(folder, line)
+    with pytest.raises(ImageError, match=said) as failed:
+        await made(logging_backend, DockerConfig(dockerfile=str(folder)))
     assert not failed.value.retryable
+    if "RUN" in line:
+        assert isinstance(failed.value, BuildFailed) and "almost" in failed.value.message
+        log = Path(str(failed.value.hint).rpartition(" ")[2])
+        assert "almost" in log.read_text()
+
+
+async def test_the_output_of_a_build_is_kept_up_to_a_limit(
+    logging_backend: DockerBackend, folder: Path, api: APIClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_docker.build_log.MAX_BYTES", 2000)
+    monkeypatch.setattr("hermes_docker.build_log.KEPT", 2)
+    for number in range(3):
+        extend(folder, f"RUN i=0; while [ $i -lt 500 ]; do i=$((i + 1)); echo line $i of {number}; done; echo the last")
+        api.remove_image(await made(logging_backend, DockerConfig(dockerfile=str(folder))), force=True)
+    assert logging_backend._images._logs is not None
+    logs = sorted(logging_backend._images._logs.iterdir(), key=lambda each: each.stat().st_mtime)
+    assert len(logs) == 2
+    text = logs[-1].read_text()
+    assert text.startswith("Step 1/7 : FROM") and "bytes or more are left out" in text and "the last" in text
+    assert len(text) < 10_000
+
+
+async def test_an_output_that_can_not_be_kept_is_no_failure(
+    backend: DockerBackend, folder: Path, api: APIClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend._images._logs = folder / "Dockerfile" / "logs"
+    api.remove_image(await made(backend, DockerConfig(dockerfile=str(folder))), force=True)
+    assert "the output of a build can't be kept" in caplog.text
+
+
+def runs(api: APIClient, command: str) -> bool:
+    """Return whether a container of a build runs this command."""
+    return any(command in each["Command"] for each in api.containers())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_build_has_a_time_limit(logging_backend: DockerBackend, folder: Path, api: APIClient) -> None:
+    extend(folder, "RUN echo begins; sleep 61")
+    with pytest.raises(BuildFailed, match=r"(?s)took longer than 2 s.*begins") as failed:
+        await logging_backend.prepare_image(ImageBuild(folder, timeout_s=2), DockerConfig())
+    assert "raise the limit" in str(failed.value.hint)
+    await until(lambda: not runs(api, "sleep 61"))
+
+
+@pytest.mark.parametrize("command", ["sleep 62", "sleep 63"])
+async def test_a_build_that_nobody_waits_for_is_broken_off(
+    backend: DockerBackend, folder: Path, api: APIClient, command: str
+) -> None:
+    extend(folder, f"RUN {command}")
+    config = DockerConfig(dockerfile=str(folder))
+    first, second = (asyncio.create_task(made(backend, config)) for _ in range(2))
+    await until(lambda: runs(api, command))
+    first.cancel()
+    await asyncio.wait([first])
+    assert runs(api, command), "the second one waits for it"
+    if command == "sleep 62":
+        second.cancel()
+        await asyncio.wait([second])
+        assert second.cancelled()
+    else:
+        await backend.aclose()
+        with pytest.raises(BrokenOff):
+            await second
+    await until(lambda: not runs(api, command))
+
+
+async def test_two_drivers_that_build_the_same_leave_one_image(
+    backend: DockerBackend, folder: Path, api: APIClient
+) -> None:
+    extend(folder, "RUN sleep 1; date +%N >/time")
+    other = DockerBackend()
+    config, before = DockerConfig(dockerfile=str(folder)), {each["Id"] for each in api.images()}
+    try:
+        tags = await asyncio.gather(*(made(each, config) for each in (backend, other)))
+        assert len({*tags}) == 1
+        new = [each for each in api.images() if each["Id"] not in before]
+        assert [each["RepoTags"] for each in new] == [[tags[0]]]
+    finally:
+        await other.aclose()
+        api.remove_image(tag_of(ImageBuild(folder)), force=True)
+
+
+async def test_an_image_that_is_removed_is_built_again(
+    backend: DockerBackend, folder: Path, api: APIClient, spec: Callable[..., Any]
+) -> None:
+    config = DockerConfig(dockerfile=str(folder))
+    tag = await made(backend, config)
+    api.remove_image(tag, force=True)
+    sandbox = await backend.create(spec(image=tag))  # as a pool does that knows only the name
+    await sandbox.terminate()
+    api.remove_image(tag, force=True)
+    with pytest.raises(ImageMissing, match="built here and is gone"):
+        await made(DockerBackend(), DockerConfig(image=tag))
+
+
+async def test_a_folder_that_changes_before_its_build(
+    backend: DockerBackend, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = images.tag_of
+
+    def then_changed(build: ImageBuild, platform: str | None = None) -> str:
+        tag = real(build, platform)
+        (folder / "file").write_text("two")
+        return tag
+
+    monkeypatch.setattr(images, "tag_of", then_changed)
+    with pytest.raises(BuildFailed, match="was changed while"):
+        await made(backend, DockerConfig(dockerfile=str(folder)))
+
+
+async def test_old_images_are_removed_by_a_budget(
+    backend: DockerBackend, folder: Path, api: APIClient, spec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(built, "REPOSITORY", "hermes-rl-built-by-a-test")
+    monkeypatch.setattr(built, "LABEL", "hermes-rl.built-by-a-test")
+    monkeypatch.setattr(built, "SPARED", timedelta(seconds=-1))
+    config = DockerConfig(built_images=2)
+
+    async def build(content: str) -> str:
+        (folder / "file").write_text(content)
+        return await backend.prepare_image(ImageBuild(folder), config)
+
+    def there(*tags: str) -> list[bool]:
+        return [images._has(api, tag) for tag in tags]
+
+    others = ("theirs-of-a-test:1", "theirs-of-a-test:2")
+    tags = [await build("a")]
+    for other in others:
+        api.tag(tags[0], *other.split(":"))
+    try:
+        list(api.build(fileobj=io.BytesIO(f"FROM {tags[0]}\nRUN echo theirs >/x\n".encode()), tag=others[1], rm=True))
+        api.remove_image(others[0])
+        sandbox = await backend.create(spec(image=tags[0]))
+        tags += [await build(content) for content in "bc"]
+        assert there(*tags, others[1]) == [True, True, True, True], "a container has the oldest"
+        backend._images._used.clear()
+        assert await build("b") == tags[1], "its use is noted"
+        tags.append(await build("d"))
+        assert there(*tags, others[1]) == [True, True, False, True, True]
+        await sandbox.terminate()
+        tags.append(await build("e"))
+        assert there(*tags, others[1]) == [False, False, False, True, True, True]
+        monkeypatch.setattr(built, "SPARED", timedelta(minutes=10))
+        tags.append(await build("f"))
+        assert there(*tags[3:]) == [True, True, True], "they were just used"
+    finally:
+        for tag in (*tags, *others):
+            with contextlib.suppress(docker.errors.APIError):
+                api.remove_image(tag, force=True)
 
 
 async def test_the_default_image_gives_way_to_a_folder_and_its_pull_says_what_to_do(
@@ -265,14 +464,14 @@ async def test_the_default_image_gives_way_to_a_folder_and_its_pull_says_what_to
         pytest.raises(RegistryRefused, match=r"'python:3\.11' can't be pulled: toomanyrequests") as failed,
     ):
         patch.setattr(backend._daemon, "call", refused)
-        await backend._images.ensure(DockerConfig())
+        await made(backend, DockerConfig())
     for advice in ("docker login", "docker load", "--backend.image=NAME"):
         assert advice in str(failed.value.hint)
 
 
 async def test_wrong_profiles(backend: DockerBackend, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no Dockerfile"):
-        await backend._images.ensure(DockerConfig(dockerfile=str(tmp_path)))
+    with pytest.raises(ImageError, match="no Dockerfile"):
+        await made(backend, DockerConfig(dockerfile=str(tmp_path)))
     for wrong in (
         {"image": "a", "dockerfile": "b"},
         {"image": ""},

@@ -23,12 +23,14 @@ from hermes_core.errors import (
     InfraError,
     ModelError,
     PluginError,
+    PolicyError,
     SetupFailed,
     UnknownNameError,
     UsageError,
 )
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.images import ImageBuild
 from hermes_core.sandbox.pool.cost import Meter
 from hermes_core.settings import Settings
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript, call
@@ -271,6 +273,22 @@ async def test_an_image_that_one_item_can_not_have_is_that_items_failure(runtime
     summary = await run_rollouts(runtime, "tasks", "oracle", env=tasks(rows), on_record=keep, **ISOLATION)
     assert found == {TASKS[0]["id"]: (1.0, None), "in an image": (None, "setup"), "another": (1.0, None)}
     assert summary.stopped is None
+
+
+class Built(FreshCheck):
+    item_images = True
+
+    def image(self, item):
+        return ImageBuild(Path("context"))
+
+
+async def test_images_to_be_built_are_refused_at_the_start_where_nothing_builds_them(runtime):
+    with pytest.raises(PolicyError, match="backend 'local' builds no images, and context/Dockerfile is to be built"):
+        await run_rollouts(runtime, Built(), "nop", **ISOLATION)
+    backend = runtime.tool_backend("local", isolation=ISOLATION["isolation"])
+    assert await backend.prepare_image("by-name") == "by-name"
+    with pytest.raises(PolicyError, match="builds no images"):
+        await backend.acquire(image=ImageBuild(Path("context")))
 
 
 async def test_each_item_gets_the_profile_that_its_environment_names(tmp_path):

@@ -35,6 +35,8 @@ def write_task(
 ) -> Path:
     """Write a task: a `task.toml` of these lines, the scripts, and more files by path. None leaves a file out."""
     named = f'docker_image = "{image}"\n' if image else ""
+    if image in (BUSYBOX, PYTHON) and "workdir" not in toml:  # whose programs start in /
+        named += 'workdir = "/app"\n'
     if "[environment]" in toml:
         toml = toml.replace("[environment]\n", f"[environment]\n{named}", 1)
     else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import docker
 import pytest
 
 from hermes_core.envs.validate import validate
 from hermes_core.errors import PolicyError, UsageError
-from tests.harbor.harbor_tasks import PYTHON, TEST, Shell, roll_out, write_task
+from tests.harbor.harbor_tasks import BUSYBOX, PYTHON, TEST, Shell, roll_out, write_task
 
 
 async def test_the_solution_scores_one_and_nothing_zero(runtime, tmp_path):
@@ -54,6 +57,23 @@ async def test_an_agent_out_of_time_is_verified(runtime, tmp_path):
     write_task(tmp_path / "task", "[agent]\ntimeout_sec = 1")
     record = (await roll_out(runtime, tmp_path, Shell("mkdir -p /app; echo hello >/app/out", "sleep 50")))["task"]
     assert (record["reward"], record["stop_reason"]) == (1.0, "time_limit")
+
+
+async def test_a_task_whose_image_is_built(runtime, tmp_path):
+    dockerfile = f"FROM {BUSYBOX}\nWORKDIR /app\nCOPY greeting .\n"
+    files = {"environment/Dockerfile": dockerfile, "environment/greeting": "hello\n"}
+    agent = Shell("pwd", "cp greeting out")
+    write_task(tmp_path / "task", image=None, files=files)
+    record = (await roll_out(runtime, tmp_path, agent))["task"]
+    assert (record["reward"], record["failure"]) == (1.0, None)
+    assert agent.answers[0]["output"].strip() == "/app"
+    image = record["image"]["name"]
+    assert image.startswith("hermes-rl-built:") and record["image"]["digest"].startswith("sha256:")
+    (tmp_path / "task/environment/Dockerfile").write_text(dockerfile + "RUN exit 3\n")
+    record = (await roll_out(runtime, tmp_path, agent))["task"]
+    assert (record["reward"], record["failure"]["kind"]) == (None, "image")
+    with contextlib.closing(docker.from_env()) as client:
+        client.images.remove(image, force=True)
 
 
 BAD = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.environment import HarborEnvironment
-from hermes_harbor.tasks import dockerfile_workdir, load_task, resolved, strip_canary
+from hermes_harbor.tasks import load_task, resolved, strip_canary
 
 from hermes_core.errors import DatasetError
+from hermes_core.sandbox.commands import Cwd
+from hermes_core.sandbox.images import ImageBuild
 from tests.harbor.harbor_tasks import write_task
 
 
@@ -45,20 +47,6 @@ def test_variables_of_the_host(monkeypatch):
         resolved({"f": "${UNSET}"}, "here")
 
 
-@pytest.mark.parametrize(
-    ("dockerfile", "place"),
-    [
-        ("FROM x\nWORKDIR /srv\nworkdir  a/b\n", "/srv/a/b"),
-        ('FROM x\nWORKDIR "/srv"\n', "/srv"),
-        ("FROM x\nWORKDIR /srv\nWORKDIR $HOME\n", None),
-        ("FROM x\n", None),
-    ],
-)
-def test_the_working_directory_of_a_dockerfile(tmp_path, dockerfile, place):
-    (tmp_path / "Dockerfile").write_text(dockerfile)
-    assert dockerfile_workdir(tmp_path / "Dockerfile") == place
-
-
 def test_what_a_task_says(tmp_path):
     toml = """
     [task]
@@ -69,7 +57,7 @@ def test_what_a_task_says(tmp_path):
     env = {A = "${NOT_SET_ANYWHERE:-a}"}
     """.replace("    ", "")
     task = load_task(write_task(tmp_path / "one", toml), HarborConfig(dataset_name="x"))
-    assert (task.id, task.workdir, task.variables) == ("org/one", "/app", {"A": "a"})
+    assert (task.id, task.workdir, task.variables) == ("org/one", None, {"A": "a"})
     assert task.instruction == "Write hello to /app/out.\n"
 
 
@@ -124,14 +112,49 @@ async def test_what_may_be_accepted(tmp_path):
     assert len((await set_up(tmp_path, accept=accept)).items()) == 1
 
 
-async def test_an_image_for_tasks_without_one(tmp_path):
+DOCKERFILE = {"environment/Dockerfile": "FROM x\n"}
+
+
+async def test_which_image_a_task_gets(tmp_path):
+    write_task(tmp_path / "a", "[environment]\nbuild_timeout_sec = 9", image=None, files=DOCKERFILE)
+    write_task(tmp_path / "b", image="own", files=DOCKERFILE)
+    built = ImageBuild(tmp_path / "a/environment", timeout_s=9)
+
+    async def images(**config):
+        made = await set_up(tmp_path, **config)
+        return [made.image(item) for item in made.items()]
+
+    assert await images() == [built, "own"]
+    assert await images(image="given") == ["given", "own"]
+    assert await images(force_build=True) == [built, ImageBuild(tmp_path / "b/environment")]
+    made = await set_up(tmp_path)
+    assert [item["image"] for item in made.items()] == [None, "own"]
+    assert [made.cwd(item) for item in made.items()] == [Cwd.IMAGE] * 2
+    made = await set_up(tmp_path, workdir="/srv")
+    assert [made.cwd(item) for item in made.items()] == ["/srv"] * 2
+
+
+async def test_a_task_without_an_image(tmp_path):
     write_task(tmp_path / "a", image=None)
-    write_task(tmp_path / "b", image="own")
-    with pytest.raises(DatasetError, match=r"names no environment\.docker_image"):
+    with pytest.raises(DatasetError, match=r"has no environment/Dockerfile, and names no environment\.docker_image"):
         await set_up(tmp_path)
-    made = await set_up(tmp_path, image="given")
-    assert [made.image(item) for item in made.items()] == ["given", "own"]
-    assert made.item_images
+    write_task(tmp_path / "a", image="own")
+    with pytest.raises(DatasetError, match="has no environment/Dockerfile"):
+        await set_up(tmp_path, force_build=True)
+
+
+async def test_a_dockerfile_behind_a_link_is_none(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/Dockerfile").write_text("FROM x\n")
+    task = write_task(tmp_path / "tasks/a", image=None)
+    (task / "environment").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DatasetError, match="has no environment/Dockerfile"):
+        await set_up(tmp_path / "tasks")
+    (task / "environment").unlink()
+    (task / "environment").mkdir()
+    (task / "environment/Dockerfile").symlink_to(tmp_path / "elsewhere/Dockerfile")
+    with pytest.raises(DatasetError, match="has no environment/Dockerfile"):
+        await set_up(tmp_path / "tasks")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hermes_harbor.config import TerminalBench2Config
 from hermes_harbor.terminal_bench import TerminalBench2Environment
 
 from hermes_core.errors import DatasetError
+from hermes_core.sandbox.commands import Cwd
 from tests.harbor.harbor_tasks import BUSYBOX, TEST, Shell, roll_out
 
 
@@ -57,8 +58,8 @@ async def test_rows_become_task_folders(tmp_path):
     await made.setup()
     first, second = made.items()
     assert (first["id"], first["image"], first["metadata"]) == ("hello", BUSYBOX, {"category": "files"})
-    assert (made.format_prompt(first), made.cwd(first)) == ("Write hello to /app/out.", "/srv")
-    assert (second["id"], made.cwd(second)) == ("../../etc", "/app")
+    assert (made.format_prompt(first), made.cwd(first)) == ("Write hello to /app/out.", Cwd.IMAGE)
+    assert second["id"] == "../../etc"
     folders = [made._tasks[item["id"]].folder for item in (first, second)]
     assert (folders[0] / "tests" / "data" / "expected").read_text() == "hello\n"
     assert sorted(path.name for path in (folders[1] / "tests").iterdir()) == ["a", "test.sh"]

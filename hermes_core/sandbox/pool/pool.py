@@ -17,6 +17,7 @@ from hermes_core.aio import TaskSet
 from hermes_core.errors import (
     AcquireTimeout,
     HermesError,
+    ImageError,
     InfraError,
     PolicyError,
     ProvisionError,
@@ -462,7 +463,11 @@ class Pool:
 
     def _seen_by_caller(self, error: Exception) -> HermesError:
         """Return the error that ended a creation, as one who waited for it gets it."""
-        kind = PolicyError if isinstance(error, HermesError) and not isinstance(error, InfraError) else ProvisionError
+        kind: type[HermesError] = ProvisionError
+        if isinstance(error, ImageError):
+            kind = ImageError
+        elif isinstance(error, HermesError) and not isinstance(error, InfraError):
+            kind = PolicyError
         message = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
         hint = error.hint if isinstance(error, HermesError) else None
         raised = kind(f"no sandbox of profile {self.config.name!r} could be made: {message}", hint=hint)

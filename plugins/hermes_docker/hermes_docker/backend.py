@@ -14,6 +14,7 @@ from hermes_core import (
     ChannelLost,
     CommandError,
     Diagnosis,
+    Image,
     Isolation,
     Network,
     Sandbox,
@@ -38,11 +39,11 @@ class DockerBackend(Backend):
 
     name: ClassVar[str] = "docker"
     config_class: ClassVar[type[SandboxConfig]] = DockerConfig
-    capabilities = Capabilities(frozenset(Isolation), network=frozenset(Network), attach=True, gpu=True)
+    capabilities = Capabilities(frozenset(Isolation), network=frozenset(Network), attach=True, builds=True, gpu=True)
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._daemon = Daemon()
-        self._images = Images(self._daemon)
+        self._images = Images(self._daemon, None if settings is None else settings.state_dir / "docker-builds")
         self._throttle = Throttle()
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
@@ -52,8 +53,8 @@ class DockerBackend(Backend):
         try:
             info = await self._daemon.info()
             diagnosis.check_spec(spec, config, info)
-            image = await self._images.ensure(config)
-            digest = await self._images.digest(image)
+            image = await self._images.ensure(config.source, config)
+            made_from = await self._images.about(image)
             async with self._throttle.turn():
                 running = await self._daemon.call(
                     lambda api: containers.start(api, spec, config, image, mapped=diagnosis.maps_users(info)),
@@ -61,9 +62,16 @@ class DockerBackend(Backend):
                     settle=True,
                 )
         except DaemonError as error:
-            raise diagnosis.not_started(error) from error
-        made_from = SandboxImage(image, digest)
+            raise diagnosis.not_made(error) from error
         return DockerSandbox(running.name, running.uid_base, self._daemon, self._throttle, made_from)
+
+    async def prepare_image(self, image: Image, config: SandboxConfig) -> str:
+        """Build an image or pull it, if the daemon does not have it. Return its name there."""
+        assert isinstance(config, DockerConfig)
+        try:
+            return await self._images.ensure(image, config)
+        except DaemonError as error:
+            raise diagnosis.not_made(error, f"image {image}") from error
 
     async def list(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the containers with our label."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from docker.types import Mount
 from pydantic import Field, field_validator, model_validator
 
-from hermes_core import Network, SandboxConfig, TerminalVariables
+from hermes_core import Image, ImageBuild, Network, SandboxConfig, TerminalVariables
 
 SYS_ADMIN = "SYS_ADMIN"
 DEFAULT_IMAGE = "python:3.11"
@@ -32,6 +32,9 @@ class DockerConfig(SandboxConfig):
     """The image; pulled when the daemon does not have it."""
     dockerfile: str | None = None
     """A folder with a Dockerfile, built once per content of the folder. Instead of `image`."""
+    built_images: int = Field(default=200, ge=1)
+    """How many images that were built here are kept. Those that were not used for the longest time are removed after a
+    build, but none that a container has, or that was used in the last ten minutes."""
     platform: str | None = None
     """Such as `linux/amd64`, for images that come for several; None is the daemon's own."""
     user: str | None = None
@@ -54,6 +57,14 @@ class DockerConfig(SandboxConfig):
     """Kernel capabilities beside those that slots of level `user` need. `namespace` needs SYS_ADMIN."""
     security_opt: tuple[str, ...] = ()
     """Further security options, such as `apparmor=unconfined` where AppArmor forbids mounts to level `namespace`."""
+
+    @property
+    def source(self) -> Image:
+        """Return what its containers are made from."""
+        if self.dockerfile is not None:
+            return ImageBuild(Path(self.dockerfile))
+        assert self.image is not None, "a profile has one or the other"
+        return self.image
 
     @property
     def gpu_count(self) -> int | None:

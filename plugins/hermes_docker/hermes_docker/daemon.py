@@ -7,11 +7,13 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing, suppress
 from typing import Any, TypeVar
 
 import docker
 import docker.errors
 import requests
+import urllib3.exceptions
 from docker import APIClient
 
 from hermes_core import InfraError, Workers
@@ -19,6 +21,9 @@ from hermes_core import InfraError, Workers
 ASK_THE_DOCTOR = "`hermes-rl doctor docker` says what to do"
 CALL_S = 60
 """Seconds that the daemon may be silent in one call."""
+
+CUT_S = 10.0
+"""Seconds that a thread may take to end after its connection was cut."""
 
 _THREADS = 16
 _FORWARD = (
@@ -74,6 +79,25 @@ class Daemon:
                     await asyncio.wait([asyncio.wrap_future(undone)])
             raise
 
+    async def follow(self, function: Callable[[APIClient], T]) -> T:
+        """Call the SDK in a thread, on a connection of its own, without a limit on the daemon's silence.
+
+        If the caller is cancelled, the connection is cut, which makes the daemon give up what it does for it. The
+        cancellation lasts until the thread has ended, but not for long if the daemon does not answer at all.
+
+        Raises:
+            DaemonError: the daemon can't be reached, or refuses.
+        """
+        line = _Line()
+        future = self._threads.submit(self._work_on, line, function)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            line.cut()
+            if not future.cancelled():
+                await asyncio.wait([asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)], timeout=CUT_S)
+            raise
+
     async def info(self) -> dict[str, Any]:
         """Return the daemon's information about itself, which is requested once."""
         if self._info is None:
@@ -95,6 +119,15 @@ class Daemon:
                 raise
             raise raised from error
 
+    def _work_on(self, line: _Line, function: Callable[[APIClient], T]) -> T:
+        def work(known: APIClient) -> T:
+            client = docker.DockerClient.from_env(timeout=None, version=known.api_version)  # type: ignore[arg-type]
+            with closing(client.api) as api, closing(line):
+                api.hooks["response"].append(line.began)
+                return function(api)
+
+        return self._work(work)
+
     def _connected(self) -> APIClient:
         with self._connecting:
             if self._api is None:
@@ -112,12 +145,47 @@ class Daemon:
             undo(self._connected(), future.result())
 
 
+class _Line:
+    """A connection that another thread can cut."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._response: requests.Response | None = None
+        self._is_cut = False
+
+    def began(self, response: requests.Response, **_: Any) -> None:
+        """Take note of the daemon's answer, whose body may take long.
+
+        Raises:
+            ConnectionAbortedError: the line was cut.
+        """
+        with self._lock:
+            self._response = response
+            if self._is_cut:
+                raise ConnectionAbortedError("the caller has left")
+
+    def cut(self) -> None:
+        """End a read in the other thread. Idempotent."""
+        with self._lock:
+            self._is_cut = True
+            if self._response is not None:
+                with suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+                    self._response.raw.shutdown()
+
+    def close(self) -> None:
+        """Close the connection, so that the daemon sees its end."""
+        if self._response is not None:
+            self._response.close()
+
+
 def translated(error: Exception) -> Exception:
     """Return our error for an error of the SDK; other errors are returned unchanged."""
     if isinstance(error, docker.errors.APIError):
         said = str(error.explanation or error).strip()  # it may repeat a path of any length that a slot has made
         return DaemonError(f"the Docker daemon says: {said[:SAID]}", status=error.status_code)
-    if isinstance(error, docker.errors.DockerException | requests.RequestException | OSError):
+    if isinstance(
+        error, docker.errors.DockerException | requests.RequestException | urllib3.exceptions.HTTPError | OSError
+    ):
         return DaemonError(f"the Docker daemon can't be reached: {reason(error)}", hint=ASK_THE_DOCTOR)
     return error
 

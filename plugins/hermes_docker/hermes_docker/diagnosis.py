@@ -55,8 +55,8 @@ def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any])
             raise PolicyError(f"this daemon can't enforce {key}, which profile {config.name!r} sets", hint=_DELEGATION)
 
 
-def not_started(error: DaemonError) -> ProvisionError:
-    """Return the error for a container that the daemon could not start."""
+def not_made(error: DaemonError, what: str = "a container") -> ProvisionError:
+    """Return the error for something that the daemon could not make."""
     said = error.message
     hint, passes = (
         error.hint or "`docker info` and the daemon's log say more",
@@ -66,7 +66,7 @@ def not_started(error: DaemonError) -> ProvisionError:
         if sign in said:
             hint, passes = advice, False
             break
-    return ProvisionError(f"a container could not be started: {said}", hint=hint, retryable=passes)
+    return ProvisionError(f"{what} could not be made: {said}", hint=hint, retryable=passes)
 
 
 _ADVICE = {

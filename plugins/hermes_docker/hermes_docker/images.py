@@ -6,21 +6,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import docker.errors
 from docker import APIClient
-from docker.utils.build import exclude_paths
 
-from hermes_core import ConfigError, ProvisionError, SingleFlight, TaskSet
+from hermes_core import (
+    Image,
+    ImageBuild,
+    ImageError,
+    ProvisionError,
+    SandboxImage,
+    SingleFlight,
+    TaskSet,
+    context_digest,
+    write_context,
+)
+from hermes_docker import built
+from hermes_docker.build_log import BuildLog
 from hermes_docker.config import DockerConfig
-from hermes_docker.daemon import Daemon
+from hermes_docker.daemon import Daemon, DaemonError
 
 log = logging.getLogger("hermes_core.docker")
 
@@ -30,22 +40,16 @@ AT_A_TIME = 2
 PROGRESS_S = 5.0
 """Seconds between progress messages in the log."""
 
-BUILT = "hermes-rl-built"
-"""The repository name of images that are built here. Their tag is derived from their sources."""
-
-_LOG_LINES = 20
+TOUCH_S = 60.0
+"""Seconds after which another use of an image that was built here is noted."""
 
 
-class ImageMissing(ProvisionError):
+class ImageMissing(ImageError):
     """There is no such image, neither here nor in its registry."""
 
-    retryable = False
 
-
-class RegistryRefused(ProvisionError):
+class RegistryRefused(ImageError):
     """The registry requires a login, or does not allow this user to have the image."""
-
-    retryable = False
 
 
 class RegistryUnreachable(ProvisionError):
@@ -58,114 +62,163 @@ class DiskFull(ProvisionError):
     retryable = False
 
 
-class BuildFailed(ProvisionError):
-    """A Dockerfile's step failed."""
-
-    retryable = False
+class BuildFailed(ImageError):
+    """A Dockerfile's step failed, or the build took too long."""
 
 
 class Images:
-    """Makes the images of the profiles available on the daemon."""
+    """Makes images available on the daemon.
 
-    def __init__(self, daemon: Daemon) -> None:
+    Args:
+        logs: the folder for the output of builds; None keeps none.
+    """
+
+    def __init__(self, daemon: Daemon, logs: Path | None = None) -> None:
         self._daemon = daemon
+        self._logs = logs
         self._places = asyncio.Semaphore(AT_A_TIME)
         self._work = TaskSet()
-        self._under_way: SingleFlight[None] = SingleFlight("the pull or build of an image", go_on=True)
-        self._closing = threading.Event()
+        self._under_way: SingleFlight[None] = SingleFlight("the pull or build of an image")
+        self._sources: dict[str, ImageBuild] = {}
+        """What the images that were asked for are built from, by tag."""
+        self._used: dict[str, float] = {}
+        """When the use of an image that was built here was noted last, by tag."""
 
-    async def ensure(self, config: DockerConfig) -> str:
-        """Return the name of the profile's image, once the daemon has it.
+    async def ensure(self, image: Image, config: DockerConfig) -> str:
+        """Return the name of an image, once the daemon has it.
 
-        If a caller is cancelled, the work continues for others that wait for the same image, or for the next caller.
+        Callers who want the same image share one attempt. It is broken off when the last of them is cancelled.
 
         Raises:
             ImageMissing, RegistryRefused, RegistryUnreachable, DiskFull, BuildFailed: the class says what went wrong.
-            ConfigError: the profile names a folder without a Dockerfile.
+            ImageError: the folder can't be built.
             DaemonError: the daemon can't be reached.
         """
-        if config.dockerfile is not None:
-            folder = Path(config.dockerfile)
-            tag = await asyncio.to_thread(tag_of, folder, config.platform)
-            fetch = partial(self._build, folder=folder, tag=tag, platform=config.platform)
+        if isinstance(image, ImageBuild):
+            tag = await asyncio.to_thread(tag_of, image, config.platform)
+            self._sources[tag] = image
         else:
-            assert config.image is not None, "a profile has one or the other"
-            tag = config.image
-            fetch = partial(self._pull, image=tag, platform=config.platform)
-        if await self._daemon.call(lambda api: _has(api, tag)):
-            return tag
-        await self._under_way.get(self._work, partial(self._fetch, fetch), (tag, config.platform))
+            tag = image
+        if not await self._daemon.call(lambda api: _has(api, tag)):
+            await self._under_way.get(self._work, partial(self._fetch, tag, config), (tag, config.platform))
+            self._used[tag] = time.monotonic()
+        elif built.is_ours(tag) and time.monotonic() - self._used.get(tag, -TOUCH_S) >= TOUCH_S:
+            self._used[tag] = time.monotonic()
+            await self._daemon.call(lambda api: built.touch(api, tag))
         return tag
 
-    async def digest(self, image: str) -> str:
-        """Return the digest by which the image's registry knows it. One that was built here has only its id.
+    async def about(self, image: str) -> SandboxImage:
+        """Return what the daemon knows of an image. Its digest is that of its registry; one that was built here has
+        only its id.
 
         Raises:
             DaemonError: the daemon can't be reached, or no longer has it.
         """
-        return await self._daemon.call(lambda api: _digest(api, image))
+        return await self._daemon.call(lambda api: _about(api, image))
 
     async def aclose(self) -> None:
         """Cancel the work in progress. Idempotent."""
-        self._closing.set()
         await self._work.aclose()
 
-    async def _fetch(self, fetch: Callable[[APIClient], None]) -> None:
+    async def _fetch(self, tag: str, config: DockerConfig) -> None:
         async with self._places:
-            await self._daemon.call(fetch)
+            if (build := self._sources.get(tag)) is not None:
+                await self._build(build, tag, config)
+            elif built.is_ours(tag):
+                raise ImageMissing(f"image {tag} was built here and is gone", hint="name its folder: it is built again")
+            else:
+                await self._daemon.follow(partial(_pull, image=tag, platform=config.platform))
 
-    def _pull(self, api: APIClient, image: str, platform: str | None) -> None:
-        log.info("pulling image %s", image)
-        name, tag = _split(image)
+    async def _build(self, build: ImageBuild, tag: str, config: DockerConfig) -> None:
+        output = BuildLog(self._logs, tag.rpartition(":")[2])
         try:
-            for _ in self._told(api.pull(name, tag=tag, platform=platform, stream=True, decode=True), image):
-                pass
-        except (docker.errors.APIError, _Said) as error:
-            kind, hint = failure(error)
-            said = f"image {image!r} can't be pulled: {said_by(error)}"
-            raise kind(said, hint=f"{hint}; {_ANOTHER}") from error
-        if not _has(api, image):
-            raise ImageMissing(f"image {image!r} does not exist after its pull", hint="check its name and platform")
-        log.info("image %s is there", image)
-
-    def _build(self, api: APIClient, folder: Path, tag: str, platform: str | None) -> None:
-        log.info("building image %s from %s", tag, folder)
-        lines: list[str] = []
+            async with asyncio.timeout(build.timeout_s):
+                await self._daemon.follow(partial(_build, build=build, tag=tag, config=config, output=output))
+        except TimeoutError as error:
+            said = f"building {build} took longer than {build.timeout_s:g} s\n{output.last_lines}"
+            raise BuildFailed(said.strip(), hint=f"{output.hint}; or raise the limit") from error
+        finally:
+            output.close()
         try:
-            events = api.build(path=str(folder), tag=tag, platform=platform, rm=True, forcerm=True, decode=True)
-            for event in self._told(events, tag):
-                if line := str(event.get("stream", "")).strip():
-                    log.debug("%s: %s", tag, line)
-                    lines = [*lines, line[:500]][-_LOG_LINES:]
-        except (docker.errors.APIError, _Said) as error:
-            kind, hint = failure(error, otherwise=BuildFailed)
-            said = "\n".join(lines)
-            raise kind(f"building {folder} failed: {said_by(error)}\n{said}".strip(), hint=hint) from error
-        log.info("image %s is built", tag)
+            await self._daemon.call(lambda api: built.prune(api, config.built_images))
+        except DaemonError as error:  # the image is there
+            log.warning("old images could not be removed: %s", error)
 
-    def _told(self, events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[str, Any]]:
-        """Yield the daemon's progress events, and log some of them. Raise `_Said` for an error among them."""
-        layers: dict[str, tuple[int, int]] = {}
-        last, failed = time.monotonic(), ""
-        for event in events:
-            if self._closing.is_set():
-                raise ProvisionError(f"image {image!r}: broken off, the backend is being closed")
-            if "error" in event:
-                failed = str(event["error"])  # keep the last error; a connection that is read to its end can be reused
-            detail = event.get("progressDetail") or {}
-            if detail.get("total"):
-                layers[str(event.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
-            if layers and time.monotonic() - last > PROGRESS_S:
-                last = time.monotonic()
-                done, total = (sum(part) >> 20 for part in zip(*layers.values(), strict=True))
-                log.info("image %s: %d of %d MiB so far", image, done, total)
-            yield event
-        if failed:
-            raise _Said(failed)
+
+def _pull(api: APIClient, image: str, platform: str | None) -> None:
+    log.info("pulling image %s", image)
+    name, tag = _split(image)
+    try:
+        for _ in _told(api.pull(name, tag=tag, platform=platform, stream=True, decode=True), image):
+            pass
+    except (docker.errors.APIError, _Said) as error:
+        kind, hint = failure(error)
+        said = f"image {image!r} can't be pulled: {said_by(error)}"
+        raise kind(said, hint=f"{hint}; {_ANOTHER}") from error
+    if not _has(api, image):
+        raise ImageMissing(f"image {image!r} does not exist after its pull", hint="check its name and platform")
+    log.info("image %s is there", image)
+
+
+def _build(api: APIClient, build: ImageBuild, tag: str, config: DockerConfig, output: BuildLog) -> None:
+    log.info("building image %s from %s%s", tag, build, "" if output.path is None else f"; see {output.path}")
+    image_id = ""
+    with tempfile.TemporaryFile() as context:
+        if _tag(write_context(build, context), config.platform) != tag:
+            raise BuildFailed(f"{build.folder} was changed while its image was built", hint="build it again")
+        context.seek(0)
+        try:
+            events = api.build(
+                fileobj=context,
+                custom_context=True,
+                dockerfile=build.dockerfile,
+                platform=config.platform,
+                labels=built.labels(tag),
+                rm=True,
+                forcerm=True,
+                decode=True,
+            )
+            for event in _told(events, tag):
+                output.add(str(event.get("stream", "")) or _status_line(event))
+                image_id = str((event.get("aux") or {}).get("ID", image_id))
+        except (docker.errors.APIError, _Said) as error:
+            kind, hint = build_failure(error)
+            said = f"building {build} failed: {said_by(error)}\n{output.last_lines}"
+            raise kind(said.strip(), hint=f"{hint}; {output.hint}") from error
+    built.name(api, image_id, tag)
+    log.info("image %s is built", tag)
+
+
+def _status_line(event: Mapping[str, Any]) -> str:
+    """Return what the log of a build keeps of the progress of a pull."""
+    return f"{event['status']}\n" if "status" in event and not event.get("progressDetail") else ""
+
+
+def _told(events: Iterator[Mapping[str, Any]], image: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the daemon's progress events, and log some of them. Raise `_Said` for an error among them."""
+    layers: dict[str, tuple[int, int]] = {}
+    last, failed = time.monotonic(), None
+    for event in events:
+        if "error" in event:  # keep the last error; a connection that is read to its end can be reused
+            failed = _Said(str(event["error"]), (event.get("errorDetail") or {}).get("code"))
+        detail = event.get("progressDetail") or {}
+        if detail.get("total"):
+            layers[str(event.get("id"))] = (int(detail.get("current", 0)), int(detail["total"]))
+        if layers and time.monotonic() - last > PROGRESS_S:
+            last = time.monotonic()
+            done, total = (sum(part) >> 20 for part in zip(*layers.values(), strict=True))
+            log.info("image %s: %d of %d MiB so far", image, done, total)
+        yield event
+    if failed is not None:
+        raise failed
 
 
 class _Said(Exception):
-    """An error among the daemon's progress events."""
+    """An error among the daemon's progress events, with the exit status of the command that failed, if one did."""
+
+    def __init__(self, said: str, status: int | None = None) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 def said_by(error: Exception) -> str:
@@ -217,27 +270,27 @@ def failure(error: Exception, otherwise: type[ProvisionError] = ProvisionError) 
     return otherwise, "`docker info` and the daemon's log say more"
 
 
-def tag_of(folder: Path, platform: str | None = None) -> str:
-    """Return the tag for a build of this folder. It changes with any file that the build can see. Blocking.
+def build_failure(error: Exception) -> tuple[type[ProvisionError], str]:
+    """Return the error class and hint for a build that failed.
+
+    What the Dockerfile says, such as the command that failed, is in the daemon's message and may look like anything.
+    """
+    if getattr(error, "status", None) is not None or getattr(error, "status_code", None) == 400:
+        return BuildFailed, "mend the Dockerfile"
+    return failure(error, otherwise=BuildFailed)
+
+
+def tag_of(build: ImageBuild, platform: str | None = None) -> str:
+    """Return the tag of an image that is built. It changes with any file that the build can see. Blocking.
 
     Raises:
-        ConfigError: there is no Dockerfile in it.
+        ImageError: the folder can't be built.
     """
-    if not (folder / "Dockerfile").is_file():
-        raise ConfigError(f"{folder} has no Dockerfile", hint="let `dockerfile` name the folder that it is in")
-    ignore = folder / ".dockerignore"
-    patterns = [line.strip() for line in ignore.read_text("utf-8").splitlines()] if ignore.is_file() else []
-    digest = hashlib.sha256((platform or "").encode())
-    excluded = [line for line in patterns if line and not line.startswith("#")]
-    for name in sorted(exclude_paths(str(folder), excluded, dockerfile="Dockerfile")):
-        path = folder / name
-        digest.update(f"\0{name}\0{path.lstat().st_mode:o}\0".encode("utf-8", "surrogateescape"))
-        if path.is_symlink():
-            digest.update(os.fsencode(path.readlink()))
-        elif path.is_file():
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return f"{BUILT}:{digest.hexdigest()[:24]}"
+    return _tag(context_digest(build), platform)
+
+
+def _tag(digest: str, platform: str | None) -> str:
+    return built.tag(hashlib.sha256(f"{platform or ''}\0{digest}".encode()).hexdigest())
 
 
 def _has(api: APIClient, image: str) -> bool:
@@ -248,10 +301,11 @@ def _has(api: APIClient, image: str) -> bool:
     return True
 
 
-def _digest(api: APIClient, image: str) -> str:
+def _about(api: APIClient, image: str) -> SandboxImage:
     found = api.inspect_image(image)  # type: ignore[no-untyped-call]  # as above
-    names = found.get("RepoDigests") or [""]
-    return str(names[0].partition("@")[2] or found["Id"])
+    names, config = found.get("RepoDigests") or [""], found.get("Config") or {}
+    digest = str(names[0].partition("@")[2] or found["Id"])
+    return SandboxImage(image, digest, config.get("WorkingDir") or "/", config.get("User") or "root")
 
 
 def _split(image: str) -> tuple[str, str | None]:

@@ -15,9 +15,12 @@ class HarborConfig(EnvironmentConfig):
     dataset_name: str
     """A task's folder (it has a `task.toml`), or a folder of such folders."""
     image: str | None = Field(default=None, min_length=1)
-    """The image of tasks that name none."""
-    workdir: str = Field(default="/app", pattern="^/")
-    """The directory in which the commands of a task start, if neither its `task.toml` nor its Dockerfile names one."""
+    """The image of tasks that name none, instead of building their Dockerfile."""
+    force_build: bool = False
+    """Build the Dockerfile of each task, also of those that name an image."""
+    workdir: str | None = Field(default=None, pattern="^/")
+    """The directory in which the commands of a task start, if its `task.toml` names none. None is the working directory
+    of its image."""
     skip_refused: bool = False
     """Leave out tasks that can't run here, instead of refusing the dataset. The log says which and why."""
     accept: tuple[Literal["network", "gpus", "agent_user"], ...] = ()

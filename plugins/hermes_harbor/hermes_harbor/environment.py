@@ -9,7 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes_core import DatasetError, Environment, Isolation, Item, Rollout, SetupFailed, SlotUser, hookimpl
+from hermes_core import (
+    Cwd,
+    DatasetError,
+    Environment,
+    Image,
+    Isolation,
+    Item,
+    Rollout,
+    SetupFailed,
+    SlotUser,
+    hookimpl,
+)
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import Beginning, begin, run_script, upload
 from hermes_harbor.tasks import Refused, Task, load_task, resolved, task_folders
@@ -32,6 +43,7 @@ class HarborEnvironment(Environment):
     isolation = Isolation.DEDICATED
     slot_user = SlotUser.ROOT
     default_toolsets = ("terminal",)
+    item_images = True
     config: HarborConfig
 
     def __init__(self, config: HarborConfig) -> None:
@@ -54,7 +66,6 @@ class HarborEnvironment(Environment):
             twice = next(name for name, count in Counter(task.id for task in tasks).items() if count > 1)
             raise DatasetError(f"two tasks of {self.config.dataset_name!r} are named {twice!r}", hint="rename one")
         self._items = [_as_item(task) for task in tasks]
-        self.item_images = all(task.image for task in tasks)
 
     def load(self) -> Iterable[Task]:
         """Return the tasks of the dataset. Blocking.
@@ -95,13 +106,13 @@ class HarborEnvironment(Environment):
         """Return the tasks, in the order of their folders' names."""
         return self._items
 
-    def image(self, item: Item) -> str | None:
+    def image(self, item: Item) -> Image | None:
         """Return the task's image."""
         return self._task(item).image
 
-    def cwd(self, item: Item) -> str | None:
+    def cwd(self, item: Item) -> str | Cwd | None:
         """Return the task's working directory."""
-        return self._task(item).workdir
+        return self._task(item).workdir or Cwd.IMAGE
 
     def variables(self, item: Item) -> Mapping[str, str]:
         """Return the variables of the task's `environment.env`."""
@@ -159,7 +170,7 @@ def _as_item(task: Task) -> Item:
     return {
         "id": task.id,
         "instruction": task.instruction,
-        "image": task.image,
+        "image": task.image if isinstance(task.image, str) else None,
         "metadata": task.toml.metadata,
         "keywords": task.toml.task.keywords if task.toml.task else [],
     }

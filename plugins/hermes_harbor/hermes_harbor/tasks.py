@@ -8,11 +8,11 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pydantic import ValidationError
 
-from hermes_core import DatasetError
+from hermes_core import DatasetError, Image, ImageBuild
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.task_toml import MAIN_SERVICE, TaskToml, unknown_keys
 
@@ -21,9 +21,10 @@ log = logging.getLogger("hermes_core.harbor")
 MAX_TEXT = 1 << 20
 """Maximum number of bytes of a `task.toml` and of an instruction."""
 
+DOCKERFILE = "Dockerfile"
+
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
-_WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _COMPOSE = (
     "environment/docker-compose.yaml",
     "environment/docker-compose.yml",
@@ -44,10 +45,10 @@ class Task:
     folder: Path
     toml: TaskToml
     instruction: str
-    image: str | None
-    """The image of its sandboxes; None if it is to be built from `environment/Dockerfile`."""
-    workdir: str
-    """Where its commands start, an absolute path."""
+    image: Image
+    """The image of its sandboxes: by name, or built from `environment/Dockerfile`."""
+    workdir: str | None
+    """Where its commands start, an absolute path. None is the working directory of its image."""
     variables: Mapping[str, str]
     """The environment variables of all of its commands."""
     verifier_variables: Mapping[str, str]
@@ -138,11 +139,32 @@ def made_task(folder: Path, toml: TaskToml, instruction: str, config: HarborConf
         folder=folder,
         toml=toml,
         instruction=instruction,
-        image=toml.environment.docker_image or config.image,
-        workdir=toml.environment.workdir or dockerfile_workdir(folder / "environment" / "Dockerfile") or config.workdir,
+        image=task_image(toml, folder, config),
+        workdir=toml.environment.workdir or config.workdir,
         variables=resolved(toml.environment.env, f"task {folder.name!r}, environment.env"),
         verifier_variables=resolved(toml.verifier.env, f"task {folder.name!r}, verifier.env"),
     )
+
+
+def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image:
+    """Return the image of a task's sandboxes.
+
+    Raises:
+        DatasetError: there is none.
+    """
+    named = toml.environment.docker_image or config.image
+    if named and not config.force_build:
+        return named
+    if not has_dockerfile(folder):
+        raise DatasetError(f"task {folder.name!r} has no environment/{DOCKERFILE}", hint="name an image")
+    return ImageBuild(folder / "environment", timeout_s=toml.environment.build_timeout_sec)
+
+
+def has_dockerfile(folder: Path) -> bool:
+    """Return whether an image can be built for the task in this folder. Links may lead to anywhere, so they don't
+    count."""
+    context = folder / "environment"
+    return (context / DOCKERFILE).is_file() and not context.is_symlink() and not (context / DOCKERFILE).is_symlink()
 
 
 def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str]:
@@ -163,8 +185,9 @@ def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str
     yield from _of_services(toml)
     if "network" not in config.accept:
         yield from _of_network(toml)
-    if environment.docker_image is None and config.image is None:
-        yield "it names no environment.docker_image (build its Dockerfile, and name the result with --env.image)"
+    dockerfile = folder / "environment" / DOCKERFILE
+    if not has_dockerfile(folder) and (config.force_build or not (environment.docker_image or config.image)):
+        yield f"it has no {dockerfile.relative_to(folder)}, and names no environment.docker_image (see --env.image)"
     if toml.agent.user not in (None, 0, "0", "root") and "agent_user" not in config.accept:
         yield f"agent.user is {toml.agent.user!r}, and agents are root (accept agent_user)"
     if toml.steps:
@@ -216,22 +239,6 @@ def resolved(variables: Mapping[str, str], where: str) -> dict[str, str]:
             raise DatasetError(f"{where}: {name} is {value}, which is not set here", hint=f"export {value[2:-1]}=…")
         values[name] = found
     return values
-
-
-def dockerfile_workdir(path: Path) -> str | None:
-    """Return the last absolute WORKDIR of a Dockerfile, with the relative ones after it; None if there is none."""
-    if not path.is_file():
-        return None
-    place: PurePosixPath | None = None
-    for word in _WORKDIR.findall(read_text(path)):
-        part = word.strip("\"'")
-        if "$" in part:
-            place = None
-        elif part.startswith("/"):
-            place = PurePosixPath(part)
-        elif place is not None:
-            place /= part
-    return None if place is None else os.path.normpath(place)
 
 
 def read_text(path: Path) -> str:

@@ -23,6 +23,7 @@ from hermes_core import (
     FailureKind,
     GroupRoller,
     HermesError,
+    ImageError,
     InfraError,
     Item,
     LoopThread,
@@ -45,6 +46,7 @@ from hermes_core.envs.session import check_scored, parsers_with
 
 _ERRORS: Mapping[str, type[HermesError]] = {
     FailureKind.INFRA: InfraError,
+    FailureKind.IMAGE: ImageError,
     FailureKind.SETUP: SetupFailed,
     FailureKind.MODEL: ModelError,
     FailureKind.VERIFIER: VerifierError,

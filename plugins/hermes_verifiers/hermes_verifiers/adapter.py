@@ -16,6 +16,7 @@ from hermes_verifiers.worker import Worker, WorkerOptions
 
 ERRORS: Mapping[FailureKind, type[RolloutError]] = {
     FailureKind.INFRA: SandboxError,
+    FailureKind.IMAGE: TaskError,
     FailureKind.SETUP: TaskError,
     FailureKind.VERIFIER: TaskError,
 }

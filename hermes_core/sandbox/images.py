@@ -1,0 +1,304 @@
+"""Images that a backend builds from a folder: what to build, and how the folder is read, hashed and packed.
+
+A folder may come with a repository that nobody has looked at. So links are packed as links and never followed, other
+special files are refused, and the number, size and depth of files are limited.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import io
+import os
+import re
+import stat
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from hermes_core.errors import ImageError
+
+IGNORE = ".dockerignore"
+MAX_IGNORE_BYTES = 64 << 10
+MAX_PATTERNS = 500
+"""Maximum number of patterns in a `.dockerignore`."""
+
+MAX_DEPTH = 64
+"""Maximum number of folders above a file."""
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ImageBuild:
+    """An image that is built from a folder, once for each content of the folder."""
+
+    folder: Path
+    """The build context: what the Dockerfile's `COPY` can see. What its `.dockerignore` names is left out."""
+    dockerfile: str = "Dockerfile"
+    """The path of the Dockerfile, relative to the folder."""
+    timeout_s: float = 600.0
+    """Time limit of the build in seconds."""
+    max_bytes: int = 1 << 30
+    """Maximum size of the folder's files together."""
+    max_files: int = 20_000
+    """Maximum number of files and folders in it."""
+
+    def __str__(self) -> str:
+        return str(self.folder / self.dockerfile)
+
+
+Image = str | ImageBuild
+"""An image by its name, or one that is built."""
+
+
+def context_digest(build: ImageBuild) -> str:
+    """Return a digest of everything that the build can see: names, modes and contents. Blocking.
+
+    It depends neither on the folder's own place nor on times and owners of files.
+
+    Raises:
+        ImageError: the folder can't be built, for example because it has no Dockerfile or is too large.
+    """
+    return _read(build, None)
+
+
+def write_context(build: ImageBuild, file: BinaryIO) -> str:
+    """Write the folder as a tar archive, and return its `context_digest`. Blocking.
+
+    Raises:
+        ImageError: as `context_digest` does.
+    """
+    with tarfile.open(
+        fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+    ) as archive:
+        return _read(build, archive)
+
+
+def _read(build: ImageBuild, archive: tarfile.TarFile | None) -> str:
+    digest = _Digest(build.dockerfile)
+    size = 0
+    try:
+        for name, found in _entries(build):
+            entry = _tar_entry(name, found)
+            if stat.S_ISREG(found.st_mode):
+                size += found.st_size
+                if size > build.max_bytes:
+                    raise _unfit(build, f"its files have more than {build.max_bytes} bytes", "list in .dockerignore")
+                with _opened(build.folder / name) as content:
+                    digest.add(entry)
+                    _copy(entry, _Hashed(content, digest), archive)
+                continue
+            if stat.S_ISLNK(found.st_mode):
+                entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(build.folder / name)  # noqa: PTH115 - as it is
+            elif stat.S_ISDIR(found.st_mode):
+                entry.type = tarfile.DIRTYPE
+            else:
+                raise _unfit(build, f"{name!r} is neither a file, a folder nor a link", "remove it")
+            digest.add(entry)
+            if archive is not None:
+                archive.addfile(entry)
+    except OSError as error:
+        raise _unfit(build, f"it can't be read: {error}", "check its files and their rights") from error
+    return digest.hexdigest()
+
+
+def _copy(entry: tarfile.TarInfo, content: _Hashed, archive: tarfile.TarFile | None) -> None:
+    """Read the content of a file to its end, into the archive if there is one.
+
+    Raises:
+        OSError: the file is shorter than it was.
+    """
+    if archive is not None:
+        archive.addfile(entry, content)  # type: ignore[arg-type]  # it calls nothing but `read`
+        return
+    left = entry.size
+    while left:
+        piece = content.read(min(_PIECE, left))
+        if not piece:
+            raise OSError("a file became shorter while it was read")
+        left -= len(piece)
+
+
+class _Digest:
+    """A digest of fields that can't be confused with each other."""
+
+    def __init__(self, dockerfile: str) -> None:
+        self._hash = hashlib.sha256()
+        self._field(dockerfile)
+
+    def add(self, entry: tarfile.TarInfo) -> None:
+        """Add an entry, whose content comes next."""
+        for value in (entry.name, f"{entry.mode:o}", entry.type.decode(), entry.linkname, str(entry.size)):
+            self._field(value)
+
+    def _field(self, value: str) -> None:
+        data = value.encode("utf-8", "surrogateescape")
+        self._hash.update(b"%d:" % len(data) + data)
+
+    def update(self, data: bytes) -> None:
+        """Add a piece of a file's content."""
+        self._hash.update(data)
+
+    def hexdigest(self) -> str:
+        """Return the digest of all that was added."""
+        return self._hash.hexdigest()
+
+
+class _Hashed:
+    """A file that is hashed while it is read."""
+
+    def __init__(self, file: BinaryIO, digest: _Digest) -> None:
+        self._file = file
+        self._digest = digest
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes of the file."""
+        piece = self._file.read(size)
+        self._digest.update(piece)
+        return piece
+
+
+def _tar_entry(name: str, found: os.stat_result) -> tarfile.TarInfo:
+    """Return the entry for a file, without an owner."""
+    entry = tarfile.TarInfo(name)
+    entry.mode = stat.S_IMODE(found.st_mode)
+    entry.mtime = max(0, int(found.st_mtime))
+    entry.size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return entry
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a regular file, but neither a link nor what would wait for another process."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise OSError(f"{path} is not a file any more")
+    return file
+
+
+def _entries(build: ImageBuild) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the names of what the build can see, relative to its folder, in order."""
+    kept = _checked_dockerfile(build)
+    ignored = _Ignored.of(build)
+    deadline = time.monotonic() + build.timeout_s
+    count, waiting = 0, [""]
+    while waiting:
+        folder = waiting.pop()
+        inner: list[str] = []
+        with os.scandir(build.folder / folder) as listed:
+            for each in listed:
+                count += 1
+                if count > build.max_files:
+                    raise _unfit(build, f"it has more than {build.max_files} files", "remove some")
+                inner.append(f"{folder}/{each.name}" if folder else each.name)
+        folders: list[str] = []
+        for name in sorted(inner):
+            if time.monotonic() > deadline:
+                raise _unfit(build, f"it can't be read within {build.timeout_s:g} s", "shorten its .dockerignore")
+            found = os.lstat(build.folder / name)
+            is_folder = stat.S_ISDIR(found.st_mode)
+            left_out = ignored.has(name) and name not in (build.dockerfile, IGNORE)
+            if not left_out:
+                yield name, found
+            if is_folder and (not left_out or ignored.has_exceptions or kept.startswith(f"{name}/")):
+                if name.count("/") >= MAX_DEPTH:
+                    raise _unfit(build, f"it has more than {MAX_DEPTH} folders in each other", "flatten it")
+                folders.append(name)
+        waiting += reversed(folders)
+
+
+def _checked_dockerfile(build: ImageBuild) -> str:
+    """Return the name of the Dockerfile, which is a regular file in the folder.
+
+    Raises:
+        ImageError: it is not.
+    """
+    path = PurePosixPath(build.dockerfile)
+    if path.is_absolute() or ".." in path.parts or str(path) != build.dockerfile:
+        raise _unfit(build, f"its Dockerfile {build.dockerfile!r} is not a path in the folder", "name one in it")
+    place = build.folder
+    for part in path.parts:
+        place /= part
+        if place.is_symlink():
+            raise _unfit(build, f"{place.relative_to(build.folder)} is a link", "put the file there")
+    if not place.is_file():
+        raise _unfit(build, f"it has no {build.dockerfile}", "write one")
+    return build.dockerfile
+
+
+def _unfit(build: ImageBuild, reason: str, hint: str) -> ImageError:
+    return ImageError(f"no image can be built of {build.folder}: {reason}", hint=hint)
+
+
+class _Ignored:
+    """What a `.dockerignore` names. The last pattern that matches a path or a folder above it decides.
+
+    `**` stands for any number of folders where it is a whole part of a path; elsewhere it is like `*`.
+    """
+
+    def __init__(self, patterns: list[tuple[bool, tuple[str, ...]]]) -> None:
+        self._patterns = patterns
+        self.has_exceptions = any(not leave_out for leave_out, _ in patterns)
+
+    @classmethod
+    def of(cls, build: ImageBuild) -> _Ignored:
+        """Return the patterns of the folder's `.dockerignore`; none if it has no such file.
+
+        Raises:
+            ImageError: the file is too large, or a link.
+        """
+        place = build.folder / IGNORE
+        try:
+            with _opened(place) as file:
+                data = file.read(MAX_IGNORE_BYTES + 1)
+        except FileNotFoundError:
+            return cls([])
+        lines = [line.strip() for line in io.StringIO(data.decode("utf-8-sig", "surrogateescape"))]
+        lines = [line for line in lines if line and not line.startswith("#")]
+        if len(data) > MAX_IGNORE_BYTES or len(lines) > MAX_PATTERNS:
+            raise _unfit(build, f"its {IGNORE} has more than {MAX_PATTERNS} patterns", "shorten it")
+        return cls([*filter(None, map(_pattern, lines))])
+
+    def has(self, name: str) -> bool:
+        """Return whether the file or folder with this name is left out."""
+        parts = name.split("/")
+        return next((leave_out for leave_out, each in reversed(self._patterns) if _covers(each, parts)), False)
+
+
+def _pattern(line: str) -> tuple[bool, tuple[str, ...]] | None:
+    """Return whether a line leaves something out (or takes it in), and its pattern by parts."""
+    leave_out = not line.startswith("!")
+    path = os.path.normpath(line.removeprefix("!").strip()).lstrip("/")
+    if path in ("", "."):
+        return None
+    return leave_out, tuple(_part(part) for part in path.split("/"))
+
+
+def _part(part: str) -> str:
+    """Return a part of a pattern as `fnmatch` writes it."""
+    return re.sub(r"\\(.)", r"[\1]", part).replace("[^", "[!")
+
+
+def _covers(pattern: tuple[str, ...], parts: list[str]) -> bool:
+    """Return whether the pattern matches a path, or a folder above it."""
+    places, end = _with_skipped({0}, pattern), len(pattern)
+    for part in parts:
+        reached = {at + (pattern[at] != "**") for at in places if fnmatch.fnmatchcase(part, pattern[at])}
+        if end in reached or (end - 1 in reached and pattern[-1] == "**" and end - 1 in places):
+            return True
+        places = _with_skipped(reached, pattern)
+    return False
+
+
+def _with_skipped(places: set[int], pattern: tuple[str, ...]) -> set[int]:
+    """Return places in a pattern, with those after a `**` that stands for no folder."""
+    found = set(places)
+    for at, part in enumerate(pattern[:-1]):
+        if at in found and part == "**":
+            found.add(at + 1)
+    return found
