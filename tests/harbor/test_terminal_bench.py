@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import tarfile
+from pathlib import Path
 
 import pytest
 from hermes_harbor.archives import unpack
@@ -101,15 +102,49 @@ def test_archives_of_every_compression(tmp_path, mode):
     assert (tmp_path / "x" / "a" / "b").read_text() == "c"
 
 
+def test_modes_and_links_that_stay_inside(tmp_path):
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as tar:
+        for name, mode in (("a/run.sh", 0o4777), ("a/data", 0o600)):
+            member = tarfile.TarInfo(name)
+            member.mode = mode
+            tar.addfile(member)
+        for name, kind, link in (("a/link", tarfile.SYMTYPE, "data"), ("again", tarfile.LNKTYPE, "a/run.sh")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, link
+            tar.addfile(member)
+    unpack(base64.b64encode(target.getvalue()).decode(), tmp_path / "x", "here", **LIMITS)
+    assert [(tmp_path / "x" / name).stat().st_mode & 0o7777 for name in ("a/run.sh", "a/data", "again")] == [
+        0o755,
+        0o644,
+        0o755,
+    ]
+    assert (tmp_path / "x" / "a" / "link").readlink() == Path("data")
+
+
+def test_a_link_to_elsewhere_is_not_followed(tmp_path):
+    """A link that was inside when it was made, and leads out once another one is there."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as tar:
+        for name, link in (("a/b", "../c/d"), ("c", ".."), ("a/b/out", None)):
+            member = tarfile.TarInfo(name)
+            if link is not None:
+                member.type, member.linkname = tarfile.SYMTYPE, link
+            tar.addfile(member)
+    with pytest.raises(DatasetError, match="leads out"):
+        unpack(base64.b64encode(target.getvalue()).decode(), tmp_path / "x", "here", **LIMITS)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (archive({"../out": "x"}), "here: .*outside"),
-        (archive({"a/../../out": "x"}), "here: .*outside"),
-        (archive({}, links=[("a", "/etc/passwd")]), "here: .*absolute"),
-        (archive({}, links=[("a", "../out")]), "here: .*outside"),
-        (archive({}, links=[("a", "../out")], kind=tarfile.LNKTYPE), "here: .*outside"),
-        (archive({}, links=[("a", "")], kind=tarfile.CHRTYPE), "here: .*special file"),
+        (archive({"../out": "x"}), "here: .*leads out"),
+        (archive({"a/../../out": "x"}), "here: .*leads out"),
+        (archive({}, links=[("a", "/etc/passwd")]), "here: .*leads out"),
+        (archive({}, links=[("a", "../out")]), "here: .*leads out"),
+        (archive({}, links=[("a", "../out")], kind=tarfile.LNKTYPE), "here: .*leads out"),
+        (archive({}, links=[("a", "")], kind=tarfile.CHRTYPE), "here: .*neither a file"),
         (archive({"a": "x" * 10_001}), "here: it has more than 10000 bytes"),
         (archive({str(number): "" for number in range(6)}), "here: it has more than 10000 bytes or 5 files"),
         (archive({"x" * 200_000: ""}), "here: it has more than"),
