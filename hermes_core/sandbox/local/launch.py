@@ -40,8 +40,24 @@ def request_file(request: Mapping[str, object]) -> Iterator[int]:
         os.close(descriptor)
 
 
+_isolating: dict[tuple[int, int], Probe] = {}
+"""What was found out by a process and its user. A forked child may have fewer rights, and finds out by itself."""
+
+
 def probe_host() -> Probe:
-    """Find out what this host allows, in a separate process because that forks. Blocks for about 30 ms."""
+    """Find out what this host allows. Blocks for about 30 ms, the first time in a process.
+
+    A host that allows no namespaces is asked again each time, because the reason may be gone.
+    """
+    process = os.getpid(), os.geteuid()
+    probe = _isolating.get(process) or _try_host()
+    if probe.isolates:
+        _isolating[process] = probe
+    return probe
+
+
+def _try_host() -> Probe:
+    """Try it out in a separate process, because that forks."""
     try:
         done = subprocess.run(
             launcher_argv("probe", 0),

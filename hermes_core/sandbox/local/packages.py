@@ -28,12 +28,22 @@ def package_folders(file: Path) -> tuple[str, ...]:
     kept = _read(file)
     if kept is not None and kept["prefixes"] == list(prefixes) and _unchanged(kept["searched"]):
         return tuple(kept["found"])
+    found, searched, settled = _searched(prefixes, os.geteuid())
+    if settled:
+        _write(file, {"prefixes": prefixes, "found": found, "searched": searched})
+    return found
+
+
+@functools.cache
+def _searched(prefixes: tuple[str, ...], user: int) -> tuple[tuple[str, ...], Mapping[str, int], bool]:
+    """Search, once for all runtimes of a process and the user that it runs as.
+
+    Returns what was found, when each directory that was read was last changed, and whether all of them were at rest.
+    """
     searched: dict[str, int] = {}
     began = time.time_ns()
     found = view.search_packages(prefixes, lambda directory: searched.update({directory: _changed(directory)}))
-    if all(changed < began - _SETTLED_NS for changed in searched.values()):
-        _write(file, {"prefixes": prefixes, "found": found, "searched": searched})
-    return found
+    return found, searched, all(changed < began - _SETTLED_NS for changed in searched.values())
 
 
 def _unchanged(searched: Mapping[str, int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,14 +28,16 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def look(top: Path, tmp_path: Path) -> Look:
+def look(top: Path, tmp_path: Path) -> Iterator[Look]:
     """What a new process would find."""
 
     def look() -> tuple[str, ...]:
         time.sleep(0.02)  # longer than the clock of the file system takes to move
+        packages._searched.cache_clear()
         return packages.package_folders.__wrapped__(tmp_path / "state" / "packages.json")
 
-    return look
+    yield look
+    packages._searched.cache_clear()  # of a host that was made up
 
 
 @pytest.fixture
@@ -125,7 +127,17 @@ def test_a_file_that_can_not_be_used_is_replaced(top: Path, look: Look, tmp_path
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
+def test_a_process_searches_once_for_all_its_runtimes(
+    top: Path, look: Look, searches: list[object], tmp_path: Path
+) -> None:
+    found = look()
+    assert packages.package_folders.__wrapped__(tmp_path / "another" / "packages.json") == found
+    assert len(searches) == 1
+    assert json.loads((tmp_path / "another" / "packages.json").read_text())["found"] == [*found]
+
+
 def test_without_a_place_for_the_file_it_searches(top: Path) -> None:
+    packages._searched.cache_clear()
     assert packages.package_folders.__wrapped__(Path("/proc/none/packages.json")) == (
         f"{top}/lib/python3/site-packages",
     )
