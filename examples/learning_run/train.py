@@ -29,6 +29,8 @@ BATCH_SIZE = 64
 MAX_TOKENS = 2048
 BASELINE = 4
 """Batches that are only looked at: what the warm-up alone is worth."""
+PARTS = ("tokens", "masks", "inference_logprobs", "scores")
+"""What Atropos sends of a group: a list each, with one entry for each sequence."""
 
 
 @contextlib.asynccontextmanager
@@ -93,19 +95,10 @@ async def register(client):
 async def batches(client, environment):
     """Batches of groups, as they come."""
     while environment.returncode is None:
-        answer = (await client.get("/batch")).raise_for_status().json()["batch"]
-        if answer is None:
+        if groups := (await client.get("/batch")).raise_for_status().json()["batch"]:
+            yield [[grpo.Rollout(*each) for each in zip(*map(group.get, PARTS), strict=True)] for group in groups]
+        else:
             await asyncio.sleep(0.1)
-            continue
-        yield [
-            [
-                grpo.Rollout(*each)
-                for each in zip(
-                    group["tokens"], group["masks"], group["inference_logprobs"], group["scores"], strict=True
-                )
-            ]
-            for group in answer
-        ]
     raise RuntimeError("the environment has ended: see environment.log")
 
 
