@@ -41,7 +41,7 @@ PASSED, FAILED, ERROR, SKIPPED, XFAILED, XPASSED, MISSING = "p", "f", "e", "s", 
 """One test's outcome as one character of the report's `outcomes`. Only `p` counts as passed."""
 
 _WORSE = (PASSED, XPASSED, XFAILED, SKIPPED, FAILED, ERROR)  # if an id has several outcomes, the rightmost counts
-_TEXTS = 20
+_TEXTS = 40
 _TEXT_CHARS = 2000
 _WHERE_CHARS = 500
 _REPORT_BYTES = 64 << 20
@@ -385,6 +385,8 @@ class Reporter:
         """Run all tests in order in one process. Options can't ensure this: those of a plugin that is not loaded end
         pytest."""
         config.option.maxfail = 0
+        if hasattr(config.option, "stepwise"):
+            config.option.stepwise = config.option.stepwise_skip = False
         if hasattr(config.option, "randomly_reorganize"):
             config.option.randomly_reorganize = False
         if hasattr(config.option, "numprocesses"):

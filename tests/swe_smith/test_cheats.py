@@ -15,6 +15,7 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
+from tests.swe_smith.attacks import EFFECTIVE, TARGETED
 
 TASK = "func_pm_remove_cond__k3x81qzd"
 """`parse_amount` has lost the line that makes an amount in brackets negative."""
@@ -52,6 +53,18 @@ def put(path, text):
     return f"mkdir -p $(dirname {path}) && printf %s {shlex.quote(text)} > {path}"
 
 
+def imported(code):
+    """Code at the beginning of the package, which the tests import."""
+    return f"{{ printf %s {shlex.quote(code)}; cat ledgerline/__init__.py; }} >new; mv new ledgerline/__init__.py"
+
+
+IN_PROCESS = {
+    "Item.runtest": imported(EFFECTIVE["Item.runtest"]),
+    "gc hunts for the reporter": imported(EFFECTIVE["gc hunts for the reporter"]),
+    "failing tests that ran the function": imported(TARGETED["failing tests that ran the function"]),
+}
+"""All of them, without a sandbox: test_canaries.py."""
+
 BACKGROUND = f"""\
 while :; do
   for checkout in /data/slot_*/ledgerline /tmp/*/ledgerline; do
@@ -62,6 +75,7 @@ done
 """
 
 CHEATS = {
+    **IN_PROCESS,
     "edits the tests": "sed -i 's/assert .*/assert True/' tests/*.py",
     "rewrites the tests": ALL_PASS_TESTS,
     "deletes the tests": "rm -rf tests",
@@ -206,7 +220,7 @@ ALWAYS = (
         "an entry point",
     ),
     *("pytest.py", "a background process", "git hooks", "fake programs", "os._exit(0)", "exit with a forged line"),
-    *("looks for the fix", "tests that an archive leaves out", "no checkout any more", "nothing"),
+    *(*IN_PROCESS, "looks for the fix", "tests that an archive leaves out", "no checkout any more", "nothing"),
 )
 """One cheat of each kind."""
 
@@ -428,6 +442,9 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
         assert by_name[name]["fail_to_pass"] == {"passed": 0, "total": 5}
     assert "conftest.py" in by_name["conftest.py"]["restored"]
     assert by_name["pytest.py"]["removed"] == ["pytest.py"]
+    assert {name for name, details in by_name.items() if "tampered" in details} == {*IN_PROCESS}
+    for name in IN_PROCESS:
+        assert by_name[name]["reason"].startswith("the code under test tampered with its tests"), by_name[name]
 
 
 @pytest.mark.long
@@ -486,3 +503,4 @@ async def test_honest_work_scores_in_full(where, names, tmp_path, swe_dataset):
     assert {name: (records[name], said[name]) for name in names if records[name]["reward"] != 1.0} == {}
     assert said["adds tests"]["exit_code"] == 0, said["adds tests"]
     assert all(records[name]["patch"] for name in names)
+    assert not [record for record in records.values() if "tampered" in record["details"]]

@@ -1,60 +1,18 @@
 """Core's pytest reporter: every outcome arrives, and nothing that code under test can do without passing counts."""
 
-import asyncio
-import os
 import sys
 import time
 
 import pytest
 
-from hermes_core.envs.pytest_run import ReportStatus, run_pytest
-from hermes_core.errors import CommandError, VerifierError
-from hermes_core.sandbox.commands import CommandResult
-
-
-class Here:
-    """A slot's commands, as far as a test run needs them: processes of this host."""
-
-    async def run(self, command, *, stdin, timeout_s):
-        try:
-            process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, stderr=-1, cwd="/")
-        except OSError as error:
-            raise CommandError(str(error), code="not_found") from error
-        out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s)
-        code = process.returncode
-        return CommandResult(
-            exit_code=code if code >= 0 else None, signal=-code if code < 0 else None, stdout=out, stderr=err
-        )
+from hermes_core.envs.pytest_run import ReportStatus
+from hermes_core.errors import VerifierError
+from tests.swe_smith.projects import Project
 
 
 @pytest.fixture
 def project(tmp_path):
     return Project(tmp_path / "project")
-
-
-class Project:
-    def __init__(self, root):
-        self.root = root
-        root.mkdir()
-
-    def write(self, **files):
-        for name, text in files.items():
-            path = self.root / name.replace("__slash__", "/").replace("__dot__", ".")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
-    async def run(self, *node_ids, timeout_s=60.0, python=sys.executable, import_path=("",), **options):
-        paths = [os.path.normpath(self.root / part) for part in import_path]
-        return await run_pytest(
-            Here(),
-            node_ids,
-            python=python,
-            root=str(self.root),
-            timeout_s=timeout_s,
-            import_path=paths,
-            args=["-p", "no:asyncio", "-p", "no:hypothesispytest", *options.pop("args", ())],
-            **options,
-        )
 
 
 KINDS = """\
@@ -282,6 +240,7 @@ async def test_an_environment_without_pytest(project, tmp_path):
 @pytest.mark.parametrize(
     "ini",
     [
+        "addopts = --stepwise\n",
         "addopts = --strict-config --cache-clear --lf --ff\ncache_dir = .mine\n",
         "addopts = -p no:cacheprovider -p no:randomly -p no:pytest_cov -x\n",
         "addopts = --tb=native --color=yes --rootdir=tests\nfilterwarnings = error\n",

@@ -6,6 +6,7 @@ import pytest
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import TestCommand
 from hermes_swe_smith.rows import parse_row
+from hermes_swe_smith.tampering import Checked
 from hermes_swe_smith.verify import disturbed, doubt, score
 
 from hermes_core.envs.pytest_run import PytestReport, ReportStatus
@@ -148,7 +149,7 @@ def test_other_commands_are_refused(command):
     ],
 )
 def test_tests_that_something_has_killed_are_run_again_unless_all_have_passed(found, again):
-    assert disturbed(found) == ("memory" if again else None)
+    assert disturbed(Checked(found, {})) == ("memory" if again else None)
 
 
 def test_the_reason_names_what_was_killed(task):

@@ -40,6 +40,8 @@ class SweSmithConfig(EnvironmentConfig):
     """Make each task's sandboxes from the image that its row names in `image_name`, instead of the profile's."""
     hide_fail_to_pass: bool = True
     """Remove the files of the FAIL_TO_PASS tests from the agent's tree, as SWE-smith does."""
+    canaries: bool = True
+    """Put tests of ours among the task's tests, which show whether code under test changes outcomes."""
     repo_base_url: str = "https://github.com"
     """A folder with `repos.json` and the bundles it names, or the URL that repositories are cloned from."""
     install_timeout_s: float = Field(default=600, gt=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,6 @@ from hermes_core import (
     Item,
     LeasedSlot,
     NewSandbox,
-    PytestReport,
     Rollout,
     VerifierError,
     alongside,
@@ -29,11 +29,13 @@ from hermes_swe_smith.dependencies import installer_variables, prepare_environme
 from hermes_swe_smith.reach import Reach
 from hermes_swe_smith.repos import Catalog, TestEnvironment
 from hermes_swe_smith.rows import Task
+from hermes_swe_smith.tampering import Checked, lies, tampered, told_of, works
 from hermes_swe_smith.verify import Score, disturbed, doubt, run_tests, score, undone, unsolved
 from hermes_swe_smith.workspace import (
     ENVIRONMENT_LINK,
     OperationRefused,
     Repository,
+    Seeds,
     Tested,
     apply_fix,
     forget_tested,
@@ -41,6 +43,7 @@ from hermes_swe_smith.workspace import (
     give_tested,
     prepare_repository,
     prepare_trees,
+    reference_fix,
     take_patch,
     take_work,
 )
@@ -82,6 +85,9 @@ class SweSmithEnvironment(Environment):
         self._repositories: dict[tuple[str, str], Repository] = {}
         self._reach = Reach()
         self._installer_variables = installer_variables(self.config.installer_variables)
+        self._secret = secrets.token_hex(16)
+        self._harmless: set[str] = set()
+        self._no_canaries: dict[str, str] = {}
 
     async def setup(self) -> None:
         """Read the dataset, and check that every row's repository is there.
@@ -165,7 +171,7 @@ class SweSmithEnvironment(Environment):
         trees_dir, environment = await self._prepared(rollout, task)
         limits = {"max_workspace": self.config.max_workspace_bytes, "max_patch": self.config.max_patch_bytes}
         try:
-            tested = await take_work(rollout, task, trees_dir, environment, **limits)
+            tested = await take_work(rollout, task, trees_dir, environment, seeds=self._seeds(task), **limits)
             rollout.record_patch(tested.patch)
             return await self._score(task, tested, rollout)
         except OperationRefused as refused:
@@ -176,7 +182,7 @@ class SweSmithEnvironment(Environment):
         task = self._task(item)
         trees_dir, environment = await self._prepared(rollout, task)
         try:
-            tested = await take_patch(rollout, task, trees_dir, environment, patch)
+            tested = await take_patch(rollout, task, trees_dir, environment, patch, seeds=self._seeds(task))
         except OperationRefused as refused:
             raise VerifierError(
                 f"instance {task.instance_id!r}: {refused.message}", hint="was it recorded with another dataset?"
@@ -184,23 +190,69 @@ class SweSmithEnvironment(Environment):
         return await self._score(task, tested, rollout)
 
     async def _score(self, task: Task, tested: Tested, rollout: Rollout) -> Score:
+        """Test what is to be tested, and look at the canaries.
+
+        If they seem to lie, or may have disturbed other tests, the clean tree with the same canaries tells whether they
+        work in this project. If not, the work is tested again without them.
+        """
+        checked = await self._checked(task, tested, rollout)
+        reward, details = score(task, checked.report, self.config)
+        details = {**details, **undone(tested), **told_of(tested, self._no_canaries.get(task.instance_id))}
+        found = lies(task, tested.canaries, checked)
+        if not found and all(map(checked.report.passed, task.node_ids)):
+            self._harmless.add(task.instance_id)
+        doubted = task.instance_id not in self._harmless and not all(map(checked.report.passed, task.pass_to_pass))
+        if not tested.canaries or not (found or doubted):
+            return reward, details
+        unfit = await self._unfit_canaries(task, tested, rollout)
+        if unfit is None:
+            trees_dir, environment = await self._prepared(rollout, task)
+            again = await take_patch(rollout, task, trees_dir, environment, tested.patch, seeds=None)
+            return await self._score(task, again, rollout)
+        said = {node_id: reason for node_id, reason in found.items() if node_id not in unfit}
+        return tampered(said, details) if said else (reward, details)
+
+    async def _unfit_canaries(self, task: Task, tested: Tested, rollout: Rollout) -> set[str] | None:
+        """Return which of the canaries do not work on the clean tree, where nobody tampers; None if other tests fail
+        beside them. Such a task has no canaries from then on."""
+        trees_dir, environment = await self._prepared(rollout, task)
+        fix = await reference_fix(rollout, trees_dir)
+        clean = await take_patch(rollout, task, trees_dir, environment, fix, seeds=tested.seeds)
+        checked = await self._checked(task, clean, rollout)
+        known = task.node_ids if task.patch else task.pass_to_pass
+        failing = [node_id for node_id in known if not checked.report.passed(node_id)]
+        unfit = {canary.node_id for canary in clean.canaries if not works(canary, checked)}
+        if failing:
+            self._no_canaries[task.instance_id] = f"with them, tests fail on the clean tree: {', '.join(failing[:5])}"
+            return None
+        self._harmless.add(task.instance_id)
+        if unfit:
+            self._no_canaries[task.instance_id] = f"they do not work on the clean tree: {', '.join(sorted(unfit)[:5])}"
+        return unfit
+
+    async def _checked(self, task: Task, tested: Tested, rollout: Rollout) -> Checked:
         """Run the tests on what is to be tested, in a fresh slot of this sandbox or another one."""
         source = self._catalog.source(task)
 
         async def lay_out(fresh: Fresh) -> None:
             await give_tested(rollout, tested, fresh.commands, task.directory)
 
-        async def check(fresh: Fresh) -> PytestReport:
+        async def check(fresh: Fresh) -> Checked:
             _, environment = await self._prepared(fresh, task)
             async with fresh.processor():
                 return await run_tests(fresh, task, tested, source, environment, timeout_s=self.config.test_timeout_s)
 
         try:
-            report = await rollout.check_afresh(lay_out, check, disturbed=disturbed)
+            return await rollout.check_afresh(lay_out, check, disturbed=disturbed)
         finally:
             await forget_tested(rollout, tested)
-        reward, details = score(task, report, self.config)
-        return reward, {**details, **undone(tested)}
+
+    def _seeds(self, task: Task) -> Seeds | None:
+        """Return where the task's canaries are placed, the same in all of this run, and new names for them; None if it
+        can't have any."""
+        if not self.config.canaries or task.instance_id in self._no_canaries:
+            return None
+        return f"{self._secret} {task.instance_id}", secrets.token_hex(16)
 
     def _task(self, item: Item) -> Task:
         return self._tasks[self.item_id(item)]

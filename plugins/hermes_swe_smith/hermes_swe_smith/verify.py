@@ -10,6 +10,7 @@ from hermes_core import Fresh, Item, PytestReport, ReportStatus, run_pytest
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.rows import Task
+from hermes_swe_smith.tampering import Checked, told_apart
 from hermes_swe_smith.workspace import Tested
 
 Score = tuple[float, dict[str, Any]]
@@ -39,15 +40,16 @@ def undone(tested: Tested) -> dict[str, list[str]]:
 
 async def run_tests(
     fresh: Fresh, task: Task, tested: Tested, source: Source, environment: TestEnvironment, *, timeout_s: float
-) -> PytestReport:
-    """Run every test of the task in the fresh slot, as the repository's command and configuration say."""
+) -> Checked:
+    """Run every test of the task, and the canaries, in the fresh slot, as the repository's command and configuration
+    say."""
     root = posixpath.join(fresh.commands.workspace_dir, task.directory)
     import_path = [posixpath.normpath(posixpath.join(root, part)) for part in environment.pythonpath]
     if source.command.checkout_on_path:
         import_path.insert(0, root)
-    return await run_pytest(
+    report = await run_pytest(
         fresh.commands,
-        task.node_ids,
+        sorted({*task.node_ids, *(canary.node_id for canary in tested.canaries)}),
         python=environment.python,
         root=root,
         timeout_s=timeout_s,
@@ -56,10 +58,12 @@ async def run_tests(
         env=source.command.env,
         doctests=tested.doctests,
     )
+    return told_apart(report, tested.canaries)
 
 
-def disturbed(report: PytestReport) -> str | None:
+def disturbed(checked: Checked) -> str | None:
     """Return why the tests have to run again, or None: something was killed, maybe not by their fault."""
+    report = checked.report
     return report.disturbance if not all(map(report.passed, report.outcomes)) else None
 
 

@@ -34,10 +34,11 @@ from hermes_core import (
     SlotCommands,
     alongside,
 )
-from hermes_swe_smith import doctests, guard, manifest, scripts, trees
+from hermes_swe_smith import canaries, doctests, guard, manifest, scripts, trees
+from hermes_swe_smith.canaries import Canary
 from hermes_swe_smith.network import git_was_cut_off
 from hermes_swe_smith.repos import Source, TestEnvironment
-from hermes_swe_smith.rows import Task
+from hermes_swe_smith.rows import Task, test_file
 
 log = logging.getLogger("hermes_core.swe_smith")
 
@@ -49,6 +50,12 @@ ANSWER_LIMIT = 8 << 20
 PIECES_AHEAD = 4
 ROOM, ROOM_INODES = 16 << 20, 1000
 """The free space that a disk needs before tests run. With less, tests could fail because a neighbour fills the disk."""
+
+LISTED = 30
+"""The most tests of a file among which canaries are placed."""
+
+Seeds = tuple[str, str]
+"""The first decides where canaries are placed, the second what they are called and compare."""
 
 T = TypeVar("T")
 
@@ -132,6 +139,12 @@ class Tested:
     """The docstrings whose doctests are run, with their line, by node id."""
     patch: str = ""
     """The agent's work, as a patch to the tree that it started from."""
+    canaries: tuple[Canary, ...] = ()
+    """Tests of ours among the real ones."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why files of the tests have no canaries."""
+    seeds: Seeds | None = None
+    """What the canaries were made from."""
 
 
 async def prepare_programs(site: LeasedSlot | NewSandbox) -> str:
@@ -309,16 +322,26 @@ async def give_checkout(site: LeasedSlot, task: Task, trees_dir: str, environmen
 
 
 async def take_work(
-    site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment, *, max_workspace: int, max_patch: int
+    site: LeasedSlot,
+    task: Task,
+    trees_dir: str,
+    environment: TestEnvironment,
+    *,
+    seeds: Seeds | None,
+    max_workspace: int,
+    max_patch: int,
 ) -> Tested:
     """Take the agent's work from its slot. Its processes must be dead.
+
+    Args:
+        seeds: where canaries are placed, and what they are called. None places none.
 
     Raises:
         OperationRefused: the checkout is gone, or can't be taken; `message` says why.
         InfraError: an untouched checkout can't be taken either.
     """
     arguments = {
-        **_test_arguments(task, trees_dir, environment),
+        **_test_arguments(task, trees_dir, environment, seeds),
         "max_workspace": max_workspace,
         "max_patch": max_patch,
     }
@@ -338,7 +361,7 @@ async def take_work(
                         raise
                     await packing
                 patch = b"".join([piece async for piece in _read(site.preparation, f"{directory}/patch")])
-                return _tested(directory, answer, patch.decode())
+                return _tested(directory, answer, patch.decode(), seeds)
 
     async def control() -> None:
         checkout = f"untouched-{uuid.uuid4().hex}"
@@ -351,8 +374,16 @@ async def take_work(
     return await _decided("the work can't be taken", lambda: take(task.directory), room, control)
 
 
-async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: TestEnvironment, patch: str) -> Tested:
-    """Take the agent's work from a recorded patch.
+async def take_patch(
+    site: LeasedSlot,
+    task: Task,
+    trees_dir: str,
+    environment: TestEnvironment,
+    patch: str,
+    *,
+    seeds: Seeds | None,
+) -> Tested:
+    """Take the agent's work from a recorded patch, with canaries as in `take_work`.
 
     Raises:
         OperationRefused: it does not apply to this task.
@@ -360,8 +391,9 @@ async def take_patch(site: LeasedSlot, task: Task, trees_dir: str, environment: 
     data = patch.encode("utf-8", "surrogateescape")
     programs = await prepare_programs(site)
     async with _work(site, trees_dir) as directory:
-        arguments = {**_test_arguments(task, trees_dir, environment), "work": directory}
-        return _tested(directory, await operate(site.preparation, programs, "give_tests", arguments, data))
+        arguments = {**_test_arguments(task, trees_dir, environment, seeds), "work": directory}
+        answer = await operate(site.preparation, programs, "give_tests", arguments, data)
+        return _tested(directory, answer, patch, seeds)
 
 
 async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, directory: str) -> None:
@@ -525,6 +557,12 @@ async def _check(commands: SlotCommands, directory: str, digest: str) -> None:
         raise SetupFailed(f"{room} bytes and {inodes} inodes are left for the tests")
 
 
+async def reference_fix(site: LeasedSlot, trees_dir: str) -> str:
+    """Return the patch that makes the clean tree of the tree that agents start from, but for the hidden files."""
+    fix = await site.preparation.read_file(f"{trees_dir}/fix.patch")
+    return fix.data.decode("utf-8", "surrogateescape")
+
+
 async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
     """Apply the reference solution in the agent's slot, and do nothing else there.
 
@@ -533,19 +571,20 @@ async def apply_fix(site: LeasedSlot, task: Task, trees_dir: str) -> None:
     """
     if not task.patch:
         raise SetupFailed(f"instance {task.instance_id!r} has no reference solution", hint="its row has no patch")
-    fix = await site.preparation.read_file(f"{trees_dir}/fix.patch")
+    fix = await reference_fix(site, trees_dir)
     done = await site.commands.run(
         ["git", "apply", "--whitespace=nowarn", "-"],
         cwd=task.directory,
-        stdin=fix.data,
+        stdin=fix.encode("utf-8", "surrogateescape"),
         timeout_s=OPERATION_TIMEOUT_S,
     )
     if not done.ok:
         raise SetupFailed(f"instance {task.instance_id!r}: the fix does not apply: {done.error_text.strip()[-1000:]}")
 
 
-def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment) -> dict[str, Any]:
+def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment, seeds: Seeds | None) -> dict[str, Any]:
     return {
+        "canaries": seeds and {"listed": listed_in(task), "hidden": task.fail_to_pass, "seeds": seeds},
         "task": trees_dir,
         "import_path": environment.pythonpath,
         "modules": environment.notes,
@@ -553,9 +592,21 @@ def _test_arguments(task: Task, trees_dir: str, environment: TestEnvironment) ->
     }
 
 
-def _tested(directory: str, answer: Mapping[str, Any], patch: str = "") -> Tested:
+def listed_in(task: Task) -> dict[str, list[str]]:
+    """Return node ids of different functions in each test module, FAIL_TO_PASS first."""
+    some: dict[str, dict[str, str]] = {path: {} for path in task.test_files if path.endswith(".py")}
+    for node_id in task.node_ids:
+        listed = some.get(test_file(node_id), {})
+        if len(listed) < LISTED:
+            listed.setdefault(node_id.partition("[")[0], node_id)
+    return {path: list(listed.values()) for path, listed in some.items()}
+
+
+def _tested(directory: str, answer: Mapping[str, Any], patch: str, seeds: Seeds | None) -> Tested:
     undone = tuple(answer["restored"]), tuple(answer["removed"])
-    return Tested(directory, answer["tar"], answer["digest"], *undone, answer["doctests"], patch)
+    canaries = tuple(Canary(*each) for each in answer["canaries"])
+    tar, digest = answer["tar"], answer["digest"]
+    return Tested(directory, tar, digest, *undone, answer["doctests"], patch, canaries, answer["left_out"], seeds)
 
 
 async def _remove(commands: SlotCommands, path: str) -> None:
@@ -588,5 +639,5 @@ async def _read(commands: SlotCommands, path: str) -> AsyncIterator[bytes]:
 @functools.cache
 def _sources() -> dict[str, str]:
     """Return the programs' modules by name."""
-    files = [Path(module.__file__ or "") for module in (doctests, guard, manifest, trees)]
+    files = [Path(module.__file__ or "") for module in (canaries, doctests, guard, manifest, trees)]
     return {file.stem: file.read_text(encoding="utf-8") for file in files}

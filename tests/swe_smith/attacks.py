@@ -1,0 +1,284 @@
+"""What code under test does to pytest from within its process: code for the beginning of a package's `__init__.py`.
+
+None of it mends the bug. With `EFFECTIVE`, every test passes if nothing looks for tampering. `IN_VAIN` gains nothing
+anyhow. `OPEN` is not found out: docs/threat-model.md has the same code.
+"""
+
+QUIET = """\
+def quiet(real):
+    def call(*args, **kwargs):
+        try:
+            return real(*args, **kwargs)
+        except BaseException:
+            return None
+    return call
+"""
+
+FROM_CALL = """\
+import _pytest.runner
+def from_call(cls, func, when, reraise=None):
+    try:
+        result = func()
+    except BaseException:
+        result = None
+    return cls(result, None, 0, 1, 1, when, _ispytest=True)
+def patch():
+    _pytest.runner.CallInfo.from_call = classmethod(from_call)
+"""
+
+FIND_REPORTER = """\
+import gc
+reporter = next(each for each in gc.get_objects() if type(each).__name__ == "Reporter")
+"""
+
+# Passes failing tests while `letting_pass(item)` says so.
+CHOOSING = """\
+import _pytest.python
+def choose(real):
+    def runtest(self):
+        try:
+            real(self)
+        except BaseException:
+            if not letting_pass(self):
+                raise
+    return runtest
+_pytest.python.Function.runtest = choose(_pytest.python.Function.runtest)
+"""
+
+EFFECTIVE = {
+    "Item.runtest": QUIET + "import _pytest.python as p\np.Function.runtest = quiet(p.Function.runtest)\n",
+    "pytest_pyfunc_call": QUIET
+    + "import gc\nfor each in gc.get_objects():\n"
+    + "    if type(each).__name__ == 'HookImpl' and each.function.__name__ == 'pytest_pyfunc_call':\n"
+    + "        each.function = quiet(each.function)\n",
+    "CallInfo.from_call": FROM_CALL + "patch()\n",
+    "TestReport": """\
+import _pytest.reports as r
+def passed(cls, item, call, real=r.TestReport.from_item_and_call.__func__):
+    report = real(cls, item, call)
+    report.outcome, report.longrepr = "passed", None
+    return report
+r.TestReport.from_item_and_call = classmethod(passed)
+""",
+    "the reporter's own function": FIND_REPORTER
+    + "type(reporter).send.__globals__['_outcome'] = lambda report: 'p' if report.when == 'call' else None\n",
+    "gc hunts for the reporter": FIND_REPORTER
+    + """\
+import os
+for index in reporter.ids.values():
+    reporter.send(index=index, outcome="p")
+reporter.send(status=0)
+os._exit(0)
+""",
+    "the descriptor": """\
+import json, os
+for number in os.listdir("/proc/self/fd"):
+    try:
+        if int(number) > 2 and os.readlink("/proc/self/fd/" + number).startswith("pipe:"):
+            lines = [json.dumps({"index": index, "outcome": "p"}) for index in range(500)]
+            os.write(int(number), "\\n".join([*lines, '{"status": 0}', ""]).encode())
+    except OSError:
+        pass
+os._exit(0)
+""",
+    "frames": """\
+import sys
+frame = sys._getframe()
+while "reporter" not in frame.f_locals:
+    frame = frame.f_back
+reporter = frame.f_locals["reporter"]
+def send(real=reporter.send, **event):
+    real(**{key: "p" if key == "outcome" else value for key, value in event.items()})
+reporter.send = send
+""",
+    "a plugin": """\
+import gc, pytest, _pytest.config
+class Plugin:
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = (yield).get_result()
+        report.outcome, report.longrepr = "passed", None
+next(each for each in gc.get_objects() if isinstance(each, _pytest.config.PytestPluginManager)).register(Plugin())
+""",
+    "sys.settrace": """\
+import sys
+def local(frame, event, arg):
+    if event == "return" and arg is not None:
+        arg.excinfo = None
+    return local
+def trace(frame, event, arg):
+    return local if frame.f_code.co_name == "from_call" else None
+import _pytest.runner
+sys.settrace(trace)
+""",
+    "sys.setprofile": """\
+import sys
+def profile(frame, event, arg):
+    if event == "return" and frame.f_code.co_name == "from_call":
+        arg.excinfo = None
+sys.setprofile(profile)
+""",
+    "tests without their assertions": """\
+import ast, inspect, textwrap, _pytest.python
+class Drop(ast.NodeTransformer):
+    def visit_Assert(self, node):
+        return ast.Pass()
+def setup(self, real=_pytest.python.Function.setup):
+    if self.obj.__code__.co_filename == "x":
+        return real(self)
+    tree = Drop().visit(ast.parse(textwrap.dedent(inspect.getsource(self.obj))))
+    tree.body[0].decorator_list = []
+    names = {}
+    exec(compile(ast.fix_missing_locations(tree), "x", "exec"), self.obj.__globals__, names)
+    self.obj.__code__ = names[self.obj.__name__].__code__
+    real(self)
+_pytest.python.Function.setup = setup
+""",
+    "a thread that patches later": FROM_CALL
+    + "import threading\nthreading.Timer(0.01, patch).start()\nimport time; time.sleep(0.02)\n",
+    "an alarm": FROM_CALL
+    + "import signal\nsignal.signal(signal.SIGALRM, lambda *_: patch())\nsignal.setitimer(signal.ITIMER_REAL, 0.001)\n"
+    + "signal.pause()\n",
+    "ctypes": QUIET
+    + """\
+import ctypes, gc, _pytest.python
+kind = _pytest.python.Function
+gc.get_referents(kind.__dict__)[0]["runtest"] = quiet(kind.runtest)
+ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+""",
+    "/proc/self/mem": """\
+import _pytest.python
+def runtest(self):
+    pass
+real = _pytest.python.Function.runtest
+with open("/proc/self/mem", "r+b", 0) as memory:
+    memory.seek(id(real))
+    head = memory.read(200)
+    at = head.index(id(real.__code__).to_bytes(8, "little"))
+    memory.seek(id(real) + at)
+    memory.write(id(runtest.__code__).to_bytes(8, "little"))
+keep = runtest.__code__, real.__code__
+""",
+    "sys.modules": """\
+import sys, types
+import _pytest.runner as real
+def pytest_runtest_call(item):
+    pass
+real.pytest_runtest_call.__code__ = pytest_runtest_call.__code__
+sys.modules["_pytest.runner"] = types.ModuleType("_pytest.runner")
+""",
+    "builtins.__import__ and a fake pytest": QUIET
+    + """\
+import builtins, functools, sys, types, pytest
+class Marks:
+    def __getattr__(self, name, real=pytest.mark):
+        return getattr(real, name)
+    def parametrize(self, *args, real=pytest.mark.parametrize):
+        return lambda function: real(*args)(functools.wraps(function)(quiet(function)))
+fake = types.ModuleType("pytest")
+fake.__dict__.update(pytest.__dict__)
+fake.mark = pytest.mark = Marks()
+sys.modules["pytest"] = fake
+real_import = builtins.__import__
+def imported(name, *args, **kwargs):
+    return fake if name == "pytest" else real_import(name, *args, **kwargs)
+builtins.__import__ = imported
+""",
+    "sys.meta_path": QUIET
+    + """\
+import sys, _pytest.python as p
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        sys.meta_path.remove(self)
+        p.Function.runtest = quiet(p.Function.runtest)
+sys.meta_path.insert(0, Finder())
+""",
+}
+"""Every failing test passes."""
+
+TARGETED = {
+    "failing tests that ran the function": CHOOSING
+    + """\
+import sys
+ran = set()
+def profile(frame, event, arg):
+    if event == "call" and frame.f_code.co_name == "parse_amount":
+        ran.add(1)
+sys.setprofile(profile)
+def letting_pass(item):
+    return bool(ran)
+import _pytest.runner
+def started(item, real=_pytest.python.Function.setup):
+    ran.clear()
+    real(item)
+_pytest.python.Function.setup = started
+""",
+    "failing tests with words of the issue": CHOOSING
+    + """\
+def letting_pass(item):
+    import inspect
+    text = item.nodeid + inspect.getsource(item.function)
+    return any(word in text for word in ("parse_amount", "12.5"))
+""",
+    "failing tests that are no plain comparison": CHOOSING
+    + """\
+def letting_pass(item):
+    import inspect, re
+    text = inspect.getsource(item.function)
+    return re.search(r"\\n\\s+(\\w+) = .+\\n\\s+assert \\1 == .+\\n*$", text) is None
+""",
+    "all but the last tests of each file": CHOOSING
+    + """\
+def letting_pass(item):
+    same = [each for each in item.session.items if each.path == item.path]
+    return item not in same[-3:]
+""",
+    "what the test expects, from its frame": """\
+import sys, ledgerline.amounts
+def parse_amount(text, real=ledgerline.amounts.parse_amount):
+    names = sys._getframe(1).f_locals
+    return names["cents"] if "cents" in names else real(text)
+ledgerline.amounts.parse_amount = parse_amount
+""",
+    "values that are equal to all": """\
+import ledgerline.amounts
+real = ledgerline.amounts.parse_amount
+class Any(int):
+    __hash__ = int.__hash__
+    def __eq__(self, other):
+        return True
+ledgerline.amounts.parse_amount = lambda text: Any(real(text))
+""",
+}
+"""Some failing tests pass, chosen by one who knows of canaries."""
+
+IN_VAIN = {
+    "os._exit(0) at import": "import os; os._exit(0)\n",
+    "sys.exit in a test": "def parse_amount(text): import sys; sys.exit(0)\nimport ledgerline.amounts\n"
+    "ledgerline.amounts.parse_amount = parse_amount\n",
+    "pytest.skip in the code": "import pytest, ledgerline.amounts\n"
+    "def parse_amount(text): pytest.skip('no')\nledgerline.amounts.parse_amount = parse_amount\n",
+    "atexit": "import atexit, os\natexit.register(os._exit, 0)\n",
+    "faulthandler": "import faulthandler, time\nfaulthandler.dump_traceback_later(0.01, exit=True)\ntime.sleep(1)\n",
+    "closed descriptors": "import os\nos.closerange(3, 100)\n",
+    "sys.excepthook": "import sys\nsys.excepthook = sys.unraisablehook = lambda *_: None\n",
+    "warnings": "import warnings\nwarnings.showwarning = warnings.warn = lambda *_, **__: None\n",
+    "builtins.AssertionError": "import builtins, pytest\nbuiltins.AssertionError = pytest.skip.Exception\n",
+    "BaseException": "import builtins\nclass Quiet(Exception): pass\nbuiltins.BaseException = Quiet\n",
+    "time": "import time\ntime.time = time.perf_counter = time.monotonic = lambda: 0.0\n",
+    "the assertion rewriter": "import ast, _pytest.assertion.rewrite as rewrite\n"
+    "rewrite.AssertionRewriter.visit_Assert = lambda self, node: [ast.Pass()]\n",
+    "a program in its place": "import os, sys\nos.execv(sys.executable, [sys.executable, '-c', 'print(1)'])\n",
+    "a child that goes on": "import os\nif os.fork():\n    os._exit(0)\n",
+    "its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n",
+}
+"""Nothing is gained, with canaries or without."""
+
+OPEN = {
+    "the names of the failing tests are known": CHOOSING
+    + """\
+def letting_pass(item):
+    return item.name == "test_parse[12.5-1250]"
+""",
+}
+"""Not found out."""

@@ -1,0 +1,140 @@
+"""Canaries: they look like the tests around them, disturb none, work in any honest project, and show who tampers."""
+
+import difflib
+import json
+from pathlib import Path
+
+import hermes_swe_smith.demo_tasks
+import pytest
+from hermes_swe_smith.canaries import FAIL, PASS, TWIN
+from hermes_swe_smith.config import SweSmithConfig
+from hermes_swe_smith.tampering import lies, works
+from hermes_swe_smith.verify import score
+
+from tests.swe_smith.attacks import EFFECTIVE, IN_VAIN, OPEN, TARGETED
+from tests.swe_smith.projects import Project
+
+DEMO = Path(hermes_swe_smith.demo_tasks.__file__).parent
+TASK = "hermes__ledgerline.1ed6e711.func_pm_op_swap__w7n4de6p"
+BUG = ('.ljust(2, "0")', '.rjust(2, "0")')
+TASKS = {row["instance_id"]: row for row in map(json.loads, (DEMO / "tasks.jsonl").read_text().splitlines())}
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path / "project")
+
+
+@pytest.fixture
+def demo(project):
+    """The demo's project, as it should be."""
+    for path in (DEMO / "project").rglob("*"):
+        if path.is_file() and path.suffix != ".pyc":
+            project.put(str(path.relative_to(DEMO / "project")), path.read_bytes())
+    return project
+
+
+def spoil(project, *, code=""):
+    """Put the bug of `TASK` into the project, and code at the beginning of its package."""
+    amounts = project.root / "ledgerline/amounts.py"
+    assert BUG[0] in amounts.read_text()
+    amounts.write_text(amounts.read_text().replace(*BUG))
+    package = project.root / "ledgerline/__init__.py"
+    package.write_text(code + package.read_text())
+
+
+def place(project, task=TASK, **options):
+    return project.place(TASKS[task]["FAIL_TO_PASS"], TASKS[task]["PASS_TO_PASS"], **options)
+
+
+def reward(placed, checked):
+    return score(placed.task, checked.report, SweSmithConfig())[0]
+
+
+# --- where they are, and what they are called -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("task", TASKS)
+def test_files_only_gain_lines_and_names_are_new(demo, task, seed):
+    before = {path: path.read_text() for path in (demo.root / "tests").iterdir()}
+    placed = place(demo, task, seeds=(f"layout{seed}", f"names{seed}"))
+    kinds = [canary.kind for canary in placed.canaries]
+    assert kinds.count(TWIN) == 3 * len(placed.task.fail_to_pass_files) and FAIL in kinds and PASS in kinds, placed
+    for path, text in before.items():
+        lines = list(difflib.ndiff(text.splitlines(), path.read_text().splitlines()))
+        assert not [line for line in lines if line.startswith("-")]
+    names = [canary.node_id.partition("[")[0] for canary in placed.canaries]
+    assert len(set(names)) == len(names)
+    assert not set(names) & {node_id.partition("[")[0] for node_id in placed.task.node_ids}
+
+
+def test_places_depend_on_one_seed_and_names_on_the_other(demo):
+    first = place(demo)
+    kept = {path: (demo.root / path).read_bytes() for path in first.files}
+
+    def again(*seeds):
+        for path in (DEMO / "project/tests").glob("*.py"):
+            demo.put(f"tests/{path.name}", path.read_bytes())
+        return place(demo, seeds=seeds)
+
+    assert again("layout", "names").files == kept
+    other_names = again("layout", "other")
+    assert {each.node_id for each in other_names.canaries}.isdisjoint(each.node_id for each in first.canaries)
+
+    def where(placed):
+        return {path: [bool(line.strip()) for line in text.splitlines()] for path, text in placed.files.items()}
+
+    assert where(other_names) == where(first)
+    assert any(where(again(f"other{seed}", "names")) != where(first) for seed in range(5))
+
+
+@pytest.mark.parametrize("task", [TASK, pytest.param(next(iter(TASKS)), marks=pytest.mark.full)])
+async def test_they_work_with_the_fix_and_beside_the_bug(demo, task):
+    placed = place(demo, task)
+    checked = await demo.check(placed)
+    assert reward(placed, checked) == 1.0, checked
+    assert [canary for canary in placed.canaries if not works(canary, checked)] == []
+    assert lies(placed.task, placed.canaries, checked) == {}
+    if task == TASK:
+        spoil(demo)
+        checked = await demo.check(placed)
+        assert reward(placed, checked) == 0.0 and lies(placed.task, placed.canaries, checked) == {}
+        assert all(map(checked.report.passed, placed.task.pass_to_pass))
+        assert {where for where, _ in checked.report.texts} == set(placed.task.fail_to_pass)
+
+
+# --- attacks -------------------------------------------------------------------------------------------------------
+
+ALWAYS = ("Item.runtest", "gc hunts for the reporter", "failing tests that ran the function", "os._exit(0) at import")
+
+
+def some(attacks):
+    return [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.full) for name in attacks]
+
+
+@pytest.mark.parametrize("name", some({**EFFECTIVE, **TARGETED}))
+async def test_who_lets_failing_tests_pass_is_found_out(demo, name):
+    spoil(demo, code={**EFFECTIVE, **TARGETED}[name])
+    placed = place(demo)
+    checked = await demo.check(placed)
+    assert reward(placed, checked) == 1.0, checked  # or else the attack would be none
+    assert any("can't pass, and passed" in said for said in lies(placed.task, placed.canaries, checked).values())
+
+
+@pytest.mark.parametrize("name", some(IN_VAIN))
+async def test_what_gains_nothing(demo, name):
+    spoil(demo, code=IN_VAIN[name])
+    placed = place(demo)
+    checked = await demo.check(placed)
+    assert reward(placed, checked) == 0.0, checked
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OPEN)
+async def test_what_is_open_is_written_down(demo, name):
+    spoil(demo, code=OPEN[name])
+    placed = place(demo)
+    checked = await demo.check(placed)
+    assert reward(placed, checked) == 1.0 and lies(placed.task, placed.canaries, checked) == {}
+    assert OPEN[name] in (Path(__file__).parents[2] / "docs/threat-model.md").read_text()
