@@ -28,6 +28,8 @@ diff --git a/src/pkg/core.py b/src/pkg/core.py
 +    return 3 * x
 """
 
+FIX = BUG.replace("-    return 2 * x\n+    return 3 * x", "-    return 3 * x\n+    return 2 * x")
+
 FILES = {
     "src/pkg/__init__.py": b"",
     "src/pkg/core.py": b"def double(x):\n    return 2 * x\n",
@@ -96,6 +98,7 @@ class Bench:
         self.tests = arguments.pop("test_files", ["tests/test_core.py", "tests/test_other.py"])
         hidden = arguments.pop("hidden", ["tests/test_core.py"])
         defaults = {"doctests": {}, "base_is": "clean", "patch_is": "bug", "test_files": self.tests, "hidden": hidden}
+        defaults["has_test_patch"] = False
         self.made = trees.make_trees(
             {"repo": self.repo, "task": self.task, **defaults, **arguments}, io.BytesIO(json.dumps(patches).encode())
         )
@@ -724,6 +727,59 @@ def test_what_a_test_patch_adds_belongs_to_the_tests_and_not_to_the_bug(tmp_path
     tested, _ = bench.take(tmp_path / "slot")
     assert tested["tests/data/new.csv"] == b"3,4\n"
     assert b"3 * x" in tested["src/pkg/core.py"]
+
+
+def test_what_a_test_patch_changes_is_tested_wherever_it_lies(tmp_path, origin):
+    project = tmp_path / "project"
+    git(tmp_path, "clone", "-q", str(origin), str(project))
+    write(project, {"samples/new.csv": b"3,4\n", "tests/test_core.py": FILES["tests/test_core.py"] + b"# newer\n"})
+    os.unlink(project / "tests/test_other.py")
+    git(project, "add", "-A", "samples", "tests")
+    test_patch = git(project, "diff", "--cached")
+    start = {"base_is": "buggy", "patch": FIX, "patch_is": "fix", "test_patch": test_patch, "has_test_patch": True}
+    git(project, "reset", "-q", "--hard")
+    write(project, {"src/pkg/core.py": FILES["src/pkg/core.py"].replace(b"2 * x", b"3 * x")})
+    git(project, "commit", "-q", "-m", "buggy", "src/pkg/core.py")
+    bench = Bench(tmp_path, project, test_files=["tests/test_core.py"], hidden=[], **start)
+    root = bench.checkout()
+    assert contents(root)["tests/test_core.py"] == FILES["tests/test_core.py"]
+    assert "samples/new.csv" not in contents(root)
+    tested, answer = bench.take(root)
+    assert tested["tests/test_core.py"].endswith(b"# newer\n")
+    assert tested["samples/new.csv"] == b"3,4\n"
+    assert "tests/test_other.py" not in tested
+    assert answer["restored"] == answer["removed"] == []
+    write(root, {"samples/new.csv": b"mine", "tests/test_other.py": b"mine", "tests/test_core.py": b"mine"})
+    again, answer = bench.take(root)
+    assert again == tested
+    assert answer["restored"] == ["samples/new.csv", "tests/test_core.py", "tests/test_other.py"]
+
+
+def test_a_checkout_gives_one_commit_and_the_modules_that_were_built_there(tmp_path, origin):
+    checkout = tmp_path / "testbed"
+    git(tmp_path, "clone", "-q", str(origin), str(checkout))
+    commit = git(checkout, "rev-parse", "HEAD").strip()
+    write(checkout, {"src/pkg/later.py": b"the fix"})
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-q", "-m", "later")
+    later = git(checkout, "rev-parse", "HEAD").strip()
+    built = {"src/pkg/fast.so": b"\x7fELF", "src/pkg/_version.py": b"1", "src/pkg.egg-info/PKG-INFO": b"Name: pkg"}
+    write(checkout, built)
+    write(checkout, {"notes.txt": b"1", ".venv/lib/x.py": b"1", "build/pkg/x.py": b"1", "src/pkg/x.pyc": b"1"})
+    os.symlink("/etc/passwd", checkout / "src/pkg/linked.py")
+    git(checkout, "config", "core.fsmonitor", "touch ran; false")
+    repo = trees.Repository(str(tmp_path / "repo.git"))
+    trees.make_repository({"repo": repo.path, "checkout": str(checkout), "commit": commit, "read": []}, NOTHING)
+    shutil.rmtree(checkout)
+    assert set(repo.read(trees.BASE)) == {*FILES, *built}
+    assert repo.contents({repo.read(trees.BASE)["src/pkg/fast.so"][1]}).popitem()[1] == b"\x7fELF"
+    assert repo.git("fsck", "--no-dangling", trees.BASE) == b""
+    for gone in (commit, later):
+        with pytest.raises(subprocess.CalledProcessError):
+            repo.git("cat-file", "-e", gone)
+    with pytest.raises(trees.Refused, match="no repository in"):
+        arguments = {"repo": str(tmp_path / "other.git"), "checkout": str(checkout), "commit": None, "read": []}
+        trees.make_repository(arguments, NOTHING)
 
 
 def test_a_source_with_doctests_is_the_agents_and_their_examples_are_the_clean_trees(tmp_path, origin):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hermes_core import EnvironmentConfig
 
@@ -20,15 +20,18 @@ class SweSmithConfig(EnvironmentConfig):
     An existing path wins over a name on the hub."""
     dataset_split: str = "train"
     """The split of a hub dataset; in a folder, the files whose names start with it."""
-    variant: Literal["auto", "swe-smith", "swe-smith-2025", "oracle"] = "auto"
+    variant: Literal["auto", "swe-smith", "swe-smith-2025", "oracle", "swe-bench", "r2e"] = "auto"
     """The kind of rows: `auto` decides by the fields present and refuses rows that fit two kinds. See `rows.py`."""
     patch_is: Literal["auto", "bug", "fix"] = "auto"
-    """Whether a row's `patch` makes the bug or fixes it. `auto` means `bug` for the SWE-smith variants, and is refused
-    for `oracle`, which has both. A row's own field `patch_is` decides for that row."""
+    """Whether a row's `patch` makes the bug or fixes it. `auto` means `bug` for the SWE-smith variants, `fix` for
+    `swe-bench` and `r2e`, and is refused for `oracle`, which has both. A row's own field `patch_is` decides for that
+    row."""
     shuffle: bool = True
     """Whether the items are taken in an order drawn from `seed`."""
     python_only: bool = True
     """Leave out rows with a PASS_TO_PASS test outside of `.py` files."""
+    skip_refused: bool = False
+    """Leave out rows whose tests can't be run, with a line in the log. Otherwise the first such row is an error."""
     score_include_fail_to_pass: bool = True
     """Score the FAIL_TO_PASS tests too. Without them an untouched buggy tree scores 1.0."""
     score: Literal["all", "fraction"] = "all"
@@ -37,13 +40,22 @@ class SweSmithConfig(EnvironmentConfig):
     prompt_mode: Literal["problem_statement", "problem_statement+text"] = "problem_statement"
     """The fields of a row that the agent is given as its task. Only `oracle` rows have `text`."""
     use_image_name: bool = False
-    """Make each task's sandboxes from the image that its row names in `image_name`, instead of the profile's."""
+    """Make each task's sandboxes from the image that its row names in `image_name` or `docker_image`, instead of the
+    profile's."""
+    image_template: str = ""
+    """Make each task's sandboxes from the image with this name, in which `{id}` is the instance id in lower case,
+    `{id_1776}` the same with `_1776_` for `__`, as SWE-bench names its images, and `{id_s}` with `_s_`, as SWE-Gym
+    does."""
+    image_python: str = ""
+    """The Python of the image that runs the tests, if the repository is in the image. Empty: conda's environment
+    `testbed`, or the `.venv` of the repository."""
     hide_fail_to_pass: bool = True
     """Remove the files of the FAIL_TO_PASS tests from the agent's tree, as SWE-smith does."""
     canaries: bool = True
     """Put tests of ours among the task's tests, which show whether code under test changes outcomes."""
     repo_base_url: str = "https://github.com"
-    """A folder with `repos.json` and the bundles it names, or the URL that repositories are cloned from."""
+    """A folder with `repos.json` and the bundles it names, the URL that repositories are cloned from, or
+    `image:/testbed`: each task's image has its repository in that directory, and an environment that can test it."""
     install_timeout_s: float = Field(default=600, gt=0)
     """Time limit in seconds for cloning a repository, and for installing a set of test dependencies."""
     test_timeout_s: float = Field(default=600, gt=0)
@@ -62,3 +74,23 @@ class SweSmithConfig(EnvironmentConfig):
     """The largest checkout that an agent may leave; a larger one counts as not solved."""
     max_patch_bytes: int = Field(default=8 << 20, gt=0)
     """The largest patch that an agent may leave; a larger one counts as not solved."""
+
+    @field_validator("image_template")
+    @classmethod
+    def _known_names(cls, template: str) -> str:
+        if template:
+            image_name(template, "owner__name-1")
+        return template
+
+
+def image_name(template: str, instance_id: str) -> str:
+    """Return the name of an instance's image.
+
+    Raises:
+        ValueError: the template has another name in braces.
+    """
+    name = instance_id.lower()
+    try:
+        return template.format(id=name, id_1776=name.replace("__", "_1776_"), id_s=name.replace("__", "_s_"))
+    except (KeyError, IndexError, AttributeError, ValueError):
+        raise ValueError(f"{template!r}: only {{id}}, {{id_1776}} and {{id_s}} are replaced") from None

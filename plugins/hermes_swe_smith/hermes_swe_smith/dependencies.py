@@ -3,6 +3,8 @@
 If the pins are known (`repos.json`), only they are installed: the project itself is found in the checkout, by its
 `pythonpath`. If nothing is known, the project is installed with its dependencies and pytest, and its own code is then
 removed: agents could read the clean tree's code there, which is the fix.
+
+An image that has the repository has its environment too. It is used as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -34,6 +37,10 @@ from hermes_swe_smith.workspace import Repository, check_undisturbed, operate, p
 LEAST_PIP = (22, 3)
 """The first pip that installs into another interpreter's environment (`--python`)."""
 
+LEAST_PYTEST = 7
+IMAGE_PYTHONS = ("/opt/miniconda3/envs/testbed/bin/python", "{checkout}/.venv/bin/python")
+"""Where images have the tests' Python: those of SWE-bench and SWE-Gym, and those of R2E-Gym."""
+
 _NEWEST_MINOR = 20
 
 _VERSION = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
@@ -45,6 +52,34 @@ names = set(sys.builtin_module_names) | set(getattr(sys, "stdlib_module_names", 
 places = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
 names.update(module.name for module in pkgutil.iter_modules(places))
 print(json.dumps({"modules": sorted(names), "pythonpath": sys.argv[1:]}))
+"""
+
+# What can be imported in an image's environment, and from which directories of the checkout it imports the project.
+_LOOK_AROUND = """
+import json, os, pkgutil, sys, sysconfig
+checkout = os.path.realpath(sys.argv[1]) + os.sep
+places = [entry for entry in sys.path if "site-packages" not in entry]
+for name, module in list(sys.modules.items()):
+    if name.startswith("__editable__"):
+        places += [os.path.dirname(place) for place in getattr(module, "MAPPING", {}).values()]
+places = [os.path.realpath(place) + os.sep for place in places]
+roots = [place[len(checkout):].strip(os.sep) or "." for place in places if place.startswith(checkout)]
+if not roots:
+    roots = ["src"] if os.path.isdir(checkout + "src") else ["."]
+names = set(sys.builtin_module_names) | set(getattr(sys, "stdlib_module_names", ()))
+kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+names.update(module.name for module in pkgutil.iter_modules([sysconfig.get_path(kind) for kind in kinds]))
+try:
+    import pytest
+    version, place = pytest.__version__, os.path.realpath(pytest.__file__)
+except ImportError:
+    version = place = ""
+print(json.dumps({
+    "modules": sorted(names),
+    "pythonpath": list(dict.fromkeys(roots)),
+    "pytest": version,
+    "of_checkout": place.startswith(checkout) and "site-packages" not in place,
+}))
 """
 
 # Removes every installed file of the project but its metadata; entry points would name code that is not there.
@@ -89,7 +124,13 @@ def installer_variables(patterns: Sequence[str], environ: Mapping[str, str] | No
 
 
 async def prepare_environment(
-    site: LeasedSlot | NewSandbox, source: Source, repository: Repository, env: Mapping[str, str], timeout_s: float
+    site: LeasedSlot | NewSandbox,
+    source: Source,
+    repository: Repository,
+    env: Mapping[str, str],
+    timeout_s: float,
+    *,
+    image_python: str = "",
 ) -> TestEnvironment:
     """Return the environment of this repository's tests on the site's sandbox.
 
@@ -97,6 +138,7 @@ async def prepare_environment(
         repository: it is on the same sandbox. Its commands become commands of the environment, and call the checkout
             that PYTHONPATH names.
         env: variables that only the installer gets.
+        image_python: the interpreter to use if the image has the repository.
 
     Raises:
         SetupFailed: this Python is missing, or the installation failed; says which and what to do.
@@ -116,12 +158,64 @@ async def prepare_environment(
         notes = await installer.run([f"{directory}/venv/bin/python", "-I", "-c", _NOTES, *pythonpath], "looking around")
         await commands.write_file(f"{directory}/notes.json", notes.stdout)
 
+    if source.checkout is not None:
+        return await _image_environment(site, source, source.checkout, image_python)
     programs = await prepare_programs(site)
     directory = await site.prepare(f"swe-smith-env-{environment_key(source, repository)}", build)
     if source.pythonpath is not None:
         return TestEnvironment(directory, source.pythonpath)
     notes = await site.commands.read_file(f"{directory}/notes.json")
     return TestEnvironment(directory, tuple(json.loads(notes.data)["pythonpath"]))
+
+
+async def _image_environment(
+    site: LeasedSlot | NewSandbox, source: Source, checkout: str, python: str
+) -> TestEnvironment:
+    """Return the image's own environment, once it is known to have a pytest that can be used.
+
+    Raises:
+        SetupFailed: it has none, or there is no such interpreter.
+    """
+
+    async def build(commands: SlotCommands, directory: str) -> None:
+        wanted = [python] if python else [place.format(checkout=checkout) for place in IMAGE_PYTHONS]
+        for place in wanted:
+            argv = [place, "-I", "-c", _LOOK_AROUND, checkout]
+            try:
+                done = await commands.run(argv, cwd=directory, timeout_s=60)
+            except CommandError as error:
+                if error.code not in ("not_found", "permission"):
+                    raise
+                continue
+            check_undisturbed("looking around", done)
+            if not done.ok:
+                raise SetupFailed(f"the image's {place} can't be used: {done.error_text.strip()[-1000:]}")
+            notes = json.loads(done.text)
+            _check_pytest(notes, place)
+            await commands.write_file(f"{directory}/notes.json", json.dumps({**notes, "python": place}).encode())
+            return
+        raise SetupFailed(
+            f"the image has no Python in {', '.join(wanted)}",
+            hint="set image_python to the interpreter of the tests' environment, which slots must be able to read",
+        )
+
+    chosen = hashlib.sha256(python.encode()).hexdigest()[:8]
+    directory = await site.prepare(f"swe-smith-image-{source.key}-{chosen}", build)
+    notes = json.loads((await site.commands.read_file(f"{directory}/notes.json")).data)
+    return TestEnvironment(directory, tuple(notes["pythonpath"]), notes["python"])
+
+
+def _check_pytest(notes: Mapping[str, Any], place: str) -> None:
+    found = str(notes["pytest"])
+    if notes["of_checkout"]:
+        raise SetupFailed(
+            f"the tests' pytest is the project itself ({place})", hint="leave out the rows of such projects"
+        )
+    if not found or int(found.partition(".")[0]) < LEAST_PYTEST:
+        raise SetupFailed(
+            f"{place} has {f'pytest {found}' if found else 'no pytest'}; {LEAST_PYTEST}.0 or newer is needed",
+            hint="leave out such rows, or take the repository with other requirements from repos.json",
+        )
 
 
 def environment_key(source: Source, repository: Repository) -> str:

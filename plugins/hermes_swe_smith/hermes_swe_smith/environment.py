@@ -77,7 +77,7 @@ class SweSmithEnvironment(Environment):
 
     def __init__(self, config: SweSmithConfig | None = None) -> None:
         super().__init__(config or SweSmithConfig())
-        self.item_images = self.config.use_image_name
+        self.item_images = self.config.use_image_name or bool(self.config.image_template)
         self._tasks: dict[str, Task] = {}
         self._items: Sequence[Item] = ()
         self._catalog = Catalog({}, None, "")
@@ -119,7 +119,7 @@ class SweSmithEnvironment(Environment):
         return self._items
 
     def image(self, item: Item) -> str | None:
-        """Return the row's own image, if the configuration says so."""
+        """Return the task's own image, if the configuration says so."""
         return self._task(item).image
 
     def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
@@ -263,7 +263,9 @@ class SweSmithEnvironment(Environment):
         variables, limit, hide = self._installer_variables, self.config.install_timeout_s, self.config.hide_fail_to_pass
         repository = await prepare_repository(site, task, source, variables, limit, known=self._repositories)
         trees_dir = await prepare_trees(site, task, repository, hide=hide)
-        return trees_dir, await prepare_environment(site, source, repository, variables, limit)
+        python = self.config.image_python
+        environment = await prepare_environment(site, source, repository, variables, limit, image_python=python)
+        return trees_dir, environment
 
 
 def _as_item(task: Task) -> Item:

@@ -108,6 +108,8 @@ def walk(root):
 
 for root in told["roots"]:
     walk(root)
+for repo, wanted in told["projects"].items():
+    found[repo] += [path for path in wanted["paths"] if told["whole"] and os.access(path, os.R_OK)]
 for thread in threads:
     thread.join(max(0.0, min(3.0, end - time.monotonic())))
 print(json.dumps({"found": found, "reached": reached}))
@@ -156,6 +158,7 @@ class Reach:
             "projects": {repo: {key: sorted(words) for key, words in each.items()} for repo, each in wanted.of.items()},
             "hosts": sorted(wanted.hosts) if "/" in roots else (),
             "roots": roots,
+            "whole": "/" in roots,
             "skipped": [
                 *("/proc/", "/sys/", "/dev/", f"{slots}/slot_", f"{posixpath.dirname(environment.directory)}/")
             ],
@@ -187,7 +190,11 @@ class _Wanted:
 
     def add(self, task: Task, source: Source) -> None:
         """Add a task."""
-        each = self.of.setdefault(task.repo, {"modules": set(), "names": set()})
+        each = self.of.setdefault(task.repo, {"modules": set(), "names": set(), "paths": set()})
+        if source.checkout is not None:
+            each["paths"] |= {f"{source.checkout}/.git/objects", "/r2e_tests"}
+            self.hosts.update(_hosts(source))
+            return  # the modules in the image are those that the agent is given
         modules = changed_modules(task.patch, source.pythonpath)
         each["modules"] |= modules
         each["names"] |= _project_names(task, modules)

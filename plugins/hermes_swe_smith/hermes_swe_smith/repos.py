@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from hermes_core import ConfigError, DatasetError, checked_row, nearest_hint
 from hermes_swe_smith.rows import Task
 
 _URL = re.compile(r"^(https?|ssh|git|file)://|^[\w.-]+@[\w.-]+:")
+IN_IMAGE = "image:"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SHELL = ("|", "||", "&", "&&", ";", ">", "<", ">>", "2>&1")
 
@@ -89,6 +91,8 @@ class Source:
     bundle: Callable[[], bytes] | None = None
     """Reads the bundle; None when `url` is to be cloned."""
     url: str | None = None
+    checkout: str | None = None
+    """The directory of the image that holds the repository, and beside or in it an environment for its tests."""
     python: str = ""
     requirements: tuple[str, ...] | None = None
     """The tests' pinned packages. None means unknown: then the project's own are installed."""
@@ -98,28 +102,39 @@ class Source:
 
 
 class Catalog:
-    """The repositories of a dataset: a folder with `repos.json`, or a URL that `owner/name` is appended to."""
+    """The repositories of a dataset: a folder with `repos.json`, a URL that `owner/name` is appended to, or a directory
+    of each task's image."""
 
-    def __init__(self, entries: Mapping[str, RepoEntry], folder: Path | None, url: str | None) -> None:
+    def __init__(
+        self, entries: Mapping[str, RepoEntry], folder: Path | None, url: str | None, checkout: str | None = None
+    ) -> None:
         self._entries = entries
         self._folder = folder
         self._url = url
+        self._checkout = checkout
 
     @classmethod
     def open(cls, base: str) -> Catalog:
         """Open the catalog at `repo_base_url`. Blocking.
 
         Raises:
-            ConfigError: it is neither a URL nor a folder with `repos.json`.
+            ConfigError: it is neither a URL, nor a folder with `repos.json`, nor the directory of an image.
             DatasetError: `repos.json` can't be used; names the entry and the field.
         """
+        if base.startswith(IN_IMAGE):
+            checkout = posixpath.normpath(base.removeprefix(IN_IMAGE))
+            if not checkout.startswith("/") or checkout == "/":
+                raise ConfigError(f"repo_base_url: {base!r} names no directory", hint="write it as image:/testbed")
+            return cls({}, None, None, checkout)
         if _URL.match(base):
             return cls({}, None, base.rstrip("/"))
         folder = Path(base).expanduser()
         listing = folder / "repos.json"
         if not listing.is_file():
             missing = f"{folder} has no repos.json" if folder.is_dir() else f"there is no folder {folder}"
-            raise ConfigError(f"repo_base_url: {missing}", hint="give a folder with repos.json, or https://…")
+            raise ConfigError(
+                f"repo_base_url: {missing}", hint="give a folder with repos.json, https://…, or image:/testbed"
+            )
         return cls(_read_listing(listing), folder, None)
 
     def source(self, task: Task) -> Source:
@@ -129,6 +144,14 @@ class Catalog:
             DatasetError: it is not in the catalog, its bundle is missing, or its entry can't be used; names the
                 instance.
         """
+        if self._checkout is not None:
+            digest = _digest(self._checkout, task.base_commit or "")
+            return Source(f"{task.repo.replace('/', '__')}-{digest}", task.base_commit, checkout=self._checkout)
+        if task.variant == "r2e":
+            raise DatasetError(
+                f"instance {task.instance_id!r}: R2E-Gym's rows name no base commit; the image has it checked out",
+                hint="set repo_base_url to image:/testbed, and use_image_name",
+            )
         if self._folder is None:
             return self._remote(task)
         entry = self._entries.get(task.repo)
@@ -200,19 +223,21 @@ class TestEnvironment:
     __test__ = False
 
     directory: str
-    """The directory that holds `venv` and `notes.json`."""
+    """The directory that holds `notes.json`, and `venv` if it is ours."""
     pythonpath: tuple[str, ...]
     """Where the project is imported from, relative to the checkout."""
+    interpreter: str = ""
+    """The interpreter, if the environment is the image's own."""
 
     @property
     def venv(self) -> str:
         """Return the path of the virtual environment itself."""
-        return f"{self.directory}/venv"
+        return posixpath.dirname(posixpath.dirname(self.python))
 
     @property
     def python(self) -> str:
         """Return the path of its interpreter."""
-        return f"{self.venv}/bin/python"
+        return self.interpreter or f"{self.directory}/venv/bin/python"
 
     @property
     def notes(self) -> str:

@@ -7,8 +7,11 @@ What a row's `patch` and `base_commit` mean depends on where the row is from:
 | `swe-smith` | no `base_commit` | the repository's own, clean | the bug |
 | `swe-smith-2025` | `base_commit`, `created_at`, no `text`, `repo` is `swesmith/…` | the buggy tree | the bug |
 | `oracle` | `base_commit`, `text`, `repo` is not `swesmith/…` | buggy if `patch` mends, else clean | to be said |
+| `swe-bench` | `base_commit`, `test_patch`, no `text`, `repo` is not `swesmith/…` | the buggy tree | the fix |
+| `r2e` | `parsed_commit_content`, `expected_output_json` | none: the image's own commit | the fix |
 
-A field that is null counts as absent. Any other combination is refused until the configuration says what it is.
+The rows of SWE-bench, SWE-bench Verified, SWE-Gym and others of their shape are `swe-bench`. A field that is null
+counts as absent. Any other combination is refused until the configuration says what it is.
 """
 
 from __future__ import annotations
@@ -23,12 +26,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from hermes_core import DatasetError, checked_row
 from hermes_swe_smith import doctests
-from hermes_swe_smith.config import SweSmithConfig
+from hermes_swe_smith.config import SweSmithConfig, image_name
+from hermes_swe_smith.names import node_ids
+from hermes_swe_smith.r2e import as_swe_bench
 
-Variant = Literal["swe-smith", "swe-smith-2025", "oracle"]
+Variant = Literal["swe-smith", "swe-smith-2025", "oracle", "swe-bench", "r2e"]
 
 _ID_FIELDS = ("instance_id", "id", "problem_id")
 _MIRRORS = "swesmith/"
+_R2E_FIELDS = {"parsed_commit_content", "expected_output_json"}
 
 
 def _as_list(value: object) -> object:
@@ -59,6 +65,7 @@ class Row(BaseModel):
     base_commit: str | None = Field(default=None, pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")
     text: str | None = None
     image_name: str | None = None
+    docker_image: str | None = None
     patch_is: Literal["bug", "fix"] | None = None
     """What the row's `patch` is. It overrides the setting of the same name."""
 
@@ -87,7 +94,7 @@ class Task:
     """Empty if the row has none: then there is no reference solution."""
     patch_is: Literal["bug", "fix"]
     test_patch: str
-    """A patch that adds tests to the clean tree; empty in SWE-smith's own rows."""
+    """A patch that changes tests of the clean tree; empty in SWE-smith's own rows."""
     problem_statement: str
     text: str
     fail_to_pass: tuple[str, ...]
@@ -102,6 +109,11 @@ class Task:
         if self.repo.startswith(_MIRRORS):
             name = re.sub(r"\.[0-9a-f]{8}$", "", name).split("__", 1)[-1]
         return name.removesuffix(".git").lstrip(".") or "repository"
+
+    @property
+    def has_test_patch(self) -> bool:
+        """Return whether the tests are those of a patch. Then the agent's tree keeps its own, which are older."""
+        return self.variant in ("swe-bench", "r2e")
 
     @property
     def node_ids(self) -> tuple[str, ...]:
@@ -146,8 +158,12 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
 
     Raises:
         DatasetError: a field is missing or wrong, or the row is ambiguous; names place, instance and field.
+        Refused: the row's tests can't be run.
     """
     fields = {key: value for key, value in row.items() if value is not None}
+    r2e = config.variant == "r2e" or (config.variant == "auto" and fields.keys() >= _R2E_FIELDS)
+    if r2e:
+        fields = as_swe_bench(fields, where)
     for name in _ID_FIELDS:
         if name in fields:
             fields["instance_id"] = fields[name]
@@ -155,13 +171,16 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
     if fields.get("instance_id"):
         where = f"{where}, instance {str(fields['instance_id'])[:200]!r}"
     parsed = checked_row(Row, fields, where, _field_hint)
-    if config.use_image_name and not parsed.image_name:
-        raise DatasetError(f"{where}, field 'image_name' is missing or empty", hint="use_image_name needs it")
-    variant = _variant(fields, where, config)
+    variant: Variant = "r2e" if r2e else _variant(fields, where, config)
     patch_is = _patch_is(parsed, variant, where, config)
     base_is: Literal["clean", "buggy"] = "clean"
-    if variant == "swe-smith-2025" or (variant == "oracle" and (patch_is == "fix" or not parsed.patch)):
+    if variant == "swe-smith-2025" or (variant != "swe-smith" and (patch_is == "fix" or not parsed.patch)):
         base_is = "buggy"
+    fail_to_pass, pass_to_pass = tuple(parsed.fail_to_pass), tuple(parsed.pass_to_pass)
+    if variant == "swe-bench":
+        patch = parsed.test_patch or ""
+        fail_to_pass = node_ids(fail_to_pass, patch, f"{where}, field 'FAIL_TO_PASS'", drop=False)
+        pass_to_pass = node_ids(pass_to_pass, patch, f"{where}, field 'PASS_TO_PASS'", drop=True)
     return Task(
         instance_id=parsed.instance_id,
         repo=parsed.repo,
@@ -173,10 +192,23 @@ def parse_row(row: Mapping[str, Any], where: str, config: SweSmithConfig) -> Tas
         test_patch=_ended(parsed.test_patch or ""),
         problem_statement=parsed.problem_statement,
         text=parsed.text or "",
-        fail_to_pass=tuple(parsed.fail_to_pass),
-        pass_to_pass=tuple(parsed.pass_to_pass),
-        image=parsed.image_name if config.use_image_name else None,
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=pass_to_pass,
+        image=_image(parsed, where, config),
     )
+
+
+def _image(row: Row, where: str, config: SweSmithConfig) -> str | None:
+    if config.image_template:
+        return image_name(config.image_template, row.instance_id)
+    if not config.use_image_name:
+        return None
+    if not (named := row.image_name or row.docker_image):
+        raise DatasetError(
+            f"{where}, field 'image_name' is missing or empty",
+            hint="use_image_name needs it, or docker_image; image_template makes the names of images from ids",
+        )
+    return named
 
 
 def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> Variant:
@@ -191,7 +223,9 @@ def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> V
         return "oracle"
     if "created_at" in fields and "text" not in fields and mirror:
         return "swe-smith-2025"
-    present = ", ".join(sorted(set(fields) & {"base_commit", "created_at", "text"}))
+    if fields.get("test_patch") and "text" not in fields and not mirror:
+        return "swe-bench"
+    present = ", ".join(sorted(set(fields) & {"base_commit", "created_at", "text", "test_patch"}))
     raise DatasetError(
         f"{where}: a row with {present} and repo {str(fields['repo'])!r} could be of several variants",
         hint="set variant to swe-smith-2025 (base_commit is the buggy tree) or to oracle (see patch_is)",
@@ -199,7 +233,7 @@ def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> V
 
 
 def _patch_is(row: Row, variant: Variant, where: str, config: SweSmithConfig) -> Literal["bug", "fix"]:
-    if not row.patch and variant != "oracle":
+    if not row.patch and variant.startswith("swe-smith"):
         raise DatasetError(f"{where}, field 'patch' is missing or empty", hint="it is the diff that makes the bug")
     setting = None if config.patch_is == "auto" else config.patch_is
     if row.patch_is and setting and row.patch_is != setting:
@@ -213,7 +247,7 @@ def _patch_is(row: Row, variant: Variant, where: str, config: SweSmithConfig) ->
             f"{where}, field 'patch' may make the bug or mend it in this variant",
             hint="set patch_is to bug or fix, or give each row a field patch_is; `hermes-rl validate` tells which",
         )
-    return said or "bug"
+    return said or ("bug" if variant.startswith("swe-smith") else "fix")
 
 
 def _ended(patch: str) -> str:

@@ -27,6 +27,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -71,6 +72,10 @@ LEFT_BEHIND = """__pycache__/
 *.egg-info/
 """
 """What a test run leaves in a checkout. It is not part of an agent's work, unless the tree has it already."""
+NOT_BUILT = frozenset(
+    (".git", ".venv", "venv", "build", "dist", "__pycache__", "node_modules", ".tox", ".nox", ".eggs", "r2e_tests")
+)
+"""Directories of a checkout that have no files of its own modules."""
 
 
 BASE = "refs/hermes/base"
@@ -188,6 +193,11 @@ class Repository:
                 raise Refused("patch", f"{what} does not apply: {_said(error)}") from error
             return self.git("write-tree", "--missing-ok", GIT_INDEX_FILE=index).decode().strip()
 
+    def commit(self, tree: str) -> str:
+        """Make a commit without parents of a tree, and return its id."""
+        who = ("-c", "user.name=hermes-rl", "-c", "user.email=hermes-rl@localhost")
+        return self.git(*who, "commit-tree", "-m", "base", tree).decode().strip()
+
     def contents(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the contents of blobs by name."""
         found = {}
@@ -304,7 +314,10 @@ def _pieces(source: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
-    """Make the bare repository `repo` from a bundle or a URL, note its base commit, and give some files' texts."""
+    """Make the bare repository `repo`, note its base commit, and give some files' texts.
+
+    It is made from a bundle, a URL, or a checkout in the image.
+    """
     repo = Repository(arguments["repo"])
     os.makedirs(repo.path)
     try:
@@ -316,6 +329,8 @@ def make_repository(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, A
         commit = arguments.get("commit")
         if arguments.get("bundle"):
             repo.git("bundle", "unbundle", arguments["bundle"])
+        elif arguments.get("checkout"):
+            commit = _copy(repo, arguments["checkout"], commit)
         else:
             commit = _fetch(repo, arguments["url"], commit)
         repo.git("update-ref", BASE, repo.git("rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip())
@@ -344,6 +359,49 @@ def _fetch(repo: Repository, url: str, commit: str | None) -> str:
         return commit or "refs/hermes/head"
 
 
+def _copy(repo: Repository, checkout: str, commit: str | None) -> str:
+    """Copy one commit of a checkout's repository, without its history, and return a commit of the same tree.
+
+    Where the tests run, modules that were compiled or generated there are needed too. So the tree gets those of the
+    checkout that git does not know.
+
+    Args:
+        commit: None is the one that is checked out.
+    """
+    theirs = os.path.join(checkout, ".git")
+    alternates = os.path.join(repo.path, "objects", "info", "alternates")
+    if not os.access(os.path.join(theirs, "objects"), os.R_OK):
+        raise Refused("repository", f"the image has no repository in {checkout}, or not one that can be read")
+    os.makedirs(os.path.dirname(alternates), exist_ok=True)
+    with open(alternates, "w", encoding="utf-8") as file:
+        file.write(os.path.join(theirs, "objects") + "\n")
+    # Given the directory, git does not ask whose it is.
+    plain = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=" + os.devnull)
+    found = repo.git(*plain, "rev-parse", "--verify", f"{commit or 'HEAD'}^{{commit}}", GIT_DIR=theirs).decode().strip()
+    files = repo.read(found)
+    blobs = Blobs(repo.objects, set())
+    others = repo.git(*plain, "ls-files", "-o", "-z", GIT_DIR=theirs, GIT_WORK_TREE=checkout).split(b"\0")[:-1]
+    for path in map(os.fsdecode, others):
+        place = os.path.join(checkout, path)
+        if path not in files and _is_built(path) and stat.S_ISREG(os.lstat(place).st_mode):
+            with open(place, "rb") as file:
+                files[path] = FILE, blobs.add(file, os.fstat(file.fileno()).st_size)
+    tree = repo.write(files)
+    heads = [record.split(b"\t")[0].split() for record in repo.git("ls-tree", "-r", "-t", "-z", tree).split(b"\0")[:-1]]
+    names = [tree.encode(), *(name for _, kind, name in heads if kind != b"commit")]
+    repo.git("pack-objects", "-q", os.path.join(repo.objects, "pack", "pack"), data=b"\n".join(names) + b"\n")
+    os.unlink(alternates)
+    return repo.commit(tree)
+
+
+def _is_built(path: str) -> bool:
+    """Return whether an untracked file is a module, or metadata, that an installation in place leaves in a checkout."""
+    *folders, name = path.split("/")
+    return not NOT_BUILT.intersection(folders) and (
+        name.endswith((".py", ".so", ".pyd")) or any(folder.endswith(".egg-info") for folder in folders)
+    )
+
+
 def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     """Make the task's trees; files go to `trees.json` in the directory `task`, id and digest of the agent's to `agent`.
 
@@ -358,17 +416,20 @@ def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
         clean = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
         buggy = repo.patched(clean, patches["patch"], "`patch`", reverse=not to_buggy)
     else:
-        buggy = _with_removed_tests(repo, listed)
+        buggy = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
+        if not arguments["has_test_patch"]:
+            buggy = _with_removed_tests(repo, listed)
         clean = repo.patched(buggy, patches["patch"], "`patch`", reverse=to_buggy)
     clean_files, buggy_files = repo.read(clean), repo.read(buggy)
     bug = {path for path in {*clean_files, *buggy_files} if clean_files.get(path) != buggy_files.get(path)}
     clean = repo.patched(clean, patches["test_patch"], "`test_patch`")
-    clean_files = repo.read(clean)
+    before, clean_files = clean_files, repo.read(clean)
+    of_tests = {path for path in {*before, *clean_files} if before.get(path) != clean_files.get(path)}
     missing = sorted(path for path in listed if path not in clean_files)
     if missing:
         raise Refused("tests", f"the repository has no {', '.join(missing[:5])}")
     examples, unseen = _examples(repo, clean_files, arguments["doctests"])
-    tests = {*arguments["test_files"], *unseen}
+    tests = {*arguments["test_files"], *unseen, *of_tests}
     guard = Guard(tests, bug)
     if patches["patch"]:
         _check_that_the_bug_stays(guard, bug, tests, unseen)

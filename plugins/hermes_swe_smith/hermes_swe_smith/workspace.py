@@ -231,7 +231,7 @@ async def prepare_repository(
 
     async def build(commands: SlotCommands, directory: str) -> None:
         arguments: dict[str, Any] = {"repo": f"{directory}/repo.git", "commit": source.commit, "url": source.url}
-        arguments["read"] = scripts.FILES
+        arguments["read"], arguments["checkout"] = scripts.FILES, source.checkout
         if source.bundle is not None:
             arguments["bundle"] = f"{directory}/source.bundle"
             await _send(commands, f"{directory}/source.bundle", source.bundle())
@@ -239,6 +239,10 @@ async def prepare_repository(
             answer = await operate(commands, programs, "make_repository", arguments, env=env, timeout_s=timeout_s)
         except OperationRefused as refused:
             what = f"instance {task.instance_id!r}: repository {task.repo!r} at {source.commit or 'its head'}"
+            if source.checkout is not None:
+                raise SetupFailed(
+                    f"{what} can't be taken from the image: {refused.message}", hint="check image and repo_base_url"
+                ) from refused
             if source.bundle is None and git_was_cut_off(refused.message):
                 raise InfraError(
                     f"{what} can't be reached: {refused.message}", hint="check the network, and repo_base_url"
@@ -276,9 +280,10 @@ async def prepare_trees(site: LeasedSlot | NewSandbox, task: Task, repository: R
             "task": directory,
             "base_is": task.base_is,
             "patch_is": task.patch_is,
+            "has_test_patch": task.has_test_patch,
             "test_files": task.test_files,
             "doctests": task.doctests,
-            "hidden": task.fail_to_pass_files if hide else (),
+            "hidden": task.fail_to_pass_files if hide and not task.has_test_patch else (),
         }
         patches = json.dumps({"patch": task.patch, "test_patch": task.test_patch}).encode()
         try:

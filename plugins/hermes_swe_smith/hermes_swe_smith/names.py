@@ -1,0 +1,62 @@
+"""Turns the names that SWE-bench and its relatives give their tests into pytest's node ids, or says why it can't."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from hermes_core import DatasetError
+
+_UNITTEST = re.compile(r"\w+ \([\w.]+\)")
+_BARE = re.compile(r"[A-Za-z_]\w*(\[.*\])?")
+_CHANGED = re.compile(r"^\+\+\+ b/(.+?)\t?$", re.MULTILINE)
+
+
+class Refused(DatasetError):
+    """A row with nothing wrong whose tests can't be run here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message, hint="tests are run with pytest, as path::name; skip_refused=true leaves out rows with others"
+        )
+
+
+def node_ids(names: Iterable[str], test_patch: str, where: str, *, drop: bool) -> tuple[str, ...]:
+    """Return pytest's node id of each test.
+
+    A name without a file is that of a test in the one file of tests that the test patch changes.
+
+    Args:
+        where: the row's place and the field, for error messages.
+        drop: whether to leave out names that were cut off. SWE-bench took names from what its runners printed, and
+            ended them at a space.
+
+    Raises:
+        Refused: another runner than pytest prints such a name, or it was cut off.
+    """
+    files = sorted(path for path in set(_CHANGED.findall(test_patch)) if _is_test_module(path))
+    found = []
+    for name in names:
+        if "::" in name and "[" in name and not name.endswith("]"):
+            if not drop:
+                raise _refused(where, name, "whose name was cut off")
+        elif "::" in name:
+            found.append(name)
+        elif _UNITTEST.fullmatch(name):
+            raise _refused(where, name, "a name that unittest's or Django's runner prints")
+        elif not _BARE.fullmatch(name):
+            raise _refused(where, name, "which is no node id of pytest")
+        elif len(files) == 1:
+            found.append(f"{files[0]}::{name}")
+        else:
+            raise _refused(where, name, f"without its file, and the test patch changes {len(files)} files of tests")
+    return tuple(found)
+
+
+def _refused(where: str, name: str, reason: str) -> Refused:
+    return Refused(f"{where} has {name[:200]!r}, {reason}")
+
+
+def _is_test_module(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return name.endswith(".py") and (name.startswith("test") or name.endswith("_test.py"))
