@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hermes_core.agents.retries import Endpoint
     from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
     from hermes_core.cli.run_command import RunCommand, carry_out, chosen_agent
-    from hermes_core.environment import Environment, EnvironmentConfig, Item, Need
+    from hermes_core.environment import Environment, EnvironmentConfig, FollowUp, Item, Need
     from hermes_core.envs.datasets import read_rows
     from hermes_core.envs.driven import DrivenRollout
     from hermes_core.envs.driven_run import DrivenRun
@@ -152,6 +152,7 @@ _PLACES = {
     "chosen_agent": "hermes_core.cli.run_command",
     "Environment": "hermes_core.environment",
     "EnvironmentConfig": "hermes_core.environment",
+    "FollowUp": "hermes_core.environment",
     "Item": "hermes_core.environment",
     "Need": "hermes_core.environment",
     "read_rows": "hermes_core.envs.datasets",
@@ -301,6 +302,7 @@ __all__ = [
     "Export",
     "ExportFilters",
     "FailureKind",
+    "FollowUp",
     "Fresh",
     "Group",
     "GroupRoller",

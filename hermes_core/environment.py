@@ -6,6 +6,7 @@ import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, overload
 
@@ -31,6 +32,16 @@ class Need(StrEnum):
     slot's."""
     TMP = "tmp"
     """A private /tmp."""
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """What the user says when the agent is done with a part of its task."""
+
+    text: str
+    agent_timeout_s: float | None = None
+    """The agent's time limit for the part that begins now, as `Environment.agent_timeout_s`. The run's own limit is for
+    all parts together."""
 
 
 class EnvironmentConfig(BaseModel):
@@ -61,7 +72,7 @@ class EnvironmentConfig(BaseModel):
 
 
 class Environment(ABC):
-    """Base class of environments: items, a prompt for each, and three hooks that core calls in every rollout.
+    """Base class of environments: items, a prompt for each, and hooks that core calls in every rollout.
 
     The hooks are ordinary methods, plain or `async`, marked with `hermes_core.plugins.hookspecs.hookimpl`. A hook may
     leave out arguments that it does not need; arguments may be positional or keyword-only:
@@ -72,6 +83,9 @@ class Environment(ABC):
       reward, or a reward and a dict of details. The agent's processes are dead when it is called.
     - `solve_trajectory(item, exec_tool, workspace_meta, rollout)` applies the reference solution in the agent's slot,
       for the agent `oracle` and for `hermes-rl validate`.
+    - `continue_trajectory(item, result, trajectory_id, exec_tool, workspace_meta, rollout)` returns what the user says
+      when the agent is done: a `FollowUp` or a text, with which the agent goes on; or None at the end. The agent's
+      processes live on, unless it calls `rollout.kill_everything()`.
 
     `exec_tool` and `rollout` (`hermes_core.envs.rollout.Rollout`) are bound to the agent's own slot. One instance
     serves many rollouts at the same time: don't store per-rollout state on it.
@@ -166,7 +180,7 @@ class Environment(ABC):
 
     def agent_timeout_s(self, item: Item) -> float | None:
         """Return the agent's time limit in seconds for this item, without its waits for the model. The run's own limit
-        counts if it is shorter. None is the run's."""
+        counts if it is shorter. None is the run's. It ends with the first `FollowUp`, which has its own."""
         return None
 
     def toolsets(self, item: Item) -> Sequence[str] | None:

@@ -309,6 +309,11 @@ class AgentResult:
         self.finished_naturally = reason is StopReason.FINISHED
 
 
+async def nothing_more() -> Message | None:
+    """Return None: the user says nothing when the agent is done."""
+    return None
+
+
 @dataclass(frozen=True)
 class AgentTask:
     """One task for an agent: a prompt, the tools, and a way to call them."""
@@ -329,6 +334,10 @@ class AgentTask:
     waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Use `async with task.waiting():` around each request to a model. That time does not count as the agent's. It has
     a limit of its own, and `ModelError` is raised when it is exceeded."""
+    follow_up: Callable[[], Awaitable[Message | None]] = nothing_more
+    """Await it when the model is done. It returns the user's next message, with which the conversation goes on, or None
+    at the end. It may check the work and take minutes; that time does not count as the agent's. An agent that does not
+    ask has left out the parts of its task that follow."""
     result: AgentResult = field(default_factory=AgentResult)
     """The result in the making: `run` fills and returns this very object. If `run` is cancelled or raises, the caller
     still has what was said and done so far."""

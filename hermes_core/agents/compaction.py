@@ -43,6 +43,11 @@ class Context:
         self._before = result.messages[:-1] if self._task is not None else [*result.messages]
         self._begin = 0
 
+    def ask(self, message: Message) -> None:
+        """Add the user's next message: the task from now on."""
+        self._result.messages.append(message)
+        self._task = message
+
     @property
     def messages(self) -> list[Message]:
         """Return what the model sees."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Protocol
 
-from hermes_core.agents.base import AgentResult, Message, StopReason, ToolHandler
+from hermes_core.agents.base import AgentResult, Message, StopReason, ToolHandler, nothing_more
 from hermes_core.agents.calls import CallRunner, NumberedCall
 from hermes_core.agents.compaction import REQUEST, Context, refuse_call
 from hermes_core.agents.failures import (
@@ -57,6 +57,7 @@ class HermesAgentLoop:
         price: what the model's tokens cost; None takes the cost that the server reports.
         compact_at: number of tokens from which the conversation is summarised by the model, and goes on from the
             summary; None lets it grow until it no longer fits.
+        follow_up: awaited when the model is done, as `AgentTask.follow_up`.
     """
 
     def __init__(  # noqa: PLR0917 (callers know these by position)
@@ -75,6 +76,7 @@ class HermesAgentLoop:
         waiting: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         price: TokenPrices | None = None,
         compact_at: int | None = None,
+        follow_up: Callable[[], Awaitable[Message | None]] = nothing_more,
     ) -> None:
         if tool_handler is None and valid_tool_names:
             raise UsageError("tools are given but nothing runs them", hint="pass a tool_handler")
@@ -87,6 +89,7 @@ class HermesAgentLoop:
         self._waiting = waiting
         self._price = price
         self._compact_at = compact_at
+        self._follow_up = follow_up
         self.result = AgentResult()
         """The result of the current run, complete up to this moment. It survives cancellation and errors."""
         options = {
@@ -124,7 +127,9 @@ class HermesAgentLoop:
                 # The server accepted the same conversation with less in it. If this failed the rollout, a model could
                 # write something that makes its bad rollouts be removed from their group.
                 reason = _ENDS[type(failure)]
-            if reason is not None:
+            if reason is StopReason.FINISHED and (message := await self._follow_up()) is not None:
+                context.ask(message)
+            elif reason is not None:
                 return self._stop(reason)
         return self._stop(StopReason.MAX_TURNS)
 

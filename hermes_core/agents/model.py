@@ -147,6 +147,7 @@ class ModelAgent:
             waiting=task.waiting,
             price=self.settings.price,
             compact_at=self._compact_at,
+            follow_up=task.follow_up,
         )
         return await loop.run(task.messages, task.result)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message
+from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, Message, nothing_more
 from hermes_core.agents.model import ModelAgent
 from hermes_core.agents.replies import Reply, ToolCall
 from hermes_core.aio import TaskSet
@@ -135,7 +135,8 @@ class _Caller:
         """Run the caller's calls until it is done; see `Agent.run`."""
         reason = "the model was done"
         try:
-            return await ModelAgent(_SETTINGS, self).run(task)
+            # The caller's last message ends the rollout: it has no way to hear that the task goes on.
+            return await ModelAgent(_SETTINGS, self).run(replace(task, follow_up=nothing_more))
         except asyncio.CancelledError:
             reason = "its time is up"
             raise

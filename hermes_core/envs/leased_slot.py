@@ -334,6 +334,37 @@ class ModelTime:
                 self._left_s = max(0.0, self._left_s - (clock() - began))
 
 
+class AgentTime:
+    """The time of the agent in a slot: a limit for all its work, and one for the part that it is at.
+
+    Args:
+        whole_s: seconds for all parts together, without the waits for the model; None is no limit.
+        part_s: seconds for the first part; None is no limit of its own.
+
+    Attributes:
+        part_s: the seconds that the part has; None is no limit.
+    """
+
+    def __init__(self, slot: LeasedSlot, whole_s: float | None, part_s: float | None) -> None:
+        self._slot = slot
+        self._left_s = whole_s
+        self.part_s = self._shorter(part_s)
+
+    def begin_part(self, part_s: float | None) -> None:
+        """Give the next part its time. The slot's `limit` is the agent's, and its clock is running."""
+        limit = self._slot.limit
+        if limit is None:
+            return
+        now, due = asyncio.get_running_loop().time(), limit.when()
+        if self._left_s is not None and self.part_s is not None and due is not None:
+            self._left_s = max(0.0, self._left_s - (self.part_s - (due - now)))
+        self.part_s = self._shorter(part_s)
+        limit.reschedule(None if self.part_s is None else now + self.part_s)
+
+    def _shorter(self, part_s: float | None) -> float | None:
+        return min((each for each in (self._left_s, part_s) if each is not None), default=None)
+
+
 class Fresh(LeasedSlot):
     """A fresh slot for verification: a lease of its own, in which no agent has written."""
 

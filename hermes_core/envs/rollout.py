@@ -21,8 +21,8 @@ from hermes_core.agents.base import (
     StopReason,
     ToolAnswer,
 )
-from hermes_core.environment import Environment, Item
-from hermes_core.envs.leased_slot import Fresh, LeasedSlot, ModelTime, Origin
+from hermes_core.environment import Environment, FollowUp, Item
+from hermes_core.envs.leased_slot import AgentTime, Fresh, LeasedSlot, ModelTime, Origin
 from hermes_core.envs.pending import Opening
 from hermes_core.envs.plain import Redact, plain
 from hermes_core.envs.running import RunningRollouts
@@ -46,6 +46,7 @@ from hermes_core.errors import (
 )
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.sandbox.commands import Cwd, ExecutionResult, Slot, start_directory
+from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.base import CallContext
@@ -189,7 +190,14 @@ class Rollout(LeasedSlot):
             trajectory_id=self.trajectory_id, timeout_s=None, commands=None, slot=None, state=self._driver_state
         )
 
-    def fresh_slot(self, *, apart_from: str | None = None) -> AbstractAsyncContextManager[Fresh]:
+    def fresh_slot(
+        self,
+        *,
+        apart_from: str | None = None,
+        image: Image | None = None,
+        cwd: str | Cwd | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[Fresh]:
         """Return a fresh slot, for `async with`. It comes from the reserve that agents never use, and is reset
         afterwards.
 
@@ -197,18 +205,29 @@ class Rollout(LeasedSlot):
 
         Args:
             apart_from: the id of a sandbox to avoid while another one has a vacant slot.
+            image: the image of its sandbox, by name or to be built, if it is another one than the agent's.
+            cwd: the directory in which commands start, which must exist when the first one does; or that of the image.
+                None is the workspace.
+            env: environment variables of every command; None is those of the item.
 
         Raises:
             InfraError: no slot is available; raised on entering.
+            ImageError: the image can't be had; raised on entering.
+            ConfigError: the profile can't be used with this image; raised on entering.
         """
-        return Opening("rollout.fresh_slot(…)", self._fresh_slot(apart_from))
+        return Opening("rollout.fresh_slot(…)", self._fresh_slot(apart_from, image, cwd, env))
 
     @asynccontextmanager
-    async def _fresh_slot(self, apart_from: str | None) -> AsyncIterator[Fresh]:
+    async def _fresh_slot(
+        self, apart_from: str | None, image: Image | None, cwd: str | Cwd | None, env: Mapping[str, str] | None
+    ) -> AsyncIterator[Fresh]:
+        environment, item = self._context.environment, self._trajectory.item
         lease = self._context.backend.lease(
             f"{self.trajectory_id}-verify",
-            profile=self.slot.profile,
-            env=self._context.environment.variables(self._trajectory.item),
+            profile=self.slot.profile if image is None else environment.profile(item) or self._context.profile,
+            image=image,
+            cwd=cwd,
+            env=environment.variables(item) if env is None else env,
             group=self.group,
             verification=True,
             apart_from=apart_from,
@@ -481,8 +500,7 @@ async def _work(
         InfraError: there is no time left for an agent.
     """
     rollout: Rollout = on_slot["rollout"]
-    limits = (context.limits.rollout_timeout_s, context.environment.agent_timeout_s(on_slot["item"]))
-    limit_s = min((limit for limit in limits if limit is not None), default=None)
+    clock = AgentTime(rollout, context.limits.rollout_timeout_s, context.environment.agent_timeout_s(on_slot["item"]))
     if ends.too_late:
         raise InfraError("the rollout's deadline leaves no time for the agent", hint="raise deadline")
     waited_s = trajectory.result.waited_s
@@ -490,6 +508,13 @@ async def _work(
     async def solve() -> None:
         rollout.used = True
         await rollout.calls.all_awaited(context.hooks.solve(**on_slot))
+
+    async def follow_up() -> Message | None:
+        said = await _followed_up(context, trajectory, on_slot)
+        if said is None:
+            return None
+        clock.begin_part(said.agent_timeout_s)
+        return {"role": "user", "content": said.text}
 
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,
@@ -500,11 +525,12 @@ async def _work(
         waiting=ModelTime(rollout, context.limits.model_timeout_s).waiting,
         parallel_safe=frozenset(name for name in context.tool_names if context.tools.get(name).parallel_safe),
         seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",
+        follow_up=follow_up,
         result=trajectory.result,
     )
     try:
         async with asyncio.timeout_at(ends.agent) as end:
-            async with asyncio.timeout(limit_s) as rollout.limit:
+            async with asyncio.timeout(clock.part_s) as rollout.limit:
                 return await context.agent.run(task)
     except TimeoutError as error:
         if not end.expired() and (rollout.limit is None or not rollout.limit.expired()):
@@ -517,6 +543,40 @@ async def _work(
             raise ModelError("the model's endpoint did not work until the rollout's deadline", hint=hint) from error
         task.result.stop(StopReason.TIME_LIMIT)
         return task.result
+
+
+async def _followed_up(context: RolloutContext, trajectory: Trajectory, on_slot: Mapping[str, Any]) -> FollowUp | None:
+    """Ask the environment what the user says now that the agent is done. The agent's clock stands still meanwhile.
+
+    Returns None also if the hook could not finish because of the agent's work: then the verification meets the same.
+
+    Raises:
+        VerifierError: the hook was too slow, and a command in a slot was not the cause; or it returned nonsense.
+    """
+    rollout: Rollout = on_slot["rollout"]
+    agents_limit, agents_stage = rollout.limit, trajectory.commands.stage
+    trajectory.commands.stage = "verify"
+    try:
+        with rollout.clock_stopped():
+            async with _within(rollout, context.limits.verify_timeout_s, VerifierError):
+                asked = context.hooks.follow_up(result=trajectory.result, **on_slot)
+                said = await rollout.calls.all_awaited(asked)
+    except CommandError as error:
+        if not rollout.is_of_the_work(error):
+            raise
+        return None
+    except VerifierError:
+        if not rollout.overran:
+            raise
+        return None
+    finally:
+        rollout.limit, trajectory.commands.stage = agents_limit, agents_stage
+    if said is not None and not isinstance(said, str | FollowUp):
+        raise VerifierError(
+            f"continue_trajectory of {context.environment.name!r} gave {said!r}",
+            hint="return a FollowUp, a text, or None",
+        )
+    return FollowUp(said) if isinstance(said, str) else said
 
 
 @asynccontextmanager

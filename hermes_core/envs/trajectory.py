@@ -261,6 +261,8 @@ def failure_kind(error: Exception, stage: str) -> FailureKind:
         return FailureKind.INFRA
     if stage == "setup" or isinstance(error, (SetupFailed, DatasetError)):
         return FailureKind.SETUP
+    if isinstance(error, VerifierError):  # a part of the work may be verified in stage `agent`
+        return FailureKind.VERIFIER
     if stage in ("acquire", "kill", "release"):
         return FailureKind.INFRA
     return FailureKind.MODEL if stage == "agent" else FailureKind.VERIFIER

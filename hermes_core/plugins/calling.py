@@ -155,7 +155,7 @@ class _AwaitableHook(Awaitable[Any]):
 
 
 class EnvironmentHooks:
-    """The three hooks of one environment instance, with every plugin's wrappers around them, called by keyword.
+    """The hooks of one environment instance, with every plugin's wrappers around them, called by keyword.
 
     pluggy's `firstresult` would use the last of several registered environments. So each instance has a manager of its
     own that holds it and the plugins, with one implementation of each environment hook.
@@ -206,6 +206,11 @@ class EnvironmentHooks:
                 on.
         """
         return self._score(await self._call.verify_and_score_trajectory(**arguments))
+
+    async def follow_up(self, **arguments: Any) -> Any:
+        """Run `continue_trajectory` with these arguments, and return what it returns; None if there is none."""
+        outcome = self._call.continue_trajectory(**arguments)
+        return None if outcome is None else await outcome
 
     async def solve(self, **arguments: Any) -> None:
         """Run `solve_trajectory` with these arguments.

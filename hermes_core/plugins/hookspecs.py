@@ -109,6 +109,13 @@ def solve_trajectory(
     """Apply the reference solution in the agent's slot."""
 
 
+@hookspec(firstresult=True)
+def continue_trajectory(  # noqa: PLR0917 - pluggy calls by position
+    item: Mapping[str, Any], result: Any, trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
+) -> Awaitable[Any] | None:
+    """Return what the user says when the agent is done: a `FollowUp` or a text, or None at the end."""
+
+
 # Observers.
 
 

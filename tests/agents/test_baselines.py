@@ -9,11 +9,25 @@ from hermes_core.agents.baselines import NopAgent, OracleAgent
 from hermes_core.errors import SandboxLost
 
 
-def task(solve) -> AgentTask:
+def task(solve, **fields) -> AgentTask:
     async def handler(name, arguments, task_id):
         raise AssertionError("baselines call no tool")
 
-    return AgentTask("t1", [{"role": "user", "content": "fix it"}], [], handler, solve)
+    return AgentTask("t1", [{"role": "user", "content": "fix it"}], [], handler, solve, **fields)
+
+
+@pytest.mark.parametrize(("kind", "solved"), [(OracleAgent, 3), (NopAgent, 0)])
+async def test_both_go_through_all_parts_of_a_task(kind, solved):
+    calls, said = [], [{"role": "user", "content": "two"}, {"role": "user", "content": "three"}, None]
+
+    async def solve():
+        calls.append(1)
+
+    async def follow_up():
+        return said.pop(0)
+
+    result = await kind(AgentSettings()).run(task(solve, follow_up=follow_up))
+    assert (len(calls), [each["content"] for each in result.messages]) == (solved, ["fix it", "two", "three"])
 
 
 @pytest.mark.parametrize(("kind", "solved"), [(OracleAgent, 1), (NopAgent, 0)])

@@ -220,3 +220,14 @@ def test_a_share_needs_a_context_that_is_known() -> None:
         ModelAgent(settings, Server())
     ModelAgent(settings, Server(), context=1000)
     ModelAgent(ModelSettings(model="m", base_url="http://x/v1", compact_at=1000))
+
+
+async def test_after_a_follow_up_that_is_the_task() -> None:
+    said = [{"role": "user", "content": "now this"}, None]
+
+    async def follow_up() -> Any:
+        return said.pop(0)
+
+    server = Server(says("done"), says("I look", "a", tokens=(60, 50)), says("a summary"), says("done"))
+    await talk(server, follow_up=follow_up)
+    assert server.asked[3] == [PROMPT[0], {"role": "user", "content": f"now this\n\n{CONTINUED}\n\na summary"}]

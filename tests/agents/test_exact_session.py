@@ -93,13 +93,13 @@ def start(form: str, tokenizers: Callable[[str], Any], runtime: Runtime) -> Star
     return session
 
 
-async def talk(session: ExactSession, outputs: Sequence[str] = ("one", "two"), *, compact_at: int | None = None) -> Any:
+async def talk(session: ExactSession, outputs: Sequence[str] = ("one", "two"), **options: Any) -> Any:
     given = iter(outputs)
 
     async def handler(name: str, arguments: Any, task_id: str) -> str:
         return json.dumps({"output": next(given), "exit_code": 0, "command": arguments["command"]})
 
-    loop = HermesAgentLoop(session, [TOOL], {"terminal"}, tool_handler=handler, compact_at=compact_at)
+    loop = HermesAgentLoop(session, [TOOL], {"terminal"}, tool_handler=handler, **options)
     return await loop.run([{"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}])
 
 
@@ -343,3 +343,24 @@ async def test_each_answer_has_a_seed_of_its_own_that_is_recorded_and_the_same_i
 
 async def _says_nothing(name: str, arguments: Any, task_id: str) -> str:
     return "{}"
+
+
+async def test_a_user_who_says_more_is_part_of_the_same_sequence(start: Start, form: str) -> None:
+    said = [{"role": "user", "content": "and now?"}, None]
+
+    async def follow_up() -> Any:
+        return said.pop(0)
+
+    session, server = start([list(called(form, "ls")), ["First."], ["Second."]])
+    result = await talk(session, follow_up=follow_up)
+    assert [message["role"] for message in result.messages[2:]] == [
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+    (node,) = session.nodes
+    assert server.asked[2] + server.given[2] == list(node.tokens)
+    assert "and now?" in server.tokenizer.decode(server.asked[2][len(server.asked[1]) :])
+    assert tokens_of(session.get_state()).refused is None

@@ -482,3 +482,26 @@ async def test_the_result_is_whole_wherever_the_run_is_cancelled(steps, parallel
     assert result.turns_used == sum(message["role"] == "assistant" for message in result.messages)
     ended = [told for told in results_of(result) if isinstance(told, int)]
     assert len(ended) == result.tool_calls_executed_ok <= result.tool_calls_attempted
+
+
+async def test_a_user_who_says_more_when_the_model_is_done_is_answered():
+    said = [{"role": "user", "content": "and now?"}, None]
+    server = Server(says("first"), says("looking", ("echo", "{}")), says("second"))
+
+    async def follow_up():
+        return said.pop(0)
+
+    result = await loop_of(server, follow_up=follow_up).run(PROMPT)
+    assert (result.stop_reason, result.turns_used, said) == (StopReason.FINISHED, 3, [])
+    roles = [message["role"] for message in result.messages]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "tool", "assistant"]
+    assert server.requests[1]["messages"][-1]["content"] == "and now?"
+
+
+@pytest.mark.parametrize("last", [says(""), says("cut", finish_reason="length")])
+async def test_a_model_that_is_not_done_is_told_nothing_more(last):
+    async def follow_up():
+        raise AssertionError("it is not done")
+
+    result = await loop_of(Server(last), follow_up=follow_up).run(PROMPT)
+    assert result.stop_reason is not StopReason.FINISHED

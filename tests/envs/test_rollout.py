@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from hermes_core.agents.base import AgentSettings, StopReason
 from hermes_core.agents.baselines import NopAgent, OracleAgent
 from hermes_core.agents.failures import EndpointDown
-from hermes_core.environment import Environment
+from hermes_core.environment import Environment, FollowUp
 from hermes_core.envs.rollout import Limits, RolloutContext, begin, run_rescoring, run_rollout
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
@@ -137,6 +137,9 @@ class Plain(Environment):
 
     async def setup_trajectory_workspace(self, item, *, trajectory_id, exec_tool, rollout):
         return await self._do("setup", {"made": True}, exec_tool=exec_tool, rollout=rollout)
+
+    async def continue_trajectory(self, item, result, workspace_meta, rollout):
+        return await self._do("continue", None, result=result, rollout=rollout, meta=workspace_meta)
 
     async def solve_trajectory(self, item, exec_tool, workspace_meta, rollout):
         await self._do("solve", None, rollout=rollout, meta=workspace_meta)
@@ -772,6 +775,97 @@ async def test_a_fresh_slot_is_another_lease_and_is_given_back():
         "release fresh",
         "release slot",
     ]
+
+
+async def test_a_fresh_slot_of_another_image():
+    class Pictured(Plain):
+        def image(self, item):
+            return "own"
+
+    async def verify(given):
+        async with given.rollout.fresh_slot(image="of the tests"), given.rollout.fresh_slot():
+            return 1.0
+
+    backend = Slots()
+    assert (await roll(Pictured(verify=verify), backend=backend)).reward == 1.0
+    assert backend.images == ["own", "of the tests", None]
+
+
+def parts(*said):
+    """A hook `continue_trajectory` that says these one after the other."""
+    left = [*said]
+
+    async def hook(given):
+        await given.rollout.kill_everything()
+        await given.rollout.commands.run("check")
+        if isinstance(outcome := left.pop(0) if left else None, Exception):
+            raise outcome
+        return outcome
+
+    return hook
+
+
+async def test_the_agent_goes_on_as_long_as_the_environment_says_more():
+    backend = Slots()
+    done = await roll(Plain(**{"continue": parts("two", FollowUp("three"))}), OracleAgent(), backend)
+    assert [message["content"] for message in done.result.messages] == ["do one", "two", "three"]
+    assert backend.log == ["acquire slot", *["kill", "run check"] * 3, "kill", "release slot"]
+    assert [each.stage for each in done.commands] == ["verify"] * 3
+    assert (done.reward, done.failure) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [(VerifierError("no"), "verifier"), (InfraError("no"), "infra"), (7, "verifier"), (SetupFailed("no"), "setup")],
+)
+async def test_a_part_that_can_t_be_checked_is_a_failure(said, kind):
+    done = await roll(Plain(**{"continue": parts(said, said, said)}))
+    assert (done.reward, str(done.failure.kind), done.failure.stage) == (None, kind, "agent")
+
+
+async def test_a_part_whose_check_met_the_agents_work_is_left_to_the_verification():
+    async def verify(given):
+        return 0.25
+
+    done = await roll(Plain(verify=verify, **{"continue": parts(CommandError("no room", code="no_space"))}))
+    assert (done.reward, done.failure, len(done.result.messages)) == (0.25, None, 1)
+
+
+async def test_a_check_of_a_part_that_takes_too_long_is_a_failure():
+    async def slow(given):
+        await asyncio.sleep(5)
+
+    done = await roll(Plain(**{"continue": slow}), limits=Limits(verify_timeout_s=0.05))
+    assert (str(done.failure.kind), "not done after" in done.failure.message) == ("verifier", True)
+
+
+@pytest.mark.parametrize(
+    ("whole_s", "part_s", "works_s", "reason", "messages"),
+    [
+        (0.4, None, (0.1, 0.1), "finished", 2),
+        (0.3, None, (0.2, 0.2), "time_limit", 2),
+        (None, 0.1, (0.02, 0.3), "time_limit", 2),
+        (5, 0.3, (0.2, 0.2), "finished", 2),
+        (0.2, 5, (0.3, 0.0), "time_limit", 1),
+    ],
+)
+async def test_the_agents_time_is_for_all_parts_and_for_each(whole_s, part_s, works_s, reason, messages):
+    left = [FollowUp("two", agent_timeout_s=part_s), None]
+
+    async def check(given):
+        await asyncio.sleep(0.5)  # longer than any limit of the agent, and not its time
+        return left.pop(0)
+
+    async def work(task):
+        await task.tool_handler("shell", {"text": "x"}, task.trajectory_id)
+        for each_s in works_s:
+            await asyncio.sleep(each_s)
+            if (message := await task.follow_up()) is not None:
+                task.result.messages.append(message)
+
+    limits = Limits(rollout_timeout_s=whole_s, verify_timeout_s=5)
+    done = await roll(Plain(**{"continue": check}), Doing(work), limits=limits)
+    assert (str(done.result.stop_reason), len(done.result.messages), done.failure) == (reason, messages, None)
 
 
 async def test_an_item_names_its_image():

@@ -52,17 +52,23 @@ def write_task(
 
 
 class Shell:
-    """An agent that runs shell commands, one after the other."""
+    """An agent that runs shell commands, one after the other. At None it says that it is done, and hears more."""
 
     name = "shell"
 
-    def __init__(self, *commands: str) -> None:
+    def __init__(self, *commands: str | None) -> None:
         self.commands = commands
         self.answers: list[dict[str, Any]] = []
 
     async def run(self, task: AgentTask) -> AgentResult:
         task.result.messages.extend(task.messages)
         for command in self.commands:
+            if command is None:
+                task.result.messages.append({"role": "assistant", "content": "Done."})
+                if (message := await task.follow_up()) is None:
+                    break
+                task.result.messages.append(message)
+                continue
             answer = await task.tool_handler("terminal", {"command": command, "timeout": 60}, task.trajectory_id)
             self.answers.append(json.loads(answer))
         task.result.messages.append({"role": "assistant", "content": "Done."})

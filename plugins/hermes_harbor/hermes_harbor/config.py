@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -13,7 +14,14 @@ class HarborConfig(EnvironmentConfig):
     """Settings of the environment `harbor`; on a command line `--env.dataset_name=tasks/`."""
 
     dataset_name: str
-    """A task's folder (it has a `task.toml`), or a folder of such folders."""
+    """A task's folder (it has a `task.toml`), or a folder of such folders. In a git repository, it is
+    `https://HOST/REPOSITORY#REF:FOLDER` or `file:///PATH#REF:FOLDER`; REF and FOLDER may be left out."""
+    cache_dir: Path = Path("~/.cache/hermes-rl/harbor")
+    """Where datasets from git repositories are kept, by commit."""
+    submodules: bool = False
+    """Whether the submodules of a repository are fetched, too."""
+    git_timeout_s: float = Field(default=600.0, gt=0)
+    """Time limit in seconds for fetching a repository."""
     image: str | None = Field(default=None, min_length=1)
     """The image of tasks that name none, instead of building their Dockerfile."""
     force_build: bool = False
@@ -32,6 +40,13 @@ class HarborConfig(EnvironmentConfig):
     """The smallest valid reward."""
     most_reward: float = 1.0
     """The largest valid reward."""
+    artifacts_dir: Path | None = None
+    """A folder in which each rollout's artifacts are kept, as a tar. They come from a sandbox: unpack them with care.
+    None keeps them only as long as separate tests need them."""
+    max_artifact_bytes: int = Field(default=64 << 20, gt=0)
+    """The largest size of all artifacts of a task or a step."""
+    max_artifact_files: int = Field(default=10_000, gt=0)
+    """The largest number of files among them."""
     max_upload_bytes: int = Field(default=256 << 20, gt=0)
     """The largest size of a task's tests, and of its solution."""
 

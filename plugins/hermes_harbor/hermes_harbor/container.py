@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_core import CommandResult, DatasetError, SetupFailed, SlotCommands
+from hermes_core import CommandResult, DatasetError, LeasedSlot, SetupFailed, SlotCommands
 
 PREPARE_TIMEOUT_S = 120.0
 
@@ -97,6 +97,12 @@ done
 rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier && chmod 777 /logs/verifier
 """
 
+# Removes what the tests and the solution of a step left. Arguments: the paths that the image has not.
+_TIDY = """
+for each in "$@"; do case $each in /tests|/solution) rm -rf "$each" || exit 1 ;; esac; done
+rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier
+"""
+
 # Prints the kind of each path: `link`, `file`, `other` or `none`.
 _KINDS = """
 for each in "$@"; do
@@ -139,6 +145,12 @@ class Cleared:
 
     forged: tuple[str, ...]
     removed: tuple[str, ...]
+
+
+def directory(leased: LeasedSlot, workdir: str | None) -> str:
+    """Return the absolute path of a directory, or of the working directory of the slot's image if it is None."""
+    slot = leased.slot
+    return workdir or (slot.image and slot.image.workdir) or slot.workspace_dir
 
 
 def sh(script: str, *arguments: str) -> list[str]:
@@ -184,6 +196,17 @@ async def clear(commands: SlotCommands, beginning: Beginning) -> Cleared:
     return Cleared(forged, _after("removed ", lines))
 
 
+async def tidy(commands: SlotCommands, beginning: Beginning) -> None:
+    """Remove the tests and the solution of a step before the next one begins.
+
+    Raises:
+        SetupFailed: they can't be removed.
+    """
+    done = await commands.run(sh(_TIDY, *beginning.absent), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    if not done.ok:
+        raise SetupFailed(f"the last step's tests can't be removed: {done.error_text.strip()[-200:]}")
+
+
 async def kinds(commands: SlotCommands, *paths: str) -> list[str]:
     """Return the kind of each path, without following links: `file`, `dir`, `link`, `other` or `none`."""
     done = await commands.run(sh(_KINDS, *paths), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
@@ -214,10 +237,9 @@ async def run_script(
     output: str | None = None,
 ) -> CommandResult:
     """Make a script executable and run it, as root or as another user, with its output in a file if asked to."""
+    await commands.run(["chmod", "+x", path])  # by root, whoever runs it
     to_file = "" if output is None else f" >{shlex.quote(output)} 2>&1"
-    return await run_as(
-        commands, f"chmod +x {path} 2>/dev/null; {path}{to_file}", user=user, env=env, timeout_s=timeout_s
-    )
+    return await run_as(commands, f"{shlex.quote(path)}{to_file}", user=user, env=env, timeout_s=timeout_s)
 
 
 async def run_as(

@@ -13,6 +13,7 @@ from hermes_core import (
     Cwd,
     DatasetError,
     Environment,
+    FollowUp,
     Image,
     Isolation,
     Item,
@@ -22,9 +23,13 @@ from hermes_core import (
     hookimpl,
 )
 from hermes_harbor.config import HarborConfig
-from hermes_harbor.container import Beginning, begin, run_script, upload
-from hermes_harbor.tasks import Refused, Task, load_task, resolved, task_folders
-from hermes_harbor.verify import Score, TestsCouldNotRun, verified
+from hermes_harbor.container import begin, run_script, upload
+from hermes_harbor.healthcheck import wait_until_healthy
+from hermes_harbor.repository import Checkout, fetched, repository_of
+from hermes_harbor.steps import Progress, Score, begin_next, check_part, combined, prepare_part
+from hermes_harbor.tasks import Refused, Task, load_task, task_folders
+from hermes_harbor.variables import resolved
+from hermes_harbor.verify import TestsCouldNotRun, Verification
 
 log = logging.getLogger("hermes_core.harbor")
 
@@ -51,13 +56,23 @@ class HarborEnvironment(Environment):
         self._tasks: dict[str, Task] = {}
         self._items: Sequence[Item] = ()
         self._verified: Counter[str] = Counter()
+        self._checkout: Checkout | None = None
 
     async def setup(self) -> None:
-        """Read the tasks.
+        """Read the tasks, and fetch them before if they are in a repository.
 
         Raises:
-            DatasetError: a task is wrong, or can't run here; names the file and the reason.
+            DatasetError: a task is wrong, or can't run here; names the file and the reason. Or there is no such
+                repository.
         """
+        if (repository := repository_of(self.config.dataset_name)) is not None:
+            self._checkout = await fetched(
+                repository,
+                self.config.cache_dir.expanduser(),
+                submodules=self.config.submodules,
+                timeout_s=self.config.git_timeout_s,
+            )
+            log.info("%s is at commit %s", repository.url, self._checkout.commit)
         tasks = await asyncio.to_thread(lambda: [*self.load()])
         self._tasks = {task.id: task for task in tasks}
         if not tasks:
@@ -65,7 +80,8 @@ class HarborEnvironment(Environment):
         if len(self._tasks) < len(tasks):
             twice = next(name for name, count in Counter(task.id for task in tasks).items() if count > 1)
             raise DatasetError(f"two tasks of {self.config.dataset_name!r} are named {twice!r}", hint="rename one")
-        self._items = [_as_item(task) for task in tasks]
+        about = {} if self._checkout is None else {"commit": self._checkout.commit}
+        self._items = [{**_as_item(task), **about} for task in tasks]
 
     def load(self) -> Iterable[Task]:
         """Return the tasks of the dataset. Blocking.
@@ -73,7 +89,13 @@ class HarborEnvironment(Environment):
         Raises:
             DatasetError: a task is wrong, or can't run here.
         """
-        return self._accepted(task_folders(self.config.dataset_name))
+        if self._checkout is None:
+            return self._accepted(task_folders(Path(self.config.dataset_name).expanduser()))
+        folders = task_folders(self._checkout.path)
+        for folder in folders:
+            if not folder.resolve().is_relative_to(self._checkout.top.resolve()):
+                raise DatasetError(f"{folder} is a link that leads out of its repository", hint="put a copy there")
+        return self._accepted(folders)
 
     def _accepted(self, folders: Iterable[Path]) -> list[Task]:
         """Return the tasks in these folders that can run here.
@@ -110,6 +132,12 @@ class HarborEnvironment(Environment):
         """Return the task's image."""
         return self._task(item).image
 
+    def images(self, item: Item) -> Sequence[Image]:
+        """Return the task's image, and those of its tests."""
+        task = self._task(item)
+        of_tests = (part.place.image for part in task.parts if part.place is not None)
+        return [*dict.fromkeys(each for each in (task.image, *of_tests) if each is not None)]
+
     def cwd(self, item: Item) -> str | Cwd | None:
         """Return the task's working directory."""
         return self._task(item).workdir or Cwd.IMAGE
@@ -119,26 +147,48 @@ class HarborEnvironment(Environment):
         return self._task(item).variables
 
     def agent_timeout_s(self, item: Item) -> float | None:
-        """Return the task's `agent.timeout_sec`."""
-        return self._task(item).toml.agent.timeout_sec
+        """Return the `agent.timeout_sec` of the task, or of its first step."""
+        return self._task(item).parts[0].agent.timeout_sec
 
     def format_prompt(self, item: Item) -> str:
-        """Return the task's instruction."""
-        return self._task(item).instruction
+        """Return the instruction of the task, or of its first step."""
+        return self._task(item).parts[0].instruction
 
     @hookimpl
     async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
-        """Make the directories of the logs."""
-        return {"beginning": await begin(rollout.commands)}
+        """Make the directories of the logs, wait until the sandbox is healthy, and prepare the first step."""
+        task, commands = self._task(item), rollout.commands
+        beginning = await begin(commands)
+        if (check := task.toml.environment.healthcheck) is not None:
+            await wait_until_healthy(commands, check, "environment.healthcheck")
+        await prepare_part(rollout, task, task.parts[0], self.config)
+        return {"progress": Progress(beginning)}
 
     @hookimpl
-    async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
-        """Run the task's `solution/solve.sh`. As with an agent, its exit status does not matter."""
+    async def continue_trajectory(
+        self, item: Item, rollout: Rollout, workspace_meta: Mapping[str, Any]
+    ) -> FollowUp | None:
+        """Check the step that the agent is done with, and prepare the next one."""
+        task, progress = self._task(item), workspace_meta["progress"]
+        if len(progress.verdicts) + 1 >= len(task.parts):
+            return None
+        await rollout.kill_everything()
+        await self._check(task, rollout, progress)
+        if progress.over is not None:
+            return None
+        part = await begin_next(rollout, task, progress, self.config)
+        return None if part is None else FollowUp(part.instruction, part.agent.timeout_sec)
+
+    @hookimpl
+    async def solve_trajectory(self, item: Item, rollout: Rollout, workspace_meta: Mapping[str, Any]) -> None:
+        """Run `solution/solve.sh` of the task or the step. As with an agent, its exit status does not matter."""
         task = self._task(item)
-        if not (task.solution / "solve.sh").is_file():
-            raise SetupFailed(f"task {task.id!r} has no solution/solve.sh", hint="the agent oracle runs it")
+        part = task.parts[len(workspace_meta["progress"].verdicts)]
+        if not (part.solution / "solve.sh").is_file():
+            place = part.solution.relative_to(task.folder)
+            raise SetupFailed(f"task {task.id!r} has no {place}/solve.sh", hint="the agent oracle runs it")
         env = resolved(task.toml.solution.env, f"task {task.id!r}, solution.env")
-        await upload(rollout.commands, task.solution, "/solution", self.config.max_upload_bytes)
+        await upload(rollout.commands, part.solution, "/solution", self.config.max_upload_bytes)
         await run_script(
             rollout.commands,
             "/solution/solve.sh",
@@ -151,15 +201,19 @@ class HarborEnvironment(Environment):
     async def verify_and_score_trajectory(
         self, item: Item, rollout: Rollout, workspace_meta: Mapping[str, Any]
     ) -> Score:
-        """Run the tests and read their reward."""
-        beginning: Beginning = workspace_meta["beginning"]
+        """Run the tests of the task, or of the step that the agent was at, and return the reward of all."""
+        task, progress = self._task(item), workspace_meta["progress"]
+        if progress.over is None:
+            await self._check(task, rollout, progress)
+        return combined(task, progress)
+
+    async def _check(self, task: Task, rollout: Rollout, progress: Progress) -> None:
         try:
-            score = await verified(rollout.commands, self._task(item), beginning, self.config)
+            await check_part(Verification(rollout, task, self.config, progress.beginning), progress)
         except TestsCouldNotRun:
             self._verified["lacking"] += 1
             raise
         self._verified["done"] += 1
-        return score
 
     def _task(self, item: Item) -> Task:
         return self._tasks[self.item_id(item)]
@@ -169,7 +223,7 @@ def _as_item(task: Task) -> Item:
     """Return what the record keeps of a task."""
     return {
         "id": task.id,
-        "instruction": task.instruction,
+        "instruction": task.parts[0].instruction,
         "image": task.image if isinstance(task.image, str) else None,
         "metadata": task.toml.metadata,
         "keywords": task.toml.task.keywords if task.toml.task else [],

@@ -14,7 +14,18 @@ from pydantic import ValidationError
 
 from hermes_core import DatasetError, Image, ImageBuild
 from hermes_harbor.config import HarborConfig
-from hermes_harbor.task_toml import MAIN_SERVICE, TaskToml, unknown_keys
+from hermes_harbor.task_toml import (
+    MAIN_SERVICE,
+    Agent,
+    Artifact,
+    Environment,
+    Healthcheck,
+    Step,
+    TaskToml,
+    Verifier,
+    unknown_keys,
+)
+from hermes_harbor.variables import resolved
 
 log = logging.getLogger("hermes_core.harbor")
 
@@ -24,7 +35,6 @@ MAX_TEXT = 1 << 20
 DOCKERFILE = "Dockerfile"
 
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
-_VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _COMPOSE = (
     "environment/docker-compose.yaml",
     "environment/docker-compose.yml",
@@ -38,44 +48,70 @@ class Refused(DatasetError):
 
 
 @dataclass(frozen=True)
+class Place:
+    """A sandbox of their own for the tests of a part."""
+
+    image: Image | None
+    """None is the task's own."""
+    workdir: str | None
+    """Where the tests start. None is the working directory of the image."""
+    variables: Mapping[str, str]
+    has_tests: bool
+    """Whether the image has the tests; else they are sent."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What an agent does at a time: the whole task, or a step of it."""
+
+    name: str
+    """The step's name; empty for the whole task."""
+    instruction: str
+    tests: tuple[Path, ...]
+    """The folders of its tests, each laid over those before it."""
+    solution: Path
+    """The folder of its solution."""
+    workdir: Path | None
+    """A folder of files that are put into the working directory before it begins."""
+    agent: Agent
+    verifier: Verifier
+    """How its tests run. `verifier_variables` has the values of `env`."""
+    verifier_variables: Mapping[str, str]
+    place: Place | None
+    """Where its tests run; None is the agent's sandbox."""
+    healthcheck: Healthcheck | None
+    artifacts: tuple[Artifact, ...]
+    min_reward: Mapping[str, float]
+    """The rewards below which the steps after this one are not begun."""
+
+
+@dataclass(frozen=True)
 class Task:
     """One task."""
 
     id: str
     folder: Path
     toml: TaskToml
-    instruction: str
     image: Image
     """The image of its sandboxes: by name, or built from `environment/Dockerfile`."""
     workdir: str | None
     """Where its commands start, an absolute path. None is the working directory of its image."""
     variables: Mapping[str, str]
     """The environment variables of all of its commands."""
-    verifier_variables: Mapping[str, str]
-    """More variables, for its tests."""
+    parts: tuple[Part, ...]
+    """What the agent does, one after the other: one part, or several steps."""
 
     def renamed(self, name: str) -> Task:
         """Return the same task under another id."""
         return replace(self, id=name)
 
-    @property
-    def tests(self) -> Path:
-        """Return the folder of its tests."""
-        return self.folder / "tests"
 
-    @property
-    def solution(self) -> Path:
-        """Return the folder of its solution."""
-        return self.folder / "solution"
-
-
-def task_folders(name: str) -> list[Path]:
+def task_folders(folder: Path) -> list[Path]:
     """Return the folders of the tasks in a dataset, by name: the folder itself, or those in it. Blocking.
 
     Raises:
         DatasetError: there are none.
     """
-    folder = Path(name).expanduser()
     if (folder / "task.toml").is_file():
         return [folder]
     if not folder.is_dir():
@@ -93,6 +129,7 @@ def load_task(folder: Path, config: HarborConfig) -> Task:
         Refused: it can't run here; says why.
         DatasetError: it is wrong; names the file and the key.
     """
+    check_links(folder)
     place = folder / "task.toml"
     try:
         table = tomllib.loads(read_text(place))
@@ -106,11 +143,26 @@ def load_task(folder: Path, config: HarborConfig) -> Task:
             f"task {folder.name!r} can't run here: {'; '.join(reasons)}",
             hint="leave such tasks out with --env.skip_refused=true",
         )
-    instruction = folder / "instruction.md"
-    for path in (instruction, folder / "tests" / "test.sh"):
-        if not path.is_file():
-            raise DatasetError(f"task {folder.name!r} has no {path.relative_to(folder)}", hint=f"write {path}")
-    return made_task(folder, toml, strip_canary(read_text(instruction)), config)
+    return made_task(folder, toml, config)
+
+
+def check_links(folder: Path) -> None:
+    """Refuse links that lead out of a task: its files are sent to models and sandboxes. Blocking.
+
+    What is in `environment` is left out, except for its Dockerfile: it belongs to the image.
+
+    Raises:
+        DatasetError: there is one.
+    """
+    top = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        names = [*folders, *files]
+        if Path(place) == folder / "environment":
+            names = ["Dockerfile"]
+            folders.clear()
+        for path in (Path(place) / name for name in names):
+            if path.is_symlink() and not path.resolve().is_relative_to(top):
+                raise DatasetError(f"{path} is a link that leads out of its task", hint="put a copy there")
 
 
 def checked(table: Mapping[str, object], where: str) -> TaskToml:
@@ -128,22 +180,116 @@ def checked(table: Mapping[str, object], where: str) -> TaskToml:
         raise DatasetError(f"{where}, key {key!r}: {reason}", hint="see docs/harbor.md for the keys") from error
 
 
-def made_task(folder: Path, toml: TaskToml, instruction: str, config: HarborConfig) -> Task:
-    """Return the task of these parts, with the variables of the host in it.
+def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: str | None = None) -> Task:
+    """Return the task of these parts, with the variables of the host in it. Blocking.
+
+    Args:
+        instruction: of a task without a file for it.
 
     Raises:
-        DatasetError: a variable is not set on this host.
+        DatasetError: a file is missing, or a variable is not set on this host.
     """
-    return Task(
+    task = Task(
         id=toml.task.name if toml.task else folder.name,
         folder=folder,
         toml=toml,
-        instruction=instruction,
         image=task_image(toml, folder, config),
         workdir=toml.environment.workdir or config.workdir,
         variables=resolved(toml.environment.env, f"task {folder.name!r}, environment.env"),
-        verifier_variables=resolved(toml.verifier.env, f"task {folder.name!r}, verifier.env"),
+        parts=(),
     )
+    if toml.steps:
+        return replace(task, parts=tuple(_step(task, step, config) for step in toml.steps))
+    return replace(task, parts=(_whole(task, config, instruction),))
+
+
+def _whole(task: Task, config: HarborConfig, instruction: str | None) -> Part:
+    toml, tests = task.toml, task.folder / "tests"
+    return Part(
+        name="",
+        instruction=_instruction(task.folder, task.folder) if instruction is None else instruction,
+        tests=(tests,),
+        solution=task.folder / "solution",
+        workdir=None,
+        agent=toml.agent,
+        verifier=toml.verifier,
+        verifier_variables=resolved(toml.verifier.env, f"task {task.folder.name!r}, verifier.env"),
+        place=_place(task, None, (tests,), config),
+        healthcheck=None,
+        artifacts=tuple(toml.artifacts),
+        min_reward={},
+    )
+
+
+def _step(task: Task, step: Step, config: HarborConfig) -> Part:
+    toml, folder = task.toml, task.folder / "steps" / step.name
+    tests = (task.folder / "tests", folder / "tests")
+    own = step.verifier.model_fields_set
+    verifier = toml.verifier.model_copy(
+        update={
+            **{key: getattr(step.verifier, key) for key in ("timeout_sec", "user") if key in own},
+            "env": {**toml.verifier.env, **step.verifier.env},
+            "collect": [*toml.verifier.collect, *step.verifier.collect],
+        }
+    )
+    gate = step.min_reward
+    has_solution = (folder / "solution").is_dir()
+    return Part(
+        name=step.name,
+        instruction=_instruction(task.folder, folder),
+        tests=tests,
+        solution=(folder if has_solution else task.folder) / "solution",
+        workdir=folder / "workdir" if (folder / "workdir").is_dir() else None,
+        agent=toml.agent.model_copy(update={key: getattr(step.agent, key) for key in step.agent.model_fields_set}),
+        verifier=verifier,
+        verifier_variables=resolved(verifier.env, f"task {task.folder.name!r}, step {step.name!r}, verifier.env"),
+        place=_place(task, step, tests, config),
+        healthcheck=step.healthcheck,
+        artifacts=(*toml.artifacts, *step.artifacts),
+        min_reward={"reward": gate} if isinstance(gate, float) else gate or {},
+    )
+
+
+def _instruction(task: Path, folder: Path) -> str:
+    path = folder / "instruction.md"
+    if not path.is_file():
+        raise DatasetError(f"task {task.name!r} has no {path.relative_to(task)}", hint=f"write {path}")
+    return strip_canary(read_text(path))
+
+
+def _place(task: Task, step: Step | None, tests: tuple[Path, ...], config: HarborConfig) -> Place | None:
+    """Return where the tests of a part run, and check that there are tests.
+
+    Raises:
+        DatasetError: there are none.
+    """
+    toml = task.toml
+    place = None
+    if toml.mode(step) == "separate":
+        tables = [each.verifier.environment for each in (toml, step) if each is not None]
+        own = next((each for each in reversed(tables) if each is not None), None)
+        images = (_image_of_tests(table, folder) for table, folder in zip(tables, tests, strict=True))
+        image = next((each for each in reversed([*images]) if each is not None), None)
+        where = f"task {task.folder.name!r}, verifier.environment.env"
+        place = Place(
+            image=image,
+            workdir=(own and own.workdir) or (config.workdir if image else task.workdir),
+            variables=task.variables if own is None else resolved(own.env, where),
+            has_tests=image is not None,
+        )
+    if (place is None or not place.has_tests) and not any((each / "test.sh").is_file() for each in tests):
+        path = tests[-1] / "test.sh"
+        raise DatasetError(f"task {task.folder.name!r} has no {path.relative_to(task.folder)}", hint=f"write {path}")
+    return place
+
+
+def _image_of_tests(table: Environment | None, folder: Path) -> Image | None:
+    """Return the image with the tests of a folder in it, by its name or to be built, or None."""
+    if table is not None and table.docker_image:
+        return table.docker_image
+    if not has_dockerfile(folder):
+        return None
+    return ImageBuild(folder, timeout_s=(table or Environment()).build_timeout_sec)
 
 
 def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image:
@@ -155,22 +301,25 @@ def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image:
     named = toml.environment.docker_image or config.image
     if named and not config.force_build:
         return named
-    if not has_dockerfile(folder):
+    if not has_dockerfile(folder / "environment"):
         raise DatasetError(f"task {folder.name!r} has no environment/{DOCKERFILE}", hint="name an image")
     return ImageBuild(folder / "environment", timeout_s=toml.environment.build_timeout_sec)
 
 
-def has_dockerfile(folder: Path) -> bool:
-    """Return whether an image can be built for the task in this folder. Links may lead to anywhere, so they don't
-    count."""
-    context = folder / "environment"
+def has_dockerfile(context: Path) -> bool:
+    """Return whether an image can be built of a folder. Links may lead to anywhere, so they don't count."""
     return (context / DOCKERFILE).is_file() and not context.is_symlink() and not (context / DOCKERFILE).is_symlink()
 
 
 def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str]:
     """Yield the reasons why a task can't run here; none if it can."""
-    environment, verifier = toml.environment, toml.verifier
-    for place, each in (("environment", environment), ("verifier.environment", verifier.environment)):
+    steps = toml.steps or ()
+    own = {f"step {step.name!r}, verifier.environment": step.verifier.environment for step in steps}
+    for place, each in {
+        "environment": toml.environment,
+        "verifier.environment": toml.verifier.environment,
+        **own,
+    }.items():
         if each is None:
             continue
         if each.os == "windows":
@@ -179,25 +328,26 @@ def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str
             yield f"{place}.tpu asks for a TPU, and no backend has any"
         if each.gpus and "gpus" not in config.accept:
             yield f"{place}.gpus asks for GPUs (accept gpus if the profile has them)"
-    for name in _COMPOSE:
-        if (folder / name).is_file():
-            yield f"{name} asks for several containers"
+    folders = [folder, *(folder / "steps" / step.name for step in steps)]
+    for name in (each / name for name in _COMPOSE for each in folders):
+        if name.is_file():
+            yield f"{name.relative_to(folder)} asks for several containers"
     yield from _of_services(toml)
     if "network" not in config.accept:
         yield from _of_network(toml)
     dockerfile = folder / "environment" / DOCKERFILE
-    if not has_dockerfile(folder) and (config.force_build or not (environment.docker_image or config.image)):
+    if not has_dockerfile(dockerfile.parent) and (
+        config.force_build or not (toml.environment.docker_image or config.image)
+    ):
         yield f"it has no {dockerfile.relative_to(folder)}, and names no environment.docker_image (see --env.image)"
-    if toml.agent.user not in (None, 0, "0", "root") and "agent_user" not in config.accept:
-        yield f"agent.user is {toml.agent.user!r}, and agents are root (accept agent_user)"
-    if toml.steps:
-        yield "it has steps, which are not supported yet"
-    if toml.mode() == "separate":
-        yield "its tests run in a separate sandbox, which is not supported yet"
-    if environment.mcp_servers:
+    for part in (toml, *steps):
+        if part.agent.user not in (None, 0, "0", "root") and "agent_user" not in config.accept:
+            yield f"agent.user is {part.agent.user!r}, and agents are root (accept agent_user)"
+    if toml.environment.mcp_servers:
         yield "environment.mcp_servers names tools, which are not supported yet"
-    if (folder / "trajectory.json").exists():
-        yield "trajectory.json is an earlier conversation, which is not supported"
+    for path in (each / "trajectory.json" for each in folders):
+        if path.exists():
+            yield f"{path.relative_to(folder)} is an earlier conversation, which is not supported"
 
 
 def _of_services(toml: TaskToml) -> Iterator[str]:
@@ -209,8 +359,13 @@ def _of_services(toml: TaskToml) -> Iterator[str]:
 
 
 def _of_network(toml: TaskToml) -> Iterator[str]:
-    modes = {"environment": toml.environment.network_mode, "agent": toml.agent.network_mode}
-    for place, mode in {**modes, "verifier": toml.verifier.network_mode}.items():
+    modes: dict[str, str | None] = {"environment": toml.environment.network_mode}
+    parts: list[tuple[str, TaskToml | Step]] = [("", toml)]
+    for prefix, part in (*parts, *((f"step {step.name!r}, ", step) for step in toml.steps or ())):
+        own = part.verifier.environment
+        modes[f"{prefix}agent"], modes[f"{prefix}verifier"] = part.agent.network_mode, part.verifier.network_mode
+        modes[f"{prefix}verifier.environment"] = None if own is None else own.network_mode
+    for place, mode in modes.items():
         if mode not in (None, "public"):
             yield f"{place}.network_mode is {mode!r} (accept network if the profile gives that)"
 
@@ -223,22 +378,6 @@ def strip_canary(text: str) -> str:
     while lines and not lines[0].strip():
         del lines[0]
     return "\n".join(lines)
-
-
-def resolved(variables: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return variables whose values may be `${NAME}` or `${NAME:-default}`, of this host's environment.
-
-    Raises:
-        DatasetError: one without a default is not set.
-    """
-    values = {}
-    for name, value in variables.items():
-        template = _VARIABLE.fullmatch(value)
-        found = value if template is None else os.environ.get(template[1], template[2])
-        if found is None:
-            raise DatasetError(f"{where}: {name} is {value}, which is not set here", hint=f"export {value[2:-1]}=…")
-        values[name] = found
-    return values
 
 
 def read_text(path: Path) -> str:

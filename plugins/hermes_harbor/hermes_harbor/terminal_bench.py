@@ -76,7 +76,7 @@ class TerminalBench2Environment(HarborEnvironment):
             raise DatasetError(f"{where}, field 'tests_tar': {error}", hint="test.sh must be a file") from error
         metadata = {"category": row.category} if row.category else {}
         toml = TaskToml.model_validate({"environment": {"docker_image": row.docker_image}, "metadata": metadata})
-        task = made_task(folder, toml, strip_canary(row.instruction), self.config)
+        task = made_task(folder, toml, self.config, strip_canary(row.instruction))
         return task.renamed(row.task_name)
 
 

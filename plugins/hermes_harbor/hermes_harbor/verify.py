@@ -1,25 +1,31 @@
-"""Runs a task's tests in the agent's sandbox, after its processes are dead, and reads the reward that they write."""
+"""Runs the tests of a task or a step, in the agent's sandbox or in one of their own, and reads their reward."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from hermes_core import CommandError, SetupFailed, SlotCommands, VerifierError
+from hermes_core import CommandError, Cwd, Rollout, SetupFailed, SlotCommands, VerifierError
+from hermes_harbor.artifacts import Collection, collected, keep, lay_out
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import (
     MAX_OUTPUT,
     Beginning,
+    begin,
     clear,
+    directory,
     kill_others,
     kinds,
     run_script,
+    tidy,
     upload,
 )
 from hermes_harbor.rewards import MAX_REWARD_BYTES, rewards_in, the_reward
-from hermes_harbor.tasks import Task
+from hermes_harbor.tasks import Part, Place, Task
 
 LOGS = "/logs/verifier"
 OUTPUT_KEPT = 4000
@@ -34,75 +40,156 @@ _NO_TOOLS = re.compile(
     re.IGNORECASE,
 )
 
-Score = tuple[float, dict[str, Any]]
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the tests of a part said."""
+
+    reward: float
+    details: Mapping[str, Any]
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """All rewards, by name; none if the tests gave none."""
+
+    @property
+    def tampered(self) -> list[str]:
+        """Return what the agent did to forge its reward."""
+        return [*self.details.get("tampered", ())]
 
 
 class TestsCouldNotRun(VerifierError):
     """The tests lacked their own tools, such as pytest, because a download failed. It says nothing about the agent."""
 
 
-async def verified(commands: SlotCommands, task: Task, beginning: Beginning, config: HarborConfig) -> Score:
-    """Run the tests where the agent worked, and return the reward with details.
+@dataclass(frozen=True)
+class Verification:
+    """Checks the parts of one task in one rollout."""
 
-    Raises:
-        VerifierError: the tests wrote no valid reward.
-    """
-    if (alive := await kill_others(commands, beginning)) is not None:
-        return tampered([f"its processes can't be killed: {alive}"])
-    cleared = await clear(commands, beginning)
-    if cleared.forged:
-        return tampered([*cleared.forged])
-    details: dict[str, Any] = {"removed": [*cleared.removed]} if cleared.removed else {}
-    await _upload_tests(commands, task, config)
-    return await scored(commands, task, beginning, config, details)
+    rollout: Rollout
+    task: Task
+    config: HarborConfig
+    beginning: Beginning
+
+    async def of(self, part: Part, *, begun: bool) -> Verdict:
+        """Run the tests of a part where they belong, and return what they said.
+
+        Args:
+            begun: whether they were begun before, and broken off; what they left is then no forgery.
+
+        Raises:
+            TestsCouldNotRun: they lacked their own tools.
+            VerifierError: they wrote no valid reward.
+        """
+        if (alive := await kill_others(self.rollout.commands, self.beginning)) is not None:
+            return tampered([f"its processes can't be killed: {alive}"])
+        details: dict[str, Any] = {}
+        collection = Collection()
+        if part.place is not None or part.verifier.collect or self.config.artifacts_dir is not None:
+            collection = await collected(
+                self.rollout.commands,
+                part.verifier.collect,
+                part.artifacts,
+                directory(self.rollout, self.task.workdir),
+                self.config,
+            )
+            details["artifacts"] = collection.manifest
+        if self.config.artifacts_dir is not None:
+            name = "-".join(each for each in (self.rollout.trajectory_id, part.name) if each)
+            kept = await asyncio.to_thread(keep, collection, self.config.artifacts_dir, name)
+            details["artifacts_in"] = kept and str(kept)
+        if part.place is None:
+            return await self._shared(part, details, begun=begun)
+        return await self._separate(part, part.place, collection, details)
+
+    async def _shared(self, part: Part, details: dict[str, Any], *, begun: bool) -> Verdict:
+        """Run the tests in the agent's sandbox."""
+        commands = self.rollout.commands
+        cleared = await clear(commands, self.beginning)
+        if cleared.forged and not begun:
+            return tampered([*cleared.forged])
+        if cleared.removed:
+            details["removed"] = [*cleared.removed]
+        await self._upload_tests(commands, part)
+        return await self._scored(commands, part, self.beginning, details)
+
+    async def _separate(self, part: Part, place: Place, collection: Collection, details: dict[str, Any]) -> Verdict:
+        """Run the tests in a fresh sandbox of their own, which gets only the artifacts."""
+        cwd = place.workdir or Cwd.IMAGE
+        async with self.rollout.fresh_slot(image=place.image, cwd=cwd, env=place.variables) as fresh:
+            commands = fresh.commands
+            try:
+                await commands.run(["mkdir", "-p", "--", directory(fresh, place.workdir)], cwd="/")
+                beginning = await begin(commands)
+                await lay_out(commands, collection)
+                await tidy(commands, beginning)  # an artifact may have brought a reward
+            except SetupFailed as error:
+                raise VerifierError(f"the sandbox of the tests: {error.message}", hint=error.hint) from error
+            if not place.has_tests:
+                await self._upload_tests(commands, part)
+            return await self._scored(
+                commands, part, beginning, {**details, "tests_in": str(place.image or self.task.image)}
+            )
+
+    async def _upload_tests(self, commands: SlotCommands, part: Part) -> None:
+        try:
+            for folder in part.tests:
+                if folder.is_dir():
+                    await upload(commands, folder, "/tests", self.config.max_upload_bytes)
+        except SetupFailed as error:
+            raise VerifierError(error.message) from error
+
+    async def _scored(
+        self, commands: SlotCommands, part: Part, beginning: Beginning, details: dict[str, Any]
+    ) -> Verdict:
+        """Run /tests/test.sh and return its reward."""
+        config, limit_s = self.config, part.verifier.timeout_sec
+        ran = await run_script(
+            commands,
+            "/tests/test.sh",
+            user=part.verifier.user,
+            env=part.verifier_variables,
+            timeout_s=limit_s,
+            output=f"{LOGS}/test-stdout.txt",
+        )
+        await kill_others(commands, beginning)
+        output = ran.text + await _output(commands)
+        details = {**details, "exit_code": ran.returncode, "output": output.strip()[-OUTPUT_KEPT:]}
+        if ran.timed_out:
+            return Verdict(0.0, {**details, "reason": f"the tests did not end within {limit_s:g} s"})
+        try:
+            rewards = await _rewards(commands)
+            reward = the_reward(rewards, config.reward_key, config.least_reward, config.most_reward)
+        except VerifierError as error:
+            await self._check_tools(commands, part, output, error)
+            where = f", step {part.name!r}" if part.name else ""
+            raise VerifierError(f"task {self.task.id!r}{where}: {error.message}", hint=error.hint) from error
+        if reward <= config.least_reward:
+            await self._check_tools(commands, part, output, None)
+        if len(rewards) > 1 or "reward" not in rewards:
+            details["rewards"] = rewards
+        return Verdict(reward, {**details, **await _counts(commands)}, rewards)
+
+    async def _check_tools(self, commands: SlotCommands, part: Part, output: str, cause: VerifierError | None) -> None:
+        """Tell tests that failed for want of their own tools from tests that failed.
+
+        A test script that makes a report (`ctrf.json`) and has made none did not get as far as the tests. If its output
+        says that a download failed or a tool is missing, it could not run.
+
+        Raises:
+            TestsCouldNotRun: they could not.
+        """
+        missing = _NO_TOOLS.search(output)
+        if missing is None or not await _report_is_missing(commands, part):
+            return
+        raise TestsCouldNotRun(
+            f"the tests of task {self.task.id!r} could not run: {_line_around(output, missing)}",
+            hint="put the tools of the tests into the task's image, or give its sandbox the network that they need",
+        ) from cause
 
 
-async def _upload_tests(commands: SlotCommands, task: Task, config: HarborConfig) -> None:
-    try:
-        await upload(commands, task.tests, "/tests", config.max_upload_bytes)
-    except SetupFailed as error:
-        raise VerifierError(error.message) from error
-
-
-async def scored(
-    commands: SlotCommands, task: Task, beginning: Beginning, config: HarborConfig, details: dict[str, Any]
-) -> Score:
-    """Run /tests/test.sh and return its reward.
-
-    Raises:
-        TestsCouldNotRun: they lacked their own tools.
-        VerifierError: they wrote no valid reward.
-    """
-    verifier = task.toml.verifier
-    ran = await run_script(
-        commands,
-        "/tests/test.sh",
-        user=verifier.user,
-        env=task.verifier_variables,
-        timeout_s=verifier.timeout_sec,
-        output=f"{LOGS}/test-stdout.txt",
-    )
-    await kill_others(commands, beginning)
-    output = ran.text + await _output(commands)
-    details = {**details, "exit_code": ran.returncode, "output": output.strip()[-OUTPUT_KEPT:]}
-    if ran.timed_out:
-        return 0.0, {**details, "reason": f"the tests did not end within {verifier.timeout_sec:g} s"}
-    try:
-        rewards = await _rewards(commands)
-        reward = the_reward(rewards, config.reward_key, config.least_reward, config.most_reward)
-    except VerifierError as error:
-        await _check_tools(commands, task, output, error)
-        raise VerifierError(f"task {task.id!r}: {error.message}", hint=error.hint) from error
-    if reward <= config.least_reward:
-        await _check_tools(commands, task, output, None)
-    if len(rewards) > 1 or "reward" not in rewards:
-        details["rewards"] = rewards
-    return reward, {**details, **await _counts(commands)}
-
-
-def tampered(reasons: list[str]) -> Score:
-    """Return the score of a rollout that tried to forge its reward."""
-    return 0.0, {"reason": f"the agent tampered with its verification: {'; '.join(reasons)}", "tampered": reasons}
+def tampered(reasons: list[str]) -> Verdict:
+    """Return the verdict on a part in which the agent tried to forge its reward."""
+    reason = f"the agent tampered with its verification: {'; '.join(reasons)}"
+    return Verdict(0.0, {"reason": reason, "tampered": reasons})
 
 
 async def _rewards(commands: SlotCommands) -> Mapping[str, float]:
@@ -130,27 +217,10 @@ async def _rewards(commands: SlotCommands) -> Mapping[str, float]:
     )
 
 
-async def _check_tools(commands: SlotCommands, task: Task, output: str, cause: VerifierError | None) -> None:
-    """Tell tests that failed for want of their own tools from tests that failed.
-
-    A test script that makes a report (`ctrf.json`) and has made none did not get as far as the tests. If its output
-    says that a download failed or a tool is missing, it could not run.
-
-    Raises:
-        TestsCouldNotRun: they could not.
-    """
-    missing = _NO_TOOLS.search(output)
-    if missing is None or not await _report_is_missing(commands, task):
-        return
-    raise TestsCouldNotRun(
-        f"the tests of task {task.id!r} could not run: {_line_around(output, missing)}",
-        hint="put the tools of the tests into the task's image, or give its sandbox the network that they need",
-    ) from cause
-
-
-async def _report_is_missing(commands: SlotCommands, task: Task) -> bool:
-    script = (task.tests / "test.sh").read_bytes()
-    return b"ctrf" in script and await kinds(commands, f"{LOGS}/ctrf.json") == ["none"]
+async def _report_is_missing(commands: SlotCommands, part: Part) -> bool:
+    scripts = [folder / "test.sh" for folder in part.tests if (folder / "test.sh").is_file()]
+    asks = bool(scripts) and b"ctrf" in await asyncio.to_thread(scripts[-1].read_bytes)
+    return asks and await kinds(commands, f"{LOGS}/ctrf.json") == ["none"]
 
 
 async def _counts(commands: SlotCommands) -> dict[str, Any]:

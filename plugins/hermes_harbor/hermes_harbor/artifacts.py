@@ -1,0 +1,221 @@
+"""Takes a task's artifacts out of the agent's sandbox. They are hostile: bounded, and rewritten before they go on.
+
+An archive from a sandbox where the agent is root can hold anything. So none is unpacked on the driver, and only plain
+files, directories and harmless links go on, with rights and an owner of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hermes_core import CommandError, SlotCommands
+from hermes_harbor.config import HarborConfig
+from hermes_harbor.container import kinds, run_as
+from hermes_harbor.task_toml import Artifact, Collect
+
+PUBLISHED = "/logs/artifacts"
+"""The directory in which an agent leaves artifacts without being asked."""
+
+SHOWN = 500
+"""Number of characters of a command's output that the record keeps."""
+
+Member = tuple[tarfile.TarInfo, bytes]
+
+
+class _Refused(Exception):
+    """An artifact can't be taken; says why."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One artifact: a tar of a directory's contents, or of one file."""
+
+    source: str
+    """Where it was, an absolute path."""
+    kept_at: str
+    """Where it is among the kept artifacts, a relative path."""
+    is_dir: bool
+    archive: bytes
+
+
+@dataclass
+class Collection:
+    """The artifacts of a task or a step, and what became of each."""
+
+    taken: list[Taken] = field(default_factory=list)
+    manifest: list[dict[str, Any]] = field(default_factory=list)
+    """For each artifact its `source`, with its `bytes` or an `error`; and each command that failed."""
+
+
+@dataclass
+class _Left:
+    """How much more may be taken."""
+
+    bytes: int
+    files: int
+
+    def take(self, size: int) -> None:
+        """Count one more file of this size.
+
+        Raises:
+            _Refused: it is too much.
+        """
+        if size > self.bytes or not self.files:
+            raise _Refused("too large, or too many files")
+        self.bytes, self.files = self.bytes - size, self.files - 1
+
+
+async def collected(
+    commands: SlotCommands, hooks: Sequence[Collect], artifacts: Sequence[Artifact], workdir: str, config: HarborConfig
+) -> Collection:
+    """Run the commands of `verifier.collect`, then take the artifacts. A failure of one is only noted: the tests see
+    what is missing."""
+    collection = Collection()
+    for hook in hooks:
+        done = await run_as(commands, hook.command, user=hook.user, env={}, timeout_s=hook.timeout_sec)
+        if not done.ok:
+            reason = "time limit" if done.timed_out else f"status {done.returncode}"
+            failed = {"command": hook.command, "error": reason, "output": done.text.strip()[-SHOWN:]}
+            collection.manifest.append(failed)
+    left = _Left(config.max_artifact_bytes, config.max_artifact_files)
+    for artifact in _with_published(artifacts):
+        source = str(PurePosixPath(workdir) / artifact.source)
+        try:
+            if PurePosixPath(source).is_relative_to("/tests") or source == "/":
+                raise _Refused("it would replace the tests")
+            taken = await _take(commands, artifact, source, left)
+        except _Refused as error:
+            collection.manifest.append({"source": source, "error": str(error)})
+            continue
+        collection.taken.append(taken)
+        collection.manifest.append({"source": source, "bytes": len(taken.archive)})
+    return collection
+
+
+def _with_published(artifacts: Sequence[Artifact]) -> list[Artifact]:
+    """Return the artifacts, with the directory of the agent's own if it is not among them."""
+    if any(each.source.rstrip("/") == PUBLISHED for each in artifacts):
+        return [*artifacts]
+    return [Artifact(source=PUBLISHED), *artifacts]
+
+
+async def _take(commands: SlotCommands, artifact: Artifact, source: str, left: _Left) -> Taken:
+    """Return an artifact.
+
+    Raises:
+        _Refused: it is missing, too large, or neither a file nor a directory.
+    """
+    [kind] = await kinds(commands, source)
+    try:
+        if kind == "dir":
+            data = await commands.tar_out(source, max_bytes=left.bytes + 2048 * (left.files + 1))
+            archive = await asyncio.to_thread(_rewritten, data, artifact.exclude, left)
+        elif kind == "file":
+            content = await commands.read_file(source, limit=left.bytes + 1)
+            left.take(len(content.data))
+            archive = _archived([_file(PurePosixPath(source).name, content.data, executable=True)])
+        else:
+            raise _Refused("missing" if kind == "none" else f"it is a {kind}, and neither a file nor a directory")
+    except CommandError as error:
+        raise _Refused(error.message) from error
+    return Taken(source, artifact.destination or source.lstrip("/"), kind == "dir", archive)
+
+
+def _rewritten(archive: bytes, exclude: Sequence[str], left: _Left) -> bytes:
+    """Return an archive of a sandbox with only what is harmless in it, and without what is to be left out. Blocking.
+
+    Raises:
+        _Refused: it is no archive, or too large.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+            return _archived(_harmless(tar, exclude, left))
+    except _Refused:
+        raise
+    except Exception as error:  # `tarfile` raises errors of many kinds for numbers out of range
+        raise _Refused(f"no archive: {error}") from error
+
+
+def _harmless(tar: tarfile.TarFile, exclude: Sequence[str], left: _Left) -> Iterator[Member]:
+    """Yield the files, directories and links of an archive that stay in its directory and lie behind no link."""
+    links: set[PurePosixPath] = set()
+    for member in tar:
+        path = PurePosixPath(member.name)
+        if not path.parts or path.is_absolute() or ".." in path.parts or links & {path, *path.parents}:
+            continue
+        if _is_excluded(path, exclude):
+            continue
+        clean, content = tarfile.TarInfo(str(path)), b""
+        if member.isdir():
+            clean.type, clean.mode = tarfile.DIRTYPE, 0o755
+        elif member.issym():
+            target = PurePosixPath(member.linkname)
+            if target.is_absolute() or ".." in target.parts:
+                continue
+            links.add(path)
+            clean.type, clean.linkname = tarfile.SYMTYPE, str(target)
+        elif (member.isreg() or member.islnk()) and not member.issparse():
+            file = tar.extractfile(member)
+            content = b"" if file is None else file.read(left.bytes + 1)
+            clean, _ = _file(str(path), content, executable=bool(member.mode & 0o111))
+        else:
+            continue
+        left.take(len(content))
+        yield clean, content
+
+
+def _file(name: str, content: bytes, *, executable: bool) -> Member:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o755 if executable else 0o644
+    return member, content
+
+
+def _is_excluded(path: PurePosixPath, patterns: Sequence[str]) -> bool:
+    """Return whether a pattern of tar's `--exclude` names the path, or a directory above it, from any part on."""
+    return any(fnmatchcase(f"/{path}/", f"*/{pattern.strip('/').removeprefix('./')}/*") for pattern in patterns)
+
+
+def _archived(members: Iterable[Member]) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for member, content in members:
+            tar.addfile(member, io.BytesIO(content))
+    return target.getvalue()
+
+
+async def lay_out(commands: SlotCommands, collection: Collection) -> None:
+    """Put the artifacts into another sandbox, each where it was."""
+    for each in collection.taken:
+        folder = each.source if each.is_dir else str(PurePosixPath(each.source).parent)
+        await commands.tar_in(folder, each.archive)
+
+
+def keep(collection: Collection, folder: Path, name: str) -> Path | None:
+    """Write the artifacts to a tar in a folder, and return its path; None if there are none. Blocking.
+
+    Args:
+        name: of the rollout, and of the step if there is one. What can't be in a file's name is replaced.
+    """
+    if not collection.taken:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.tar"
+    path.write_bytes(_archived(_kept(collection)))
+    return path
+
+
+def _kept(collection: Collection) -> Iterator[Member]:
+    for each in collection.taken:
+        with tarfile.open(fileobj=io.BytesIO(each.archive), mode="r:") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.isreg() else None
+                member.name = f"{each.kept_at}/{member.name}" if each.is_dir else each.kept_at
+                yield member, b"" if file is None else file.read()

@@ -1,0 +1,100 @@
+"""Takes a rollout through the parts of its task, and makes one reward of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hermes_core import CommandError, Rollout, SetupFailed
+from hermes_harbor.config import HarborConfig
+from hermes_harbor.container import Beginning, directory, run_script, tidy, upload
+from hermes_harbor.healthcheck import wait_until_healthy
+from hermes_harbor.tasks import Part, Task
+from hermes_harbor.verify import Verdict, Verification
+
+Score = tuple[float, dict[str, Any]]
+
+
+@dataclass
+class Progress:
+    """How far a rollout has come."""
+
+    beginning: Beginning
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Those on the parts that are done, in order."""
+    over: str | None = None
+    """Why the parts that are left are not begun."""
+    excused: bool = False
+    """Whether the task itself says that they are not, so that they do not count."""
+    checking: bool = False
+    """Whether the tests of the current part were begun."""
+
+
+async def prepare_part(rollout: Rollout, task: Task, part: Part, config: HarborConfig) -> None:
+    """Put a step's files into the working directory, run its `setup.sh`, and wait until it is healthy.
+
+    Raises:
+        SetupFailed: one of these failed.
+    """
+    commands, where = rollout.commands, f"step {part.name!r}"
+    if part.workdir is not None:
+        target = directory(rollout, task.workdir)
+        await upload(commands, part.workdir, target, config.max_upload_bytes)
+        if (part.workdir / "setup.sh").is_file():
+            done = await run_script(commands, f"{target}/setup.sh", user=None, env={}, timeout_s=None)
+            if not done.ok:
+                said = done.text.strip()[-500:]
+                raise SetupFailed(f"setup.sh of {where} ended with status {done.returncode}: {said}")
+    if part.healthcheck is not None:
+        await wait_until_healthy(commands, part.healthcheck, f"the healthcheck of {where}")
+
+
+async def check_part(verification: Verification, progress: Progress) -> Verdict:
+    """Check the current part, and note what follows from it."""
+    task = verification.task
+    part = task.parts[len(progress.verdicts)]
+    begun, progress.checking = progress.checking, True
+    verdict = await verification.of(part, begun=begun)
+    progress.verdicts.append(verdict)
+    progress.checking = False
+    low = [name for name, least in part.min_reward.items() if verdict.rewards.get(name, float("-inf")) < least]
+    if verdict.tampered:
+        progress.over = f"the agent tampered with step {part.name!r}"
+    elif low:
+        progress.over = f"step {part.name!r} is below its min_reward of {', '.join(low)}"
+        progress.excused = True
+    return verdict
+
+
+async def begin_next(rollout: Rollout, task: Task, progress: Progress, config: HarborConfig) -> Part | None:
+    """Prepare the next part and return it. If that fails, what the agent did may be why: the part counts 0."""
+    part = task.parts[len(progress.verdicts)]
+    try:
+        await tidy(rollout.commands, progress.beginning)
+        await prepare_part(rollout, task, part, config)
+    except (SetupFailed, CommandError) as error:
+        progress.over = f"step {part.name!r} could not begin: {error.message}"
+        return None
+    return part
+
+
+def combined(task: Task, progress: Progress) -> Score:
+    """Return the reward of the whole task, with details of each step."""
+    verdicts = progress.verdicts
+    if not task.parts[0].name:
+        return verdicts[0].reward, dict(verdicts[0].details)
+    steps = [_step(part, verdict) for part, verdict in zip(task.parts, verdicts, strict=False)]
+    left = [part.name for part in task.parts[len(verdicts) :]]
+    reason = progress.over or ("the agent stopped before the last step" if left else None)
+    details: dict[str, Any] = {"steps": steps, **({"not_begun": left, "reason": reason} if left and reason else {})}
+    if forged := [each for verdict in verdicts for each in verdict.tampered]:
+        return 0.0, {**details, "reason": progress.over, "tampered": forged}
+    counted = [verdict.reward for verdict in verdicts] + [0.0] * (0 if progress.excused else len(left))
+    if task.toml.multi_step_reward_strategy == "final":
+        return counted[-1], details
+    return sum(counted) / len(counted), details
+
+
+def _step(part: Part, verdict: Verdict) -> Mapping[str, Any]:
+    return {"name": part.name, "reward": verdict.reward, **verdict.details}
