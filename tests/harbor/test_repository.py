@@ -42,7 +42,7 @@ def origin(tmp_path, monkeypatch) -> Path:
 
 
 async def ids(tmp_path: Path, name: str, **config) -> list[str]:
-    made = HarborEnvironment(HarborConfig(dataset_name=name, cache_dir=tmp_path / "cache", **config))
+    made = HarborEnvironment(HarborConfig(dataset_name=name, cache_dir=str(tmp_path / "cache"), **config))
     await made.setup()
     return [item["id"] for item in made.items()]
 
@@ -84,7 +84,7 @@ async def test_two_at_a_time_share_the_cache(tmp_path, origin):
 
 
 async def test_the_commit_is_part_of_the_item(tmp_path, origin):
-    made = HarborEnvironment(HarborConfig(dataset_name=f"file://{origin}#:tasks", cache_dir=tmp_path / "cache"))
+    made = HarborEnvironment(HarborConfig(dataset_name=f"file://{origin}#:tasks", cache_dir=str(tmp_path / "cache")))
     await made.setup()
     assert [item["commit"] for item in made.items()] == [git(origin, "rev-parse", "HEAD")]
 

@@ -58,7 +58,7 @@ def test_what_a_task_says(tmp_path):
     env = {A = "${NOT_SET_ANYWHERE:-a}"}
     """.replace("    ", "")
     task = load_task(write_task(tmp_path / "one", toml), HarborConfig(dataset_name="x"))
-    assert (task.id, task.workdir, task.variables) == ("org/one", None, {"A": "a"})
+    assert (task.id, task.workdir, task.variables) == ("org/one", "/app", {"A": "a"})
     assert [part.instruction for part in task.parts] == ["Write hello to /app/out.\n"]
 
 

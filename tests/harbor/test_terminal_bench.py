@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import tarfile
 from pathlib import Path
@@ -151,6 +152,7 @@ def test_a_link_to_elsewhere_is_not_followed(tmp_path):
         (archive({"a": "x" * 5000}, "w")[:4000], "here: no archive"),
         (archive({"a": "x" * 5000})[:40], "here: no archive"),
     ],
+    ids=itertools.count(),  # the archives have the time in them
 )
 def test_archives_of_a_stranger(tmp_path, text, reason):
     with pytest.raises(DatasetError, match=reason):

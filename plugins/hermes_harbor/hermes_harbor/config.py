@@ -16,7 +16,7 @@ class HarborConfig(EnvironmentConfig):
     dataset_name: str
     """A task's folder (it has a `task.toml`), or a folder of such folders. In a git repository, it is
     `https://HOST/REPOSITORY#REF:FOLDER` or `file:///PATH#REF:FOLDER`; REF and FOLDER may be left out."""
-    cache_dir: Path = Path("~/.cache/hermes-rl/harbor")
+    cache_dir: str = "~/.cache/hermes-rl/harbor"
     """Where datasets from git repositories are kept, by commit."""
     submodules: bool = False
     """Whether the submodules of a repository are fetched, too."""
