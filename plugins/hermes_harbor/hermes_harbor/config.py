@@ -50,6 +50,11 @@ class HarborConfig(EnvironmentConfig):
     max_upload_bytes: int = Field(default=256 << 20, gt=0)
     """The largest size of a task's tests, and of its solution."""
 
+    @property
+    def cache(self) -> Path:
+        """Return `cache_dir` as a path."""
+        return Path(self.cache_dir).expanduser()
+
     @model_validator(mode="after")
     def _in_order(self) -> HarborConfig:
         if self.least_reward >= self.most_reward:

@@ -68,7 +68,7 @@ class HarborEnvironment(Environment):
         if (repository := repository_of(self.config.dataset_name)) is not None:
             self._checkout = await fetched(
                 repository,
-                Path(self.config.cache_dir).expanduser(),
+                self.config.cache,
                 submodules=self.config.submodules,
                 timeout_s=self.config.git_timeout_s,
             )
