@@ -165,7 +165,8 @@ class Environment(ABC):
         return None
 
     def images(self, item: Item) -> Sequence[Image]:
-        """Return all images that the item's rollouts use, to be made before the first of them needs one."""
+        """Return all images that the item's rollouts use. They are made before a rollout begins, and some time before
+        that while others run."""
         image = self.image(item)
         return () if image is None else (image,)
 

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from hermes_core.agents.model import ModelSettings
 from hermes_core.environment import EnvironmentConfig
-from hermes_core.envs.options import MOST_AT_A_TIME, RunOptions
+from hermes_core.envs.options import MOST_AT_A_TIME, MOST_PREFETCHED, RunOptions
 
 _RENAMED = {"acquire_timeout": "acquire_timeout_s", "execution_timeout": "execution_timeout_s"}
 """Users' names for some settings of sandboxes."""
@@ -92,6 +92,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     stall_timeout: float | None = Field(
         default=1800, gt=0, description="Seconds without the end of a rollout before all stacks are written down"
     )
+    prefetch: int = Field(
+        default=4, ge=0, le=MOST_PREFETCHED, description="Groups whose images are made ahead, while others run"
+    )
     infra_retries: int = Field(default=2, ge=0, description="Fresh slots for a rollout whose sandbox failed")
     group_refills: int = Field(default=4, ge=0, description="Rollouts of a group that may be replaced by others")
     trainer_timeout: float = Field(
@@ -160,6 +163,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
             verify_timeout=self.verify_timeout,
             deadline=self.deadline,
             stall_timeout=self.stall_timeout,
+            prefetch=self.prefetch,
             infra_retries=self.infra_retries,
         )
 

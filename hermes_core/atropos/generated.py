@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, ClassVar, NoReturn
 
 from pydantic import Field, create_model
@@ -15,6 +16,7 @@ from hermes_core.atropos.config import HermesAgentEnvConfig
 from hermes_core.atropos.env import HermesAgentBaseEnv
 from hermes_core.environment import Environment, EnvironmentConfig, Item
 from hermes_core.envs.group import Group
+from hermes_core.envs.prefetch import Prefetch
 from hermes_core.envs.runner import each
 from hermes_core.envs.summary import SOLVED
 from hermes_core.envs.tool_context import ToolContext
@@ -37,6 +39,7 @@ class PluginEnv(HermesAgentBaseEnv):
     env_config_cls = PluginEnvConfig
     environment_name: ClassVar[str]
     environment_class: ClassVar[type[Environment]]
+    _prefetch: Prefetch | None = None
 
     def make_environment(self, runtime: Runtime) -> Environment:
         """Return the plugin's environment, with what was set of its settings.
@@ -70,8 +73,25 @@ class PluginEnv(HermesAgentBaseEnv):
             )
         self._order = self._rounds()
 
+    @asynccontextmanager
+    async def running(
+        self, *, start: bool = True, groups: int | None = None, evaluating: bool = False
+    ) -> AsyncIterator[None]:
+        """As the base class says; the images of the next groups are made meanwhile."""
+        async with super().running(start=start, groups=groups, evaluating=evaluating):
+            context = self.roller.context
+            items, ahead = self._rounds(), self.config.prefetch
+            async with aclosing(Prefetch(self._plugin, context.backend, context.profile, items, ahead)) as prefetch:
+                self._prefetch = prefetch
+                try:
+                    yield
+                finally:
+                    self._prefetch = None
+
     async def get_next_item(self) -> Item | None:
         """Return the next item; None after the last, except in serve mode."""
+        if self._prefetch is not None:
+            self._prefetch.group_begins()
         return next(self._order, None)
 
     def _rounds(self) -> Iterator[Item]:

@@ -597,6 +597,9 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
     )
     with trajectory.stage("acquire"):
         try:
+            for other in context.environment.images(item):  # so that no agent works for a check that can't run
+                if other != image:
+                    await context.backend.prepare_image(other, profile=profile or context.profile)
             slot = await lease.__aenter__()
         except (UsageError, PolicyError) as error:
             if isinstance(error, CostLimitReached) or (profile is None and image is None):

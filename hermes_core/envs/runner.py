@@ -330,7 +330,7 @@ class Run:
     def _left(self, prefetch: Prefetch) -> Iterator[Job]:
         item_id: str | None = None
         for job in itertools.takewhile(lambda _: self._may_begin(), self.jobs.left(self.tally.was_done_before)):
-            if self.prefetch and job.item_id != item_id:
+            if job.item_id != item_id:
                 item_id = job.item_id
                 prefetch.group_begins()
             yield job

@@ -146,6 +146,23 @@ async def test_trainers_get_its_kind_and_no_reward(runtime: Runtime, folders: An
         assert Record.from_json(rolled.record.to_json()).failure == rolled.record.failure
 
 
+async def test_no_agent_works_if_another_image_of_its_item_can_not_be_built(runtime: Runtime, folders: Any) -> None:
+    class Two(Builds):
+        def images(self, item: Item) -> Sequence[Image]:
+            return [ImageBuild(folder) for folder in self.folders.values()]
+
+        def items(self) -> Sequence[Item]:
+            return [{"id": "good"}]
+
+    async def never(item_id: str) -> None:
+        pytest.fail("the agent began")
+
+    records: list[Any] = []
+    made = folders(good="", bad="RUN exit 7")
+    await run_rollouts(runtime, Two(made), Waits(never), backend="docker", on_record=records.append)
+    assert [(each["reward"], each["failure"]["kind"]) for each in records] == [(None, "image")]
+
+
 async def test_a_build_does_not_count_as_waiting_for_a_slot(runtime: Runtime, folders: Any) -> None:
     records = await rolled_out(runtime, folders(a="RUN sleep 12"), backend_config={"acquire_timeout_s": 11})
     assert [each["reward"] for each in records["a"]] == [1.0]
