@@ -21,6 +21,9 @@ MAX_FILE_BYTES = 64 << 20
 """Maximum number of bytes that `read_file` returns at once. Larger files are read in parts."""
 
 
+Sink = Callable[[bytes], Awaitable[object]]
+"""Takes a stream piece by piece; the sender waits while it is behind."""
+
 Compression = Literal["", "gz", "bz2", "xz"]
 """The compression of a tar stream."""
 
@@ -325,6 +328,7 @@ class SlotCommands(Protocol):
         merge_stderr: bool = False,
         spool: bool = False,
         pty: WindowSize | None = None,
+        stdout: Sink | None = None,
     ) -> CommandResult:
         """Run a command and wait for its end. The slot's shell runs a string; a sequence is run without a shell.
 
@@ -344,6 +348,9 @@ class SlotCommands(Protocol):
             spool: keep the whole output in a file of the slot (`CommandResult.spool_path`).
             pty: run the command in a terminal of this size, which is its standard input, output and error; all output
                 is in `stdout`. If no terminal is available, `CommandError` with code `no_pty` is raised.
+            stdout: gets standard output piece by piece while the command runs, which waits while the sink is behind.
+                The result then has only its size. If the sink raises, the command is killed. Without a guest,
+                `CommandError` with code `no_stream` is raised.
         """
 
     async def start(
@@ -437,9 +444,7 @@ class SlotCommands(Protocol):
     async def tar_out(self, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return a plain tar of the directory's contents. More than `max_bytes` is an error with code `too_large`."""
 
-    async def tar_out_to(
-        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
-    ) -> int:
+    async def tar_out_to(self, sink: Sink, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> int:
         """Write a plain tar of the directory's contents to `sink` piece by piece, and return the number of bytes.
 
         The next piece is sent when the sink has taken the last one. After an error, what was sent is not a valid

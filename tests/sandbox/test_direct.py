@@ -124,6 +124,12 @@ async def test_streams_status_and_counts(slot):
     assert merged.stdout == b"out\nerr\n" and merged.stderr == b""
 
 
+async def test_output_is_not_streamed(slot):
+    with pytest.raises(CommandError) as caught:
+        await slot.run("echo out", stdout=lambda _: None)
+    assert caught.value.code == "no_stream"
+
+
 async def test_argv_is_not_parsed_by_a_shell(slot):
     words = ["$HOME", "a b", "'\"`", "*", "", "ü\n"]
     result = await slot.run(["printf", "%s|", *words])

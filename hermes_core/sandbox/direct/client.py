@@ -95,6 +95,7 @@ class DirectClient:
             "SIGINT and SIGQUIT: sh starts commands that ignore both",
             "background processes that outlive the driver's connection, and the end of their input",
             "spooled output",
+            "streamed output",
             "terminals (pty)",
         ]
         if not can_kill:

@@ -7,7 +7,7 @@ import contextlib
 import posixpath
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hermes_core.errors import ChannelLost, CommandError
@@ -21,6 +21,7 @@ from hermes_core.sandbox.commands import (
     FileStat,
     LogChunk,
     ProcessStatus,
+    Sink,
     WindowSize,
     operation,
 )
@@ -199,9 +200,13 @@ class DirectCommands:
         merge_stderr: bool = False,
         spool: bool = False,
         pty: WindowSize | None = None,
+        stdout: Sink | None = None,
     ) -> CommandResult:
         """Run a command and wait for its end. Spooling is not supported here, so `spool_path` stays None."""
         _no_pty(pty)
+        if stdout is not None:
+            message = "a sandbox without Python does not stream a command's output"
+            raise CommandError(message, code="no_stream", hint="use an image with python3")
         data = stdin or b"" if stdin is None or isinstance(stdin, bytes) else await gathered(stdin)
         run = await self._prepared(command, cwd, env)
         return await run.result(data, timeout_s, output_limit, merge_stderr)
@@ -421,9 +426,7 @@ class DirectCommands:
         return await self._tar(path, max_bytes)
 
     @operation
-    async def tar_out_to(
-        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
-    ) -> int:
+    async def tar_out_to(self, sink: Sink, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> int:
         """Write a plain tar of a directory's contents to `sink`, in one piece."""
         data = await self._tar(path, max_bytes)
         await sink(data)

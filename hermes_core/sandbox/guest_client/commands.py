@@ -7,7 +7,7 @@ import json
 import math
 import posixpath
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from hermes_core.sandbox.commands import (
     FileStat,
     LogChunk,
     ProcessStatus,
+    Sink,
     WindowSize,
     operation,
     unguarded,
@@ -102,6 +103,7 @@ class RemoteCommands:
         merge_stderr: bool = False,
         spool: bool = False,
         pty: WindowSize | None = None,
+        stdout: Sink | None = None,
     ) -> CommandResult:
         """Run a command to its end."""
         if output_limit <= 0:
@@ -112,25 +114,38 @@ class RemoteCommands:
             header["timeout"] = _seconds("timeout_s", timeout_s)
         script = _script(command)
         try:
+            if stdout is not None:
+                return await self._run_streamed(header, script, stdin, stdout)
             if output_limit > CAPTURE_LIMIT:
-                return await self._run_streamed(header, script, stdin, output_limit)
+                return await self._run_kept(header, script, stdin, output_limit)
             return _command_result(*await self._exec(header | {"mode": "capture"}, script, stdin))
         except CommandError as error:
             if error.code != "killed":
                 raise
             return CommandResult(exit_code=None, signal=9, stderr=error.message.encode())
 
-    async def _run_streamed(
+    async def _run_kept(
         self, header: dict[str, Any], script: bytes, stdin: bytes | AsyncIterator[bytes] | None, output_limit: int
     ) -> CommandResult:
         """Run with standard output limited by the window, so that a result of many megabytes never delays a
         neighbour."""
-        stream, kept = OutputStream(), HeadTail(output_limit)
+        kept = HeadTail(output_limit)
+
+        async def keep(piece: bytes) -> None:
+            kept.feed(piece)
+
+        result = await self._run_streamed(header, script, stdin, keep)
+        return replace(result, stdout=kept.value(), stdout_truncated=kept.truncated)
+
+    async def _run_streamed(
+        self, header: dict[str, Any], script: bytes, stdin: bytes | AsyncIterator[bytes] | None, sink: Sink
+    ) -> CommandResult:
+        """Run with standard output sent to `sink`, as fast as it takes it."""
+        stream = OutputStream()
         async with alongside(self._exec(header | {"mode": "stream"}, script, stdin, stream)) as call:
             async for piece in stream:
-                kept.feed(piece)
-            result = _command_result(*await call)
-        return replace(result, stdout=kept.value(), stdout_truncated=kept.truncated)
+                await sink(piece)
+            return _command_result(*await call)
 
     async def _exec(
         self,
@@ -298,9 +313,7 @@ class RemoteCommands:
         return data
 
     @operation
-    async def tar_out_to(
-        self, sink: Callable[[bytes], Awaitable[object]], path: str = ".", *, max_bytes: int = MAX_FILE_BYTES
-    ) -> int:
+    async def tar_out_to(self, sink: Sink, path: str = ".", *, max_bytes: int = MAX_FILE_BYTES) -> int:
         """Write a plain tar of a directory's contents to `sink`, piece by piece."""
         size, _ = await self._stream_to("tar_out", {"path": self._path(path), "max_bytes": max_bytes}, sink)
         return size
@@ -329,9 +342,7 @@ class RemoteCommands:
         data = await asyncio.to_thread(_joined, pieces) if size > _JOINED_AT_ONCE else _joined(pieces)
         return data, outcome
 
-    async def _stream_to(
-        self, name: str, arguments: Mapping[str, Any], sink: Callable[[bytes], Awaitable[object]]
-    ) -> tuple[int, dict[str, Any]]:
+    async def _stream_to(self, name: str, arguments: Mapping[str, Any], sink: Sink) -> tuple[int, dict[str, Any]]:
         """Carry out a file operation with its data limited by the window, so that a large one never delays a
         neighbour."""
         stream = OutputStream()

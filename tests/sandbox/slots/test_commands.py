@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -73,6 +74,38 @@ async def test_no_output_is_lost_at_the_end(kit: Kit) -> None:
         results = await asyncio.gather(*(slot.run(script) for _ in range(25)))
         got = {(len(each.stdout), each.stderr) for each in results}
         same(got, {(70_000, b"end\n")}, "bytes of output and the error of 25 commands")
+
+
+@pytest.mark.needs("streamed output")
+async def test_output_is_streamed_as_fast_as_it_is_taken(kit: Kit) -> None:
+    """A sink gets all output while the command runs, and slows it down; its own failure ends the command."""
+    slot = await kit.slot()
+    asked: asyncio.Queue[bytes] = asyncio.Queue()
+    sizes: list[int] = []
+
+    async def input_() -> AsyncIterator[bytes]:
+        yield await asked.get()
+
+    async def sink(piece: bytes) -> None:
+        if not sizes:  # the command is alive: what it prints next depends on what it reads now
+            asked.put_nowait(b"3000000\n")
+        sizes.append(len(piece))
+
+    script = "echo ready; read n; head -c $n /dev/zero; echo err >&2; exit 4"
+    result = await within(60, slot.run(script, stdin=input_(), stdout=sink), "a streamed command")
+    same((sum(sizes), result.stdout_bytes, result.stdout), (3_000_006, 3_000_006, b""), "the sizes of its output")
+    same((result.exit_code, result.stderr), (4, b"err\n"), "its status and standard error")
+
+    async def broken(_: bytes) -> None:
+        raise KeyError("sink")
+
+    with pytest.raises(KeyError):
+        await slot.run("yes & echo $! > yes.pid; wait", stdout=broken)
+    await until(lambda: _nothing_runs(slot), 20, "the command of the broken sink still runs")
+
+
+async def _nothing_runs(slot: SlotCommands) -> bool:
+    return not (await slot.run("kill -0 $(cat yes.pid)")).ok
 
 
 async def test_head_and_tail_are_kept(kit: Kit) -> None:
