@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from hermes_core.export.exporting import export_run
     from hermes_core.export.merge import Merge, merge_runs
     from hermes_core.export.selection import ExportFilters
+    from hermes_core.mcp.servers import McpServer
     from hermes_core.plugins.hookspecs import hookimpl
     from hermes_core.plugins.registry import Registrar, ToolRegistrar
     from hermes_core.printing import say
@@ -214,6 +215,7 @@ _PLACES = {
     "Merge": "hermes_core.export.merge",
     "merge_runs": "hermes_core.export.merge",
     "ExportFilters": "hermes_core.export.selection",
+    "McpServer": "hermes_core.mcp.servers",
     "hookimpl": "hermes_core.plugins.hookspecs",
     "Registrar": "hermes_core.plugins.registry",
     "ToolRegistrar": "hermes_core.plugins.registry",
@@ -315,6 +317,7 @@ __all__ = [
     "Item",
     "LeasedSlot",
     "LoopThread",
+    "McpServer",
     "Merge",
     "ModelError",
     "Need",

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, overload
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hermes_core.errors import DatasetError, SetupFailed
+from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import Cwd
 from hermes_core.sandbox.contract import Isolation, SlotUser
 from hermes_core.sandbox.images import Image
@@ -192,6 +193,14 @@ class Environment(ABC):
         """Return the distribution from which this item's toolsets are drawn. None is the configuration's, unless
         `toolsets` names some."""
         return None
+
+    def mcp_servers(self, item: Item) -> Mapping[str, McpServer]:
+        """Return this item's own MCP servers, by name, whose tools its rollouts are offered in addition to others.
+
+        They are programs that are started in the slot after its setup. A server with a URL, or on the driver, is only
+        used if the run's own servers (`RunOptions.mcp`) have one of that name, which then replaces this one.
+        """
+        return {}
 
     def uses_slot(self, item: Item) -> bool:
         """Return whether the hooks use a slot. If not, and if no tool of a rollout runs in a sandbox, it gets none."""

@@ -11,7 +11,7 @@ import pytest
 
 HEAVY = {
     *("openai", "httpx", "docker", "modal", "paramiko", "pyarrow", "datasets", "torch", "numpy"),
-    *("atroposlib", "inspect_ai", "openenv", "verifiers"),
+    *("atroposlib", "inspect_ai", "mcp", "openenv", "verifiers"),
 }
 """Never before a backend, an agent or a dataset asks for them."""
 

@@ -39,6 +39,7 @@ API = {
         (
             *(
                 "environment",
+                "mcp",
                 "envs.rollout",
                 "envs.leased_slot",
                 "envs.tool_context",

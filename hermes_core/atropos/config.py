@@ -77,6 +77,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
     tool_pool_size: int = Field(default=128, ge=1, le=MOST_AT_A_TIME, description="Rollouts at the same time, at most")
     isolation: str | None = Field(default=None, description="The level between slots [user, or what the tasks ask for]")
     allow_unisolated: bool = Field(default=False, description="Accept a weaker level than is asked for")
+    mcp: str | None = Field(default=None, description="File of MCP servers whose tools rollouts get [none]")
     sandbox: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Settings of sandboxes by backend")
 
     rollout_timeout: float = Field(
@@ -165,6 +166,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
             stall_timeout=self.stall_timeout,
             prefetch=self.prefetch,
             infra_retries=self.infra_retries,
+            mcp=self.mcp,  # type: ignore[arg-type] # the validator reads the file
         )
 
     def backend_config(self) -> dict[str, Any]:

@@ -219,7 +219,7 @@ class HermesAgentBaseEnv(BaseEnv):  # type: ignore[misc]  # atroposlib has no ty
                 self.config,
                 self.tokenizer,
                 max_length=self.config.max_token_length,
-                tools=bool(Tools(runtime, environment, self.config.seed).names()),
+                tools=bool(options.mcp or Tools(runtime, environment, self.config.seed).names()),
             )
             stack.push_async_callback(agent.aclose)
             redact = redactor(runtime, *settings)

@@ -34,7 +34,7 @@ _CONFINED = {"network": "none", "process_memory": 4096}
 
 _OPTIONS = (
     *("profile", "isolation", "concurrency", "group_size", "seed"),
-    *("rollout_timeout", "model_timeout", "deadline", "stop_on_infra", "max_cost"),
+    *("rollout_timeout", "model_timeout", "deadline", "stop_on_infra", "max_cost", "mcp"),
 )
 """Fields of `RunOptions` that have an option of the same name."""
 
@@ -113,6 +113,11 @@ _items_option = click.option(
 )
 
 
+_mcp_option = click.option(
+    "--mcp", type=_FILE, metavar="FILE", help="Offer the tools of these MCP servers: JSON or YAML, key mcpServers."
+)
+
+
 @click.command(cls=DottedCommand)
 @click.argument("environment", metavar="ENV")
 @click.option("--agent", metavar="NAME", help="Agent: model, oracle, nop, or one of a plugin [model].")
@@ -153,6 +158,7 @@ _items_option = click.option(
     metavar="USD",
     help="Begin no rollout once the model's tokens have cost this much; needs --agent.prices.",
 )
+@_mcp_option
 @click.option("--out", callback=_folder, metavar="DIR", help="Directory for the records [runs/ENV-TIME].")
 @click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="Also send the records to this sink of a plugin.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out DIR.")
@@ -228,6 +234,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     metavar="N",
     help="Number of rollouts per item and agent [1].",
 )
+@_mcp_option
 @_run_options
 @click.pass_context
 def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any) -> None:

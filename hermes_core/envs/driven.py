@@ -84,6 +84,11 @@ class DrivenRollout:
         asked.cancel()
         return not running.done()
 
+    @property
+    def tool_schemas(self) -> Sequence[dict[str, Any]]:
+        """Return the schemas of its tools, those of MCP servers included once it has begun."""
+        return self._trajectory.tool_schemas
+
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Run one tool call and return the answer to the model, as JSON text. Calls run one after the other.
 

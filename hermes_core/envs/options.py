@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.environment import Environment
 from hermes_core.envs.rollout import Limits
 from hermes_core.errors import ConfigError, PolicyError, UsageError
+from hermes_core.mcp.servers import McpServer, read_servers
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig, SlotUser
 from hermes_core.validation import validated
@@ -88,6 +89,10 @@ class RunOptions(BaseModel):
     stop_on_infra: float | None = Field(default=None, ge=0, le=1)
     """Stop the run if more than this share (0 to 1) of the last 10 to 20 rollouts failed because of the infrastructure,
     their images or the model's endpoint."""
+    mcp: Annotated[dict[str, McpServer] | None, BeforeValidator(read_servers)] = None
+    """MCP servers by name, whose tools rollouts are offered; or the name of a JSON or YAML file with the key
+    `mcpServers`. Each server is a toolset of that name. All are offered, unless the environment's configuration names
+    toolsets or a distribution."""
     max_cost: float | None = Field(default=None, gt=0)
     """Begin no rollout once the model's tokens have cost this much, in US dollars, in all sessions of the run together.
     Rollouts that run then are finished. It needs the agent's `prices`."""

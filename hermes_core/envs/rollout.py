@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -44,13 +44,16 @@ from hermes_core.errors import (
     UsageError,
     VerifierError,
 )
+from hermes_core.mcp.opening import open_servers
+from hermes_core.mcp.servers import McpServer, check_server_name
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.sandbox.commands import Cwd, ExecutionResult, Slot, start_directory
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.cost import CostLimitReached
 from hermes_core.tool_backend import ToolBackend
-from hermes_core.tools.base import CallContext
+from hermes_core.tools.base import CallContext, Tool
 from hermes_core.tools.registry import ToolRegistry
+from hermes_core.tools.schema import function_schema
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +111,8 @@ class RolloutContext:
     """The tools that the model may call."""
     tool_schemas: Sequence[dict[str, Any]] = ()
     """Their schemas, made once for many rollouts."""
+    mcp_servers: Mapping[str, McpServer] = field(default_factory=dict)
+    """The run's MCP servers that the model may use. Items may have more."""
     needs_slot: bool = True
     """Whether a hook or a tool needs a slot. Without one, nothing can be run in a sandbox."""
     backend_name: str = ""
@@ -144,6 +149,8 @@ class Rollout(LeasedSlot):
         self._driver_state: dict[str, Any] = {}
         self.used = False
         """Whether the agent ever did anything in its slot."""
+        self.tools = {name: context.tools.get(name) for name in context.tool_names}
+        """The tools that the model may call, by name."""
 
     def _met(self, error: BaseException, origin: Origin) -> None:
         """Record who caused an error."""
@@ -171,10 +178,10 @@ class Rollout(LeasedSlot):
         """
         self.used = True
         context = self._context
-        if tool_name not in context.tool_names:
-            unknown = str(UnknownNameError("tool", tool_name, context.tool_names))
+        if tool_name not in self.tools:
+            unknown = str(UnknownNameError("tool", tool_name, self.tools))
             return ToolAnswer(json.dumps({"error": unknown}), CallError(CallErrorKind.UNKNOWN_TOOL, unknown))
-        tool = context.tools.get(tool_name)
+        tool = self.tools[tool_name]
         if tool.where == "sandbox":  # pass the tool itself: a slot tool of the same name is only for hooks
             result = await self._watch(context.backend.execute(self.slot, tool, args))
         else:
@@ -189,6 +196,20 @@ class Rollout(LeasedSlot):
         return CallContext(
             trajectory_id=self.trajectory_id, timeout_s=None, commands=None, slot=None, state=self._driver_state
         )
+
+    def offer(self, tools: Sequence[Tool]) -> None:
+        """Let the model call these tools, too.
+
+        Raises:
+            SetupFailed: it has a tool of that name already.
+        """
+        for tool in tools:
+            if tool.name in self.tools:
+                raise SetupFailed(f"there are two tools named {tool.name!r}", hint="give the MCP server another name")
+            self.tools[tool.name] = tool
+        if tools:
+            offered = self._trajectory.tool_schemas
+            self._trajectory.tool_schemas = [*offered, *(function_schema(tool) for tool in tools)]
 
     def fresh_slot(
         self,
@@ -427,16 +448,18 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory, 
     hooks, limits = context.hooks, context.limits
     trajectory.tool_schemas = context.tool_schemas
     with trajectory.records_failure():
-        async with _leased(context, item, trajectory) as rollout:
+        async with _leased(context, item, trajectory) as rollout, AsyncExitStack() as servers:
             on_slot = rollout.hook_arguments(item)
             with trajectory.stage("setup"):
                 prompt = context.environment.initial_messages(item)
                 async with _within(rollout, limits.setup_timeout_s, SetupFailed):
                     await _make_cwd(rollout, context.environment.cwd(item))
                     on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
+                    rollout.offer(await servers.enter_async_context(_mcp_tools(context, item, rollout)))
             try:
                 with trajectory.stage("agent"):
                     trajectory.result = await _work(context, trajectory, prompt, on_slot, ends)
+                await servers.aclose()
                 if context.environment.scored:
                     with trajectory.stage("verify"):
                         if context.needs_slot:
@@ -519,11 +542,11 @@ async def _work(
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,
         messages=prompt,
-        tool_schemas=list(context.tool_schemas),
+        tool_schemas=list(trajectory.tool_schemas),
         tool_handler=rollout.tool_handler,
         solve=solve,
         waiting=ModelTime(rollout, context.limits.model_timeout_s).waiting,
-        parallel_safe=frozenset(name for name in context.tool_names if context.tools.get(name).parallel_safe),
+        parallel_safe=frozenset(name for name, tool in rollout.tools.items() if tool.parallel_safe),
         seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",
         follow_up=follow_up,
         result=trajectory.result,
@@ -615,6 +638,32 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
                 await lease.__aexit__(*sys.exc_info())
             except HermesError as error:
                 log.warning("trajectory %s: the slot was not released cleanly: %s", trajectory.trajectory_id, error)
+
+
+@asynccontextmanager
+async def _mcp_tools(context: RolloutContext, item: Item, rollout: Rollout) -> AsyncIterator[list[Tool]]:
+    """Connect to the MCP servers of the run and of the item, and give their tools.
+
+    Raises:
+        SetupFailed: a server in the slot can't be used, or the item may not have one of its servers.
+        InfraError: a server of the driver can't be used.
+    """
+    own = {**context.environment.mcp_servers(item)}
+    servers = {**own, **context.mcp_servers}
+    for name in own.keys() - context.mcp_servers.keys():
+        try:
+            check_server_name(name)
+        except UsageError as error:
+            raise SetupFailed(error.message, hint=error.hint) from error
+        if own[name].on_driver:
+            raise SetupFailed(
+                f"the item's MCP server {name!r} is not a program in the slot, and the driver does not reach or run "
+                "what an item names",
+                hint="if you trust it, give the run a server of this name: --mcp FILE",
+            )
+    commands = context.backend.commands(rollout.slot) if context.needs_slot else None
+    async with open_servers(servers, commands) as tools:
+        yield tools
 
 
 async def _make_cwd(rollout: Rollout, cwd: str | Cwd | None) -> None:

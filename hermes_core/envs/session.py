@@ -34,12 +34,14 @@ from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.running import RunningRollouts
 from hermes_core.envs.stalls import STALLS, stalls_noticed
 from hermes_core.errors import HermesError, PluginError, UsageError, describe
+from hermes_core.mcp.opening import check_installed, check_servers
+from hermes_core.mcp.servers import McpServer, secrets_of
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Isolation
 from hermes_core.settings import Redactor, url_secrets
 from hermes_core.tool_backend import ToolBackend
-from hermes_core.tools.registry import resolve_tools
+from hermes_core.tools.registry import resolve_servers, resolve_tools
 from hermes_core.version import __version__
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,7 @@ class Session:
             "setup_timeout": options.setup_timeout,
             "verify_timeout": options.verify_timeout,
             **({"deadline": options.deadline} if options.deadline else {}),
+            **({"mcp": {name: server.shown() for name, server in options.mcp.items()}} if options.mcp else {}),
         }
         kept: dict[str, Any] = plain(configuration, self.redact)
         return kept
@@ -126,6 +129,7 @@ class Session:
             )
             if self.room:
                 await check_endpoint(self.agent)
+                await check_servers(self.tools.servers)
                 if start:
                     await backend.start()
             yield RolloutContext(
@@ -178,12 +182,13 @@ async def open_session(
     """
     runtime.backends.entry(options.backend)
     made = make_environment(runtime, environment, env, options.seed)
-    tools = Tools(runtime, made, options.seed)
+    servers = options.mcp or {}
+    tools = Tools(runtime, made, options.seed, servers)
     async with open_agent(
         runtime,
         agent,
         settings or AgentSettings(),
-        tools=bool(tools.names()),
+        tools=bool(servers or tools.names()),
         system=bool(made.config.system_prompt),
         server=server,
     ) as worker:
@@ -198,7 +203,7 @@ async def open_session(
             isolation=isolation,
             hooks=hooks_for(runtime, made, worker.name),
             tools=tools,
-            redact=redact or redactor(runtime, *([settings] if settings else [])),
+            redact=_both(redact or redactor(runtime, *([settings] if settings else [])), Redactor(secrets_of(servers))),
             settings=settings if isinstance(agent, str) else None,
         )
         async with set_up(made, load):
@@ -374,6 +379,10 @@ def redactor(runtime: Runtime, *settings: AgentSettings) -> Redact:
     return lambda text: reduce(lambda clean, redact: redact(clean), redacts, text)
 
 
+def _both(first: Redact, second: Redact) -> Redact:
+    return lambda text: second(first(text))
+
+
 def _secrets(settings: AgentSettings) -> dict[str, str]:
     known: dict[str, str] = {}
     for name, own in {"the agent": settings, **settings.each_model()}.items():
@@ -390,48 +399,98 @@ def versions(runtime: Runtime) -> dict[str, str]:
 
 
 class Tools:
-    """The tools of each group. They are the same for all rollouts of an item; from a distribution, each item gets a new
-    draw.
+    """The tools and MCP servers of each group. They are the same for all rollouts of an item; from a distribution, each
+    item gets a new draw.
+
+    Args:
+        servers: the run's MCP servers.
 
     Raises:
         UnknownNameError: a toolset or the distribution that the environment's configuration names does not exist.
+        ConfigError: there are servers, and they can't be used here.
     """
 
-    def __init__(self, runtime: Runtime, environment: Environment, seed: int | None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        environment: Environment,
+        seed: int | None,
+        servers: Mapping[str, McpServer] | None = None,
+    ) -> None:
         config = environment.config
-        self._registry = runtime.tools
+        self.servers = servers or {}
+        self._registry = runtime.tools.with_toolsets(self.servers)
         self._environment = environment
         self._distribution = config.distribution
-        self._toolsets = environment.default_toolsets if config.enabled_toolsets is None else config.enabled_toolsets
+        self._toolsets = config.enabled_toolsets
+        if self._toolsets is None:
+            self._toolsets = (*environment.default_toolsets, *self.servers)
         self._disabled = config.disabled_toolsets
         self._seed = seed or 0
         self._of_toolsets: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._schemas: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         self.names()
+        if self.servers:
+            check_installed()
+            self._check_offered()
+
+    def _check_offered(self) -> None:
+        """Warn of servers that no rollout is offered, unless items or a distribution decide."""
+        if self._distribution is None:
+            offered = resolve_servers(
+                self._registry, self.servers, enabled_toolsets=self._toolsets, disabled_toolsets=self._disabled
+            )
+            for name in self.servers.keys() - offered:
+                log.warning("MCP server %r is in no enabled toolset: name it as one to offer its tools", name)
 
     def names(self, item: Item | None = None, group: str = "") -> tuple[str, ...]:
-        """Return the tools that the rollouts of an item can call; None is an item that names no tools.
+        """Return the tools that the rollouts of an item can call, without those of MCP servers; None is an item that
+        names no tools.
 
         Raises:
             UnknownNameError: the item names a toolset or a distribution that does not exist.
         """
-        toolsets, distribution = tuple(self._toolsets), self._distribution
-        if item is not None:
-            if (own := self._environment.toolsets(item)) is not None:
-                toolsets, distribution = tuple(own), None
-            else:
-                distribution = self._environment.distribution(item) or distribution
-        if distribution is not None:
-            seed = f"{self._seed}:{group}"
+        toolsets, distribution, seed = self._choice(item, group)
+        if toolsets is None:
             return tuple(resolve_tools(self._registry, None, self._disabled, distribution, seed))
         if toolsets not in self._of_toolsets:
             self._of_toolsets[toolsets] = tuple(resolve_tools(self._registry, toolsets, self._disabled))
         return self._of_toolsets[toolsets]
 
+    def servers_for(self, item: Item, group: str) -> dict[str, McpServer]:
+        """Return the run's MCP servers that the rollouts of an item can use."""
+        if not self.servers:
+            return {}
+        toolsets, distribution, seed = self._choice(item, group)
+        chosen = resolve_servers(
+            self._registry,
+            self.servers,
+            enabled_toolsets=toolsets,
+            disabled_toolsets=self._disabled,
+            distribution=distribution,
+            seed=seed,
+        )
+        return {name: self.servers[name] for name in chosen}
+
+    def _choice(self, item: Item | None, group: str) -> tuple[tuple[str, ...] | None, str | None, str]:
+        """Return the toolsets of an item's rollouts; or None, a distribution, and the seed for its draw."""
+        toolsets, distribution = self._toolsets, self._distribution
+        if item is not None:
+            if (own := self._environment.toolsets(item)) is not None:
+                toolsets, distribution = tuple(own), None
+            else:
+                distribution = self._environment.distribution(item) or distribution
+        return (None if distribution is not None else toolsets), distribution, f"{self._seed}:{group}"
+
     def need_slot(self, item: Item, group: str) -> bool:
-        """Return whether the item's rollouts need a slot: for a hook, or for a tool."""
+        """Return whether the item's rollouts need a slot: for a hook, for a tool, or for an MCP server."""
+        if self._environment.uses_slot(item):
+            return True
         names = self.names(item, group)
-        return self._environment.uses_slot(item) or any(self._registry.get(name).where == "sandbox" for name in names)
+        servers = {**self._environment.mcp_servers(item), **self.servers_for(item, group)}
+        return any(self._registry.get(name).where == "sandbox" for name in names) or not all(
+            server.on_driver for server in servers.values()
+        )
 
     def offered(self, context: RolloutContext, item: Item, group: str) -> RolloutContext:
         """Return the context with the tools of the item's group in it."""
@@ -439,4 +498,5 @@ class Tools:
         if names not in self._schemas:
             self._schemas[names] = self._registry.schemas(names)
         schemas, slot = self._schemas[names], self.need_slot(item, group)
-        return replace(context, tool_names=names, tool_schemas=schemas, needs_slot=slot)
+        servers = self.servers_for(item, group)
+        return replace(context, tool_names=names, tool_schemas=schemas, mcp_servers=servers, needs_slot=slot)

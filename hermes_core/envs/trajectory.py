@@ -52,7 +52,7 @@ class Trajectory:
     seed: int | None = None
     """The seed of the run."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    tool_schemas: Sequence[Mapping[str, Any]] = ()
+    tool_schemas: Sequence[dict[str, Any]] = ()
     """The tools that the model is offered."""
     slot: Slot | None = None
     """The agent's slot."""

@@ -114,6 +114,9 @@ class Tool:
     default: 180 for `driver` tools, the profile's `execution_timeout_s` for others. A `driver` tool is cancelled at its
     limit. A `sandbox` tool passes the limit to its commands as `ctx.timeout_s`, and is cancelled some time later,
     because its channel may be lost for a while."""
+    checks_arguments: bool = True
+    """Whether arguments are checked against `params` before the handler gets them, if that is a JSON schema. Leave it
+    off for a schema that a stranger wrote: a check by it may take for ever."""
     requires: tuple[str, ...] = ()
     """What the tool needs to work, in words, for listings: an environment variable, a program."""
 

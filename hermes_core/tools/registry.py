@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -76,6 +76,13 @@ class ToolRegistry:
             ConfigError: a probability is not within 0 to 100, or all are 0.
         """
         _add("distribution", self._distributions, Distribution(name, dict(percent), summary))
+
+    def with_toolsets(self, names: Iterable[str]) -> ToolRegistry:
+        """Return a copy in which these toolsets exist, too, without tools if they are new."""
+        copy = ToolRegistry(self._explain)
+        copy._tools, copy._distributions = dict(self._tools), dict(self._distributions)
+        copy._toolsets = {**{name: Toolset(name) for name in names}, **self._toolsets}
+        return copy
 
     def get(self, name: str) -> Tool:
         """Return the tool with this name.
@@ -205,14 +212,13 @@ def expand_toolset(registry: ToolRegistry, name: str) -> list[str]:
         UnknownNameError: the toolset, or something that it names, does not exist.
         ConfigError: toolsets include each other in a circle; the message shows it.
     """
-    found: dict[str, None] = {}
-    _expand(registry, name, (), found)
-    return list(found)
+    return [*dict.fromkeys(tool for each in _with_included(registry, name, ()) for tool in _own_tools(registry, each))]
 
 
-def _expand(registry: ToolRegistry, name: str, path: tuple[str, ...], found: dict[str, None]) -> None:
+def _with_included(registry: ToolRegistry, name: str, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the names of the toolsets that a toolset includes, at any depth, and then its own."""
     if name in ALL:
-        found.update(dict.fromkeys(registry.names()))
+        yield name
         return
     if name in path:
         circle = " -> ".join((*path[path.index(name) :], name))
@@ -222,12 +228,20 @@ def _expand(registry: ToolRegistry, name: str, path: tuple[str, ...], found: dic
         where = f"(included by {path[-1]!r})" if path else ""
         raise registry.missing("toolset", name, [*toolsets, ALL[0]], where=where)
     for included in toolsets[name].includes:
-        _expand(registry, included, (*path, name), found)
-    for tool in toolsets[name].tools:
+        yield from _with_included(registry, included, (*path, name))
+    yield name
+
+
+def _own_tools(registry: ToolRegistry, name: str) -> Iterator[str]:
+    """Yield the tools of a toolset without those of its `includes`."""
+    if name in ALL:
+        yield from registry.names()
+        return
+    for tool in registry.toolsets[name].tools:
         if tool not in registry:
             raise registry.missing("tool", tool, registry.names(), where=f"(of toolset {name!r})")
-        found[tool] = None
-    found.update(dict.fromkeys(tool for tool in registry.names() if name in registry.get(tool).toolsets))
+        yield tool
+    yield from (tool for tool in registry.names() if name in registry.get(tool).toolsets)
 
 
 def resolve_tools(
@@ -256,17 +270,42 @@ def resolve_tools(
         )
         raise ConfigError(message, hint="name toolsets or a distribution, not both")
     left_out = _tools_of(registry, disabled_toolsets or ())
-    if distribution is not None:
-        if distribution not in registry.distributions:
-            raise registry.missing("distribution", distribution, registry.distributions)
-        chosen: Iterable[str] = registry.distributions[distribution].sample(seed)
-    elif enabled_toolsets is not None:
-        chosen = enabled_toolsets
-    else:
-        chosen = ("all",)
+    if enabled_toolsets is None and distribution is None:
+        enabled_toolsets = ("all",)
         logger.warning("no toolsets and no distribution were named: all %d tools are loaded", len(registry.names()))
-    enabled = _tools_of(registry, chosen)
+    enabled = _tools_of(registry, _drawn(registry, enabled_toolsets, distribution, seed))
     return [tool for tool in registry.names() if tool in enabled and tool not in left_out]
+
+
+def resolve_servers(
+    registry: ToolRegistry,
+    servers: Iterable[str],
+    *,
+    enabled_toolsets: Sequence[str] | None = None,
+    disabled_toolsets: Sequence[str] | None = None,
+    distribution: str | None = None,
+    seed: int | str = 0,
+) -> list[str]:
+    """Return the MCP servers whose tools a rollout's model may call: those whose toolset, named like the server, is
+    chosen. For the arguments and errors, see `resolve_tools`.
+    """
+    chosen = _drawn(registry, enabled_toolsets, distribution, seed)
+    enabled, left_out = (
+        {each for name in names for each in _with_included(registry, name, ())}
+        for names in (chosen, disabled_toolsets or ())
+    )
+    return [name for name in servers if enabled & {name, *ALL} and not left_out & {name, *ALL}]
+
+
+def _drawn(
+    registry: ToolRegistry, enabled_toolsets: Sequence[str] | None, distribution: str | None, seed: int | str
+) -> Sequence[str]:
+    """Return the toolsets that are named, or drawn from the distribution."""
+    if distribution is None:
+        return enabled_toolsets or ()
+    if distribution not in registry.distributions:
+        raise registry.missing("distribution", distribution, registry.distributions)
+    return registry.distributions[distribution].sample(seed)
 
 
 def _tools_of(registry: ToolRegistry, toolsets: Iterable[str]) -> set[str]:

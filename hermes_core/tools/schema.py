@@ -123,7 +123,7 @@ def parse_arguments(tool: Tool, arguments: Mapping[str, Any] | str | None) -> Ba
     values = _decode(tool, arguments)
     model = tool.params
     if isinstance(model, Mapping):
-        if found := problems_of(model, values):
+        if tool.checks_arguments and (found := problems_of(model, values)):
             raise _argument_error(tool, "; ".join(found))
         return values
     problems = []

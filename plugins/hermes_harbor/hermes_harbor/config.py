@@ -31,9 +31,10 @@ class HarborConfig(EnvironmentConfig):
     of its image."""
     skip_refused: bool = False
     """Leave out tasks that can't run here, instead of refusing the dataset. The log says which and why."""
-    accept: tuple[Literal["network", "gpus", "agent_user"], ...] = ()
+    accept: tuple[Literal["network", "gpus", "agent_user", "mcp_urls"], ...] = ()
     """Demands of tasks that this run does not meet, although they are loaded: with `network`, the profile's network
-    counts; with `gpus`, its GPUs; with `agent_user`, agents are root."""
+    counts; with `gpus`, its GPUs; with `agent_user`, agents are root; with `mcp_urls`, MCP servers of the run replace
+    those at URLs."""
     reward_key: str = "reward"
     """The reward that counts, if the tests write several under names. A single one counts under any name."""
     least_reward: float = 0.0

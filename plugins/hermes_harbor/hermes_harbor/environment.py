@@ -17,6 +17,7 @@ from hermes_core import (
     Image,
     Isolation,
     Item,
+    McpServer,
     Rollout,
     SetupFailed,
     SlotUser,
@@ -145,6 +146,10 @@ class HarborEnvironment(Environment):
     def variables(self, item: Item) -> Mapping[str, str]:
         """Return the variables of the task's `environment.env`."""
         return self._task(item).variables
+
+    def mcp_servers(self, item: Item) -> Mapping[str, McpServer]:
+        """Return the servers of the task's `environment.mcp_servers`."""
+        return self._task(item).mcp_servers
 
     def agent_timeout_s(self, item: Item) -> float | None:
         """Return the `agent.timeout_sec` of the task, or of its first step."""

@@ -7,12 +7,13 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from hermes_core import DatasetError, Image, ImageBuild
+from hermes_core import DatasetError, Image, ImageBuild, McpServer
+from hermes_harbor import task_toml
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.task_toml import (
     MAIN_SERVICE,
@@ -100,6 +101,8 @@ class Task:
     """The environment variables of all of its commands."""
     parts: tuple[Part, ...]
     """What the agent does, one after the other: one part, or several steps."""
+    mcp_servers: Mapping[str, McpServer] = field(default_factory=dict)
+    """The MCP servers of its agent, by name."""
 
     def renamed(self, name: str) -> Task:
         """Return the same task under another id."""
@@ -197,6 +200,7 @@ def made_task(folder: Path, toml: TaskToml, config: HarborConfig, instruction: s
         workdir=toml.environment.workdir or config.workdir,
         variables=resolved(toml.environment.env, f"task {folder.name!r}, environment.env"),
         parts=(),
+        mcp_servers={each.name: _mcp_server(each) for each in toml.environment.mcp_servers},
     )
     if toml.steps:
         return replace(task, parts=tuple(_step(task, step, config) for step in toml.steps))
@@ -311,6 +315,12 @@ def has_dockerfile(context: Path) -> bool:
     return (context / DOCKERFILE).is_file() and not context.is_symlink() and not (context / DOCKERFILE).is_symlink()
 
 
+def _mcp_server(given: task_toml.McpServer) -> McpServer:
+    if given.transport == "stdio":
+        return McpServer(command=given.command, args=tuple(given.args))
+    return McpServer.model_construct(url=given.url)  # it is never used: the run has to replace it
+
+
 def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str]:
     """Yield the reasons why a task can't run here; none if it can."""
     steps = toml.steps or ()
@@ -343,8 +353,13 @@ def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str
     for part in (toml, *steps):
         if part.agent.user not in (None, 0, "0", "root") and "agent_user" not in config.accept:
             yield f"agent.user is {part.agent.user!r}, and agents are root (accept agent_user)"
-    if toml.environment.mcp_servers:
-        yield "environment.mcp_servers names tools, which are not supported yet"
+    if "mcp_urls" not in config.accept:
+        for server in toml.environment.mcp_servers:
+            if server.transport != "stdio":
+                yield (
+                    f"environment.mcp_servers has {server.name!r} at a URL, which the driver does not reach for a task "
+                    "(accept mcp_urls, and name a server of that name in --mcp FILE)"
+                )
     for path in (each / "trajectory.json" for each in folders):
         if path.exists():
             yield f"{path.relative_to(folder)} is an earlier conversation, which is not supported"

@@ -121,9 +121,7 @@ class HermesSession(ResourceSession):
 
     def list_tools(self) -> list[Tool]:
         """Return the tools that the item's rollouts have."""
-        session = self._run.session
-        schemas = session.runtime.tools.schemas(session.tools.names(self._run.item(self._item_id)))
-        functions = [schema["function"] for schema in schemas]
+        functions = [schema["function"] for schema in self._rollout.tool_schemas]
         return [
             Tool(name=each["name"], description=each["description"], input_schema=each["parameters"])
             for each in functions

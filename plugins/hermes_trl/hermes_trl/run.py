@@ -51,9 +51,15 @@ class Run(DrivenRun):
         """Return the schemas of the tools of all rollouts.
 
         Raises:
-            UsageError: not all items have the same tools.
+            UsageError: not all items have the same tools, or some are those of MCP servers.
         """
         session, offered, items = self.session, self.session.tools, list(self.items.values())
+        if offered.servers or any(map(session.environment.mcp_servers, items)):
+            raise UsageError(
+                "the tools of MCP servers are known only once a rollout has begun, and an environment_factory has to "
+                "name all tools before that",
+                hint="use rollout_func",
+            )
         drawn = session.environment.config.distribution or any(map(session.environment.distribution, items))
         names = {offered.names(item) for item in items} or {offered.names()}
         if drawn or len(names) > 1:

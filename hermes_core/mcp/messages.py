@@ -1,0 +1,130 @@
+"""Messages of MCP servers: cut out of a stream of bytes, within bounds, and without what nobody asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
+from pydantic import ValidationError
+
+MAX_MESSAGE = 4 << 20
+"""Maximum number of bytes of one message."""
+
+MAX_UNASKED = 10_000
+MAX_UNASKED_BYTES = 32 << 20
+"""Maximum number of lines, and of bytes, that a server may write between two requests."""
+
+REQUEST_LINES = 100
+"""How many lines a request of the server counts for, as it is answered."""
+
+MAX_OBJECTS = 30_000
+"""Maximum number of objects and lists in one message. Each takes time that the event loop does not have."""
+
+MAX_PARTS = 1000
+"""Maximum number of parts of a tool's result."""
+
+MAX_LISTED = 2000
+"""Maximum number of tools that a server may list."""
+
+_JUNK_CHARS = 100
+
+
+class Flooded(Exception):
+    """The server wrote more than it may, or a message that can't be read; says what."""
+
+
+class Lines:
+    """Cuts a stream into lines of bounded length, in time that grows only with the stream."""
+
+    def __init__(self, limit: int = MAX_MESSAGE) -> None:
+        self._limit = limit
+        self._begun: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are complete now, without their ends.
+
+        Raises:
+            Flooded: a line is longer than the limit.
+        """
+        *complete, rest = data.split(b"\n")
+        found = []
+        for part in complete:
+            self._add(part)
+            found.append(b"".join(self._begun))
+            self._begun, self._size = [], 0
+        self._add(rest)
+        return found
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._limit:
+            raise Flooded(f"it wrote a message of more than {self._limit} bytes")
+        if part:
+            self._begun.append(part)
+
+
+class Inbox:
+    """What a program writes to its standard output: messages by lines. Lines that are no messages are left out.
+
+    Notifications are left out, too: nothing here needs them, and a server could send any number.
+    """
+
+    def __init__(self) -> None:
+        self._lines = Lines()
+        self._left, self._left_bytes = MAX_UNASKED, MAX_UNASKED_BYTES
+        self.junk = ""
+        """The beginning of the first line that is no message."""
+
+    def allow(self) -> None:
+        """Begin to count anew, as something is asked for."""
+        self._left, self._left_bytes = MAX_UNASKED, MAX_UNASKED_BYTES
+
+    def feed(self, data: bytes) -> list[JSONRPCMessage]:
+        """Return the messages that are complete now.
+
+        Raises:
+            Flooded: the server writes too much.
+        """
+        self._left_bytes -= len(data)
+        lines = self._lines.feed(data)
+        self._left -= len(lines)
+        if self._left < 0 or self._left_bytes < 0:
+            raise Flooded(
+                f"it wrote more than {MAX_UNASKED} lines or {MAX_UNASKED_BYTES >> 20} MiB that nobody asked for"
+            )
+        return [message for line in lines if (message := self._message(line)) is not None]
+
+    def _message(self, line: bytes) -> JSONRPCMessage | None:
+        if not line.strip():
+            return None
+        if line.count(b"{") + line.count(b"[") > MAX_OBJECTS:
+            raise Flooded(f"it wrote a message of more than {MAX_OBJECTS} objects")
+        try:
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except (ValidationError, RecursionError):
+            text = line.decode("utf-8", "replace")[:_JUNK_CHARS].strip()
+            if '"jsonrpc"' in text:  # it may be an answer that somebody waits for
+                raise Flooded(f"it wrote a message that can't be read: {text!r}") from None
+            self.junk = self.junk or text
+            return None
+        if isinstance(message, JSONRPCNotification):
+            return None
+        if isinstance(message, JSONRPCRequest):
+            self._left -= REQUEST_LINES
+        if isinstance(message, JSONRPCResponse):
+            _shorten(message.result)
+        return message
+
+
+def _shorten(result: dict[str, Any]) -> None:
+    """Leave out what makes an answer slow to check: the parts of a tool's result after the first thousand.
+
+    Raises:
+        Flooded: it lists too many tools.
+    """
+    if isinstance(content := result.get("content"), list) and len(content) > MAX_PARTS:
+        note = f"[{len(content) - MAX_PARTS} more parts: left out]"
+        result["content"] = [*content[:MAX_PARTS], {"type": "text", "text": note}]
+    if isinstance(tools := result.get("tools"), list) and len(tools) > MAX_LISTED:
+        raise Flooded(f"it lists {len(tools)} tools at once")

@@ -1,0 +1,80 @@
+"""Opens the MCP servers of a rollout, and checks those of a run before it begins."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from hermes_core.errors import ConfigError, HermesError, InfraError, SetupFailed
+from hermes_core.mcp.servers import McpServer
+from hermes_core.sandbox.commands import SlotCommands
+from hermes_core.tools.base import Tool
+
+
+def check_installed() -> None:
+    """Check that MCP servers can be used at all.
+
+    Raises:
+        ConfigError: the package `mcp` is missing.
+    """
+    if importlib.util.find_spec("mcp") is None or importlib.util.find_spec("mcp_types") is None:
+        raise ConfigError("MCP servers need the package mcp", hint="pip install 'hermes-rl[mcp]'")
+
+
+async def check_servers(servers: Mapping[str, McpServer]) -> None:
+    """Connect to the servers that the driver runs or reaches, list their tools, and close them again.
+
+    Raises:
+        ConfigError: one of them can't be used; names it.
+    """
+    check_installed()
+    try:
+        async with open_servers({name: server for name, server in servers.items() if server.on_driver}, None):
+            pass
+    except (InfraError, SetupFailed) as error:
+        raise ConfigError(error.message, hint=error.hint) from error
+
+
+@asynccontextmanager
+async def open_servers(servers: Mapping[str, McpServer], commands: SlotCommands | None) -> AsyncIterator[list[Tool]]:
+    """Connect to servers, all at the same time, and give their tools. They are closed at the end of the block.
+
+    Args:
+        commands: those of the slot, for servers that run there.
+
+    Raises:
+        SetupFailed: a server in the slot can't be used.
+        InfraError: a server of the driver can't be used, or the sandbox is gone.
+    """
+    if not servers:
+        yield []
+        return
+    check_installed()
+    await asyncio.to_thread(importlib.import_module, "hermes_core.mcp.tools")  # the package takes a second to import
+    from hermes_core.mcp.connection import Connection, ServerFailed
+    from hermes_core.mcp.tools import tools_of
+
+    connections = [Connection(name, server, commands) for name, server in servers.items()]
+
+    async def opened(connection: Connection) -> list[Tool]:
+        try:
+            await connection.open()
+            return tools_of(connection)
+        except ServerFailed as error:
+            kind: type[HermesError] = InfraError if connection.server.on_driver else SetupFailed
+            raise kind(error.message, hint=error.hint) from error
+
+    try:
+        try:
+            async with asyncio.TaskGroup() as group:
+                opening = [group.create_task(opened(connection)) for connection in connections]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        yield [tool for task in opening for tool in task.result()]
+    finally:
+        async with asyncio.TaskGroup() as group:
+            for connection in connections:
+                group.create_task(connection.aclose())

@@ -1,0 +1,246 @@
+"""Programs of MCP servers: their standard streams in a slot or on the driver, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from hermes_core.aio import alongside, complete
+from hermes_core.errors import CommandError, HermesError, InfraError
+from hermes_core.mcp.servers import McpServer
+from hermes_core.sandbox.channels.base import CHUNK_BYTES, Inbox, Tail
+from hermes_core.sandbox.commands import CommandResult, SlotCommands
+
+GRACE_S = 2.0
+"""Seconds that a program has to end by itself after its input has ended, and again after SIGTERM."""
+
+ENDING_S = 2.0
+"""Seconds to wait for the reason why a program's output has ended."""
+
+_AHEAD_BYTES = 128 << 10
+_STDERR_BYTES = 16 << 10
+_SAID_CHARS = 500
+_LOOK_S = 0.02
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
+"""Variables of the driver that its programs get. Others may be secret."""
+
+
+class ProgramEnded(Exception):
+    """The program has ended, so nothing can be written to it."""
+
+
+class Program(Protocol):
+    """A running program with its standard input and output."""
+
+    async def read(self) -> bytes:
+        """Return the next bytes of its output; none when it has ended."""
+
+    async def write(self, data: bytes) -> None:
+        """Write to its input, and wait while it does not read.
+
+        Raises:
+            ProgramEnded: it has ended.
+        """
+
+    async def ending(self, wait_s: float) -> str:
+        """Return how it ended, in words, with the end of what it wrote to standard error; empty if it still runs after
+        so many seconds.
+
+        Raises:
+            InfraError: the sandbox that it ran in is gone.
+        """
+
+
+@asynccontextmanager
+async def running(server: McpServer, commands: SlotCommands | None) -> AsyncIterator[Program]:
+    """Run a server's program while the block runs: in a slot, or on the driver if `commands` is None.
+
+    At the end its input is ended. If it does not end in time, it is killed with all that it has started.
+
+    Raises:
+        CommandError: the driver can't start it.
+    """
+    assert server.command is not None
+    argv = [server.command, *server.args]
+    if commands is None:
+        async with _on_driver(argv, server.env, server.cwd) as program:
+            yield program
+        return
+    async with _InSlot(commands).run(argv, server.env, server.cwd) as in_slot:
+        yield in_slot
+
+
+class _InSlot:
+    """A program as one command of a slot, whose output comes no faster than it is read."""
+
+    def __init__(self, commands: SlotCommands) -> None:
+        self._commands = commands
+        self._output = Inbox()
+        self._room = asyncio.Event()
+        self._input: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self._closing = False
+        self._running: asyncio.Task[CommandResult]
+
+    @asynccontextmanager
+    async def run(self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> AsyncIterator[_InSlot]:
+        command = self._commands.run(
+            argv, cwd=cwd, env=env, stdin=self._lines(), stdout=self._take, output_limit=_STDERR_BYTES
+        )
+        async with alongside(command) as self._running:
+            self._running.add_done_callback(lambda _: self._output.end())
+            try:
+                yield self
+            finally:
+                self._closing = True
+                self._room.set()
+                async with alongside(self._input.put(None)):
+                    await asyncio.wait([self._running], timeout=GRACE_S)
+
+    async def read(self) -> bytes:
+        data = await self._output.take(CHUNK_BYTES)
+        self._room.set()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        async with alongside(self._input.put(data)) as put:
+            await asyncio.wait({put, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            if self._running.done():
+                raise ProgramEnded
+
+    async def ending(self, wait_s: float) -> str:
+        await asyncio.wait([self._running], timeout=wait_s)
+        if not self._running.done():
+            return ""
+        try:
+            result = self._running.result()
+        except InfraError:
+            raise
+        except HermesError as error:
+            return error.message
+        how = f"signal {result.signal} ended it" if result.signal else f"it ended with status {result.returncode}"
+        return _said(how, result.error_text)
+
+    async def _take(self, piece: bytes) -> None:
+        if self._closing:  # so that a program that writes can still notice the end of its input
+            return
+        self._output.feed(piece)
+        while len(self._output) >= _AHEAD_BYTES and not self._closing:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        while (data := await self._input.get()) is not None:
+            yield data
+
+
+class _OnDriver:
+    """A program in a process group of its own, on the driver's host."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self._process = process
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._tail = Tail()
+
+    async def read(self) -> bytes:
+        return await self._stdout.read(CHUNK_BYTES)
+
+    async def write(self, data: bytes) -> None:
+        try:
+            self._stdin.write(data)
+            await self._stdin.drain()
+        except (ConnectionError, RuntimeError) as error:
+            raise ProgramEnded from error
+
+    async def ending(self, wait_s: float) -> str:
+        if not await self._ended(wait_s):
+            return ""
+        await asyncio.sleep(_LOOK_S)  # for the last of its standard error
+        status = self._process.returncode or 0
+        how = f"signal {-status} ended it" if status < 0 else f"it ended with status {status}"
+        return _said(how, self._tail.text())
+
+    async def keep_errors(self) -> None:
+        """Read its standard error, and keep the end of it."""
+        while data := await self._stderr.read(CHUNK_BYTES):
+            self._tail.feed(data)
+
+    async def end(self) -> None:
+        """End its input, then the program and everything in its process group."""
+        self._stdin.close()
+        async with alongside(self._drain()):
+            if not await self._ended(GRACE_S):
+                self._signal(signal.SIGTERM)
+                await self._ended(GRACE_S)
+            self._signal(signal.SIGKILL)  # also what it has left running
+            await self._ended(GRACE_S)
+        # A process outside the group may hold the pipes open, and asyncio then would never close them.
+        if (transport := getattr(self._process, "_transport", None)) is not None:
+            transport.close()
+
+    async def _drain(self) -> None:
+        """Throw away what it still writes: otherwise it might never notice the end of its input."""
+        while await self._stdout.read(CHUNK_BYTES):
+            pass
+
+    async def _ended(self, limit_s: float) -> bool:
+        """Return whether it ends in time. `Process.wait` would also wait for others that hold its pipes open."""
+        for _ in range(math.ceil(limit_s / _LOOK_S)):
+            if self._process.returncode is not None:
+                break
+            await asyncio.sleep(_LOOK_S)
+        return self._process.returncode is not None
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+@asynccontextmanager
+async def _on_driver(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> AsyncIterator[_OnDriver]:
+    directory = None if cwd is None else os.path.expanduser(cwd)  # noqa: ASYNC240, PTH111 - only text is changed
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**inherited, **env},
+            cwd=directory,
+            start_new_session=True,
+        )
+    )
+    try:
+        await asyncio.wait([starting])
+    except asyncio.CancelledError:
+        await complete(_undo(starting))
+        raise
+    try:
+        program = _OnDriver(starting.result())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CommandError(f"{argv[0]!r} can't be started: {reason}", code="not_found") from error
+    try:
+        async with alongside(program.keep_errors()):
+            yield program
+    finally:
+        await complete(program.end())
+
+
+async def _undo(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
+    """End a program that was being started when its caller was cancelled."""
+    await asyncio.wait([starting])
+    if starting.exception() is None:
+        await _OnDriver(starting.result()).end()
+
+
+def _said(how: str, stderr: str) -> str:
+    text = stderr.strip()[-_SAID_CHARS:]
+    return f"{how}, and wrote: {text}" if text else how

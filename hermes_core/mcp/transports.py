@@ -1,0 +1,195 @@
+"""Ways to MCP servers, in the form that the `mcp` package takes: over a program's streams, and over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+import anyio
+import httpx2
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+
+from hermes_core.aio import alongside
+from hermes_core.mcp.messages import MAX_MESSAGE, Flooded, Inbox
+from hermes_core.mcp.processes import ENDING_S, Program, ProgramEnded, running
+from hermes_core.mcp.servers import McpServer
+from hermes_core.sandbox.commands import SlotCommands
+
+Messages = MemoryObjectReceiveStream[SessionMessage | Exception]
+Streams = tuple[Messages, MemoryObjectSendStream[SessionMessage]]
+
+_CONNECT_S = 30.0
+_READ_S = 3600.0
+"""Seconds of silence of an open HTTP response. Each call has its own time limit."""
+
+
+class ProgramTransport:
+    """A server that is a program: one message per line.
+
+    Args:
+        commands: the slot in which it runs; None is the driver.
+    """
+
+    def __init__(self, server: McpServer, commands: SlotCommands | None) -> None:
+        self._server = server
+        self._commands = commands
+        self._inbox = Inbox()
+        self._program: Program | None = None
+        self._flood: str | None = None
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncIterator[Streams]:
+        """Run the program during the block, and give its messages.
+
+        Raises:
+            CommandError: the driver can't start it.
+        """
+        async with running(self._server, self._commands) as self._program, AsyncExitStack() as stack:
+            incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+            write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+            for end in (incoming, read, write, outgoing):
+                stack.callback(end.close)
+            receiving = await stack.enter_async_context(alongside(self._receive(self._program, incoming)))
+            await stack.enter_async_context(alongside(self._send(self._program, outgoing)))
+            # The output ends with the program: requests that are not answered yet end then, too.
+            receiving.add_done_callback(lambda _: outgoing.close())
+            yield read, write
+
+    def asked(self) -> None:
+        """Note that a request is sent now."""
+        self._inbox.allow()
+
+    async def fault(self, wait_s: float = ENDING_S) -> str:
+        """Return why it gives no answers any more; empty if no reason is known.
+
+        Args:
+            wait_s: seconds to wait for the end of the program.
+
+        Raises:
+            InfraError: the sandbox that it ran in is gone.
+        """
+        said = self._flood
+        if said is None and self._program is not None:
+            said = await self._program.ending(wait_s)
+        if self._inbox.junk:
+            said = f"{said or ''}; its standard output is not only MCP: {self._inbox.junk!r}".removeprefix("; ")
+        return said or ""
+
+    async def _receive(self, program: Program, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        with incoming:
+            try:
+                while data := await program.read():
+                    for message in self._inbox.feed(data):
+                        await incoming.send(SessionMessage(message))
+            except Flooded as error:
+                self._flood = str(error)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return  # the session is over
+
+    async def _send(self, program: Program, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        with outgoing:
+            try:
+                async for each in outgoing:
+                    text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    await program.write(text.encode() + b"\n")
+            except (ProgramEnded, anyio.ClosedResourceError):
+                return
+
+
+class HttpTransport:
+    """A server at a URL."""
+
+    def __init__(self, server: McpServer) -> None:
+        self._server = server
+        self._refusal = ""
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncIterator[Streams]:
+        """Connect during the block, and give the server's messages."""
+        server = self._server
+        assert server.url is not None
+        async with AsyncExitStack() as stack:
+            way: AbstractAsyncContextManager[Streams]
+            if server.transport == "sse":
+                way = sse_client(
+                    server.url,
+                    headers=dict(server.headers),
+                    timeout=_CONNECT_S,
+                    sse_read_timeout=_READ_S,
+                    httpx_client_factory=self._client,
+                )
+            else:
+                client = await stack.enter_async_context(self._client(server.headers))
+                way = streamable_http_client(server.url, http_client=client, max_sse_event_size=MAX_MESSAGE)
+            yield await stack.enter_async_context(way)
+
+    def asked(self) -> None:
+        """Note that a request is sent now."""
+
+    async def fault(self, wait_s: float = 0) -> str:
+        """Return what the last answer refused, as an HTTP status; empty if it refused nothing."""
+        return self._refusal
+
+    def _client(
+        self,
+        headers: Mapping[str, str] | None = None,
+        timeout: httpx2.Timeout | None = None,
+        auth: httpx2.Auth | None = None,
+    ) -> httpx2.AsyncClient:
+        """Return an HTTP client that reads no more of an answer than a message may have."""
+        return httpx2.AsyncClient(
+            headers=dict(headers or {}) | {"accept-encoding": "identity"},
+            timeout=timeout or httpx2.Timeout(_CONNECT_S, read=_READ_S),
+            auth=auth,
+            event_hooks={"response": [self._note, _bounded]},
+        )
+
+    async def _note(self, response: httpx2.Response) -> None:
+        refused = response.status_code >= 400 and response.request.method == "POST"
+        self._refusal = f"HTTP status {response.status_code}" if refused else ""
+
+
+def transport_to(server: McpServer, commands: SlotCommands | None) -> ProgramTransport | HttpTransport:
+    """Return the way to a server.
+
+    Args:
+        commands: those of the slot, for a program that runs there.
+    """
+    if server.url is not None:
+        return HttpTransport(server)
+    return ProgramTransport(server, None if server.on_driver else commands)
+
+
+async def _bounded(response: httpx2.Response) -> None:
+    """Bound an answer that is no stream of events; the `mcp` package bounds each event by itself.
+
+    Raises:
+        DecodingError: the answer is compressed, so its size can't be known.
+    """
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx2.DecodingError("the server compresses its answers, although it was asked not to")
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Bounded(response.stream)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body of bounded size."""
+
+    def __init__(self, body: httpx2.AsyncByteStream) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self._body:
+            size += len(piece)
+            if size > MAX_MESSAGE:
+                raise httpx2.DecodingError(f"an answer of more than {MAX_MESSAGE} bytes")
+            yield piece
+
+    async def aclose(self) -> None:
+        """Close the body."""
+        await self._body.aclose()
