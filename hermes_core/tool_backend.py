@@ -37,6 +37,7 @@ from hermes_core.sandbox.pool.cost import SandboxUsage
 from hermes_core.sandbox.pool.leases import Lease, stale
 from hermes_core.sandbox.pool.pool import Pool
 from hermes_core.sandbox.pool.preparation import Build, check_key, prepare
+from hermes_core.sandbox.pool.profile_check import granted_level
 from hermes_core.sandbox.pool.provision import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -102,7 +103,7 @@ class ToolBackend:
     ) -> None:
         self.backend = backend
         self._on_closed = on_closed
-        self.isolation = isolation = backend.capabilities.least(isolation)
+        self.isolation = isolation = granted_level(backend, isolation, profiles.values())
         self.default_profile = default_profile
         self._events = events or Events()
         self._watchers = Watchers(self._events)

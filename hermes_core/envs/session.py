@@ -24,6 +24,7 @@ from hermes_core.envs.options import (
     BASELINES,
     COST,
     PATIENCE,
+    PoolSize,
     RunOptions,
     check_slot_user,
     granted_isolation,
@@ -39,6 +40,7 @@ from hermes_core.mcp.servers import McpServer, secrets_of
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Backend, Isolation
+from hermes_core.sandbox.pool.profile_check import granted_level
 from hermes_core.settings import Redactor, url_secrets
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import resolve_servers, resolve_tools
@@ -273,8 +275,9 @@ def _new_backend(
     """
     if rollouts is not None:
         options = options.model_copy(update={"concurrency": max(1, min(options.concurrency, rollouts))})
-    isolation = runtime.backend(options.backend).capabilities.least(isolation)
     profiles = runtime.profiles(options.backend, default_profile=options.profile)
+    asked = [PoolSize({}, options.backend_config, 0).applied(profile, warm=True) for profile in profiles.values()]
+    isolation = granted_level(runtime.backend(options.backend), isolation, asked)
     used = options.profile or runtime.settings.default_profile
     sizes = {name: pool_size(options, isolation, profile, environment.slot_user) for name, profile in profiles.items()}
     if sizes[used].concurrency < options.concurrency:

@@ -478,6 +478,11 @@ class Backend(ABC):
     async def check(self) -> Diagnosis:
         """Return whether this backend can be used here. Never raises because the host is unsuitable."""
 
+    def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
+        """Return the levels that sandboxes of this profile can give their slots. Override it if some of the declared
+        levels depend on a profile's settings."""
+        return self.capabilities.isolation
+
     def note_profile(self, config: SandboxConfig) -> None:
         """Take note of a profile that will be used. Called for each; for providers where `list` must know where to
         look."""

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from hermes_core.errors import ConfigError, PolicyError
 from hermes_core.sandbox.contract import Backend, Isolation, Network, SandboxConfig, SlotUser
+
+
+def granted_level(backend: Backend, isolation: Isolation, profiles: Iterable[SandboxConfig]) -> Isolation:
+    """Return the weakest level at least this strong that the backend can grant with all of these profiles.
+
+    If there is none, this is the level itself, which is then refused.
+    """
+    levels = backend.capabilities.isolation.intersection(*(backend.levels(config) for config in profiles))
+    return replace(backend.capabilities, isolation=levels).least(isolation)
 
 
 def slots_per_sandbox(config: SandboxConfig, isolation: Isolation) -> int:

@@ -140,6 +140,11 @@ class Rig:
         """Return what the backend declares."""
         return self.backend.capabilities
 
+    @property
+    def levels(self) -> frozenset[Isolation]:
+        """Return the declared levels that the profile under test can have."""
+        return self.backend.levels(self.profile())
+
     def profile(self, **changes: Any) -> SandboxConfig:
         """Return the profile under test, with these keys changed."""
         what = f"the profile of backend {self.name!r}"
@@ -172,7 +177,7 @@ class Rig:
             await tools.aclose()
 
     async def _begin(self) -> None:
-        levels = sorted(self.capabilities.isolation)
+        levels = sorted(self.levels)
         wanted = usual = [level for level in levels if level >= Isolation.USER] or levels
         root_of_sandbox = self.profile().root_of_sandbox(self._asked or Isolation.DEDICATED)
         guest = not root_of_sandbox and await self._has_python()

@@ -106,6 +106,8 @@ def _granted(rig: Rig, level: Isolation) -> None:
     if level not in known:
         declared = ", ".join(each.label for each in known)
         raise PolicyError(f"backend {rig.name!r} does not declare level {level.label} here, but {declared}")
+    if level not in rig.levels:
+        raise PolicyError(f"the profile under test can't have level {level.label}")
     if level in rig.refused:
         raise PolicyError(f"refused for this profile: {rig.refused[level]}")
     if rig.missing and level not in (Isolation.SHARED, Isolation.DEDICATED):

@@ -27,7 +27,7 @@ from hermes_core import (
     Settings,
 )
 from hermes_docker import containers, diagnosis
-from hermes_docker.config import DockerConfig
+from hermes_docker.config import SYS_ADMIN, DockerConfig
 from hermes_docker.daemon import Daemon, DaemonError
 from hermes_docker.execs import Exec, ExecChannel
 from hermes_docker.images import Images
@@ -45,6 +45,14 @@ class DockerBackend(Backend):
         self._daemon = Daemon()
         self._images = Images(self._daemon, None if settings is None else settings.state_dir / "docker-builds")
         self._throttle = Throttle()
+
+    def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
+        """Return the levels that containers of this profile can give; `private-root` only with SYS_ADMIN.
+
+        Without it, `dedicated` takes the place of `private-root`. (`namespace` is refused, with advice.)
+        """
+        can_mount = isinstance(config, DockerConfig) and SYS_ADMIN in config.cap_add
+        return self.capabilities.isolation - (set() if can_mount else {Isolation.PRIVATE_ROOT})
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Start the container of this spec, or return the one that has its creation id."""

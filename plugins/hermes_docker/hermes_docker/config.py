@@ -54,7 +54,8 @@ class DockerConfig(SandboxConfig):
     pids_limit: int = Field(default=4096, ge=64)
     """Processes of the whole sandbox at most; `max_processes` is the limit of one slot."""
     cap_add: tuple[str, ...] = ()
-    """Kernel capabilities beside those that slots of level `user` need. `namespace` needs SYS_ADMIN."""
+    """Kernel capabilities beside those that slots of level `user` need. `namespace` and `private-root` need
+    SYS_ADMIN."""
     security_opt: tuple[str, ...] = ()
     """Further security options, such as `apparmor=unconfined` where AppArmor forbids mounts to level `namespace`."""
 

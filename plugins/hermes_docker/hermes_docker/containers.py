@@ -36,6 +36,8 @@ and remove their files."""
 
 _NAMESPACE_CAPABILITIES = ("NET_ADMIN", "SYS_CHROOT")
 """What it needs besides SYS_ADMIN for namespaces: to bring up their loopback interface, and to enter their root."""
+_ROOT_CAPABILITIES = ("SETFCAP",)
+"""What it needs besides these to give slots user namespaces in which they are root."""
 _NO_SYSV_IPC = {"kernel.shmmni": "0", "kernel.msgmni": "0", "kernel.sem": "0 0 0 0", "fs.mqueue.queues_max": "0"}
 """Limits of 0 for kernel objects that user ids can't separate, so that none can exist."""
 
@@ -254,13 +256,15 @@ def _create(api: APIClient, spec: SandboxSpec, config: DockerConfig, image: str,
 def host_settings(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
     """Return the limits and privileges of a container."""
     mounts = [mount(volume) for volume in config.volumes]
-    if config.read_only:
-        mounts.append(
-            Mount(Sandbox.workspace_base, None, type="volume")
-        )  # without a name, so that it is removed with the container
+    own_roots = spec.isolation is Isolation.PRIVATE_ROOT
+    if config.read_only or (own_roots and Sandbox.workspace_base not in config.tmpfs):
+        # No overlay can lie on the image's own. It has no name, so that it is removed with the container.
+        mounts.append(Mount(Sandbox.workspace_base, None, type="volume"))
     capabilities = [*CAPABILITIES, *config.cap_add]
     if SYS_ADMIN in config.cap_add:
         capabilities += _NAMESPACE_CAPABILITIES
+    if own_roots:
+        capabilities += _ROOT_CAPABILITIES
     memory = None if config.memory is None else config.memory << 20
     return {
         "auto_remove": True,

@@ -38,15 +38,17 @@ def check_spec(spec: SandboxSpec, config: DockerConfig, info: Mapping[str, Any])
     Raises:
         PolicyError: says which setting it is.
     """
-    own_users = spec.isolation in (Isolation.USER, Isolation.NAMESPACE)
+    namespaces = spec.isolation in (Isolation.NAMESPACE, Isolation.PRIVATE_ROOT)
+    own_users = namespaces or spec.isolation is Isolation.USER
     if own_users and config.user not in (None, "0", "root", "0:0"):
         raise PolicyError(
             f"profile {config.name!r} sets user {config.user!r}: only root can keep slots apart",
             hint="leave user out (every slot has one of its own), or take level dedicated",
         )
-    if spec.isolation is Isolation.NAMESPACE and SYS_ADMIN not in config.cap_add:
+    if namespaces and SYS_ADMIN not in config.cap_add:
+        level = spec.isolation.label
         raise PolicyError(
-            f"profile {config.name!r}: slots of level 'namespace' need the capability SYS_ADMIN in the container",
+            f"profile {config.name!r}: slots of level {level!r} need the capability SYS_ADMIN in the container",
             hint="set cap_add: [SYS_ADMIN] if you accept that, or take level user or dedicated",
         )
     for key, ability in _LIMITS.items():
@@ -95,7 +97,7 @@ async def diagnose(daemon: Daemon) -> Diagnosis:
     name = "Podman" if podman else "Docker"
     details = [
         f"{name} {version['Version']} at {where}{', rootless' if rootless else ''}, storage {info.get('Driver')}",
-        f"levels: shared, user, dedicated; namespace with `cap_add: [{SYS_ADMIN}]`",
+        f"levels: shared, user, dedicated; namespace and private-root with `cap_add: [{SYS_ADMIN}]`",
     ]
     advice = []
     missing = [key for key, ability in _LIMITS.items() if cant_enforce(info, ability)]
