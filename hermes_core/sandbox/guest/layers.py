@@ -19,13 +19,11 @@ from .removal import remove_tree
 
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     Bind = tuple[str, str, bool]
 
-_PACKAGES = ("/var/lib/dpkg", "/var/lib/apt")
-"""What a package manager has to know of the system."""
-_TOPS = (*mounts.SYSTEM_DIRECTORIES, *_PACKAGES)
+_TOPS = (*mounts.SYSTEM_DIRECTORIES, *mounts.PACKAGE_DIRECTORIES)
 _SKELETON = {
     "/dev": 0o755,
     "/proc": 0o555,
@@ -177,14 +175,23 @@ class Layers:
                 os.fchown(copy.fileno(), self.ids.root, self.ids.root)
 
 
-def make_layers(directory: str, root: str | None, visible: Iterable[str], places: Iterable[str], ids: IdMap) -> Layers:
+def make_layers(
+    directory: str,
+    root: str | None,
+    visible: Iterable[str],
+    unreadable: Sequence[str],
+    places: Iterable[str],
+    ids: IdMap,
+) -> Layers:
     """Make the layers of a sandbox's roots, and try them.
 
     Args:
         directory: a new directory for what has to be made, which slots can't reach, on the disk of their files.
         root: the directory that the roots start from; None puts them together of the system directories that are
-            visible here, without what only some users may read, as root of a slot may read all that is there.
+            visible here.
         visible: more paths to show, read-only, with what every user may read of them.
+        unreadable: files and directories in the system directories that not every user may read. They are not shown,
+            as root of a slot may read all that is there.
         places: directories to be there, to mount on.
         ids: of the slots' user namespaces. Where they are not the sandbox's own, the layers are mounted with them.
 
@@ -194,7 +201,7 @@ def make_layers(directory: str, root: str | None, visible: Iterable[str], places
     os.mkdir(directory, 0o700)
     maker = _Maker(directory, ids, list(places))
     try:
-        layers = maker.over_one(root, visible) if root is not None else maker.over_system(visible)
+        layers = maker.over_one(root, visible) if root is not None else maker.over_system(visible, unreadable)
     finally:
         maker.close()
     trial = os.path.join(directory, "trial")
@@ -242,7 +249,7 @@ class _Maker:
             self._mount_point(root, upper, path, os.path.isdir(source))
         return Layers(self._ids, [self._layer("/", [upper, self._shown(root)], root)], binds, root == "/")
 
-    def over_system(self, visible: Iterable[str]) -> Layers:
+    def over_system(self, visible: Iterable[str], unreadable: Sequence[str]) -> Layers:
         """Return the layers over the system's directories, each with what is to be hidden in it."""
         skeleton = self._new("skeleton")
         tops = [path for path in _TOPS if os.path.isdir(path) and not os.path.islink(path)]
@@ -260,7 +267,7 @@ class _Maker:
         found, binds = [self._layer("/", [skeleton], skeleton)], []
         for top in tops:
             hidden = self._new("hidden")
-            binds += self._hide(top, hidden)
+            binds += self._hide(top, hidden, unreadable)
             found.append(self._layer(top, [hidden, self._shown(top)], top))
         for path in visible:
             if os.path.exists(path) and not is_below(os.path.realpath(path), tops):
@@ -329,33 +336,24 @@ class _Maker:
 
     # --- what root of a slot shall not see of a host ----------------------------------------------------------------
 
-    def _hide(self, top: str, hidden: str) -> list[Bind]:
-        """Cover in the layer `hidden` what is masked below `top`, and what not every user may read.
+    def _hide(self, top: str, hidden: str, unreadable: Sequence[str]) -> list[Bind]:
+        """Cover in the layer `hidden` what is masked below `top`, and what is `unreadable` there.
 
         What else is mounted there is returned, to be bound again: an overlay does not show it.
         """
-        binds, device = [], os.lstat(top).st_dev
+        binds = []
         self._copy_owner(top, hidden)
-        waiting = [top]
-        while waiting:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    info = entry.stat(follow_symlinks=False)
-                    if stat.S_ISLNK(info.st_mode):
-                        continue
-                    if not stat.S_ISDIR(info.st_mode):
-                        if not stat.S_ISREG(info.st_mode) or not info.st_mode & stat.S_IROTH:
-                            self._cover(top, hidden, entry.path)
-                    elif info.st_mode & 0o005 != 0o005:
-                        self._cover(top, hidden, entry.path)
-                    elif info.st_dev == device:
-                        waiting.append(entry.path)
+        masks = []
         for path, kind in mounts.mounts_below(top):
             if kind == "tmpfs":
                 self._empty(top, hidden, path)
+                masks.append(path)
             else:
                 binds.append((path, path, False))
                 self._mount_point(top, hidden, path[len(top) :], os.path.isdir(path))
+        for path in unreadable:
+            if is_below(path, [top]) and not is_below(path, masks):
+                self._cover(top, hidden, path)
         if top == "/etc":
             self._write_shadows(hidden)
         return binds

@@ -41,6 +41,9 @@ _WITH_IDS = 0x100000
 SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix")
 """What of the surrounding system is visible in a root made by `build_root`, where it exists."""
 
+PACKAGE_DIRECTORIES = ("/var/lib/dpkg", "/var/lib/apt")
+"""What a package manager has to know of the system."""
+
 OVERLAY_OPTIONS = "redirect_dir=on,metacopy=off,volatile"
 """Of overlays that are thrown away: directories of the lower layer can be renamed, and nothing waits for the disk."""
 

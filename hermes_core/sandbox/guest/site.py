@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SHARED, USER, NAMESPACE, PRIVATE_ROOT, DEDICATED = range(5)
 _NO_USER_IDS = "its backend has reserved no user ids for the slots"
+_UNREADABLE = "unreadable"
+"""The file in the state directory with the paths of a host's system that not every user may read, a NUL after each."""
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh")
 
 
@@ -35,6 +37,7 @@ class Site:
         self.outlet = Outlet()
         self.scratch = os.path.join(state_dir, "scratch")
         self._layers_place = os.path.join(state_dir, "layers-")
+        self._unreadable = os.path.join(state_dir, _UNREADABLE)
         self.layers: layers.Layers | None = None
         """What the roots of slots start from, if slots are root of their own."""
         self.shell = _shell_below("")
@@ -102,17 +105,28 @@ class Site:
         root = self.config.get("slot_root") or ("/" if own_system else None)
         self.shell = _shell_below((root or "").rstrip("/"))
         visible = [*self.config["visible_paths"], *([sys.base_prefix] if root is None else [])]
+        unreadable = [] if root is not None else self._read_unreadable()
         places = workspace.places(self.base)
         reasons = []
         for ids in layers.id_maps(self.config["uid_base"], own_system):
             try:
-                made = layers.make_layers(self._layers_place + os.urandom(4).hex(), root, visible, places, ids)
+                made = layers.make_layers(
+                    self._layers_place + os.urandom(4).hex(), root, visible, unreadable, places, ids
+                )
             except OSError as error:
                 reasons.append(error.strerror or str(error))
             else:
                 layers.import_for_slots()
                 return made
         raise Refusal("policy", "isolation", "the sandbox can't give its slots roots: %s" % "; ".join(reasons))
+
+    def _read_unreadable(self) -> list[str]:
+        try:
+            with open(self._unreadable, "rb") as file:
+                return [os.fsdecode(path) for path in file.read().split(b"\0") if path]
+        except FileNotFoundError:
+            message = "its system is not its own, and nobody has said what of it only some users may read"
+            raise Refusal("policy", "isolation", message) from None
 
     def open_trash(self) -> None:
         """Open the trash: from now on discarded directories are removed, and slots can be used."""

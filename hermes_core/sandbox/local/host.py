@@ -21,6 +21,7 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from hermes_core.errors import ConfigError, HermesError, InfraError, PolicyError
+from hermes_core.sandbox.guest import mounts
 from hermes_core.sandbox.guest.probe import what_a_host_allows
 from hermes_core.sandbox.local import directories, processes, supervisor, view
 
@@ -39,8 +40,6 @@ _OWN_ROOTS = "private-root"
 _LEVELS = ("shared", "user", "namespace", _OWN_ROOTS)
 _IMAGE = "/image"
 """Where a sandbox shows the directory that the roots of its slots start from."""
-_PACKAGES = ("/var/lib/dpkg", "/var/lib/apt")
-"""What a package manager has to know of the system that the roots of slots start from."""
 _ATTEMPTS = 5
 _END_S, _KILL_S = 30.0, 5.0
 _USERNS_HINT = (
@@ -277,10 +276,11 @@ def creation(
     """
     sandbox_id, isolated = wanted["record"]["sandbox_id"], wanted["record"]["isolation"] != "shared"
     by_user = isolated and not probe.namespaces
+    over_system = wanted["record"]["isolation"] == _OWN_ROOTS and wanted["root"] is None
     shown = view.View((), (), ())
     if isolated:
         unseen = [*hidden, place]  # other slots' files are an ordinary user's own
-        visible = [*wanted["visible_paths"], *_packages_of(wanted)]
+        visible = [*wanted["visible_paths"], *(_package_directories() if over_system else ())]
         shown = view.view(visible, unseen, own, packages)
     return {
         "state_root": place,
@@ -293,6 +293,7 @@ def creation(
         "binds": (*shown.binds, *_image_of(wanted)),
         "symlinks": shown.symlinks,
         "masks": shown.masks,
+        "unreadable": list(view.unreadable()) if over_system else None,
         "users": wanted["users"],
         "command": wanted["command"],
         "environment": view.base_environment({processes.MARKER: sandbox_id}),
@@ -300,10 +301,8 @@ def creation(
     }
 
 
-def _packages_of(wanted: Mapping[str, Any]) -> list[str]:
-    if wanted["record"]["isolation"] != _OWN_ROOTS or wanted["root"] is not None:
-        return []
-    return [path for path in _PACKAGES if os.path.isdir(path)]
+def _package_directories() -> list[str]:
+    return [path for path in mounts.PACKAGE_DIRECTORIES if os.path.isdir(path)]
 
 
 def _image_of(wanted: Mapping[str, Any]) -> list[tuple[str, str, bool]]:

@@ -7,7 +7,7 @@ supervisor itself is killed, the kernel kills that first process; the next sweep
 Requests and reports are marshalled: both ends are the same interpreter, and `json` would take longer than all the rest.
 """
 # pathlib is slow to import
-# ruff: noqa: PTH104, PTH118, PTH123
+# ruff: noqa: PTH102, PTH104, PTH118, PTH123
 
 from __future__ import annotations
 
@@ -224,6 +224,8 @@ def _build(request: dict[str, Any], directory: str, first_uid: int | None) -> No
         files = size // mounts.BYTES_PER_FILE  # empty ones take memory too, which `size` does not count
         mounts.mount("tmpfs", place, "tmpfs", flags, f"mode=755,size={size},nr_inodes={files}")
         directories.furnish(place)
+    if request["unreadable"] is not None:
+        _keep_unreadable(os.path.join(place, directories.DATA), request["unreadable"])
     own = ((directories.DATA, "/data"), (directories.TMP, "/tmp"), (directories.VAR_TMP, "/var/tmp"))
     mounts.build_root(
         os.path.join(directory, directories.ROOT),
@@ -240,6 +242,14 @@ def _build(request: dict[str, Any], directory: str, first_uid: int | None) -> No
     if request["no_network"]:
         namespaces.loopback_up()
     namespaces.no_sysv_ipc()  # slots that share this ipc namespace are not to meet in it
+
+
+def _keep_unreadable(data: str, paths: list[str]) -> None:
+    """Tell the guest what of the system only some users may read."""
+    state = os.path.join(data, ".hermes")
+    os.mkdir(state, 0o700)
+    with open(os.path.join(state, "unreadable"), "wb") as file:
+        file.write(b"".join(os.fsencode(path) + b"\0" for path in paths))
 
 
 def _named_users(

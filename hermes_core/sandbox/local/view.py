@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import pwd
+import stat
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _OWN_PATHS = ("/data", "/tmp", "/var/tmp", "/dev", "/proc")  # of the sandbox
 _NEEDED = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "include", "local")
+_ENTER = stat.S_IROTH | stat.S_IXOTH
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _CONDA, _CONDA_CACHE = "conda-meta", "pkgs"
 _BYTECODE = "__pycache__"  # a quarter of all directories, and no packages in them
@@ -130,6 +132,34 @@ def search_packages(prefixes: tuple[str, ...], reading: Callable[[str], object])
             elif not entry.is_symlink() and entry.name != _BYTECODE:
                 waiting.append(entry.path)
     return tuple(sorted(found))
+
+
+@functools.lru_cache(maxsize=None)
+def unreadable() -> tuple[str, ...]:
+    """Return what not every user may read in the system's directories: files, and directories without what is in them.
+
+    The search runs once per process, because it takes up to a second.
+    """
+    found = []
+    waiting = [*mounts.SYSTEM_DIRECTORIES, *mounts.PACKAGE_DIRECTORIES]
+    waiting = [top for top in waiting if Path(top).is_dir() and not Path(top).is_symlink()]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError:  # it has been removed
+            continue
+        for entry in entries:
+            if entry.is_symlink():
+                continue
+            try:
+                mode = entry.stat(follow_symlinks=False).st_mode
+            except OSError:
+                continue
+            if stat.S_ISDIR(mode) and mode & _ENTER == _ENTER:
+                waiting.append(entry.path)
+            elif not (stat.S_ISREG(mode) and mode & stat.S_IROTH):
+                found.append(entry.path)
+    return tuple(found)
 
 
 def _is_shown(link: str) -> bool:

@@ -21,6 +21,10 @@ TMP = {**SHARED, Isolation.USER: "at user a sandbox has one /tmp: names are visi
 PYTHON = "isolation between slots above shared"
 """What a sandbox without Python lacks. The attacks are written in Python, so they can't be run there."""
 
+HARMLESS = {0, 1, 3, 4, 5, 6, 7, 8, 10, 18}
+"""Capabilities of root of a slot's own root, over nothing but that: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
+SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT."""
+
 PTRACE = """
 import ctypes, os, sys
 # Its number may be another's here: whoever is shown is tried.
@@ -240,8 +244,12 @@ async def shared_memory_is_ones_own(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def no_privilege_is_to_be_had(kit: Kit) -> None:
-    """A slot's commands can't gain privileges: its own set-user-id programs have no effect."""
+    """A slot's commands can't gain privileges: its own set-user-id programs have no effect, or it is root of its own
+    root only."""
     slot, other = await kit.neighbours()
+    if kit.level is Isolation.PRIVATE_ROOT:
+        await _is_root_of_its_own(slot)
+        return
     if kit.direct:
         raise kit.not_applicable("a sandbox without Python runs its one slot as the sandbox's own user")
     if kit.dedicated:
@@ -253,6 +261,15 @@ async def no_privilege_is_to_be_had(kit: Kit) -> None:
     expect(got.text.split()[0] != "0", "commands run as root")
     capabilities = [int(word, 16) for word in got.text.split()[2::2]]
     same(capabilities, [0, 0, 0], "effective, permitted and bounding capabilities")
+
+
+async def _is_root_of_its_own(slot: SlotCommands) -> None:
+    same((await slot.run("id -u")).text, "0\n", "the user of commands")
+    status = (await slot.run('grep -E "Cap(Eff|Prm|Bnd)" /proc/self/status')).text.split()
+    held = {number for word in status[1::2] for number in range(64) if int(word, 16) >> number & 1}
+    expect(held <= HARMLESS, f"it has capabilities beyond its own root: {sorted(held - HARMLESS)}")
+    for command in ("mount -t tmpfs none /mnt", "mknod /tmp/memory c 1 1", "echo x >/proc/sys/kernel/core_pattern"):
+        expect(not (await slot.run(command)).ok, f"it could do this: {command}")
 
 
 @check("slots", levels=True, documented=SHARED)

@@ -24,8 +24,12 @@ async def write_and_read(kit: Kit) -> None:
 
 @check("files", least=Isolation.USER, needs="a preparation user apart")
 async def rights_are_the_slots(kit: Kit) -> None:
-    """File operations have the slot's rights: reading a file that only root can read is refused."""
+    """File operations have the slot's rights: reading a file that it can't read is refused."""
     slot = await kit.slot()
+    if kit.level is Isolation.PRIVATE_ROOT:  # all files of its root are its own
+        await refused(slot.read_file("/proc/1/environ"), "reading its parent's environment", "permission")
+        await refused(slot.write_file("/proc/planted", b"x"), "writing in /proc", "permission", "not_found", "failed")
+        return
     await refused(slot.read_file("/etc/shadow"), "reading /etc/shadow", "permission", "not_found")
     await refused(slot.write_file("/etc/planted", b"x"), "writing in /etc", "permission", "not_found", "failed")
 
