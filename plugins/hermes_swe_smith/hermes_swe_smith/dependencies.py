@@ -145,7 +145,7 @@ async def prepare_environment(
     """
 
     async def build(commands: SlotCommands, directory: str) -> None:
-        installer = _Installer(commands, directory, env, timeout_s)
+        installer = Installer(commands, directory, env, timeout_s)
         python, has_pip = await installer.find_python(source.python)
         await installer.make_venv(python, has_pip)
         if source.requirements is not None:
@@ -228,7 +228,7 @@ def environment_key(source: Source, repository: Repository) -> str:
     return hashlib.sha256(pins.encode()).hexdigest()[:16]
 
 
-class _Installer:
+class Installer:
     """Makes one environment, as the preparation user. Every failure says what was tried."""
 
     def __init__(self, commands: SlotCommands, directory: str, env: Mapping[str, str], timeout_s: float) -> None:

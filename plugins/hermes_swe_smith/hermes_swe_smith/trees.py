@@ -402,6 +402,88 @@ def _is_built(path: str) -> bool:
     )
 
 
+def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
+    """Make the bundle `bundle` of one commit, with the tree that `ref` names in `source`: a URL, a bundle, or a git
+    directory.
+
+    The commit is the same for the same tree and `message`. `upstream` is the name of the commit that had the tree.
+    """
+    repo = Repository(arguments["repo"])
+    os.makedirs(repo.path)
+    try:
+        repo.git("init", "-q", "--bare", "--template=", repo.path)
+        os.mkdir(os.path.join(repo.path, "info"))
+        with open(os.path.join(repo.path, "info", "attributes"), "w", encoding="utf-8") as file:
+            file.write(ATTRIBUTES)
+        upstream = _fetched(repo, arguments["source"], arguments["ref"])
+        identity: dict[str, Any] = {
+            **{f"GIT_{who}_{what}": "hermes-rl" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+            **{f"GIT_{who}_DATE": "2000-01-01T00:00:00Z" for who in ("AUTHOR", "COMMITTER")},
+        }
+        message = f"{arguments['message']} {upstream}"
+        commit = repo.git("commit-tree", upstream + "^{tree}", "-m", message, **identity).decode().strip()
+        repo.git("update-ref", "refs/heads/main", commit)
+        repo.git("update-ref", BASE, commit)
+        repo.git("-c", "pack.threads=1", "bundle", "create", "-q", arguments["bundle"], "refs/heads/main")
+    except subprocess.CalledProcessError as error:
+        raise Refused("repository", _said(error)) from error
+    return {"upstream": upstream, "commit": commit, "files": _texts(repo, arguments["read"])}
+
+
+def pack_sources(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
+    """Write a tar of the base's Python files in the directory `to`, and return its path."""
+    repo = Repository(arguments["repo"])
+    files = repo.read(BASE)
+    kept = {path: entry for path, entry in files.items() if path.endswith(".py") and entry[0] in (FILE, PROGRAM)}
+    return repo.archive(repo.write(kept), arguments["to"])
+
+
+def _fetched(repo: Repository, source: str, ref: str) -> str:
+    """Fetch a commit by its name, its abbreviation, a branch or a tag, and return its name."""
+    try:
+        repo.git("fetch", "-q", "--no-tags", "--depth=1", "--", source, ref)
+        found = "FETCH_HEAD"
+    except subprocess.CalledProcessError:
+        every = ("+refs/heads/*:refs/remote/*", "+refs/tags/*:refs/tags/*")
+        repo.git("fetch", "-q", "--no-tags", "--", source, *every)
+        names = (ref, f"refs/remote/{ref}", *(["refs/remote/main", "refs/remote/master"] if ref == "HEAD" else []))
+        known = [name for name in names if _is_commit(repo, name)]
+        if not known:
+            raise Refused("repository", f"there is no commit {ref!r}") from None
+        found = known[0]
+    return repo.git("rev-parse", "--verify", found + "^{commit}").decode().strip()
+
+
+def _is_commit(repo: Repository, name: str) -> bool:
+    try:
+        repo.git("rev-parse", "-q", "--verify", name + "^{commit}")
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
+def make_patch(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
+    """Return the patch that gives some files of the base's tree new contents, and the places of these in the payload.
+
+    `files` has a path and a length for each; the payload has the contents, one after the other. The patch is applied,
+    and taken back again, before it is given out.
+    """
+    repo = Repository(arguments["repo"])
+    clean = repo.git("rev-parse", BASE + "^{tree}").decode().strip()
+    files = repo.read(clean)
+    for path, size in arguments["files"]:
+        name = repo.git("hash-object", "-w", "--stdin", data=stream.read(size)).decode().strip()
+        files[path] = (files[path][0], name)
+    buggy = repo.write(files)
+    patch = repo.diff(clean, buggy)
+    if (
+        repo.patched(clean, patch, "the patch") != buggy
+        or repo.patched(buggy, patch, "the patch", reverse=True) != clean
+    ):
+        raise Refused("patch", "the patch does not make the change, or does not undo it")
+    return {"patch": patch}
+
+
 def make_trees(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, Any]:
     """Make the task's trees; files go to `trees.json` in the directory `task`, id and digest of the agent's to `agent`.
 
@@ -692,6 +774,9 @@ def _said(error: subprocess.CalledProcessError) -> str:
 
 OPERATIONS = {
     "make_repository": make_repository,
+    "import_project": import_project,
+    "make_patch": make_patch,
+    "pack_sources": pack_sources,
     "make_trees": make_trees,
     "check_out": check_out,
     "take_work": take_work,

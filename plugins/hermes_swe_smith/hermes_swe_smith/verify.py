@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hermes_core import Fresh, Item, PytestReport, ReportStatus, run_pytest
+from hermes_core import Item, LeasedSlot, PytestReport, ReportStatus, run_pytest
 from hermes_swe_smith.config import SweSmithConfig
 from hermes_swe_smith.repos import Source, TestEnvironment
 from hermes_swe_smith.rows import Task
@@ -39,7 +39,7 @@ def undone(tested: Tested) -> dict[str, list[str]]:
 
 
 async def run_tests(
-    fresh: Fresh, task: Task, tested: Tested, source: Source, environment: TestEnvironment, *, timeout_s: float
+    fresh: LeasedSlot, task: Task, tested: Tested, source: Source, environment: TestEnvironment, *, timeout_s: float
 ) -> Checked:
     """Run every test of the task, and the canaries, in the fresh slot, as the repository's command and configuration
     say."""

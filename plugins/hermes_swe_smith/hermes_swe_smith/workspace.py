@@ -234,7 +234,7 @@ async def prepare_repository(
         arguments["read"], arguments["checkout"] = scripts.FILES, source.checkout
         if source.bundle is not None:
             arguments["bundle"] = f"{directory}/source.bundle"
-            await _send(commands, f"{directory}/source.bundle", source.bundle())
+            await send_file(commands, f"{directory}/source.bundle", source.bundle())
         try:
             answer = await operate(commands, programs, "make_repository", arguments, env=env, timeout_s=timeout_s)
         except OperationRefused as refused:
@@ -365,7 +365,7 @@ async def take_work(
                             packing.result()  # why it got half an archive
                         raise
                     await packing
-                patch = b"".join([piece async for piece in _read(site.preparation, f"{directory}/patch")])
+                patch = b"".join([piece async for piece in read_pieces(site.preparation, f"{directory}/patch")])
                 return _tested(directory, answer, patch.decode(), seeds)
 
     async def control() -> None:
@@ -412,7 +412,7 @@ async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, direct
 
     async def give() -> None:
         with _undecided():
-            await to.tar_in(directory, _read(site.preparation, tested.tar))
+            await to.tar_in(directory, read_pieces(site.preparation, tested.tar))
             await _check(to, directory, tested.digest)
 
     async def clear() -> None:
@@ -425,7 +425,12 @@ async def give_tested(site: LeasedSlot, tested: Tested, to: SlotCommands, direct
             await _check(to, directory, digest)
 
     await _decided("the work can't be unpacked as it was taken", give, (clear, clear), control)
-    done = await to.run(["sh", "-c", _TRACK, "sh", directory, trees.ATTRIBUTES], timeout_s=OPERATION_TIMEOUT_S)
+    await track(to, directory)
+
+
+async def track(commands: SlotCommands, directory: str) -> None:
+    """Make a git repository of what is to be tested, because tests may ask git."""
+    done = await commands.run(["sh", "-c", _TRACK, "sh", directory, trees.ATTRIBUTES], timeout_s=OPERATION_TIMEOUT_S)
     if not done.ok:  # that is for its tests to find out: what an agent leaves must not end its rollout
         log.warning("no git repository could be made of what is to be tested: %s", done.error_text.strip()[-1000:])
 
@@ -539,7 +544,7 @@ async def _unpack_untouched(site: LeasedSlot, trees_dir: str, to: SlotCommands, 
         made = await private.run(archive, env=trees.OWN_CONFIGURATION_ONLY, timeout_s=OPERATION_TIMEOUT_S)
         if not made.ok:
             raise SetupFailed(f"no tar of the task's tree: {made.error_text.strip()[-1000:]}")
-        await to.tar_in(directory, _read(private, tar))
+        await to.tar_in(directory, read_pieces(private, tar))
     finally:
         await _remove(private, tar)
     return made.text.strip()
@@ -625,12 +630,14 @@ async def _after(head: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes
         yield piece
 
 
-async def _send(commands: SlotCommands, path: str, data: bytes) -> None:
+async def send_file(commands: SlotCommands, path: str, data: bytes) -> None:
+    """Write a file of any size, in pieces."""
     for start in range(0, max(len(data), 1), CHUNK):
         await commands.write_file(path, data[start : start + CHUNK], append=start > 0)
 
 
-async def _read(commands: SlotCommands, path: str) -> AsyncIterator[bytes]:
+async def read_pieces(commands: SlotCommands, path: str) -> AsyncIterator[bytes]:
+    """Yield the content of a file of any size, in pieces."""
     offset = 0
     while True:
         part = await commands.read_file(path, offset=offset, limit=CHUNK)

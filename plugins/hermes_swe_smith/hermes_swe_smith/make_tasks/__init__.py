@@ -1,0 +1,1 @@
+"""`hermes-rl make-tasks`: SWE-smith tasks from any Python repository with pytest tests."""

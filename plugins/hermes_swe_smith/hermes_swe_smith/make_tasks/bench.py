@@ -1,0 +1,243 @@
+"""Runs a repository's tests in slots, with and without a bug, as the verification of `swe-smith` runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hermes_core import DatasetError, LeasedSlot, NewSandbox, PytestReport, SetupFailed, SlotCommands
+from hermes_swe_smith.dependencies import prepare_environment
+from hermes_swe_smith.doctests import docstring
+from hermes_swe_smith.make_tasks import survey
+from hermes_swe_smith.make_tasks.project import File
+from hermes_swe_smith.make_tasks.sources import Unreadable, parsed
+from hermes_swe_smith.make_tasks.statement import plain
+from hermes_swe_smith.repos import Source, TestEnvironment
+from hermes_swe_smith.rows import Task
+from hermes_swe_smith.verify import run_tests
+from hermes_swe_smith.workspace import (
+    OPERATION_TIMEOUT_S,
+    Repository,
+    Tested,
+    operate,
+    prepare_programs,
+    prepare_repository,
+    track,
+)
+
+_LOADER = "import sys; exec(compile(sys.argv[1], '<survey>', 'exec'), {'__name__': '__main__'})"
+_ANSWER_LIMIT = 64 << 20
+_ID_CHARS = 1000
+"""The longest node id that is used. A row holds all ids of a repository."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a sandbox has for the tests."""
+
+    repository: Repository
+    environment: TestEnvironment
+    checkout: str
+    """The clean tree, which slots can read."""
+
+
+@dataclass(frozen=True)
+class SurveyedTest:
+    """What the survey says of one test."""
+
+    node_id: str
+    outcome: str
+    seconds: float
+    lines: Mapping[str, int]
+    """By file, the lines that it ran: bit n stands for line n."""
+
+    def ran(self, path: str, lines: tuple[int, int]) -> bool:
+        """Return whether it ran a line from the first to the last."""
+        first, last = lines
+        return bool(self.lines.get(path, 0) >> first & ((1 << (last - first + 1)) - 1))
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """The tests of a repository, and what runs before them."""
+
+    tests: tuple[SurveyedTest, ...]
+    importing: SurveyedTest
+    """What runs while the tests are collected."""
+    broken: tuple[tuple[str, str], ...] = ()
+    """Files that can't be collected, each with the end of the reason."""
+
+
+class Bench:
+    """Tests one repository at one commit.
+
+    Args:
+        task: a task of the repository, without tests and patch.
+        source: the repository, and how its tests are run.
+        variables: variables of git and pip.
+    """
+
+    def __init__(self, task: Task, source: Source, variables: Mapping[str, str], install_timeout_s: float) -> None:
+        self.task = task
+        self.source = source
+        self.files: Mapping[str, File] = {}
+        self._variables = variables
+        self._install_timeout_s = install_timeout_s
+        self._known: dict[tuple[str, str], Repository] = {}
+        self._examples: dict[str, tuple[str, int]] = {}
+
+    async def repository(self, site: LeasedSlot | NewSandbox) -> Repository:
+        """Return the repository on the site's sandbox."""
+        return await prepare_repository(
+            site, self.task, self.source, self._variables, self._install_timeout_s, known=self._known
+        )
+
+    async def ground(self, site: LeasedSlot | NewSandbox) -> Ground:
+        """Return what the tests need on the site's sandbox. It is made once per sandbox."""
+        repository = await self.repository(site)
+        environment = await prepare_environment(site, self.source, repository, self._variables, self._install_timeout_s)
+        programs = await prepare_programs(site)
+
+        async def build(commands: SlotCommands, directory: str) -> None:
+            await operate(commands, programs, "check_out", {"repo": repository.git_dir, "to": f"{directory}/tree"})
+
+        directory = await site.prepare(f"make-tasks-tree-{self.source.key}", build)
+        return Ground(repository, environment, f"{directory}/tree")
+
+    def know_doctests(self, node_ids: Iterable[str]) -> None:
+        """Read the docstrings of those of the tests that are doctests of a module, as the verification will."""
+        task = replace(self.task, fail_to_pass=tuple(node_ids))
+        for path, names in task.doctests.items():
+            try:
+                module = parsed(self.files[path].data.decode("utf-8-sig"), path)
+            except (Unreadable, UnicodeDecodeError, KeyError):
+                continue
+            for name in names:
+                if (found := docstring(module, path, name)) is not None:
+                    self._examples[f"{path}::{name}"] = found
+
+    def test_files(self, node_ids: Iterable[str]) -> set[str]:
+        """Return the files of these tests, without sources whose only tests are doctests that can be read."""
+        return {node_id.split("::", 1)[0] for node_id in node_ids if node_id not in self._examples}
+
+    async def lay_out(self, slot: LeasedSlot, changes: Mapping[str, bytes]) -> Ground:
+        """Put the repository into the slot, empty before, with other contents of some files."""
+        ground = await self.ground(slot)
+        directory = self.task.directory
+        done = await slot.commands.run(["cp", "-RP", ground.checkout, directory], timeout_s=OPERATION_TIMEOUT_S)
+        if not done.ok:
+            raise SetupFailed(f"the repository can't be copied into the slot: {done.error_text.strip()[-500:]}")
+        for path, data in changes.items():
+            mode = 0o755 if self.files[path].program else 0o644
+            await slot.commands.write_file(f"{directory}/{path}", data, mode=mode)
+        await track(slot.commands, directory)
+        return ground
+
+    async def run(
+        self, slot: LeasedSlot, changes: Mapping[str, bytes], node_ids: Sequence[str], timeout_s: float
+    ) -> PytestReport:
+        """Run some tests in the slot, which must be empty.
+
+        Raises:
+            VerifierError: pytest can't be started.
+            Disturbed: the same, because something was killed.
+        """
+        ground = await self.lay_out(slot, changes)
+        task = replace(self.task, fail_to_pass=tuple(node_ids))
+        examples = {node_id: self._examples[node_id] for node_id in node_ids if node_id in self._examples}
+        tested = Tested("", "", "", (), (), examples)
+        async with slot.processor():
+            checked = await run_tests(slot, task, tested, self.source, ground.environment, timeout_s=timeout_s)
+        return checked.report
+
+    async def survey(self, slot: LeasedSlot, files: Sequence[str], tests: Sequence[str], timeout_s: float) -> Surveyed:
+        """Find all tests, and which lines of some files each of them runs.
+
+        Args:
+            tests: paths to search for tests; none are those of the project's configuration.
+
+        Raises:
+            DatasetError: there are no tests, or they don't come to their end.
+        """
+        ground = await self.lay_out(slot, {})
+        root = posixpath.join(slot.commands.workspace_dir, self.task.directory)
+        import_path = [posixpath.normpath(posixpath.join(root, part)) for part in ground.environment.pythonpath]
+        if self.source.command.checkout_on_path:
+            import_path.insert(0, root)
+        asked: dict[str, Any] = {
+            "root": root,
+            "import_path": list(dict.fromkeys(import_path)),
+            "args": list(self.source.command.args),
+            "env": dict(self.source.command.env or {}),
+            "tests": list(tests),
+            "files": list(files),
+        }
+        async with slot.processor():
+            done = await slot.commands.run(
+                [ground.environment.python, "-s", "-B", "-c", _LOADER, _survey_source()],
+                stdin=json.dumps(asked).encode(),
+                env={"PYTHONHASHSEED": "0"},
+                timeout_s=timeout_s,
+                output_limit=_ANSWER_LIMIT,
+            )
+        said = done.error_text.strip()[-2000:]
+        if done.timed_out:
+            raise DatasetError(f"the tests took longer than {timeout_s:g} s", hint="choose some with --tests")
+        surveyed = await asyncio.to_thread(_surveyed, done.stdout, files)
+        if not surveyed.tests:
+            reasons = [f"{name}: {text[-800:]}" for name, text in surveyed.broken[:2]]
+            raise DatasetError(
+                f"pytest found no tests: {plain('; '.join(reasons) or said or 'it said nothing')}",
+                hint="name what they need with --requirements, where they are with --tests, or the command with "
+                "--test-command",
+            )
+        return surveyed
+
+
+def _surveyed(output: bytes, files: Sequence[str]) -> Surveyed:
+    """Read what the survey printed. The project's code could have printed there too: what does not fit is ignored."""
+    names: list[str] = []
+    about: dict[int, SurveyedTest] = {}
+    broken: list[tuple[str, str]] = []
+    for line in output.split(b"\n"):
+        try:
+            event = json.loads(line)
+            if "tests" in event:
+                names = [each for each in event["tests"] if isinstance(each, str)]
+            elif "broken" in event:
+                broken.append((str(event["broken"])[:500], str(event["text"])[-2000:]))
+            elif "test" in event:
+                number = int(event["test"])
+                lines = {files[int(index)]: int(bits, 16) for index, bits in event["lines"].items()}
+                name = names[number] if number >= 0 else ""
+                earlier = about.get(number)
+                if earlier is not None:
+                    lines = {path: lines.get(path, 0) | earlier.lines.get(path, 0) for path in {*lines, *earlier.lines}}
+                about[number] = SurveyedTest(name, str(event["outcome"]), float(event["seconds"]), lines)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            continue
+    nothing = SurveyedTest("", "", 0.0, {})
+    tests = tuple(about[number] for number in range(len(names)) if number in about and _usable(names[number]))
+    return Surveyed(tests, about.get(survey.COLLECTION, nothing), tuple(broken[:20]))
+
+
+def _usable(node_id: str) -> bool:
+    """Return whether a row can have the test: `swe-smith` takes tests of `.py` files inside the checkout."""
+    path = node_id.split("::", 1)[0]
+    inside = path.endswith(".py") and not path.startswith("/") and ".." not in path.split("/")
+    try:
+        node_id.encode()
+    except UnicodeEncodeError:
+        return False
+    return inside and "\0" not in path and "\n" not in path and len(node_id) <= _ID_CHARS
+
+
+@functools.cache
+def _survey_source() -> str:
+    return Path(survey.__file__).read_text(encoding="utf-8")

@@ -1,0 +1,237 @@
+"""The command `make-tasks`: parse, call, print. Only light modules are imported before it runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hermes_core import RunCommand, RunOptions, Runtime, carry_out, chosen_agent, say
+
+if TYPE_CHECKING:
+    from hermes_swe_smith.make_tasks.making import Outcome, Wanted
+
+EXIT_INCOMPLETE = 3
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NAMED = 10
+
+
+@click.command("make-tasks", cls=RunCommand)
+@click.argument("repo", required=False)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the dataset; an interrupted run goes on there.",
+)
+@click.option("--count", type=click.IntRange(1), default=50, metavar="N", help="How many tasks to make [50].")
+@click.option("--ref", default="HEAD", help="Branch, tag or commit [HEAD].")
+@click.option("--name", metavar="OWNER__NAME", help="Name of the repository in the dataset [from REPO].")
+@click.option("--python", default="", metavar="VERSION", help="Python version of the tests, as 3.11 [python3].")
+@click.option("--requirements", type=_FILE, metavar="FILE", help="What the tests need [read in the packaging files].")
+@click.option(
+    "--install",
+    multiple=True,
+    metavar="COMMAND",
+    help="Command that installs it instead, in a checkout (can be given more than once).",
+)
+@click.option("--pythonpath", metavar="DIRS", help="Directories that the project is imported from [src or .].")
+@click.option(
+    "--tests", multiple=True, metavar="PATH", help="Where the tests are (can be given more than once) [as configured]."
+)
+@click.option(
+    "--test-command",
+    default="python -m pytest",
+    metavar="COMMAND",
+    help="`[NAME=value …] python -m pytest …` [python -m pytest].",
+)
+@click.option("--kinds", metavar="KIND,…", help="Kinds of bugs; -KIND leaves one out [all].")
+@click.option("--list-kinds", is_flag=True, help="List the kinds of bugs, and exit.")
+@click.option(
+    "--max-broken", type=click.IntRange(1), default=40, metavar="N", help="The most tests that a bug may break [40]."
+)
+@click.option(
+    "--runs", type=click.IntRange(1), default=5, metavar="N", help="How often a test must pass without the bug [5]."
+)
+@click.option(
+    "--per-function", type=click.IntRange(1), default=4, metavar="N", help="The most tasks of one function [4]."
+)
+@click.option(
+    "--candidates",
+    type=click.IntRange(1),
+    default=40,
+    metavar="N",
+    help="The most bugs that are tried in one function [40].",
+)
+@click.option(
+    "--test-timeout",
+    type=click.FloatRange(1),
+    default=600.0,
+    metavar="S",
+    help="Time limit in seconds for one run of all tests [600].",
+)
+@click.option(
+    "--statement",
+    type=click.Choice(["template", "model"]),
+    help="Who writes the problem statements [model if --model is given].",
+)
+@click.option("--model", metavar="M", help="Name of the model, as its endpoint knows it.")
+@click.option(
+    "--base-url", metavar="URL", help="OpenAI-compatible endpoint; its key is read from OPENAI_API_KEY [OpenAI's own]."
+)
+@click.option(
+    "--progress",
+    default="auto",
+    metavar="FORM",
+    help="Progress on standard error: auto, plain, json, none, or json:FD for a descriptor [auto].",
+)
+@click.pass_context
+def make_tasks(ctx: click.Context, /, repo: str | None, out: Path | None, **given: Any) -> None:
+    """Make SWE-smith tasks of the repository REPO: a path, a git bundle, or a URL.
+
+    Bugs are put into its functions. A bug is kept if it breaks up to --max-broken tests that pass each time without it.
+    The repository's code runs in slots only. The dataset is for the environment `swe-smith`:
+
+    \b
+    hermes-rl make-tasks REPO --out DIR
+    hermes-rl validate swe-smith --env.dataset_name=DIR/tasks.jsonl --env.repo_base_url=DIR
+
+    Exits with 0 if there are as many tasks as asked for, 3 if there are fewer, 2 for wrong use, and 130 after Ctrl-C.
+    """
+    from hermes_swe_smith.make_tasks.making import make_tasks as make
+    from hermes_swe_smith.make_tasks.progress import progress_for
+
+    if given["list_kinds"]:
+        _list_kinds(given["as_json"])
+        return
+    if repo is None or out is None:
+        raise click.UsageError("give REPO and --out DIR")
+    display = progress_for(given["progress"], sys.stderr)
+
+    async def work(runtime: Runtime, options: RunOptions) -> Outcome:
+        wanted = _wanted(repo, options, given)
+        if wanted.statement == "template":
+            return await make(runtime, options, wanted, out, progress=display)
+        agent = runtime.agent("model", chosen_agent(ctx, runtime, "model"))
+        if (check := getattr(agent, "check_endpoint", None)) is not None:
+            await check()
+        return await make(runtime, options, wanted, out, writer=agent, progress=display)
+
+    command = f"`hermes-rl make-tasks {shlex.quote(repo)} --out {shlex.quote(str(out))} …` goes on with it"
+    outcome = carry_out(ctx, work, lambda: f"interrupted; {command}")
+    say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else _text(outcome))
+    ctx.exit(0 if outcome.complete else EXIT_INCOMPLETE)
+
+
+def _wanted(repo: str, options: RunOptions, given: dict[str, Any]) -> Wanted:
+    """Return what the command line says.
+
+    Raises:
+        UsageError: a value is wrong.
+    """
+    from hermes_core import UsageError
+    from hermes_swe_smith.make_tasks.making import Wanted
+    from hermes_swe_smith.make_tasks.origin import check_ref
+    from hermes_swe_smith.repos import TestCommand
+
+    if not re.fullmatch(r"((>=)?\d+\.\d+)?", given["python"]):
+        raise UsageError(f"--python {given['python']!r} is not a version", hint="write 3.11, or >=3.9")
+    if given["name"] is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", given["name"], re.ASCII):
+        raise UsageError(f"--name {given['name']!r} can't be a name", hint="use letters, digits, '.', '_' and '-'")
+    try:
+        TestCommand.parse(given["test_command"])
+    except ValueError as error:
+        raise UsageError(f"--test-command: {error}", hint="write `python -m pytest …`") from error
+    listed = None
+    if given["requirements"] is not None:
+        lines = given["requirements"].read_text(encoding="utf-8").splitlines()
+        listed = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    return Wanted(
+        repo=repo,
+        ref=check_ref(given["ref"]),
+        name=given["name"],
+        python=given["python"],
+        requirements=listed,
+        install=given["install"],
+        pythonpath=given["pythonpath"],
+        tests=given["tests"],
+        test_command=given["test_command"],
+        count=given["count"],
+        kinds=_kinds(given["kinds"]),
+        max_broken=given["max_broken"],
+        runs=given["runs"],
+        per_function=given["per_function"],
+        candidates=given["candidates"],
+        test_timeout_s=given["test_timeout"],
+        seed=options.seed or 0,
+        statement=given["statement"] or ("model" if given["model"] else "template"),
+        model=given["model"],
+    )
+
+
+def _all_kinds() -> dict[str, str]:
+    from hermes_swe_smith.make_tasks.candidates import COMBINED
+    from hermes_swe_smith.make_tasks.kinds import kinds
+
+    return {**kinds(), **COMBINED}
+
+
+def _kinds(text: str | None) -> tuple[str, ...]:
+    """Return the kinds that are named, or all but those that are left out.
+
+    Raises:
+        UnknownNameError: there is no such kind.
+    """
+    from hermes_core import UnknownNameError
+
+    known = _all_kinds()
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    for word in words:
+        if word.removeprefix("-") not in known:
+            raise UnknownNameError("kind of bug", word.removeprefix("-"), known)
+    named = [word for word in words if not word.startswith("-")]
+    without = {word[1:] for word in words if word.startswith("-")}
+    return tuple(kind for kind in (named or known) if kind not in without)
+
+
+def _list_kinds(as_json: bool) -> None:
+    known = _all_kinds()
+    if as_json:
+        say(json.dumps([{"kind": kind, "summary": summary} for kind, summary in known.items()], indent=2))
+        return
+    width = max(map(len, known))
+    say("\n".join(f"{kind.ljust(width)}  {summary}" for kind, summary in known.items()))
+
+
+def _text(outcome: Outcome) -> str:
+    """Return the outcome for people."""
+    lines = [
+        f"{outcome.tasks} of {outcome.wanted} tasks of {outcome.repo} in {outcome.folder}, {outcome.elapsed_s:.0f} s"
+    ]
+    for title, counts in (
+        ("kinds", outcome.kinds),
+        ("difficulty", outcome.levels),
+        ("changes tried", outcome.outcomes),
+    ):
+        if counts:
+            lines.append(f"{title}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}")
+    lines.append(f"tests that pass each time: {outcome.stable}")
+    for title, names in (
+        ("flaky tests, which are in no task", outcome.flaky),
+        ("sources left out", outcome.unreadable),
+        ("test files that can't be collected", outcome.broken),
+    ):
+        if names:
+            more = [f"… and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
+            lines += [f"{title}:", *(f"  {name}" for name in [*names[:_NAMED], *more])]
+    if not outcome.complete:
+        lines.append(
+            "nothing is left to try: raise --per-function and --candidates in another --out, or add kinds of bugs"
+        )
+    return "\n".join(lines)

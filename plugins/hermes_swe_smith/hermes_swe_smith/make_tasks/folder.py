@@ -1,0 +1,195 @@
+"""The output folder: the dataset, and in `making` what makes an interrupted run go on.
+
+`making/attempts.jsonl` has a line for each change that was tried. Each is one write of one whole line, so that after
+`kill -9` at most the last line of a file is torn; it is cut off. Everything else is replaced in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hermes_core import OutputError, UsageError
+
+log = logging.getLogger("hermes_core.swe_smith")
+
+TASKS, REPOS, MAKING, ATTEMPTS, PROJECT, RUN = (
+    *("tasks.jsonl", "repos.json", "making", "attempts.jsonl", "project.json", "run.json"),
+)
+
+
+class Folder:
+    """The folder of one run, locked for as long as it is open. It is a context manager. Its methods block.
+
+    Raises:
+        UsageError: it can't be written, or another process writes to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.making = path / MAKING
+        self._lock = -1
+        try:
+            self.making.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.making / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise UsageError(
+                f"another process makes tasks in {path}", hint="wait for it, or choose another --out"
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"can't use {path} as the output folder: {error.strerror}", hint="choose another --out"
+            ) from error
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._lock)
+
+    def check_same(self, configuration: Mapping[str, Any]) -> bool:
+        """Return whether a run is here already, which is the same one.
+
+        Raises:
+            UsageError: it is another one; names the differing options. Or other files are here.
+        """
+        there = self.read(RUN)
+        if there is None:
+            if taken := [name for name in (TASKS, REPOS) if (self.path / name).exists()]:
+                raise UsageError(f"{self.path} has a {taken[0]} that was not made here", hint="choose another --out")
+            self.write(RUN, configuration)
+            return False
+        if there != configuration and not (self.making / ATTEMPTS).exists():
+            self._forget()  # nothing was tried yet: it had failed, or was given up, before
+            self.write(RUN, configuration)
+            return False
+        differing = sorted(
+            key for key in there.keys() | configuration.keys() if there.get(key) != configuration.get(key)
+        )
+        if differing:
+            changes = ", ".join(
+                f"{key} ({there.get(key)!r} there, {configuration.get(key)!r} now)" for key in differing
+            )
+            raise UsageError(
+                f"the tasks in {self.path} are made with other options: {changes}",
+                hint="give the same options to go on with them, or choose another --out",
+            )
+        return True
+
+    def _forget(self) -> None:
+        for path in (*self.making.glob("*.json"), self.path / REPOS, *self.path.glob("repos/*.bundle")):
+            path.unlink(missing_ok=True)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return what was written under a name in `making`, or None.
+
+        Raises:
+            UsageError: it can't be read.
+        """
+        try:
+            value = json.loads((self.making / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.making / name} can't be read: {error}", hint="choose another --out") from error
+        return value if isinstance(value, dict) else None
+
+    def write(self, name: str, value: object, *, beside: bool = False) -> None:
+        """Replace a JSON file of `making`, or of the dataset if `beside`."""
+        folder = self.path if beside else self.making
+        self.write_bytes(folder / name, json.dumps(value, indent=1).encode() + b"\n")
+
+    @staticmethod
+    def write_bytes(path: Path, data: bytes) -> None:
+        """Replace a file in one step.
+
+        Raises:
+            OutputError: the disk is full or fails.
+        """
+        beside = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError as error:
+            raise OutputError(
+                f"can't write {path}: {error.strerror}", hint="free some space, and start again"
+            ) from error
+
+    def lines(self, name: str, *, beside: bool = False) -> Lines:
+        """Return a file of JSON lines: of `making`, or of the dataset."""
+        return Lines((self.path if beside else self.making) / name)
+
+
+class Lines:
+    """A file of JSON lines. A torn last line is cut off when it is opened. Its methods block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.values = [*_whole_lines(path)]
+        """What it had when it was opened."""
+        self._file = -1
+        self._size = 0
+
+    def append(self, value: Mapping[str, Any]) -> None:
+        """Add a line.
+
+        Raises:
+            OutputError: the disk is full or fails; the written part is removed.
+        """
+        line = json.dumps(value).encode() + b"\n"
+        written = 0
+        try:
+            if self._file < 0:
+                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._size = os.fstat(self._file).st_size
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError as error:
+            if self._file >= 0:
+                os.ftruncate(self._file, self._size)
+            raise OutputError(
+                f"can't write to {self.path}: {error.strerror}",
+                hint="free some space, and start again with the same --out",
+            ) from error
+        self._size += len(line)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines' values, and cut off what is torn at the end.
+
+    Raises:
+        UsageError: another line is no JSON object.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        end = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    log.warning("%s: the last line is torn, as after a crash, and is made again", path)
+                    os.truncate(path, end)
+                    return
+                end += len(line)
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise UsageError(f"{path}, line {number}: not JSON", hint="remove that line to go on") from error
+                if isinstance(value, dict):
+                    yield value

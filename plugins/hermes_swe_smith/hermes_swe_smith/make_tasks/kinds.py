@@ -1,0 +1,581 @@
+"""The kinds of bugs: each finds its places in a function, and says what to change in the text there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hermes_swe_smith.make_tasks.sources import DEFINITIONS, Edit, Function, Source, Span, nested_blocks
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A change of one function."""
+
+    kind: str
+    edits: tuple[Edit, ...]
+    lines: tuple[int, int]
+    """The first and the last line that run whenever the changed code does: tests that run none do not notice."""
+
+
+class Place:
+    """A function of a source, as the kinds look at it."""
+
+    def __init__(self, source: Source, function: Function) -> None:
+        self.source = source
+        self.function = function
+        self.blocks = [*_blocks(function.node)]
+        self.statements = [statement for block in self.blocks for statement in block]
+
+    def text(self, span: Span) -> str:
+        """Return the text of a place."""
+        return self.source.text[span[0] : span[1]]
+
+    def expressions(self) -> Iterator[tuple[ast.stmt, ast.expr]]:
+        """Yield every expression with its statement: not those in annotations, in f-strings (whose places are not
+        known in every Python) and in definitions inside this one."""
+        for statement in self.statements:
+            yield from ((statement, each) for each in _expressions(statement))
+
+    def inner(self, node: ast.expr, parent: ast.expr) -> Span:
+        """Return where a part of an expression is, with its parentheses."""
+        return self.source.with_parentheses(node, self.source.span(parent))
+
+    def argument(self, node: ast.expr | ast.keyword, call: ast.Call) -> Span:
+        """Return where an argument of a call is, with its own parentheses."""
+        end = self.source.span(call)[1]
+        opening = next(
+            token for token in self.source.tokens_in(self.source.span(call.func)[1], end) if token.string == "("
+        )
+        inside = (opening.end, end - 1)
+        if not isinstance(node, ast.keyword):
+            return self.source.with_parentheses(node, inside)
+        return self.source.span(node)[0], self.source.with_parentheses(node.value, inside)[1]
+
+    def operator(self, left: ast.expr, right: ast.expr, *words: str) -> Span | None:
+        """Return where the operator between two operands is."""
+        start, end = self.source.span(left)[1], self.source.span(right)[0]
+        found = self.source.tokens_in(start, end)
+        for index in range(len(found) - len(words) + 1):
+            part = found[index : index + len(words)]
+            if [token.string for token in part] == [*words]:
+                return part[0].start, part[-1].end
+        return None
+
+
+Changes = Iterator[tuple[ast.stmt, list[Edit]]]
+"""Each change with the statement that it is in."""
+
+_KINDS: dict[str, tuple[str, Callable[[Place], Changes]]] = {}
+
+
+def kinds() -> dict[str, str]:
+    """Return every kind with what it does."""
+    return {name: summary for name, (summary, _) in _KINDS.items()}
+
+
+def mutations(source: Source, function: Function, wanted: Sequence[str]) -> Iterator[Mutation]:
+    """Yield every change of these kinds to a function. Some may not parse, or change nothing."""
+    place = Place(source, function)
+    for kind in wanted:
+        for statement, edits in _KINDS[kind][1](place):
+            yield Mutation(kind, tuple(sorted(edits)), _lines(statement, function))
+
+
+def _lines(statement: ast.stmt, function: Function) -> tuple[int, int]:
+    if statement is function.node:
+        return function.lines[0], function.lines[-1]
+    first_block = next(nested_blocks(statement), None)
+    last = statement.end_lineno or statement.lineno
+    if first_block is not None:
+        last = max(statement.lineno, first_block[0].lineno - 1)
+    elif isinstance(statement, DEFINITIONS):
+        last = statement.lineno
+    return statement.lineno, last
+
+
+def _kind(name: str, summary: str) -> Callable[[Callable[[Place], Changes]], Callable[[Place], Changes]]:
+    def register(find: Callable[[Place], Changes]) -> Callable[[Place], Changes]:
+        _KINDS[name] = (summary, find)
+        return find
+
+    return register
+
+
+# ---------------------------------------------------------------------- operators
+
+
+_BINARY: dict[type[ast.operator], tuple[str, tuple[str, ...]]] = {
+    ast.Add: ("+", ("-",)),
+    ast.Sub: ("-", ("+",)),
+    ast.Mult: ("*", ("+", "/")),
+    ast.Div: ("/", ("*", "//")),
+    ast.FloorDiv: ("//", ("/", "*")),
+    ast.Mod: ("%", ("//",)),
+    ast.Pow: ("**", ("*",)),
+    ast.LShift: ("<<", (">>",)),
+    ast.RShift: (">>", ("<<",)),
+    ast.BitAnd: ("&", ("|",)),
+    ast.BitOr: ("|", ("&",)),
+    ast.BitXor: ("^", ("&",)),
+}
+_COMPARISONS: dict[type[ast.cmpop], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ast.Lt: (("<",), ("<=", ">")),
+    ast.LtE: (("<=",), ("<", ">=")),
+    ast.Gt: ((">",), (">=", "<")),
+    ast.GtE: ((">=",), (">", "<=")),
+    ast.Eq: (("==",), ("!=",)),
+    ast.NotEq: (("!=",), ("==",)),
+    ast.In: (("in",), ("not in",)),
+    ast.NotIn: (("not", "in"), ("in",)),
+    ast.Is: (("is",), ("is not",)),
+    ast.IsNot: (("is", "not"), ("is",)),
+}
+_OPPOSITE: dict[type[ast.cmpop], str] = {
+    ast.Lt: ">=",
+    ast.LtE: ">",
+    ast.Gt: "<=",
+    ast.GtE: "<",
+    **{kind: new[0] for kind, (_, new) in _COMPARISONS.items() if len(new) == 1},
+}
+
+
+@_kind("op-change", "an operator becomes a related one: + and -, < and <=, == and !=, and and or, in and not in")
+def _op_change(place: Place) -> Changes:
+    for statement, node in place.expressions():
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY and not _is_text(node.left):
+            sign, others = _BINARY[type(node.op)]
+            yield from _replaced(statement, place.operator(node.left, node.right, sign), others)
+        elif isinstance(node, ast.Compare):
+            for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+                words, others = _COMPARISONS[type(op)]
+                yield from _replaced(statement, place.operator(left, right, *words), others)
+        elif isinstance(node, ast.BoolOp):
+            word, other = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+            for left, right in pairwise(node.values):
+                yield from _replaced(statement, place.operator(left, right, word), (other,))
+    for statement in place.statements:
+        if isinstance(statement, ast.AugAssign) and type(statement.op) in _BINARY:
+            sign, others = _BINARY[type(statement.op)]
+            span = place.operator(statement.target, statement.value, f"{sign}=")
+            yield from _replaced(statement, span, tuple(f"{other}=" for other in others))
+
+
+@_kind("op-drop", "a `not` or a minus sign is gone")
+def _op_drop(place: Place) -> Changes:
+    for statement, node in place.expressions():
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
+            yield statement, [Edit(place.source.span(node)[0], place.inner(node.operand, node)[0], "")]
+
+
+@_kind("op-swap", "the operands of an operator change places: a - b becomes b - a")
+def _op_swap(place: Place) -> Changes:
+    directed = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift, ast.MatMult)
+    ordered = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In)
+    for statement, node in place.expressions():
+        if isinstance(node, ast.BinOp) and not _is_text(node.left):
+            if isinstance(node.op, directed) or (isinstance(node.op, ast.Add) and _is_text(node.right)):
+                yield statement, _exchanged(place, place.inner(node.left, node), place.inner(node.right, node))
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ordered):
+            right = node.comparators[0]
+            yield statement, _exchanged(place, place.inner(node.left, node), place.inner(right, node))
+
+
+@_kind("op-shorten", "a part of a chain of operators is gone: a and b and c becomes a and c")
+def _op_shorten(place: Place) -> Changes:
+    for statement, node in place.expressions():
+        if isinstance(node, ast.BoolOp):
+            for left, right in pairwise(node.values):
+                end, start = place.inner(left, node)[1], place.inner(right, node)
+                yield statement, [Edit(end, start[1], "")]
+            first, second = place.inner(node.values[0], node), place.inner(node.values[1], node)
+            yield statement, [Edit(first[0], second[0], "")]
+        elif isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp):
+            middle = place.inner(node.left.right, node.left)
+            yield statement, [Edit(place.inner(node.left.left, node.left)[1], middle[1], "")]
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+
+
+def _replaced(statement: ast.stmt, span: Span | None, others: Sequence[str]) -> Changes:
+    if span is not None:
+        yield from ((statement, [Edit(*span, other)]) for other in others)
+
+
+def _exchanged(place: Place, one: Span, other: Span) -> list[Edit]:
+    return [Edit(*one, place.text(other)), Edit(*other, place.text(one))]
+
+
+# ---------------------------------------------------------------------- conditions and branches
+
+
+@_kind("condition-invert", "the condition of an if, a while, a conditional expression or a filter is inverted")
+def _condition_invert(place: Place) -> Changes:
+    for statement in place.statements:
+        if isinstance(statement, ast.If | ast.While):
+            yield statement, _inverted(place, statement.test)
+        elif isinstance(statement, ast.Match):
+            yield from ((statement, _inverted(place, case.guard)) for case in statement.cases if case.guard)
+    for statement, node in place.expressions():
+        if isinstance(node, ast.IfExp):
+            yield statement, _inverted(place, node.test)
+        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            tests = [test for generator in node.generators for test in generator.ifs]
+            yield from ((statement, _inverted(place, test)) for test in tests)
+
+
+def _inverted(place: Place, test: ast.expr) -> list[Edit]:
+    start, end = place.source.span(test)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return [Edit(start, place.inner(test.operand, test)[0], "")]
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        words, _ = _COMPARISONS[type(test.ops[0])]
+        if (span := place.operator(test.left, test.comparators[0], *words)) is not None:
+            return [Edit(*span, _OPPOSITE[type(test.ops[0])])]
+    if isinstance(test, ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.Constant):
+        return [Edit(start, start, "not ")]
+    return [Edit(start, start, "not ("), Edit(end, end, ")")]
+
+
+@_kind("branch-swap", "two branches change places: those of an if, of a conditional expression, of a match")
+def _branch_swap(place: Place) -> Changes:
+    for statement in place.statements:
+        if isinstance(statement, ast.If) and statement.orelse:
+            other = statement.orelse
+            if len(other) == 1 and isinstance(other[0], ast.If) and _is_elif(place, other[0]):
+                other = other[0].body
+            yield from _swapped_blocks(place, statement, statement.body, other)
+        elif isinstance(statement, ast.Match):
+            for one, two in pairwise(statement.cases):
+                yield from _swapped_blocks(place, statement, one.body, two.body)
+    for statement, node in place.expressions():
+        if isinstance(node, ast.IfExp):
+            yield statement, _exchanged(place, place.inner(node.body, node), place.inner(node.orelse, node))
+
+
+def _swapped_blocks(place: Place, statement: ast.stmt, one: list[ast.stmt], two: list[ast.stmt]) -> Changes:
+    spans = [place.source.whole_lines(block[0], block[-1]) for block in (one, two)]
+    if spans[0] is None or spans[1] is None:
+        return
+    if place.source.indentation(one[0]) != place.source.indentation(two[0]):
+        return
+    texts = [place.text(span).rstrip("\r\n") for span in spans if span]
+    ends = [(span[0], span[0] + len(text)) for span, text in zip(spans, texts, strict=True) if span]
+    yield statement, [Edit(*ends[0], texts[1]), Edit(*ends[1], texts[0])]
+
+
+def _is_elif(place: Place, node: ast.If) -> bool:
+    return place.source.text.startswith("elif", place.source.span(node)[0])
+
+
+@_kind("remove-branch", "an if without else, an elif or an else is gone")
+def _remove_branch(place: Place) -> Changes:
+    for block in place.blocks:
+        for statement in block:
+            if not isinstance(statement, ast.If) or _is_elif(place, statement):
+                continue
+            if statement.orelse:
+                yield from _shorter_chain(place, statement)
+            else:
+                yield statement, _removed(place, block, statement)
+
+
+def _shorter_chain(place: Place, statement: ast.If) -> Changes:
+    """Take away each elif of a chain, and its else."""
+    node = statement
+    while node.orelse:
+        last = node.body[-1]
+        follows = node.orelse[0]
+        if len(node.orelse) == 1 and isinstance(follows, ast.If) and _is_elif(place, follows):
+            lines = place.source.whole_lines(follows, follows.body[-1])
+            if lines is not None:
+                yield statement, [Edit(*lines, "")]
+            node = follows
+            continue
+        words = place.source.tokens_in(place.source.span(last)[1], place.source.span(follows)[0])
+        word = next((token for token in words if token.string == "else"), None)
+        end = place.source.whole_lines(node.orelse[0], node.orelse[-1])
+        if word is not None and end is not None:
+            start = place.source.starts[place.source.line_of(word.start) - 1]
+            if not place.source.text[start : word.start].strip():
+                yield statement, [Edit(start, end[1], "")]
+        return
+
+
+@_kind("loop-control", "break and continue change places")
+def _loop_control(place: Place) -> Changes:
+    for statement in place.statements:
+        if isinstance(statement, ast.Break | ast.Continue):
+            word = "continue" if isinstance(statement, ast.Break) else "break"
+            yield statement, [Edit(*place.source.span(statement), word)]
+
+
+# ---------------------------------------------------------------------- removal
+
+
+@_kind("remove-assignment", "an assignment is gone")
+def _remove_assignment(place: Place) -> Changes:
+    yield from _without(place, ast.Assign | ast.AugAssign | ast.AnnAssign)
+
+
+@_kind("remove-call", "a call whose value nobody uses is gone, or a del")
+def _remove_call(place: Place) -> Changes:
+    for block in place.blocks:
+        for statement in block:
+            used = isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Constant)
+            if used or isinstance(statement, ast.Delete):
+                yield statement, _removed(place, block, statement)
+
+
+@_kind("remove-loop", "a for or while loop is gone")
+def _remove_loop(place: Place) -> Changes:
+    yield from _without(place, ast.For | ast.AsyncFor | ast.While)
+
+
+@_kind("remove-return", "a return is gone")
+def _remove_return(place: Place) -> Changes:
+    yield from _without(place, ast.Return)
+
+
+@_kind("remove-raise", "a raise is gone")
+def _remove_raise(place: Place) -> Changes:
+    yield from _without(place, ast.Raise)
+
+
+def _without(place: Place, wanted: type | object) -> Changes:
+    for block in place.blocks:
+        for statement in block:
+            if isinstance(statement, wanted):  # type: ignore[arg-type]
+                yield statement, _removed(place, block, statement)
+
+
+def _removed(place: Place, block: Sequence[ast.stmt], statement: ast.stmt) -> list[Edit]:
+    """Take a statement away, or put `pass` (or a bare return) where a block would be empty, or where other code is on
+    its lines."""
+    lines = place.source.whole_lines(statement)
+    if lines is None or len(block) == 1:
+        word = "return" if isinstance(statement, ast.Return) else "pass"
+        return [Edit(*place.source.span(statement), word)]
+    return [Edit(*lines, "")]
+
+
+@_kind("remove-wrapper", "a with or a try is gone, and its body stays")
+def _remove_wrapper(place: Place) -> Changes:
+    for statement in place.statements:
+        if not isinstance(statement, ast.With | ast.AsyncWith | ast.Try | getattr(ast, "TryStar", ast.Try)):
+            continue
+        whole, body = (
+            place.source.whole_lines(statement),
+            place.source.whole_lines(statement.body[0], statement.body[-1]),
+        )
+        outer, inner = place.source.indentation(statement), place.source.indentation(statement.body[0])
+        if whole is None or body is None or not inner.startswith(outer) or _has_long_text(place, body):
+            continue
+        lines = re.findall(r"[^\n]*\n|[^\n]+", place.text(body))
+        dedented = [outer + line.removeprefix(inner) if line.startswith(inner) else line for line in lines]
+        yield statement, [Edit(*whole, "".join(dedented))]
+
+
+def _has_long_text(place: Place, span: Span) -> bool:
+    """Return whether a text of several lines is there, which would lose its own white space."""
+    return any("\n" in token.string for token in place.source.tokens_in(*span))
+
+
+@_kind("remove-method", "a method of a class with a base is gone")
+def _remove_method(place: Place) -> Changes:
+    function = place.function
+    if function.of_class is None or not function.of_class.bases:
+        return
+    yield function.node, _removed(place, function.of_class.body, function.node)
+
+
+@_kind("remove-decorator", "a decorator is gone")
+def _remove_decorator(place: Place) -> Changes:
+    source, node = place.source, place.function.node
+    for decorator in node.decorator_list:
+        start, end = source.starts[source.line_of(source.span(decorator)[0]) - 1], source.span(decorator)[1]
+        stop = source.starts[source.line_of(end)]
+        if source.text[start:end].lstrip(" \t\f").startswith("@"):
+            yield node, [Edit(start, stop, "")]
+
+
+# ---------------------------------------------------------------------- constants
+
+
+@_kind("constant-change", "a number or a truth value changes, also a default")
+def _constant_change(place: Place) -> Changes:
+    for statement, node in place.expressions():
+        if isinstance(node, ast.Constant):
+            yield from _other_constants(place, statement, node)
+    arguments = place.function.node.args
+    for default in [*arguments.defaults, *(each for each in arguments.kw_defaults if each is not None)]:
+        if isinstance(default, ast.Constant):
+            yield from _other_constants(place, place.function.node, default)
+
+
+def _other_constants(place: Place, statement: ast.stmt, node: ast.Constant) -> Changes:
+    span = place.source.span(node)
+    written = place.text(span)
+    if isinstance(node.value, bool):
+        yield statement, [Edit(*span, str(not node.value))]
+    elif isinstance(node.value, int) and re.fullmatch(r"\d{1,18}", written):
+        yield statement, [Edit(*span, str(node.value + 1))]
+        if node.value > 0:
+            yield statement, [Edit(*span, str(node.value - 1))]
+    elif isinstance(node.value, float) and re.fullmatch(r"\d{1,12}\.\d{0,12}", written):
+        yield statement, [Edit(*span, repr(node.value + 1.0))]
+
+
+_SHORT_TEXT = re.compile(r"""([rRbBuU]{0,2})(["'])([^\\"'\n\r{}%]{1,40})\2""")
+
+
+@_kind("text-change", "a short text loses its last character")
+def _text_change(place: Place) -> Changes:
+    alone = {id(each.value) for each in place.statements if isinstance(each, ast.Expr)}
+    for statement, node in place.expressions():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and id(node) not in alone:
+            span = place.source.span(node)
+            if (match := _SHORT_TEXT.fullmatch(place.text(span))) is not None:
+                prefix, quote, inside = match.groups()
+                yield statement, [Edit(*span, f"{prefix}{quote}{inside[:-1]}{quote}")]
+
+
+_NO_END = (ast.Constant, ast.Starred)
+
+
+@_kind("bound-shift", "a bound of a slice or a range is off by one")
+def _bound_shift(place: Place) -> Changes:
+    for statement, node in place.expressions():
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            for bound in (node.slice.lower, node.slice.upper):
+                if bound is not None and not isinstance(bound, ast.Constant):
+                    yield statement, _plus(place, bound, "+ 1")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+            ends = node.args[-1:] if len(node.args) < 3 else []
+            yield from ((statement, _plus(place, end, "- 1")) for end in ends if not isinstance(end, _NO_END))
+
+
+def _plus(place: Place, node: ast.expr, more: str) -> list[Edit]:
+    start, end = place.source.span(node)
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call | ast.BinOp | ast.UnaryOp):
+        return [Edit(end, end, f" {more}")]
+    return [Edit(start, start, "("), Edit(end, end, f") {more}")]
+
+
+# ---------------------------------------------------------------------- calls
+
+
+@_kind("call-reorder", "two statements that follow each other, at least one of them a call, change places")
+def _call_reorder(place: Place) -> Changes:
+    plain = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
+    for block in place.blocks:
+        for one, two in pairwise(block):
+            if not (isinstance(one, plain) and isinstance(two, plain)) or not (_calls(one) or _calls(two)):
+                continue
+            if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
+                continue
+            if all(place.source.whole_lines(each) for each in (one, two)):
+                yield one, _exchanged(place, place.source.span(one), place.source.span(two))
+
+
+def _calls(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Call) for node in ast.walk(statement))
+
+
+@_kind("argument-swap", "two arguments of a call change places")
+def _argument_swap(place: Place) -> Changes:
+    for statement, node in place.expressions():
+        if isinstance(node, ast.Call):
+            for one, two in pairwise(node.args):
+                if not isinstance(one, ast.Starred) and not isinstance(two, ast.Starred):
+                    yield statement, _exchanged(place, place.argument(one, node), place.argument(two, node))
+
+
+@_kind("argument-drop", "a keyword argument of a call is gone")
+def _argument_drop(place: Place) -> Changes:
+    for statement, node in place.expressions():
+        if not isinstance(node, ast.Call):
+            continue
+        every: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
+        spans = sorted(place.argument(each, node) for each in every)
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                continue
+            span = place.argument(keyword, node)
+            index = spans.index(span)
+            if index:
+                yield statement, [Edit(spans[index - 1][1], span[1], "")]
+            elif len(spans) > 1:
+                yield statement, [Edit(span[0], spans[1][0], "")]
+            else:
+                yield statement, [Edit(*span, "")]
+
+
+@_kind("name-change", "another parameter of the function is used in place of the right one")
+def _name_change(place: Place) -> Changes:
+    arguments = place.function.node.args
+    named = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    if place.function.of_class is not None:
+        named = named[1:]
+    if len(named) < 2:
+        return
+    following = dict(zip(named, [*named[1:], named[0]], strict=True))
+    for statement, node in place.expressions():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in following:
+            yield statement, [Edit(*place.source.span(node), following[node.id])]
+
+
+@_kind("except-narrow", "an except catches one kind of exception less")
+def _except_narrow(place: Place) -> Changes:
+    for statement in place.statements:
+        for handler in getattr(statement, "handlers", ()):
+            if isinstance(handler.type, ast.Tuple) and len(handler.type.elts) > 1:
+                one, two = handler.type.elts[-2:]
+                end = place.source.span(two)[1]
+                comma = "," if len(handler.type.elts) == 2 else ""
+                yield statement, [Edit(place.source.span(one)[1], end, comma)]
+
+
+# ---------------------------------------------------------------------- what belongs to a function
+
+
+def _blocks(function: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield the function's blocks of statements, without those of definitions inside it."""
+    pending = [function.body]  # type: ignore[attr-defined]
+    while pending:
+        block = pending.pop()
+        yield block
+        for statement in block:
+            pending.extend(nested_blocks(statement))
+
+
+def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
+    if isinstance(statement, DEFINITIONS):
+        return
+    pending: list[ast.AST] = [*_parts(statement)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.JoinedStr) or type(node).__name__ == "TemplateStr":
+            continue
+        if isinstance(node, ast.expr):
+            yield node
+        pending.extend(reversed([*ast.iter_child_nodes(node)]))
+
+
+def _parts(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the statement's own parts: not the statements in it, nor annotations."""
+    for name, value in ast.iter_fields(statement):
+        if name == "annotation":
+            continue
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, ast.ExceptHandler):
+                yield from [part.type] if part.type else []
+            elif isinstance(part, ast.match_case):
+                yield from [part.guard] if part.guard else []
+            elif isinstance(part, ast.AST) and not isinstance(part, ast.stmt):
+                yield part

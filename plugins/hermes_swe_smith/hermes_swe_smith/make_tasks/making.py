@@ -1,0 +1,745 @@
+"""Makes the tasks: measures the repository's tests, tries changes in slots, and keeps those that are sound tasks.
+
+The changes are tried at the same time and decided in their order, so that the same seed gives the same tasks as long
+as the tests behave the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hermes_core import (
+    Agent,
+    DatasetError,
+    Environment,
+    HermesError,
+    InfraError,
+    Item,
+    LeasedSlot,
+    NewSandbox,
+    PytestReport,
+    RolloutContext,
+    RunOptions,
+    Runtime,
+    SingleFlight,
+    TaskSet,
+    UsageError,
+    hookimpl,
+    open_session,
+)
+from hermes_swe_smith.config import SweSmithConfig
+from hermes_swe_smith.dependencies import installer_variables
+from hermes_swe_smith.guard import Guard
+from hermes_swe_smith.make_tasks import difficulty, requirements, statement
+from hermes_swe_smith.make_tasks.bench import Bench, Surveyed, SurveyedTest
+from hermes_swe_smith.make_tasks.candidates import COMBINED, Candidate, combinations, singles
+from hermes_swe_smith.make_tasks.folder import ATTEMPTS, PROJECT, REPOS, TASKS, Folder
+from hermes_swe_smith.make_tasks.origin import Origin
+from hermes_swe_smith.make_tasks.progress import NoProgress, Progress, Standing
+from hermes_swe_smith.make_tasks.project import find_needs, import_project, read_sources
+from hermes_swe_smith.make_tasks.sources import Source as PythonSource
+from hermes_swe_smith.make_tasks.sources import Unreadable, meaning, read_source
+from hermes_swe_smith.repos import Source, TestCommand
+from hermes_swe_smith.rows import Task
+from hermes_swe_smith.workspace import operate, prepare_programs
+
+log = logging.getLogger("hermes_core.swe_smith")
+
+T = TypeVar("T")
+Record = dict[str, Any]
+
+SURVEY, MEASURED = "survey.json", "measured.json"
+
+KEPT = "kept"
+"""The outcome of a change that is a sound task."""
+
+_SINGLES_PER_COMBINATION = 4
+_COMBINATIONS_TRIED = 3
+_ATTEMPTS = 3
+"""How often work is tried that the infrastructure breaks off."""
+_AHEAD = 2
+"""How many more changes than there are slots are decided on before the first of them is."""
+_COLLECTED = frozenset({"passed", "failed", "error"})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be made, and of what."""
+
+    repo: str
+    ref: str = "HEAD"
+    name: str | None = None
+    """`owner__name`; None takes it from `repo`."""
+    python: str = ""
+    requirements: tuple[str, ...] | None = None
+    install: tuple[str, ...] = ()
+    pythonpath: str | None = None
+    tests: tuple[str, ...] = ()
+    test_command: str = "python -m pytest"
+    count: int = 50
+    kinds: tuple[str, ...] = ()
+    max_broken: int = 40
+    runs: int = 5
+    per_function: int = 4
+    candidates: int = 40
+    test_timeout_s: float = 600.0
+    install_timeout_s: float = 1200.0
+    seed: int = 0
+    statement: str = "template"
+    model: str | None = None
+
+    def configuration(self) -> Record:
+        """Return what must be the same when a run goes on: what changes the tasks."""
+        values = json.loads(json.dumps(asdict(self)))
+        return {key: value for key, value in values.items() if key not in ("count", "install_timeout_s")}
+
+
+@dataclass
+class Outcome:
+    """What a run gave."""
+
+    wanted: int
+    folder: str
+    repo: str = ""
+    tasks: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """How many changes had each outcome."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    levels: Counter[str] = field(default_factory=Counter)
+    stable: int = 0
+    """How many tests passed every time."""
+    flaky: list[str] = field(default_factory=list)
+    """Tests that passed sometimes. They are in no task."""
+    unreadable: list[str] = field(default_factory=list)
+    """Sources that were left out, each with the reason."""
+    broken: list[str] = field(default_factory=list)
+    """Test files that can't be collected, each with the end of the reason."""
+    elapsed_s: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Return whether there are as many tasks as wanted."""
+        return self.tasks >= self.wanted
+
+    def to_dict(self) -> Record:
+        """Return it as JSON values."""
+        return {**asdict(self), "complete": self.complete}
+
+
+class _Making(Environment):
+    """What the sandboxes are opened for. It has no items: the work is done beside rollouts."""
+
+    name = "make-tasks"
+    scored = False
+    hides_files = True
+
+    def __init__(self, prepare: Callable[[NewSandbox], Any]) -> None:
+        super().__init__()
+        self._prepare = prepare
+
+    def items(self) -> Sequence[Item]:
+        """Return nothing."""
+        return ()
+
+    def format_prompt(self, item: Item) -> str:
+        """Return nothing: there are no items."""
+        return ""
+
+    async def prepare_sandbox(self, sandbox: NewSandbox) -> None:
+        """Bring everything into a sandbox whose network is cut afterwards."""
+        await self._prepare(sandbox)
+
+    @hookimpl
+    async def setup_trajectory_workspace(self) -> dict[str, Any]:
+        """Do nothing: there are no items."""
+        return {}
+
+
+async def make_tasks(
+    runtime: Runtime,
+    options: RunOptions,
+    wanted: Wanted,
+    out: Path,
+    *,
+    writer: Agent | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Make tasks, or go on with those in the folder, until there are as many as wanted or nothing is left to try.
+
+    Args:
+        writer: writes the problem statements; None takes the template.
+
+    Raises:
+        UsageError: what is asked for can't be, or the folder has other tasks.
+        DatasetError: the repository or its tests can't be used.
+        SetupFailed: what the tests need can't be installed.
+        InfraError: the sandboxes failed again and again.
+    """
+    _check_level(runtime, options)
+    origin = await asyncio.to_thread(Origin.parse, wanted.repo)
+    folder = await asyncio.to_thread(Folder, out)
+    with folder:
+        await asyncio.to_thread(folder.check_same, wanted.configuration())
+        display = progress or NoProgress()
+        maker = _Maker(folder, wanted, origin, writer, display)
+        try:
+            async with (
+                maker.working(),
+                open_session(runtime, _Making(maker.prepare), "nop", options) as session,
+                session.sandboxes() as context,
+            ):
+                return await maker.make(context, session.room)
+        except ExceptionGroup as group:  # of things that were done at the same time
+            expected = [error for error in group.exceptions if isinstance(error, HermesError)]
+            if not expected:
+                raise
+            raise expected[0] from group
+        finally:
+            display.show(maker.standing, last=True)
+
+
+def _check_level(runtime: Runtime, options: RunOptions) -> None:
+    """Refuse to run a stranger's tests on this host without isolation.
+
+    Raises:
+        UsageError: that was asked for.
+    """
+    weak = options.isolation == "shared"
+    if weak and not options.allow_unisolated and runtime.backend(options.backend).capabilities.on_driver_host:
+        raise UsageError(
+            "the repository's tests would run on this host, with your rights (isolation 'shared')",
+            hint="use --isolation user or namespace, another backend, or --allow-unisolated if you trust them",
+        )
+
+
+class _Maker:
+    """One run."""
+
+    def __init__(self, folder: Folder, wanted: Wanted, origin: Origin, writer: Agent | None, display: Progress) -> None:
+        self.standing = Standing(total=wanted.count)
+        self._folder = folder
+        self._wanted = wanted
+        self._origin = origin
+        self._writer = writer
+        self._display = display
+        self._tasks = TaskSet()
+        self._opening: SingleFlight[Bench] = SingleFlight("reading the repository", keep=True)
+        self._variables = installer_variables(SweSmithConfig().installer_variables)
+        self._project: Record = {}
+        self._sources: dict[str, PythonSource] = {}
+        self._surveyed = Surveyed((), SurveyedTest("", "", 0.0, {}))
+        self._by_id: dict[str, SurveyedTest] = {}
+        self._stable: list[str] = []
+        self._full_s = 0.0
+        self._done: dict[str, Record] = {}
+        self._meanings: dict[str, Any] = {}
+        self._outcome = Outcome(wanted.count, str(folder.path))
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Keep the files and the thread open while the block runs."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="make-tasks")
+        self._attempts = await asyncio.to_thread(self._folder.lines, ATTEMPTS)
+        self._rows = await asyncio.to_thread(self._folder.lines, TASKS, beside=True)
+        self._done = {value["key"]: value for value in self._attempts.values}
+        try:
+            yield
+        finally:
+            self._attempts.close()
+            self._rows.close()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            await self._tasks.aclose()
+
+    async def prepare(self, site: LeasedSlot | NewSandbox) -> None:
+        """Bring the repository and what its tests need to a sandbox."""
+        bench = await self._bench(site)
+        await bench.ground(site)
+
+    async def make(self, context: RolloutContext, room: int) -> Outcome:
+        """Do all of it, in these sandboxes."""
+        self._backend = context.backend
+        self._room = room
+        self._seats = asyncio.Semaphore(room)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        self._show("reading the repository")
+        async with self._slot("open") as slot:
+            bench = await self._bench(slot)
+            self._show("installing what the tests need")
+            await bench.ground(slot)
+        await self._survey(bench)
+        await self._measure(bench)
+        self._show("choosing changes")
+        chosen = await self._in_thread(self._choose, bench)
+        self._show("trying changes")
+        async with asyncio.TaskGroup() as group:
+            await self._decide(bench, chosen, group)
+        outcome = self._outcome
+        outcome.elapsed_s = round(clock() - began, 1)
+        outcome.repo, outcome.stable = self._project["repo"], len(self._stable)
+        self._show("done")
+        return outcome
+
+    # ------------------------------------------------------------------ the repository
+
+    async def _bench(self, site: LeasedSlot | NewSandbox) -> Bench:
+        return await self._opening.get(self._tasks, functools.partial(self._open, site))
+
+    async def _open(self, site: LeasedSlot | NewSandbox) -> Bench:
+        """Read the repository: from its origin the first time, and later from the bundle in the folder."""
+        wanted, limit = self._wanted, self._wanted.install_timeout_s
+        project = await asyncio.to_thread(self._folder.read, PROJECT)
+        if project is None:
+            project = await self._import(site)
+        self._project = project
+        bench = self._bench_of(project)
+        repository = await bench.repository(site)
+        bench.files = await read_sources(site, repository)
+        self._sources = await self._in_thread(self._read, bench)
+        if "pins" not in project:
+            imported = project.pop("imported")
+            needs = await find_needs(
+                site,
+                imported,
+                repository,
+                python=wanted.python,
+                wanted=wanted.requirements,
+                install=wanted.install,
+                env=self._variables,
+                timeout_s=limit,
+            )
+            path = wanted.pythonpath or requirements.import_path(imported.files, list(bench.files))
+            project.update(python=needs.python, pins=list(needs.pins), pythonpath=path)
+            await asyncio.to_thread(self._write_dataset, project)
+            files = bench.files
+            bench = self._bench_of(project)
+            bench.files = files
+        return bench
+
+    async def _import(self, site: LeasedSlot | NewSandbox) -> Record:
+        wanted = self._wanted
+        name = wanted.name or self._origin.name
+        imported = await import_project(
+            site, self._origin, wanted.ref, name, env=self._variables, timeout_s=wanted.install_timeout_s
+        )
+        full = f"{name}.{imported.upstream[:8]}"
+        bundle = f"repos/{full}.bundle"
+        await asyncio.to_thread(self._folder.write_bytes, self._folder.path / bundle, imported.bundle)
+        return {
+            "repo": f"swesmith/{full}",
+            "upstream": imported.upstream,
+            "commit": imported.commit,
+            "bundle": bundle,
+            "imported": imported,
+        }
+
+    def _bench_of(self, project: Mapping[str, Any]) -> Bench:
+        bundle = self._folder.path / project["bundle"]
+        full = project["repo"].split("/", 1)[1]
+        source = Source(
+            key=f"{full}-{project['commit'][:16]}",
+            commit=project["commit"],
+            bundle=bundle.read_bytes,
+            python=project.get("python", ""),
+            requirements=tuple(project.get("pins", ())),
+            pythonpath=tuple(project.get("pythonpath", ".").split(":")),
+            command=TestCommand.parse(self._wanted.test_command),
+        )
+        task = Task(
+            instance_id=full,
+            repo=project["repo"],
+            variant="swe-smith",
+            base_commit=None,
+            base_is="clean",
+            patch="",
+            patch_is="bug",
+            test_patch="",
+            problem_statement="",
+            text="",
+            fail_to_pass=(),
+            pass_to_pass=(),
+            image=None,
+        )
+        return Bench(task, source, self._variables, self._wanted.install_timeout_s)
+
+    def _write_dataset(self, project: Record) -> None:
+        """Write everything of the dataset but the tasks."""
+        full = project["repo"].split("/", 1)[1]
+        listed = "".join(f"{pin}\n" for pin in project["pins"]).encode()
+        file = f"requirements/{full}.txt"
+        self._folder.write_bytes(self._folder.path / file, listed)
+        entry = {
+            "repo": project["repo"],
+            "upstream": self._origin.url or self._origin.name,
+            "upstream_commit": project["upstream"],
+            "bundle": project["bundle"],
+            "base_commit": project["commit"],
+            "python": project["python"],
+            "requirements": project["pins"],
+            "requirements_file": file,
+            "pythonpath": project["pythonpath"],
+            "test_cmd": self._wanted.test_command,
+        }
+        self._folder.write(REPOS, [entry], beside=True)
+        self._folder.write(PROJECT, project)
+
+    def _read(self, bench: Bench) -> dict[str, PythonSource]:
+        """Return the sources that can be read, and note the others."""
+        found = {}
+        for path, file in sorted(bench.files.items()):
+            try:
+                found[path] = read_source(path, file.data)
+            except Unreadable as error:
+                self._outcome.unreadable.append(statement.plain(str(error)))
+        return found
+
+    # ------------------------------------------------------------------ its tests
+
+    async def _survey(self, bench: Bench) -> None:
+        """Find the tests, and what each of them runs."""
+        self._show("looking at what each test runs")
+        noted = await asyncio.to_thread(self._folder.read, SURVEY)
+        if noted is None:
+            limit = 3 * self._wanted.test_timeout_s
+
+            async def look(slot: LeasedSlot) -> Surveyed:
+                return await bench.survey(slot, list(self._sources), self._wanted.tests, limit)
+
+            self._surveyed = await self._with_slot("survey", look)
+            await asyncio.to_thread(self._folder.write, SURVEY, _noted(self._surveyed))
+        else:
+            self._surveyed = await asyncio.to_thread(_surveyed, noted)
+        self._by_id = {test.node_id: test for test in self._surveyed.tests}
+        self._outcome.broken = [f"{name}: {text[-300:]}" for name, text in self._surveyed.broken]
+        bench.know_doctests(self._by_id)
+
+    async def _measure(self, bench: Bench) -> None:
+        """Find the tests that pass every time."""
+        measured = await asyncio.to_thread(self._folder.read, MEASURED)
+        if measured is None:
+            runs = self._wanted.runs
+            self._show(f"running the tests {runs + 1} times")
+            first = await self._clean_run(bench, list(self._by_id), 0)
+            passing = [name for name in self._by_id if first.passed(name)]
+            if not passing:
+                raise DatasetError(
+                    f"no test passes: {_said(first)}",
+                    hint="name what they need with --requirements, or the command with --test-command",
+                )
+            async with asyncio.TaskGroup() as group:
+                again = [group.create_task(self._clean_run(bench, passing, n)) for n in range(1, runs + 1)]
+            reports = [task.result() for task in again]
+            stable = [name for name in passing if all(report.passed(name) for report in reports)]
+            ran = [first, *reports]
+            flaky = [
+                name for name in self._by_id if name not in set(stable) and any(report.passed(name) for report in ran)
+            ]
+            seconds = max(report.duration_s for report in reports)
+            measured = {"stable": stable, "flaky": flaky, "seconds": seconds}
+            await asyncio.to_thread(self._folder.write, MEASURED, measured)
+        self._stable, self._full_s = measured["stable"], measured["seconds"]
+        self._outcome.flaky = measured["flaky"]
+        if not self._stable:
+            raise DatasetError(
+                f"none of {len(self._by_id)} tests passes {self._wanted.runs} times",
+                hint="if they disturb each other at the same time, use --concurrency 1 or --isolation namespace",
+            )
+
+    async def _clean_run(self, bench: Bench, names: Sequence[str], number: int) -> PytestReport:
+        async def run(slot: LeasedSlot) -> PytestReport:
+            return await bench.run(slot, {}, names, self._wanted.test_timeout_s)
+
+        report = await self._with_slot(f"clean-{number}", run)
+        if not report.complete:
+            raise DatasetError(
+                f"the tests do not come to their end ({report.status}): {_said(report)}",
+                hint="leave out those that end the process with --tests, or raise --test-timeout",
+            )
+        return report
+
+    # ------------------------------------------------------------------ the changes
+
+    def _choose(self, bench: Bench) -> list[Candidate]:
+        """Return the changes to try. Blocking."""
+        tests = bench.test_files(self._by_id)
+        usable = {
+            path: source
+            for path, source in self._sources.items()
+            if path not in tests and not Guard(tests, {path}).belongs(path)
+        }
+        self._sources = usable
+        kinds = [kind for kind in self._wanted.kinds if kind not in COMBINED]
+        stable = set(self._stable)
+        tests_here = tuple(test for test in self._surveyed.tests if test.node_id in stable)
+        return singles(
+            usable, replace(self._surveyed, tests=tests_here), kinds, self._wanted.seed, self._wanted.candidates
+        )
+
+    async def _decide(self, bench: Bench, chosen: Sequence[Candidate], group: asyncio.TaskGroup) -> None:
+        """Keep sound changes in their order, and combinations of them between, until there are enough."""
+        wanted, waiting = self._wanted, deque(chosen)
+        trying: deque[tuple[Candidate, asyncio.Task[Record]]] = deque()
+        kept: list[Candidate] = []
+        per_function: Counter[tuple[str, str]] = Counter()
+        combined = 0
+        kinds = [kind for kind in wanted.kinds if kind in COMBINED]
+
+        def begin() -> None:
+            while waiting and len(trying) < self._room + _AHEAD:
+                candidate = waiting.popleft()
+                if per_function[candidate.functions[0]] < wanted.per_function:
+                    trying.append((candidate, group.create_task(self._attempt(bench, candidate))))
+
+        while self.standing.kept < wanted.count:
+            if kinds and len(kept) >= _SINGLES_PER_COMBINATION * (combined + 1):
+                combined += 1
+                for candidate in combinations(kept, kinds, wanted.seed, _COMBINATIONS_TRIED):
+                    if await self._accept(candidate, await self._attempt(bench, candidate)):
+                        break
+                continue
+            begin()
+            if not trying:
+                break
+            candidate, attempt = trying.popleft()
+            record = await attempt
+            if per_function[candidate.functions[0]] < wanted.per_function and await self._accept(candidate, record):
+                per_function[candidate.functions[0]] += 1
+                kept.append(candidate)
+        for _, attempt in trying:
+            attempt.cancel()
+
+    async def _accept(self, candidate: Candidate, record: Record) -> bool:
+        """Count an attempt, and make a task of it if it is sound."""
+        self._outcome.outcomes[record["outcome"]] += 1
+        if record["outcome"] != KEPT:
+            return False
+        row = self._row(record)
+        if all(each["instance_id"] != row["instance_id"] for each in self._rows.values):
+            await asyncio.to_thread(self._rows.append, row)
+        self.standing.kept += 1
+        self._outcome.tasks += 1
+        self._outcome.kinds[candidate.kind] += 1
+        self._outcome.levels[record["difficulty"]["level"]] += 1
+        self._show("trying changes")
+        return True
+
+    async def _attempt(self, bench: Bench, candidate: Candidate) -> Record:
+        """Return what came of a change, now or in an earlier session."""
+        record = self._done.get(candidate.key)
+        if record is None:
+            async with self._seats:
+                record = await self._tried(bench, candidate)
+            self._done[candidate.key] = record
+            await asyncio.to_thread(self._attempts.append, record)
+        self.standing.tried += 1
+        self._show("trying changes")
+        return record
+
+    async def _tried(self, bench: Bench, candidate: Candidate) -> Record:
+        about = {"key": candidate.key, "kind": candidate.kind, "functions": candidate.functions}
+        try:
+            changes = await self._in_thread(self._changed, candidate)
+        except Unreadable:
+            return {**about, "outcome": "no Python"}
+        if changes is None:
+            return {**about, "outcome": "equivalent"}
+
+        async def measure(slot: LeasedSlot) -> Record:
+            return await self._measured(bench, slot, candidate, changes)
+
+        try:
+            return {**about, **await self._with_slot(candidate.key, measure, seated=True)}
+        except InfraError as error:
+            # Code can be changed to something that no slot survives. What is left undone then is one change, not the
+            # run: unless the same happens without the change.
+            control = await self._with_slot(
+                "control", lambda slot: bench.run(slot, {}, self._stable[:1], 60.0), seated=True
+            )
+            if not control.complete:
+                raise
+            log.warning("change %s is left out: it ends its sandbox or slot: %s", candidate.key, error)
+            return {**about, "outcome": "ends its slot"}
+
+    def _changed(self, candidate: Candidate) -> dict[str, bytes] | None:
+        """Return the new contents of the changed files, or None if one means the same as before. Blocking."""
+        changes = {}
+        for path, edits in candidate.edits().items():
+            source = self._sources[path]
+            if path not in self._meanings:
+                self._meanings[path] = meaning(source.text, path)
+            text = source.applied(edits)
+            if meaning(text, path) == self._meanings[path]:
+                return None
+            changes[path] = source.encoded(text)
+        return changes
+
+    async def _measured(
+        self, bench: Bench, slot: LeasedSlot, candidate: Candidate, changes: Mapping[str, bytes]
+    ) -> Record:
+        """Run the tests on a change: first those that can notice it, then all of them."""
+        most = self._wanted.max_broken
+        near = self._noticing(candidate)
+        broken: set[str] | None = None
+        if near is not None:
+            limit = 15.0 + 6.0 * sum(self._by_id[name].seconds for name in near) + 2.0 * self._full_s
+            report = await bench.run(slot, changes, near, min(limit, self._wanted.test_timeout_s))
+            broken = _broken(near, report)
+            if (reason := _unfit(report, broken, most)) is not None:
+                return {"outcome": reason}
+            await slot.empty()
+        limit = min(30.0 + 6.0 * self._full_s, self._wanted.test_timeout_s)
+        report = await bench.run(slot, changes, self._stable, limit)
+        every = _broken(self._stable, report)
+        if (reason := _unfit(report, every, most)) is not None:
+            return {"outcome": reason}
+        if broken is None or broken != every:
+            await slot.empty()
+            second = await bench.run(slot, changes, self._stable, limit)
+            broken = _broken(self._stable, second)
+            if (reason := _unfit(second, broken, most)) is not None:
+                return {"outcome": reason}
+        certain = [name for name in self._stable if name in broken & every]
+        unsure = sorted(broken ^ every)
+        if not certain or len(unsure) > len(certain):
+            return {"outcome": "flaky"}
+        if len(candidate.parts) > 1 and not self._each_counts(candidate, certain):
+            return {"outcome": "one part hides another"}
+        about = {"outcome": KEPT, "broken": certain, "left_out": unsure}
+        return {**about, **await self._described(bench, slot, candidate, changes, broken=certain, report=report)}
+
+    def _noticing(self, candidate: Candidate) -> list[str] | None:
+        """Return the stable tests that run a change, or None if that is most of them or not known."""
+        places = [(part.path, part.mutation.lines) for part in candidate.parts]
+        if any(self._surveyed.importing.ran(*place) for place in places):
+            return None
+        found = [name for name in self._stable if any(self._by_id[name].ran(*place) for place in places)]
+        return found if len(found) <= 0.7 * len(self._stable) else None
+
+    def _each_counts(self, candidate: Candidate, broken: Sequence[str]) -> bool:
+        """Return whether each part of a combination breaks tests that are broken with all of them."""
+        names = set(broken)
+        singles = [Candidate(part.mutation.kind, (part,)) for part in candidate.parts]
+        return all(names & set(self._done.get(single.key, {}).get("broken", ())) for single in singles)
+
+    async def _described(
+        self,
+        bench: Bench,
+        slot: LeasedSlot,
+        candidate: Candidate,
+        changes: Mapping[str, bytes],
+        *,
+        broken: Sequence[str],
+        report: PytestReport,
+    ) -> Record:
+        """Return what else a row needs: the patch, the statement, the difficulty."""
+        ground = await bench.ground(slot)
+        arguments = {"repo": ground.repository.git_dir, "files": [(path, len(data)) for path, data in changes.items()]}
+        programs = await prepare_programs(slot)
+        answer = await operate(slot.preparation, programs, "make_patch", arguments, b"".join(changes.values()))
+        failures = [(name, text) for name, text in report.texts if name in set(broken)]
+        project = bench.task.directory
+        if self._writer is None:
+            said = statement.from_template(project, broken, failures)
+        else:
+            said = await statement.from_model(self._writer, candidate.key, answer["patch"], failures)
+        estimate = difficulty.estimate(candidate, [self._by_id[name] for name in broken], self._sources)
+        return {"patch": answer["patch"], "statement": said, "difficulty": estimate}
+
+    def _row(self, record: Record) -> Record:
+        """Return the row of a sound task."""
+        full = self._project["repo"].split("/", 1)[1]
+        out = {*record["broken"], *record["left_out"]}
+        digest = hashlib.sha256(record["patch"].encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        return {
+            "instance_id": f"{full}.{record['kind'].replace('-', '_')}__{digest}",
+            "patch": record["patch"],
+            "FAIL_TO_PASS": record["broken"],
+            "PASS_TO_PASS": [name for name in self._stable if name not in out],
+            "image_name": "",
+            "repo": self._project["repo"],
+            "problem_statement": record["statement"],
+            "difficulty": record["difficulty"],
+        }
+
+    # ------------------------------------------------------------------ slots and threads
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, name: str) -> AsyncIterator[LeasedSlot]:
+        async with self._backend.lease(f"make-tasks-{name}") as slot:
+            yield LeasedSlot(self._backend, slot, lambda error, origin: None)
+
+    async def _with_slot(self, name: str, work: Callable[[LeasedSlot], Awaitable[T]], *, seated: bool = False) -> T:
+        """Return the result of work in a slot; on another slot if the infrastructure breaks it off.
+
+        Raises:
+            InfraError: it did, three times.
+        """
+        async with contextlib.nullcontext() if seated else self._seats:
+            for left in reversed(range(_ATTEMPTS)):
+                try:
+                    async with self._slot(name) as slot:
+                        return await work(slot)
+                except InfraError as error:
+                    if not left:
+                        raise
+                    log.warning("%s is tried again: %s", name, error)
+        raise AssertionError("not reached")
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return what a blocking function returns. All run in one thread: parsing changes the process's warnings."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def _show(self, stage: str) -> None:
+        self.standing.stage = stage
+        self._display.show(self.standing)
+
+
+def _broken(names: Sequence[str], report: PytestReport) -> set[str]:
+    return {name for name in names if not report.passed(name)}
+
+
+def _unfit(report: PytestReport, broken: set[str], most: int) -> str | None:
+    """Return why a change makes no task, or None."""
+    if not report.complete:
+        return "no end"
+    if not broken:
+        return "unnoticed"
+    if {report.outcomes[name] for name in broken} - _COLLECTED:
+        return "not collected"
+    return "too many" if len(broken) > most else None
+
+
+def _said(report: PytestReport) -> str:
+    texts = [f"{name}: {text[-500:]}" for name, text in report.texts[:2]]
+    return statement.plain("; ".join(texts) or report.output.strip()[-1500:] or "it said nothing")
+
+
+def _noted(surveyed: Surveyed) -> Record:
+    def of(test: SurveyedTest) -> Record:
+        return {**asdict(test), "lines": {path: f"{bits:x}" for path, bits in test.lines.items()}}
+
+    return {
+        "tests": [of(test) for test in surveyed.tests],
+        "importing": of(surveyed.importing),
+        "broken": list(surveyed.broken),
+    }
+
+
+def _surveyed(noted: Mapping[str, Any]) -> Surveyed:
+    def of(value: Mapping[str, Any]) -> SurveyedTest:
+        lines = {path: int(bits, 16) for path, bits in value["lines"].items()}
+        return SurveyedTest(**{**value, "lines": lines})
+
+    broken = tuple((name, text) for name, text in noted["broken"])
+    return Surveyed(tuple(map(of, noted["tests"])), of(noted["importing"]), broken)

@@ -1,0 +1,316 @@
+"""Reads a stranger's Python sources without running them: decoded as Python does, parsed within bounds.
+
+Places are character offsets in a source's text. A change is a list of edits of that text, so that everything else
+(formatting, comments, line ends, encoding) stays byte for byte.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import codecs
+import io
+import re
+import tokenize
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 120
+"""The deepest syntax tree that is used. Code that people write has less than half."""
+
+_ENCODINGS = re.compile(r"utf-8(-sig)?|ascii|iso8859-\d+|cp\d+|koi8-[rut]|mac-\w+|(euc|shift)_\w+|gb\w+|big5\w*")
+"""Encodings of sources that are decoded. Some others of Python are slow on purpose-made data, or are no text."""
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Unreadable(Exception):
+    """A source that is left out; the message says why."""
+
+
+class Edit(NamedTuple):
+    """Replaces the characters from `start` to `end`."""
+
+    start: int
+    end: int
+    text: str
+
+
+Span = tuple[int, int]
+
+
+class Token(NamedTuple):
+    """A token that is not white space or a comment."""
+
+    start: int
+    end: int
+    string: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function or method of a source."""
+
+    name: str
+    """Its qualified name, without `<locals>`: `Class.method.inner`."""
+    node: FunctionNode
+    of_class: ast.ClassDef | None
+    """The class whose method it is."""
+
+    @property
+    def lines(self) -> range:
+        """Return the numbers of its body's lines, from 1."""
+        return range(self.node.body[0].lineno, (self.node.end_lineno or self.node.lineno) + 1)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Python file of the repository."""
+
+    path: str
+    """Relative to the checkout."""
+    text: str
+    encoding: str
+    tree: ast.Module = field(repr=False)
+
+    def encoded(self, text: str) -> bytes:
+        """Return a changed text in the file's encoding.
+
+        Raises:
+            Unreadable: the encoding lacks a character.
+        """
+        try:
+            return text.encode(self.encoding)
+        except UnicodeError as error:
+            raise Unreadable(f"{self.path}: {error}") from error
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The offset of each line, and of the end."""
+        return [0, *(match.end() for match in re.finditer("\n", self.text)), len(self.text)]
+
+    def offset(self, line: int, utf8_column: int) -> int:
+        """Return the offset of a place as `ast` gives it."""
+        start = self.starts[line - 1]
+        text = self.text[start : self.starts[line]]
+        if text.isascii():
+            return start + utf8_column
+        return start + len(text.encode()[:utf8_column].decode("utf-8", "ignore"))
+
+    def span(self, node: ast.expr | ast.stmt | ast.keyword | ast.ExceptHandler) -> Span:
+        """Return where a node is, without parentheses around it and without decorators."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
+
+    def line_of(self, offset: int) -> int:
+        """Return the number of the line, from 1."""
+        return bisect.bisect_right(self.starts, offset, hi=len(self.starts) - 1)
+
+    @cached_property
+    def tokens(self) -> list[Token]:
+        """The source's tokens.
+
+        Raises:
+            Unreadable: Python's tokenizer reads it otherwise than its parser.
+        """
+        found = []
+        left_out = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        try:
+            for token in tokenize.generate_tokens(io.StringIO(self.text, newline="").readline):
+                if token.type not in left_out and token.string:
+                    start, end = (self.starts[row - 1] + column for row, column in (token.start, token.end))
+                    found.append(Token(start, end, token.string))
+        except (tokenize.TokenError, SyntaxError, IndexError) as error:
+            raise Unreadable(f"{self.path} can't be split into tokens: {error}") from error
+        return found
+
+    @cached_property
+    def _token_starts(self) -> list[int]:
+        return [token.start for token in self.tokens]
+
+    def tokens_in(self, start: int, end: int) -> list[Token]:
+        """Return the tokens between two offsets."""
+        first = bisect.bisect_left(self._token_starts, start)
+        last = bisect.bisect_left(self._token_starts, end)
+        return self.tokens[first:last]
+
+    def with_parentheses(self, node: ast.expr, inside: Span) -> Span:
+        """Return where an expression is with the parentheses around it, as far as they are inside a place."""
+        start, end = self.span(node)
+        while True:
+            before = self._token_before(start)
+            after = self._token_after(end)
+            if before is None or after is None or (before.string, after.string) != ("(", ")"):
+                return start, end
+            if before.start < inside[0] or after.end > inside[1]:
+                return start, end
+            start, end = before.start, after.end
+
+    def _token_before(self, offset: int) -> Token | None:
+        index = bisect.bisect_left(self._token_starts, offset) - 1
+        return self.tokens[index] if index >= 0 and self.tokens[index].end <= offset else None
+
+    def _token_after(self, offset: int) -> Token | None:
+        index = bisect.bisect_left(self._token_starts, offset)
+        return self.tokens[index] if index < len(self.tokens) else None
+
+    def whole_lines(self, first: ast.stmt, last: ast.stmt | None = None) -> Span | None:
+        """Return the lines of some statements with their decorators, or None if other code is on them."""
+        last = last or first
+        decorators = getattr(first, "decorator_list", ())
+        start = self._at_sign(decorators[0]) if decorators else self.span(first)[0]
+        end = self.span(last)[1]
+        begin, stop = self.starts[self.line_of(start) - 1], self.starts[self.line_of(end)]
+        if self.text[begin:start].strip(" \t\f") or not re.fullmatch(r"[ \t\f]*(#.*)?\r?\n?", self.text[end:stop]):
+            return None
+        return begin, stop
+
+    def _at_sign(self, decorator: ast.expr) -> int:
+        before = self._token_before(self.with_parentheses(decorator, (0, len(self.text)))[0])
+        return before.start if before is not None else self.span(decorator)[0]
+
+    def indentation(self, node: ast.stmt) -> str:
+        """Return the white space before a statement, with which its line begins."""
+        start = self.span(node)[0]
+        return self.text[self.starts[node.lineno - 1] : start]
+
+    @cached_property
+    def functions(self) -> tuple[Function, ...]:
+        """Every function and method, in the order of the text."""
+        found = []
+        pending: list[tuple[ast.AST, str, ast.ClassDef | None]] = [(self.tree, "", None)]
+        while pending:
+            node, prefix, of_class = pending.pop()
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.append(Function(f"{prefix}{child.name}", child, of_class))
+                    pending.append((child, f"{prefix}{child.name}.", None))
+                elif isinstance(child, ast.ClassDef):
+                    pending.append((child, f"{prefix}{child.name}.", child))
+                elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+                    pending.append((child, prefix, of_class))
+        return tuple(sorted(found, key=lambda each: (each.node.lineno, each.node.col_offset)))
+
+    def applied(self, edits: Sequence[Edit]) -> str:
+        """Return the text with some edits, which must not overlap."""
+        return applied(self.text, edits)
+
+
+def applied(text: str, edits: Sequence[Edit]) -> str:
+    """Return the text with some edits.
+
+    Raises:
+        ValueError: two of them overlap.
+    """
+    pieces, end = [], 0
+    for edit in sorted(edits):
+        if edit.start < end:
+            raise ValueError("edits overlap")
+        pieces += [text[end : edit.start], edit.text]
+        end = edit.end
+    return "".join([*pieces, text[end:]])
+
+
+def read_source(path: str, data: bytes) -> Source:
+    """Return a file as a source. Blocking: it may take a second.
+
+    Raises:
+        Unreadable: it is too large, no Python for this interpreter, nested too deep, or in an unknown encoding.
+    """
+    if len(data) > MAX_BYTES:
+        raise Unreadable(f"{path} has more than {MAX_BYTES} bytes")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        if not _ENCODINGS.fullmatch(codecs.lookup(encoding).name):
+            raise Unreadable(f"{path} is in {encoding}")
+        text = data.decode(encoding)
+        if text.encode(encoding) != data:
+            raise Unreadable(f"{path} is in {encoding}, and would not be written as it is")
+    except (SyntaxError, UnicodeError, LookupError) as error:
+        raise Unreadable(f"{path} can't be decoded: {error}") from error
+    if re.search(r"\r(?!\n)", text):
+        raise Unreadable(f"{path} has carriage returns within lines")
+    tree = parsed(text, path)
+    if (depth := _depth(tree)) > MAX_DEPTH:
+        raise Unreadable(f"{path} is nested {depth} deep")
+    return Source(path, text, encoding, tree)
+
+
+def parsed(text: str, path: str) -> ast.Module:
+    """Return the text's syntax tree.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"{path} can't be parsed: {error or type(error).__name__}") from error
+
+
+def _depth(tree: ast.AST) -> int:
+    """Return how deep a tree is nested, or a little more than is used."""
+    level, depth = [tree], 0
+    while level and depth <= MAX_DEPTH:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return depth
+
+
+Meaning = tuple[object, ...]
+
+
+def meaning(text: str, path: str) -> Meaning:
+    """Return what compares equal for texts that compile to the same code, wherever its lines are.
+
+    Raises:
+        Unreadable: it can't be compiled.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code = compile(text, path, "exec", dont_inherit=True, optimize=0)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"{path} can't be compiled: {error or type(error).__name__}") from error
+    return _meaning(code)
+
+
+def _meaning(code: types.CodeType) -> Meaning:
+    constants = tuple(_constant(each) for each in code.co_consts)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    table = getattr(code, "co_exceptiontable", b"")
+    return (code.co_name, code.co_code, table, constants, names, shape)
+
+
+def _constant(value: object) -> object:
+    """Return a constant with its type: 1, 1.0 and True are equal, but not the same code."""
+    if isinstance(value, types.CodeType):
+        return _meaning(value)
+    if isinstance(value, tuple | frozenset):
+        parts = [_constant(each) for each in value]
+        return (type(value).__name__, tuple(sorted(parts, key=repr) if isinstance(value, frozenset) else parts))
+    return (type(value).__name__, repr(value))
+
+
+def nested_blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield the blocks of statements of a compound statement, those of its branches and handlers, too, but not those
+    of a definition."""
+    if isinstance(node, DEFINITIONS):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+            yield block
+    for name in ("handlers", "cases"):
+        for part in getattr(node, name, ()):
+            yield part.body

@@ -1,0 +1,102 @@
+"""Writes a task's problem statement: from a template, or by a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hermes_core import Agent, AgentTask, ModelError
+
+SHOWN = 2
+"""How many failures a statement shows."""
+_LINES, _CHARS, _NAMES = 14, 900, 5
+
+_ONE = "{project} has a bug: a test that used to pass fails.\n"
+_MANY = "{project} has a bug: {count} tests that used to pass fail.\n"
+
+_ASKED = """\
+Below is a change that introduced a bug into a Python project, and the failures that it causes. Write the issue that a \
+user of the project would report, who has seen the wrong behaviour and does not know the code behind it.
+
+- Describe what was done, what happens, and what should happen. A short example that shows it is welcome.
+- Do not say which function, line or change is the cause, and do not mention this change or its tests by name.
+- Answer with the text of the issue alone: a title in the first line, then the description.
+
+The change:
+
+```diff
+{patch}
+```
+
+The failures:
+
+{failures}
+"""
+
+Failure = tuple[str, str]
+"""A test's node id, and the end of its traceback."""
+
+
+def from_template(project: str, broken: Sequence[str], failures: Sequence[Failure]) -> str:
+    """Return a statement that shows the first failures."""
+    parts = [(_ONE if len(broken) == 1 else _MANY).format(project=project, count=len(broken))]
+    for name, text in failures[:SHOWN]:
+        parts.append(f"`{plain(name)}` fails:\n\n{_indented(seen_by_users(plain(text)))}\n")
+    shown = {name for name, _ in failures[:SHOWN]}
+    others = [plain(name) for name in broken if name not in shown]
+    if others:
+        more = f", and {len(others) - _NAMES} more" if len(others) > _NAMES else ""
+        names = ", ".join(f"`{name}`" for name in others[:_NAMES])
+        parts.append(f"So {'does' if len(others) == 1 else 'do'} {names}{more}.\n")
+    parts.append("The behaviour that these tests expect is right.")
+    return "\n".join(parts)
+
+
+async def from_model(agent: Agent, key: str, patch: str, failures: Sequence[Failure]) -> str:
+    """Return a statement that a model writes.
+
+    Raises:
+        ModelError: its endpoint failed, or it said nothing.
+    """
+    shown = "\n\n".join(f"{plain(name)}:\n\n{_indented(plain(text))}" for name, text in failures[:SHOWN])
+    asked = _ASKED.format(patch=patch[:8000], failures=shown)
+
+    async def no_tools(*_: object) -> str:
+        return '{"error": "there are no tools"}'
+
+    async def no_solution() -> None:
+        return None
+
+    result = await agent.run(
+        AgentTask(key, [{"role": "user", "content": asked}], [], no_tools, no_solution, seed_key=key)
+    )
+    said = result.messages[-1].get("content") if len(result.messages) > 1 else None
+    text = plain(said).strip() if isinstance(said, str) else ""
+    if not text:
+        raise ModelError(
+            "the model wrote no problem statement", hint="start again with the same --out, or another model"
+        )
+    return text[:20_000]
+
+
+def seen_by_users(text: str) -> str:
+    """Return of a traceback what the test did and the error, without the code between: that is where the bug is."""
+    text = re.sub(r"\b0x[0-9a-fA-F]{6,}\b", "0x…", text)  # the same in each run
+    frames = re.split(r"^(?:_ ){8,}_?[ \t]*\n", text, flags=re.MULTILINE)
+    if len(frames) == 1:
+        return text
+    errors = [line for line in frames[-1].splitlines() if line.startswith("E ")]
+    first = frames[0].rstrip() if re.search(r"^>", frames[0], re.MULTILINE) else ""
+    return "\n".join([*first.splitlines(), *errors]) or text
+
+
+def plain(text: str) -> str:
+    """Return a text of a stranger's program without what a terminal would obey, and what can't be written."""
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    return re.sub(r"[^\t\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
+
+
+def _indented(text: str) -> str:
+    lines = text[-4 * _CHARS :].rstrip().splitlines()[-_LINES:]
+    kept = "\n".join(lines)[-_CHARS:]
+    return "\n".join(f"    {line}" for line in kept.splitlines())

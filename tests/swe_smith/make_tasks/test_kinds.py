@@ -1,0 +1,239 @@
+"""Each kind of bug changes what it says, leaves every other byte alone, and can be undone."""
+
+from __future__ import annotations
+
+import ast
+import io
+import random
+import tokenize
+
+import pytest
+from hermes_swe_smith.make_tasks.kinds import kinds, mutations
+from hermes_swe_smith.make_tasks.sources import Edit, Unreadable, applied, meaning, read_source
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+EXAMPLES = {
+    "op-change": ("return a + b", ["return a - b"]),
+    "op-drop": ("return not a", ["return a"]),
+    "op-swap": ("return (a + 1) - b", ["return b - (a + 1)"]),
+    "op-shorten": ("return a and b and c", ["return a and c", "return a and b", "return b and c"]),
+    "condition-invert": ("return 1 if a is None else 2", ["return 1 if a is not None else 2"]),
+    "branch-swap": ("if a:\n    b()\nelse:  # or\n    c()", ["if a:\n    c()\nelse:  # or\n    b()"]),
+    "remove-branch": ("if a:\n    b()\nelif c:\n    d()\nelse:\n    e()", ["if a:\n    b()\nelse:\n    e()"]),
+    "loop-control": ("for x in a:\n    break", ["for x in a:\n    continue"]),
+    "remove-assignment": ("b = 1  # one\nreturn b", ["return b"]),
+    "remove-call": ("b()\nreturn a", ["return a"]),
+    "remove-loop": ("for x in a:\n    b()\nreturn a", ["return a"]),
+    "remove-return": ("if a:\n    return 1\nreturn 2", ["if a:\n    return\nreturn 2", "if a:\n    return 1\n"]),
+    "remove-raise": ("if a:\n    raise b\nreturn 1", ["if a:\n    pass\nreturn 1"]),
+    "remove-wrapper": ("try:\n    b()\n\n    # why\n    c(\n  1)\nexcept a:\n    d()", ["b()\n\n# why\nc(\n  1)\n"]),
+    "constant-change": ("return a[1], 2.5, True", ["return a[2], 2.5, True", "return a[0], 2.5, True"]),
+    "text-change": ("return a['key']", ["return a['ke']"]),
+    "bound-shift": ("return a[b:]", ["return a[b + 1:]"]),
+    "call-reorder": ("b = a(1)\nc(b)\nreturn b", ["c(b)\nb = a(1)\nreturn b"]),
+    "argument-swap": ("return f(a, (b), *c)", ["return f((b), a, *c)"]),
+    "argument-drop": ("return f(a, b=b, c=c)", ["return f(a, c=c)", "return f(a, b=b)"]),
+    "name-change": ("return a", ["return b"]),
+    "except-narrow": ("try:\n    b()\nexcept (c, d):\n    e()", ["try:\n    b()\nexcept (c,):\n    e()"]),
+    "remove-method": ("return 1", None),
+    "remove-decorator": ("return 1", None),
+}
+
+
+def changed(text: str, kind: str) -> list[str]:
+    source = read_source("m.py", text.encode())
+    found = [each for function in source.functions for each in mutations(source, function, [kind])]
+    assert {each.kind for each in found} <= {kind}
+    return [source.applied(each.edits) for each in found]
+
+
+def function(body: str) -> str:
+    return "def f(a, b, c):\n" + "".join(f"    {line}".rstrip() + "\n" for line in body.split("\n"))
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_kind_does_what_it_says(kind: str) -> None:
+    body, expected = EXAMPLES[kind]
+    if expected is not None:
+        assert set(map(function, expected)) <= {
+            text if text.endswith("\n") else text + "\n" for text in changed(function(body), kind)
+        } | {text + "\n" for text in changed(function(body), kind)}
+
+
+def test_a_method_and_a_decorator_are_removed() -> None:
+    text = "class A(B):\n    x = 1\n\n    # about it\n    @cached\n    @property\n    def f(self): return 1\n"
+    assert changed(text, "remove-method") == ["class A(B):\n    x = 1\n\n    # about it\n"]
+    assert changed(text, "remove-decorator") == [text.replace("    @cached\n", ""), text.replace("    @property\n", "")]
+    assert changed(text.replace("(B)", ""), "remove-method") == []
+
+
+AWKWARD = '''\
+import os; VALUE = 1
+
+@decorated(lambda x: x + 1)
+async def fetch(self, *parts, limit=10, deep: int = 0) -> "int | None":
+\t"""Say > what, not 1 + 1."""
+\tasync with self.lock, open(parts[0]) as file:
+\t\tif limit > 0 and not deep or (limit == -deep): return [part async for part in file if part != "ü"]
+\ttry:
+\t\ttotal = (
+\t\t\tlimit
+\t\t\t- deep  # less
+\t\t) * 2
+\texcept (ValueError, KeyError) as error:
+\t\traise RuntimeError(f"{limit - 1} of {deep!r}", "a" "b") from error
+\telse:
+\t\twhile total: total -= 1; continue
+\tfinally:
+\t\tself.close(total, limit, key="größe", other=None)
+\t\tself.flush()
+
+\tdef inner(x, y=(1, 2)):
+\t\tnonlocal total
+\t\tmatch x:
+\t\t\tcase [1, *rest] if rest and y:
+\t\t\t\treturn rest[y[0]:len(rest)]
+\t\t\tcase {"a": b}:
+\t\t\t\treturn b if b else -b
+\t\t\tcase _:
+\t\t\t\tpass
+\t\tfor i in range(len(y)):
+\t\t\tif i not in y: break
+\t\telse:
+\t\t\treturn i ** 2 ** y
+\treturn inner(total, y=total) or \\
+\t\tVALUE
+class Under(Base):
+\tdef method(self): """Text."""; return super().method(1)[::2]
+'''
+
+TEXTS = {
+    "tabs": AWKWARD.encode(),
+    "CRLF": AWKWARD.replace("\n", "\r\n").encode(),
+    "latin-1": b"# -*- coding: latin-1 -*-\n" + AWKWARD.encode("latin-1"),
+    "BOM": b"\xef\xbb\xbf" + AWKWARD.encode(),
+    "no end of line": AWKWARD.rstrip("\n").encode(),
+    "form feed": AWKWARD.replace("\n@decorated", "\n\x0c\n@decorated").encode(),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_change_of_an_awkward_source_parses_and_can_be_undone(name: str) -> None:
+    data = TEXTS[name]
+    source = read_source("m.py", data)
+    before, tried, sound = meaning(source.text, "m.py"), 0, set()
+    for function in source.functions:
+        for mutation in mutations(source, function, list(kinds())):
+            tried += 1
+            text = source.applied(mutation.edits)
+            assert applied(text, undoing(source.text, mutation.edits)) == source.text
+            assert source.encoded(source.applied([])) == data
+            try:
+                differs = meaning(text, "m.py") != before
+            except Unreadable:
+                continue
+            if differs:
+                sound.add(mutation.kind)
+                ast.parse(source.encoded(text))  # as Python reads the file
+                assert source.encoded(text) != data
+    assert tried > 60
+    assert len(sound) >= 20, set(kinds()) - sound
+
+
+def undoing(text: str, edits: tuple[Edit, ...]) -> list[Edit]:
+    """The edits of the changed text that give the first text again."""
+    found, moved = [], 0
+    for edit in sorted(edits):
+        start = edit.start + moved
+        found.append(Edit(start, start + len(edit.text), text[edit.start : edit.end]))
+        moved += len(edit.text) - (edit.end - edit.start)
+    return found
+
+
+NAMES = st.sampled_from(["a", "b", "x.y", "f(a)", "a[0]", "(a)", "-a", "1", "'t'", "(not a)", "(a if b else x)"])
+OPERATORS = st.sampled_from(["+", "-", "*", "//", "<", ">=", "==", "in", "not in", "is", "and", "or", "**"])
+EXPRESSIONS = st.recursive(
+    NAMES,
+    lambda inner: (
+        st.builds("({} {} {})".format, inner, OPERATORS, inner)
+        | st.builds("f({}, k={})".format, inner, inner)
+        | st.builds("{} {} {}".format, NAMES, OPERATORS, inner)
+    ),
+    max_leaves=6,
+)
+SIMPLE = st.one_of(
+    st.builds("a = {}".format, EXPRESSIONS),
+    st.builds("f({})".format, EXPRESSIONS),
+    st.builds("return {}".format, EXPRESSIONS),
+    st.just("raise a"),
+    st.just("a += 1  # more"),
+)
+
+
+def indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for text in lines for line in text.split("\n")]
+
+
+BLOCKS = st.recursive(
+    SIMPLE,
+    lambda inner: st.one_of(
+        st.builds(
+            lambda test, body, other: "\n".join(
+                [f"if {test}:", *indented(body), *(["else:", *indented(other)] if other else [])]
+            ),
+            EXPRESSIONS,
+            st.lists(inner, min_size=1, max_size=2),
+            st.lists(inner, max_size=2),
+        ),
+        st.builds(lambda body: "\n".join(["for a in b:", *indented(body)]), st.lists(inner, min_size=1, max_size=2)),
+        st.builds(
+            lambda body: "\n".join(["try:", *indented(body), "except (A, B):", "    pass"]),
+            st.lists(inner, min_size=1, max_size=2),
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.lists(BLOCKS, min_size=1, max_size=4), st.sampled_from(["\n", "\r\n"]), st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_a_change_of_any_function_parses_and_can_be_undone(blocks: list[str], line_end: str, seed: int) -> None:
+    text = "\n".join(["def f(a, b, *c, k=1):", *indented(blocks), ""]).replace("\n", line_end)
+    source = read_source("m.py", text.encode())
+    found = [each for function in source.functions for each in mutations(source, function, list(kinds()))]
+    for mutation in random.Random(seed).sample(found, min(len(found), 12)):
+        changed = source.applied(mutation.edits)
+        assert applied(changed, undoing(text, mutation.edits)) == text
+        assert changed.count("\n") == changed.count("\r\n") or line_end == "\n"
+        ast.parse(changed)
+        list(tokenize.generate_tokens(io.StringIO(changed).readline))
+
+
+def test_equal_code_has_an_equal_meaning() -> None:
+    one = "def f(a):\n    # why\n    return (a + 1)\n"
+    assert meaning(one, "m.py") == meaning("def f(a): return a+1\n", "m.py")
+    assert meaning("x = 1\n", "m.py") != meaning("x = 1.0\n", "m.py")
+    assert meaning("x = 1\n", "m.py") != meaning("x = True\n", "m.py")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"def f(:\n", "can't be parsed"),
+        (b"x = '\x00'\n", "can't be parsed"),
+        (b"# coding: nothing\n", "can't be decoded"),
+        (b"# coding: idna\nx = 1\n", "is in idna"),
+        (b"x = '\xff'\n", "can't be decoded"),
+        (b"x = 1\r# old\r", "carriage returns"),
+        (b"x = " + b"(" * 300 + b")" * 300, "can't be parsed"),
+        (b"x = " + b"-" * 5000 + b"1", "can"),
+        (b"x = " + b"[" * 150 + b"]" * 150, "deep"),
+        (b"x = a" + b".a" * 400, "deep"),
+        (b"#" * (1 << 20) + b"\n", "more than"),
+    ],
+    ids=lambda value: None if isinstance(value, bytes) else value,
+)
+def test_a_source_that_can_not_be_used_is_named(data: bytes, reason: str) -> None:
+    with pytest.raises(Unreadable, match=f"odd.py.*{reason}|{reason}"):
+        read_source("odd.py", data)
