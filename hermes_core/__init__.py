@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hermes_core.agents.parsers.base import ParsedCall, ParsedText, ParseProblem, Parser
     from hermes_core.agents.retries import Endpoint
     from hermes_core.aio import BrokenOff, LoopThread, SingleFlight, TaskSet, alongside
+    from hermes_core.cheats import Cheat, shell_cheat, shell_cheats, usual_cheats
     from hermes_core.cli.run_command import RunCommand, carry_out, chosen_agent
     from hermes_core.environment import Environment, EnvironmentConfig, FollowUp, Item, Need
     from hermes_core.envs.datasets import read_rows
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from hermes_core.envs.rows import checked_row, load_rows, read_jsonl
     from hermes_core.envs.runner import run_rollouts
     from hermes_core.envs.session import Session, open_session
+    from hermes_core.envs.soundness import Finding, ItemResult
     from hermes_core.envs.store import read_records
     from hermes_core.envs.summary import RunSummary
     from hermes_core.envs.tokens import TokenSequence
@@ -152,6 +154,10 @@ _PLACES = {
     "RunCommand": "hermes_core.cli.run_command",
     "carry_out": "hermes_core.cli.run_command",
     "chosen_agent": "hermes_core.cli.run_command",
+    "Cheat": "hermes_core.cheats",
+    "shell_cheat": "hermes_core.cheats",
+    "shell_cheats": "hermes_core.cheats",
+    "usual_cheats": "hermes_core.cheats",
     "Environment": "hermes_core.environment",
     "EnvironmentConfig": "hermes_core.environment",
     "FollowUp": "hermes_core.environment",
@@ -180,6 +186,8 @@ _PLACES = {
     "run_rollouts": "hermes_core.envs.runner",
     "Session": "hermes_core.envs.session",
     "open_session": "hermes_core.envs.session",
+    "Finding": "hermes_core.envs.soundness",
+    "ItemResult": "hermes_core.envs.soundness",
     "read_records": "hermes_core.envs.store",
     "RunSummary": "hermes_core.envs.summary",
     "TokenSequence": "hermes_core.envs.tokens",
@@ -288,6 +296,7 @@ __all__ = [
     "Channel",
     "ChannelLost",
     "Chat",
+    "Cheat",
     "CommandError",
     "CommandResult",
     "ConfigError",
@@ -306,6 +315,7 @@ __all__ = [
     "Export",
     "ExportFilters",
     "FailureKind",
+    "Finding",
     "FollowUp",
     "Fresh",
     "Group",
@@ -317,6 +327,7 @@ __all__ = [
     "InfraError",
     "Isolation",
     "Item",
+    "ItemResult",
     "LeasedSlot",
     "LoopThread",
     "McpServer",
@@ -408,7 +419,10 @@ __all__ = [
     "run_pytest",
     "run_rollouts",
     "say",
+    "shell_cheat",
+    "shell_cheats",
     "terminal_tool",
+    "usual_cheats",
     "validate",
     "validated",
     "write_context",

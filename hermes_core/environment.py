@@ -12,6 +12,7 @@ from typing import Any, ClassVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hermes_core.cheats import Cheat, usual_cheats
 from hermes_core.errors import DatasetError, SetupFailed
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import Cwd
@@ -118,6 +119,9 @@ class Environment(ABC):
     item_images: bool = False
     """Whether `image` names an image for each item. Sandboxes are then made only when a rollout asks for one."""
 
+    left_out: frozenset[str] = frozenset()
+    """The ids of items that `selected_items` leaves out. A run sets them, from its quarantine."""
+
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
         self.config = config if config is not None else self.config_class()
 
@@ -206,6 +210,15 @@ class Environment(ABC):
         """Return whether the hooks use a slot. If not, and if no tool of a rollout runs in a sandbox, it gets none."""
         return True
 
+    def cheats(self) -> Mapping[str, Cheat]:
+        """Return ways to a reward without the work, by name, for `hermes-rl validate --cheats` and agents `cheat:NAME`.
+
+        Each is an async function that cheats in the agent's slot, with the arguments of `solve_trajectory` that it
+        wants. Names have lower-case letters, digits and hyphens, and don't depend on the dataset: this is called before
+        `setup`. An override may return others, or add its own to `super().cheats()`, which fit every task with a shell.
+        """
+        return usual_cheats(self.format_prompt)
+
     def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
         """Return why an item is not sound although a baseline got the right reward, or None. For `hermes-rl validate`.
 
@@ -225,12 +238,14 @@ class Environment(ABC):
     is None can't run with such profiles."""
 
     def selected_items(self) -> Sequence[Item]:
-        """Return the items of a run: those of `items()`, in the configured order and number. Each is taken from
-        `items()` when it is asked for."""
+        """Return the items of a run: those of `items()`, in the configured order and number, without those in
+        `left_out`. Each is taken from `items()` when it is asked for."""
         rows = self.items()
         order: Sequence[int] = range(len(rows))
         if self.config.shuffle:
             order = random.Random(self.config.seed).sample(order, len(rows))
+        if self.left_out:
+            order = [index for index in order if self.item_id(rows[index]) not in self.left_out]
         return _Selected(rows, order[: self.config.max_items or None])
 
     def initial_messages(self, item: Item) -> list[dict[str, Any]]:

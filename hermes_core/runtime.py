@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, TypeVar
 from pydantic import BaseModel
 
 from hermes_core.agents.base import Agent, AgentSettings
+from hermes_core.agents.baselines import CHEAT, CheatAgent
 from hermes_core.agents.parsers.base import Parser
 from hermes_core.environment import Environment
 from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError, describe
@@ -228,6 +229,8 @@ class Runtime:
     def agent(self, name: str, settings: Mapping[str, Any] | AgentSettings | None = None) -> Agent:
         """Return a new agent with this name. It is closed by `close`, or with the runtime.
 
+        `cheat:NAME` does the cheat NAME of its environment.
+
         Args:
             settings: the agent's settings; the model, endpoint and key that they do not set come from the runtime.
 
@@ -236,13 +239,18 @@ class Runtime:
             UsageError, ConfigError: the agent refuses these settings.
             PluginError: two plugins claim it, or it cannot be imported or made.
         """
-        agent: Agent = self._make(self.agents.entry(name), self.agent_settings(settings, name))
+        filled = self.agent_settings(settings, name)
+        if name.startswith(CHEAT):
+            return CheatAgent(name.removeprefix(CHEAT))
+        agent: Agent = self._make(self.agents.entry(name), filled)
         return self._keep(agent)
 
     def agent_config_class(self, name: str) -> type[AgentSettings]:
         """Return the settings class of the agent with this name. Raise as `agent` does."""
         from hermes_core.agents.base import AgentSettings, retyped_settings
 
+        if name.startswith(CHEAT):
+            return AgentSettings
         entry = self.agents.entry(name)
         kind = getattr(entry.load(), "config_class", AgentSettings)
         if not (isinstance(kind, type) and issubclass(kind, AgentSettings)):

@@ -326,6 +326,8 @@ class AgentTask:
     tool_handler: ToolHandler
     solve: Callable[[], Awaitable[None]]
     """Apply the environment's reference solution in the agent's slot; raises if there is none."""
+    cheat: Callable[[str], Awaitable[None]] | None = None
+    """Do the environment's cheat of this name in the agent's slot; None if there are none."""
     parallel_safe: frozenset[str] = frozenset()
     """Tools whose calls within one turn may run at the same time."""
     seed_key: str | None = None

@@ -1,11 +1,19 @@
-"""The baseline agents: `oracle` applies the reference solution, `nop` does nothing. They bound every score."""
+"""The baseline agents: `oracle` applies the reference solution, `nop` does nothing, and `cheat:NAME` cheats.
+
+They bound every score: a task is sound if `oracle` gets 1.0 and the others get nothing.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Awaitable, Callable
 
 from hermes_core.agents.base import AgentResult, AgentSettings, AgentTask, StopReason
 from hermes_core.errors import HermesError, InfraError, SetupFailed, UsageError
+
+CHEAT = "cheat:"
+"""The names of agents that cheat begin with this; the cheat's name follows."""
 
 
 class OracleAgent:
@@ -24,26 +32,10 @@ class OracleAgent:
             SetupFailed: it can't be applied. This is the task's fault, because there is no model.
             InfraError, UsageError: as `task.solve` raises them.
         """
-        task.result.messages.extend(copy.deepcopy(task.messages))
-        await _solve(task)
-        while (message := await task.follow_up()) is not None:
-            task.result.messages.append(message)
-            await _solve(task)
-        task.result.stop(StopReason.FINISHED)
-        return task.result
+        return await _in_each_part(task, task.solve, "the reference solution can't be applied", "fix the task")
 
     async def aclose(self) -> None:
         """Do nothing, because nothing is open."""
-
-
-async def _solve(task: AgentTask) -> None:
-    try:
-        await task.solve()
-    except (SetupFailed, InfraError, UsageError):
-        raise
-    except Exception as error:
-        said = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
-        raise SetupFailed(f"the reference solution can't be applied: {said}", hint="fix the task") from error
 
 
 class NopAgent:
@@ -64,3 +56,53 @@ class NopAgent:
 
     async def aclose(self) -> None:
         """Do nothing, because nothing is open."""
+
+
+class CheatAgent:
+    """Does one of the environment's cheats. Its reward must be no higher than that of `nop`.
+
+    Args:
+        cheat: the cheat's name.
+    """
+
+    def __init__(self, cheat: str) -> None:
+        self.name = f"{CHEAT}{cheat}"
+        self._cheat = cheat
+
+    async def run(self, task: AgentTask) -> AgentResult:
+        """Cheat in the agent's slot, in each part of the task.
+
+        Raises:
+            SetupFailed: the cheat is broken, so it says nothing about the task.
+            InfraError, UsageError: as `task.cheat` raises them.
+        """
+        if (cheat := task.cheat) is None:
+            raise UsageError(f"this task has no cheat {self._cheat!r}", hint="the environment names them in cheats()")
+        work = functools.partial(cheat, self._cheat)
+        return await _in_each_part(task, work, f"the cheat {self._cheat!r} is broken", "mend the cheat")
+
+    async def aclose(self) -> None:
+        """Do nothing, because nothing is open."""
+
+
+async def _in_each_part(task: AgentTask, work: Callable[[], Awaitable[None]], broken: str, hint: str) -> AgentResult:
+    """Do what the environment provides, in each part of the task. Return the result of an agent that finished.
+
+    Raises:
+        SetupFailed: it failed.
+        InfraError, UsageError: as it raised them.
+    """
+    task.result.messages.extend(copy.deepcopy(task.messages))
+    while True:
+        try:
+            await work()
+        except (SetupFailed, InfraError, UsageError):
+            raise
+        except Exception as error:
+            said = error.message if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
+            raise SetupFailed(f"{broken}: {said}", hint=hint) from error
+        if (message := await task.follow_up()) is None:
+            break
+        task.result.messages.append(message)
+    task.result.stop(StopReason.FINISHED)
+    return task.result

@@ -97,6 +97,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
         default=4, ge=0, le=MOST_PREFETCHED, description="Groups whose images are made ahead, while others run"
     )
     infra_retries: int = Field(default=2, ge=0, description="Fresh slots for a rollout whose sandbox failed")
+    quarantine: str | None = Field(default=None, description="File of `validate` with the items to leave out")
     group_refills: int = Field(default=4, ge=0, description="Rollouts of a group that may be replaced by others")
     trainer_timeout: float = Field(
         default=1800, gt=0, description="Seconds without the API, or without a step of the trainer, before serve ends"
@@ -167,6 +168,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):  # type: ignore[misc]  # atroposlib h
             prefetch=self.prefetch,
             infra_retries=self.infra_retries,
             mcp=self.mcp,  # type: ignore[arg-type] # the validator reads the file
+            quarantine=self.quarantine,
         )
 
     def backend_config(self) -> dict[str, Any]:

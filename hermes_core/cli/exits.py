@@ -13,7 +13,7 @@ from hermes_core.errors import (
 )
 
 EXIT_BROKEN = 1
-"""A plugin, an environment or a backend does not work."""
+"""A plugin, an environment or a backend does not work, or a check found a fault."""
 EXIT_USAGE = 2
 """The caller asked for something that cannot be."""
 EXIT_INCOMPLETE = 3

@@ -101,8 +101,9 @@ class JsonProgress:
     """Writes a line of JSON every two seconds, and one at the start and at the end. If its reader is slow, lines
     are left out; if it goes away, all are."""
 
-    def __init__(self, stream: TextIO, every_s: float = LINE_EVERY_S) -> None:
+    def __init__(self, stream: TextIO, title: str = "", every_s: float = LINE_EVERY_S) -> None:
         self._stream = stream
+        self._named = {"run": title} if title else {}
         self._every_s = every_s
         self._total = 0
         self._next = 0.0
@@ -126,6 +127,7 @@ class JsonProgress:
         left_s, usage = tally.left_s(self._total), tally.usage
         state = {
             "event": event,
+            **self._named,
             "time": round(time.time(), 3),
             "total": self._total,
             "finished": tally.finished,
@@ -163,8 +165,11 @@ def progress_on(stream: TextIO, title: str = "") -> Progress:
     return LiveProgress(stream, title) if stream.isatty() else PlainProgress(stream, title)
 
 
-def progress_for(form: str, stream: TextIO) -> Progress:
+def progress_for(form: str, stream: TextIO, title: str = "") -> Progress:
     """Return the display that `--progress` names: `auto`, `plain`, `json`, `json:FD` or `none`.
+
+    Args:
+        title: the name of the run, for a command that has several.
 
     Raises:
         UsageError: there is no such form, or the descriptor is not open.
@@ -172,21 +177,21 @@ def progress_for(form: str, stream: TextIO) -> Progress:
     name, _, descriptor = form.partition(":")
     if name == "json" and descriptor:
         try:
-            return JsonProgress(open(int(descriptor), "w", encoding="utf-8", closefd=False))
+            return JsonProgress(open(int(descriptor), "w", encoding="utf-8", closefd=False), title)
         except (ValueError, OSError) as error:
             raise UsageError(
                 f"--progress {form}: there is no open descriptor {descriptor!r}",
                 hint="write `--progress json:3 3>FILE`",
             ) from error
-    forms: dict[str, Callable[[TextIO], Progress]] = {
+    forms: dict[str, Callable[[TextIO, str], Progress]] = {
         "auto": progress_on,
         "plain": PlainProgress,
         "json": JsonProgress,
-        "none": lambda stream: NoProgress(),
+        "none": lambda stream, title: NoProgress(),
     }
     if form not in forms:
         raise UnknownNameError("form of progress", form, [*forms, "json:FD"])
-    return forms[form](stream)
+    return forms[form](stream, title)
 
 
 def status_line(tally: Tally, total: int) -> str:

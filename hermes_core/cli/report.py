@@ -8,21 +8,23 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hermes_core.envs.store import TRAJECTORIES
+from hermes_core.cli.listing import as_text
+from hermes_core.envs.soundness import Status
+from hermes_core.envs.store import QUARANTINE, TABLE, TRAJECTORIES
 from hermes_core.envs.summary import RATED_FROM_S, RunSummary
 
 if TYPE_CHECKING:
     from hermes_core.envs.rescore import Rescoring
     from hermes_core.envs.validate import Validation
 
+MOST_ROWS = 60
+"""The most rows of a table that are shown. A longer one is shown without the sound items."""
+
 SHOWN = 10
 """The most failures and items that are shown."""
 
 LONGEST = 600
 """The most characters of a failure that are shown."""
-
-_TELLING = ("reason", "output", "texts", "failing")
-"""The details of a reward that are most likely to explain it, the best first."""
 
 _PLACES = re.compile(r" \[(sandbox|slot|trajectory) [^\]]*\]")
 
@@ -142,29 +144,39 @@ def _cost(cost: float | None) -> str:
 
 
 def validation_text(outcome: Validation, width: int | None = None) -> str:
-    """Return which items are wrong or flaky, and how many are sound."""
-    lines = []
-    for verdict in outcome.unsound[:SHOWN]:
-        word = "flaky" if verdict.flaky else "wrong"
-        rewards = ", ".join("none" if reward is None else f"{reward:g}" for reward in verdict.rewards)
-        lines.append(f"{word}: {verdict.item_id} with {verdict.agent}: {rewards}")
-        for reason in [*verdict.failures, *map(_said, verdict.details), *verdict.doubts][:1]:
-            lines += _indented(_shortened(reason), 2, width)
-    if len(outcome.unsound) > SHOWN:
-        lines.append(f"… and {len(outcome.unsound) - SHOWN} more: --json lists all")
+    """Return the table of a validation, why items are not sound or were not tried, and how many are sound."""
+    rows = outcome.rows()
+    if len(rows) > MOST_ROWS:
+        rows = [row for row in rows if row["result"] != Status.SOUND]
+    lines = [as_text({"items": rows[:MOST_ROWS]}, terminal_width=width), ""] if rows else []
+    if len(rows) > MOST_ROWS:
+        lines.append(f"… and {len(rows) - MOST_ROWS} more rows")
+    told: dict[str, list[str]] = {}
+    for finding in outcome.findings:
+        where = f" on {finding.backend}" if finding.backend else ""
+        told.setdefault(f"{finding.reason}: {finding.item_id}{where}", []).append(finding.text)
+    for what, texts in [*told.items()][:SHOWN]:
+        lines += [what, *_indented(_shortened("; ".join(texts)), 2, width)]
+    if len(told) > SHOWN:
+        lines.append(f"… and {len(told) - SHOWN} more: {TABLE} has all")
+    untried = Counter(why for result in outcome.results for why in result.untried)
+    for why, count in untried.most_common(SHOWN):
+        lines += _indented(f"not tried ({count} items): {_shortened(why)}", 0, width)
     if outcome.stopped:
         lines.append(f"stopped: {outcome.stopped}")
-    unsound = len({verdict.item_id for verdict in outcome.unsound})
+    counts = {status: len(outcome.with_status(status)) for status in Status}
     times = "once" if outcome.repeat == 1 else f"{outcome.repeat} times"
-    lines.append(f"{outcome.items - unsound} of {outcome.items} items are sound, each tried {times} with either agent")
+    cheats = f", with {len(outcome.cheats)} cheats" if outcome.cheats else ""
+    others = "".join(f", {counts[each]} {each}" for each in (Status.UNSOUND, Status.NOT_TRIED) if counts[each])
+    lines.append(
+        f"{counts[Status.SOUND]} of {outcome.items} items are sound{others}; "
+        f"each tried {times} with either baseline{cheats}, on {', '.join(outcome.backends)}"
+    )
+    if outcome.out_dir:
+        lines.append(f"results: {outcome.out_dir}/{TABLE}; quarantine: {outcome.out_dir}/{QUARANTINE}")
+        if not outcome.complete:
+            lines.append(f"to go on: the same command with --out {outcome.out_dir} --resume")
     return "\n".join(lines)
-
-
-def _said(details: Mapping[str, Any]) -> str:
-    """Return the details that a verification gives for a reward, the most useful first."""
-    first = [key for key in _TELLING if details.get(key)]
-    told = [(key, details[key]) for key in [*first, *(key for key in details if key not in _TELLING)]]
-    return "; ".join(f"{key}: {value}" for key, value in told) or "the verification gave no details"
 
 
 def rescoring_text(outcome: Rescoring) -> str:

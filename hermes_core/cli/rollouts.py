@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes_core.cli.exits import EXIT_INCOMPLETE
+from hermes_core.cli.exits import EXIT_BROKEN, EXIT_INCOMPLETE
 from hermes_core.cli.options import DottedCommand, dotted, merged, read_config
 from hermes_core.cli.report import Failures, rescoring_text, summary_text, validation_text
 from hermes_core.cli.support import finish, terminal_width
 from hermes_core.envs.store import TRAJECTORIES
 from hermes_core.envs.summary import RunSummary
-from hermes_core.errors import FailureKind, UnknownNameError
+from hermes_core.errors import FailureKind, UnknownNameError, UsageError
 from hermes_core.printing import say
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _CONFINED = {"network": "none", "process_memory": 4096}
 
 _OPTIONS = (
     *("profile", "isolation", "concurrency", "group_size", "seed"),
-    *("rollout_timeout", "model_timeout", "deadline", "stop_on_infra", "max_cost", "mcp"),
+    *("rollout_timeout", "model_timeout", "deadline", "stop_on_infra", "max_cost", "mcp", "quarantine"),
 )
 """Fields of `RunOptions` that have an option of the same name."""
 
@@ -117,10 +117,17 @@ _mcp_option = click.option(
     "--mcp", type=_FILE, metavar="FILE", help="Offer the tools of these MCP servers: JSON or YAML, key mcpServers."
 )
 
+_progress_option = click.option(
+    "--progress",
+    default="auto",
+    metavar="FORM",
+    help="Progress on standard error: auto, plain, json, none, or json:FD for a descriptor [auto].",
+)
+
 
 @click.command(cls=DottedCommand)
 @click.argument("environment", metavar="ENV")
-@click.option("--agent", metavar="NAME", help="Agent: model, oracle, nop, or one of a plugin [model].")
+@click.option("--agent", metavar="NAME", help="Agent: model, oracle, nop, cheat:NAME, or one of a plugin [model].")
 @_items_option
 @click.option("--group-size", type=int, metavar="G", help="Number of rollouts per item [1].")
 @click.option("--max-turns", type=int, metavar="N", help="Maximum number of model answers per rollout [30].")
@@ -159,6 +166,7 @@ _mcp_option = click.option(
     help="Begin no rollout once the model's tokens have cost this much; needs --agent.prices.",
 )
 @_mcp_option
+@click.option("--quarantine", metavar="FILE", help="Leave out the items in this file, which `validate` wrote.")
 @click.option("--out", callback=_folder, metavar="DIR", help="Directory for the records [runs/ENV-TIME].")
 @click.option("--sink", multiple=True, metavar="NAME[=TARGET]", help="Also send the records to this sink of a plugin.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out DIR.")
@@ -168,12 +176,7 @@ _mcp_option = click.option(
     type=click.Choice(_RETRIED),
     help="Like --resume, but repeat only failures of this kind (can be given more than once).",
 )
-@click.option(
-    "--progress",
-    default="auto",
-    metavar="FORM",
-    help="Progress on standard error: auto, plain, json, none, or json:FD for a descriptor [auto].",
-)
+@_progress_option
 @_run_options
 @click.pass_context
 def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
@@ -232,33 +235,68 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     callback=_at_least_one,
     default=1,
     metavar="N",
-    help="Number of rollouts per item and agent [1].",
+    help="Number of rollouts of the reference solution, and of doing nothing, per item and backend [1].",
 )
 @_mcp_option
+@click.option("--cheats", is_flag=True, help="Also try every cheat of ENV once.")
+@click.option("--cheat", "named_cheats", multiple=True, metavar="NAME", help="Also try this cheat (more than once).")
+@click.option(
+    "--backends",
+    metavar="A,B",
+    help="Several backends, whose results must be equal; NAME:PROFILE names a profile of one.",
+)
+@click.option("--out", callback=_folder, metavar="DIR", help="Directory for the results [runs/validate-ENV-TIME].")
+@click.option("--resume", is_flag=True, help="Continue the validation in --out DIR.")
+@_progress_option
 @_run_options
 @click.pass_context
 def validate(ctx: click.Context, /, environment: str, repeat: int, **given: Any) -> None:
-    """Check every item of ENV: the reference solution must score 1.0, and doing nothing 0.0.
+    """Check every item of ENV: the reference solution must score 1.0, and doing nothing 0.0, every time.
 
-    Exits with 0 if every item passes every time, and 3 if one does not.
+    No cheat may score, and all backends must give the same. Writes a table, and a quarantine file with the items that
+    are not sound, for `rollout --quarantine FILE`.
+
+    Exits with 0 if every item is sound, 1 if one is not, 3 if not everything could be tried, 2 for wrong use, and 130
+    after Ctrl-C.
     """
-    from hermes_core.cli.progress import progress_on
+    from hermes_core.cli.progress import progress_for
     from hermes_core.envs.validate import validate as run_validation
+
+    folder: Path | None = given["out"]
+    known: list[Validation] = []
+
+    def begun(path: Path) -> None:
+        nonlocal folder
+        if folder is None:
+            say(f"results go to {path}", err=True)
+        folder = path
+
+    def interrupted() -> str:
+        text = "".join(f"{validation_text(each, terminal_width())}\n" for each in known)
+        return f"{text}interrupted" + (f"; `--out {folder} --resume` goes on with it" if known and folder else "")
 
     async def main(runtime: Runtime) -> Validation:
         config = read_config(given["config"])
+        common, backends = _places(ctx, runtime, config, given)
         return await run_validation(
             runtime,
             environment,
             env=_env(ctx, runtime, environment, config["env"], given),
             repeat=repeat,
-            progress=lambda agent: progress_on(sys.stderr, agent),
-            **options_of(ctx, runtime, config, given),
+            cheats=given["named_cheats"] or given["cheats"],
+            backends=backends,
+            out_dir=given["out"],
+            runs_dir=RUNS,
+            resume=given["resume"],
+            on_folder=begun,
+            on_broken_off=known.append,
+            progress=lambda backend: progress_for(given["progress"], sys.stderr, backend),
+            **common,
         )
 
-    outcome = finish(ctx, main)
+    outcome = finish(ctx, main, interrupted)
     say(json.dumps(outcome.to_dict(), indent=2) if given["as_json"] else validation_text(outcome, terminal_width()))
-    ctx.exit(0 if outcome.sound else EXIT_INCOMPLETE)
+    ctx.exit(EXIT_BROKEN if outcome.findings else 0 if outcome.complete else EXIT_INCOMPLETE)
 
 
 @click.command(cls=DottedCommand, sections=("env", "backend"))
@@ -320,10 +358,52 @@ def agent_settings_of(
     return {**merged(values, dotted(ctx, "agent"), runtime.agent_config_class(agent)), **flags}
 
 
-def options_of(
+def _places(
     ctx: click.Context, runtime: Runtime, config: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the options that are the same on all backends, and those of each.
+
+    With several backends, a setting goes to those that have it.
+
+    Raises:
+        UsageError: a backend is named twice, or in two ways.
+        UnknownNameError: there is no such backend, or a setting that none of them has.
+    """
+    if given["backends"] is None:
+        options = options_of(ctx, runtime, config, given)
+        return options, {options["backend"]: {}}
+    labels = [part.strip() for part in given["backends"].split(",") if part.strip()]
+    if given["backend"] is not None or not labels or len(set(labels)) < len(labels):
+        raise UsageError("--backends names each backend once, in place of --backend", hint="--backends local,docker")
+    written = [*config["backend"], *dotted(ctx, "backend")]
+    models = [runtime.backend(label.partition(":")[0]).config_class for label in labels]
+    known = [frozenset(model.model_fields) - {*model.unsupported, "name"} for model in models]
+    for name in {key.partition(".")[0] for key in written} - {"name"}:
+        if name not in (every := frozenset().union(*known)):
+            raise UnknownNameError("setting", name, every, where=f"of the backends {', '.join(labels)}")
+    places = {}
+    for label, fields in zip(labels, known, strict=True):
+        backend, _, profile = label.partition(":")
+        own = {**given, "backend": backend, "profile": profile or given["profile"]}
+        places[label] = options_of(ctx, runtime, config, own, known=fields)
+    differing = ("backend", "profile", "backend_config")
+    common = {key: value for key, value in places[labels[0]].items() if key not in differing}
+    return common, {
+        label: {key: options[key] for key in differing if key in options} for label, options in places.items()
+    }
+
+
+def options_of(
+    ctx: click.Context,
+    runtime: Runtime,
+    config: Mapping[str, Mapping[str, Any]],
+    given: Mapping[str, Any],
+    known: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Return the fields of `RunOptions`: the file's, then the flags.
+
+    Args:
+        known: the only settings of the backend that are taken; None is all that are given.
 
     Raises:
         UnknownNameError: the file's section `run` has an unknown key.
@@ -337,6 +417,9 @@ def options_of(
     backend = str(_first(given["backend"], config["backend"].get("name"), config["run"].get("backend"), "local"))
     section = {key: value for key, value in config["backend"].items() if key != "name"}
     written = dotted(ctx, "backend")
+    if known is not None:
+        section = {key: value for key, value in section.items() if key in known}
+        written = {key: value for key, value in written.items() if key.partition(".")[0] in known}
     options = {**config["run"], "backend": backend}
     if section or written or given["confine"]:
         confined = _CONFINED if given["confine"] else {}

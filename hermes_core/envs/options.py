@@ -96,6 +96,8 @@ class RunOptions(BaseModel):
     max_cost: float | None = Field(default=None, gt=0)
     """Begin no rollout once the model's tokens have cost this much, in US dollars, in all sessions of the run together.
     Rollouts that run then are finished. It needs the agent's `prices`."""
+    quarantine: str | None = None
+    """A quarantine file that `hermes-rl validate` wrote: the run leaves out the items that it names."""
 
     @property
     def limits(self) -> Limits:

@@ -539,12 +539,18 @@ async def _work(
         clock.begin_part(said.agent_timeout_s)
         return {"role": "user", "content": said.text}
 
+    async def cheat(name: str) -> None:
+        if context.needs_slot:  # without one there is nothing to cheat in
+            rollout.used = True
+            await rollout.calls.all_awaited(context.hooks.cheat(name, **on_slot))
+
     task = AgentTask(
         trajectory_id=trajectory.trajectory_id,
         messages=prompt,
         tool_schemas=list(trajectory.tool_schemas),
         tool_handler=rollout.tool_handler,
         solve=solve,
+        cheat=cheat,
         waiting=ModelTime(rollout, context.limits.model_timeout_s).waiting,
         parallel_safe=frozenset(name for name, tool in rollout.tools.items() if tool.parallel_safe),
         seed_key=f"{trajectory.item_id}:{trajectory.rollout_index}",

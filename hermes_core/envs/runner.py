@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -135,10 +135,16 @@ async def run_rollouts(
             run.folder = OutputFolder.begin(Path(runs_dir), session.name)
         if run.folder is not None:
             stack.callback(run.folder.close)
-            about = {"versions": versions(runtime), "seed": chosen.seed, "concurrency": chosen.concurrency}
+            about: dict[str, Any] = {
+                "versions": versions(runtime),
+                "seed": chosen.seed,
+                "concurrency": chosen.concurrency,
+            }
+            if chosen.quarantine is not None:
+                about["quarantine"] = chosen.quarantine
             again = None if retry_failed is None else {*retry_failed, FailureKind.CANCELLED}
             begin = functools.partial(run.folder.open, resume=resume, again=again, items=run.jobs.item_ids)
-            await _in_thread(begin, session.configuration(), about, run.tally)
+            await in_thread(begin, session.configuration(), about, run.tally)
         stalls = None if run.folder is None else run.folder.path / STALLS
         async with session.sandboxes(run.count_left(), start=run.jobs.need_slots, stalls=stalls) as context:
             if on_folder is not None and run.folder is not None:
@@ -273,10 +279,12 @@ class Jobs:
 
 @dataclass
 class Run:
-    """The rollouts of one agent: what to do, where the outcomes go, and when to stop."""
+    """The rollouts of one run: what to do, where the outcomes go, and when to stop."""
 
     tools: Tools
     jobs: Jobs
+    agents: Sequence[Agent] = ()
+    """The agent of each rollout of a group; empty is the context's for all."""
     on_record: Callable[[Mapping[str, Any]], None] | None = None
     sinks: Sequence[_OpenSink] = ()
     progress: Progress = field(default_factory=NoProgress)
@@ -306,7 +314,7 @@ class Run:
             raise
         finally:
             self.progress.end(self.tally)
-        return await _in_thread(self._finish, context.backend.usage())
+        return await in_thread(self._finish, context.backend.usage())
 
     async def _show(self) -> None:
         """Show the progress now and then, also while no rollout ends."""
@@ -350,6 +358,8 @@ class Run:
         Raises:
             CostLimitReached, EndpointDown: no other rollout can be begun.
         """
+        if self.agents:
+            context = replace(context, agent=self.agents[job.rollout_index])
         trajectory = begin(context, job.item, job.item_id, job.item_id, job.rollout_index)
         self._running.add(trajectory)
         down: EndpointDown | None = None
@@ -369,7 +379,7 @@ class Run:
             await sink.write(written, self.folder)
         if self.folder is not None and time.monotonic() - self._synced > SYNC_EVERY_S:
             self._synced = time.monotonic()
-            await _in_thread(self.folder.sync)
+            await in_thread(self.folder.sync)
         if down is not None:
             raise down
 
@@ -423,7 +433,7 @@ def _tell_finished(context: RolloutContext, record: Mapping[str, Any]) -> None:
     context.hooks.events.emit("trajectory_finished", trajectory_id=record["trajectory_id"], record=record)
 
 
-async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a thread. Wait for it even if cancelled, because the files that it uses are closed
     afterwards."""
     future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_core.agents.base import Agent, AgentSettings
-from hermes_core.agents.baselines import OracleAgent
+from hermes_core.agents.baselines import CHEAT, OracleAgent
 from hermes_core.agents.chat import Chat
 from hermes_core.agents.generate import TokenServer
 from hermes_core.agents.mixture import MixedAgent
@@ -31,6 +32,7 @@ from hermes_core.envs.options import (
     pool_size,
 )
 from hermes_core.envs.plain import Redact, plain
+from hermes_core.envs.quarantine import Quarantine
 from hermes_core.envs.rollout import RolloutContext
 from hermes_core.envs.running import RunningRollouts
 from hermes_core.envs.stalls import STALLS, stalls_noticed
@@ -70,6 +72,8 @@ class Session:
     """Removes the secrets that the driver knows from a text."""
     settings: AgentSettings | None = None
     """The agent's settings, if it was given by name."""
+    quarantine: Quarantine | None = None
+    """What the run leaves out."""
     room: int = 0
     """Maximum number of rollouts at the same time; known once there are sandboxes."""
 
@@ -84,7 +88,7 @@ class Session:
         The concurrency, and the conditions to give up (including the cost), are not part of it.
         """
         options, agent = self.options, self.agent.name
-        settings = None if self.settings is None or agent in BASELINES else self.settings
+        settings = None if self.settings is None or agent in BASELINES or agent.startswith(CHEAT) else self.settings
         configuration = {
             "environment": self.name,
             "env": self.environment.config.model_dump(mode="json"),
@@ -102,6 +106,7 @@ class Session:
             "verify_timeout": options.verify_timeout,
             **({"deadline": options.deadline} if options.deadline else {}),
             **({"mcp": {name: server.shown() for name, server in options.mcp.items()}} if options.mcp else {}),
+            **({"quarantine": self.quarantine.to_configuration()} if self.quarantine else {}),
         }
         kept: dict[str, Any] = plain(configuration, self.redact)
         return kept
@@ -180,9 +185,11 @@ async def open_session(
     Raises:
         UsageError, PolicyError: something that was asked for does not exist or is impossible.
         DatasetError: the dataset can't be used.
+        ConfigError: the quarantine can't be used, or not with this dataset.
         PluginError: a plugin or the environment is broken.
     """
     runtime.backends.entry(options.backend)
+    quarantine = await asyncio.to_thread(Quarantine.read, options.quarantine) if options.quarantine else None
     made = make_environment(runtime, environment, env, options.seed)
     servers = options.mcp or {}
     tools = Tools(runtime, made, options.seed, servers)
@@ -207,8 +214,12 @@ async def open_session(
             tools=tools,
             redact=_both(redact or redactor(runtime, *([settings] if settings else [])), Redactor(secrets_of(servers))),
             settings=settings if isinstance(agent, str) else None,
+            quarantine=quarantine,
         )
+        made.left_out = quarantine.item_ids if quarantine else frozenset()  # known before the items are selected
         async with set_up(made, load):
+            if quarantine is not None:
+                await _checked(quarantine, session.name, made)
             yield session
 
 
@@ -255,6 +266,21 @@ async def set_up(environment: Environment, load: Callable[[], Awaitable[None]] |
         yield
     finally:
         await environment.aclose()
+
+
+async def _checked(quarantine: Quarantine, name: str, environment: Environment) -> None:
+    """Check that the quarantine is of the environment's dataset.
+
+    Raises:
+        ConfigError: it is not.
+        PluginError: the environment is broken.
+    """
+    try:
+        await asyncio.to_thread(quarantine.check, name, environment)
+    except HermesError:
+        raise
+    except Exception as error:
+        raise broken(environment, "items() or item_id()", error) from error
 
 
 def broken(environment: Environment, where: str, error: Exception) -> PluginError:
@@ -304,11 +330,14 @@ def hooks_for(runtime: Runtime, environment: Environment, agent: str) -> Environ
 
     Raises:
         PluginError: one of them can't work.
-        UsageError: the agent is `oracle`, and the environment has no reference solution.
+        UsageError: the agent is `oracle`, and the environment has no reference solution; or it is a cheat that the
+            environment does not have.
     """
     hooks = EnvironmentHooks(environment, runtime.plugin_manager.registered)
     if agent == OracleAgent.name:
         hooks.check_solve()
+    if agent.startswith(CHEAT):
+        hooks.check_cheat(agent.removeprefix(CHEAT))
     return hooks
 
 

@@ -21,6 +21,8 @@ from hermes_core.errors import FailureKind, OutputError, UsageError
 log = logging.getLogger(__name__)
 
 TRAJECTORIES, RUN, SUMMARY, LOCK = "trajectories.jsonl", "run.json", "summary.json", ".lock"
+RESULTS, TABLE, QUARANTINE = "validation.json", "validation.md", "quarantine.json"
+"""What a validation writes beside its runs: everything, a table for readers, and the items to leave out."""
 SUPERSEDED = "superseded.jsonl"
 """Lines that earlier sessions wrote for rollouts that a resumed session does again."""
 
@@ -373,11 +375,19 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON so that a reader sees either the old content or the new."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text so that a reader sees either the old content or the new.
+
+    Raises:
+        OutputError: the disk is full or fails.
+    """
     beside = path.with_name(f".{path.name}.new")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
+        with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

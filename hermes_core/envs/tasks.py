@@ -7,10 +7,13 @@ PATH without the agent's directories, and a Python that imports nothing from the
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
+from hermes_core.cheats import MOST_FILES, Cheat, file_cheats, named_files, usual_cheats
 from hermes_core.environment import Item
 from hermes_core.envs.prompts import (
     OUTPUT_KEPT,
@@ -43,6 +46,22 @@ room=$(mktemp -d)
 mkdir "$room/home" "$room/tmp"
 printf '%s\\n' "$room" "$path" "$HOME" "$TMPDIR"
 """
+
+# What a check runs is often among its files. So they are planted where it might look first, and written over in its
+# home as soon as that is there.
+_PLANTED = """
+plant() {
+  case $1 in *.py) echo 'raise SystemExit(0)' ;; *) printf '#!/bin/sh\nexit 0\n' ;; esac | put "$1" && chmod +x "$1"
+}
+for file; do plant "./$file"; plant "$HOME/$file"; plant "$TMPDIR/home/$file"; done
+{
+  echo 'while :; do for file; do for home in /tmp/*/home "$TMPDIR"/*/home "${TMPDIR%/*}"/*/home; do'
+  echo '[ -d "$home" ] && printf "raise SystemExit(0)" >"$home/$file"; done; done; done'
+} >"$TMPDIR/daemon"
+env -i PATH="$PATH" TMPDIR="$TMPDIR" setsid sh "$TMPDIR/daemon" "$@" >/dev/null 2>&1 &
+"""
+
+_WORD = re.compile(r"[\w.+~][\w.+/~-]*|/[\w.+/-]+")
 
 _PYTHON = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONPATH": ""}
 
@@ -82,6 +101,14 @@ class TasksEnvironment(PromptsEnvironment):
     def uses_slot(self, item: Item) -> bool:
         """Return True: the check runs there."""
         return True
+
+    def cheats(self) -> Mapping[str, Cheat]:
+        """Return the usual cheats, which here also fill what the check names, and one on the check's own files."""
+        return {
+            **usual_cheats(self.format_prompt),
+            **file_cheats(self.format_prompt, _named),
+            **file_cheats(self.format_prompt, lambda item: [*item["files"]], {"check-files": _PLANTED}),
+        }
 
     @hookimpl
     async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
@@ -125,3 +152,10 @@ class TasksEnvironment(PromptsEnvironment):
             await commands.write_file(f"{home}/{name}", text.encode())
         own = {"HOME": home, "TMPDIR": f"{room}/tmp", "PATH": path}
         return {**own, "AGENT_HOME": agent_home, "AGENT_TMPDIR": agent_tmp, **_PYTHON}
+
+
+def _named(item: Item) -> list[str]:
+    """Return what may be a file of the task: the files that its prompt names, those of its workspace, and the words of
+    its check."""
+    words = [word for command in item["check"] for word in _WORD.findall(command) if not word.isdigit()]
+    return [*dict.fromkeys([*named_files(item["prompt"]), *item["workspace"], *words])][:MOST_FILES]

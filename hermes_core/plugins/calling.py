@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,7 +14,16 @@ from typing import Any
 
 import pluggy
 
-from hermes_core.errors import PluginError, SetupFailed, UsageError, VerifierError, nearest_hint
+from hermes_core.cheats import Cheat
+from hermes_core.errors import (
+    PluginError,
+    SetupFailed,
+    UnknownNameError,
+    UsageError,
+    VerifierError,
+    describe,
+    nearest_hint,
+)
 from hermes_core.events import Events
 from hermes_core.plugins import hookspecs
 from hermes_core.plugins.hookspecs import PROJECT, hookimpl
@@ -25,6 +35,11 @@ SPECS: Mapping[str, Callable[..., Any]] = {
 
 ENVIRONMENT_HOOKS = [hook for hook in SPECS if not hook.startswith("hermes_")]
 """The hooks that an environment implements and plugins can wrap."""
+
+CHEAT_HOOK = "cheat_trajectory"
+"""The hook that core implements, with the environment's cheats."""
+
+_CHEAT_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 OBSERVERS = [hook for hook in SPECS if hook.startswith("hermes_") and not hook.startswith("hermes_register_")]
 """The hooks that observe an event. The event's name is the hook's without `hermes_`."""
@@ -178,6 +193,8 @@ class EnvironmentHooks:
             )
         self.can_solve = hasattr(own, "solve_trajectory")
         """Whether there is a reference solution to apply."""
+        self._environment = environment
+        own.cheat_trajectory = hookimpl(self._adapted(CHEAT_HOOK, self._cheat))
         self.events = observed([*registered, (f"environment {self.name!r}", own)])
         """Events for the observers of plugins and of the environment itself."""
         self._call = caller(*(adapted for _, adapted in registered), own)
@@ -221,6 +238,24 @@ class EnvironmentHooks:
         self.check_solve()
         await self._call.solve_trajectory(**arguments)
 
+    async def cheat(self, name: str, **arguments: Any) -> None:
+        """Do the environment's cheat of this name, with these arguments.
+
+        Raises:
+            UnknownNameError: there is none. The cheat's own exceptions are passed on.
+        """
+        self.check_cheat(name)
+        await self._call.cheat_trajectory(cheat=name, **arguments)
+
+    def check_cheat(self, name: str) -> None:
+        """Check that there is a cheat of this name.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        if name not in self.cheats:
+            raise UnknownNameError("cheat", name, self.cheats, where=f"of environment {self.name!r}")
+
     def check_solve(self) -> None:
         """Check that there is a reference solution.
 
@@ -251,6 +286,10 @@ class EnvironmentHooks:
             if hook in OBSERVERS:
                 _check_kind(hook, function, options)
             own.setdefault(hook, {})[name] = function
+        if CHEAT_HOOK in own:
+            raise PluginError(
+                f"environment {self.name!r} implements {CHEAT_HOOK}", hint="return its cheats from cheats(), by name"
+            )
         for hook, named in own.items():
             if len(named) > 1:
                 raise PluginError(
@@ -260,6 +299,31 @@ class EnvironmentHooks:
         return SimpleNamespace(
             **{hook: hookimpl(self._adapted(hook, *named.values())) for hook, named in own.items()},
         )
+
+    @functools.cached_property
+    def cheats(self) -> dict[str, Callable[..., Any]]:
+        """Return the environment's cheats by name, each as a function of all arguments of the hook.
+
+        Raises:
+            PluginError: it can't say which it has, or one has a wrong name or asks for an argument that it can't get.
+        """
+        named: Callable[[], Mapping[str, Cheat]] = getattr(self._environment, "cheats", dict)
+        try:
+            cheats = dict(named())
+        except Exception as error:
+            raise PluginError(
+                f"environment {self.name!r} failed in cheats(): {describe(error)}", hint="report this to its author"
+            ) from error
+        for name in cheats:
+            if not isinstance(name, str) or not _CHEAT_NAME.fullmatch(name):
+                raise PluginError(
+                    f"environment {self.name!r} has a cheat named {name!r}",
+                    hint="name cheats in lower-case letters, digits and hyphens",
+                )
+        return {name: _with_arguments_of(CHEAT_HOOK, cheat) for name, cheat in cheats.items()}
+
+    def _cheat(self, cheat: str, **arguments: Any) -> Any:
+        return self.cheats[cheat](cheat, *arguments.values())
 
     def _adapted(self, hook: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return an observer unchanged; return another hook, sync or async, as one that returns an awaitable."""

@@ -116,6 +116,13 @@ def continue_trajectory(  # noqa: PLR0917 - pluggy calls by position
     """Return what the user says when the agent is done: a `FollowUp` or a text, or None at the end."""
 
 
+@hookspec(firstresult=True)
+def cheat_trajectory(  # noqa: PLR0917 - pluggy calls by position
+    cheat: str, item: Mapping[str, Any], trajectory_id: str, exec_tool: Any, workspace_meta: Any, rollout: Any
+) -> Awaitable[None] | None:
+    """Do the cheat of this name in the agent's slot. Core implements it with the environment's `cheats()`."""
+
+
 # Observers.
 
 

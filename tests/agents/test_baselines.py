@@ -1,12 +1,14 @@
-"""The two agents that bound every score."""
+"""The agents that bound every score."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from hermes_core.agents.base import Agent, AgentSettings, AgentTask, StopReason
-from hermes_core.agents.baselines import NopAgent, OracleAgent
-from hermes_core.errors import SandboxLost
+from hermes_core.agents.baselines import CheatAgent, NopAgent, OracleAgent
+from hermes_core.errors import SandboxLost, SetupFailed, UsageError
 
 
 def task(solve, **fields) -> AgentTask:
@@ -58,3 +60,23 @@ async def test_what_the_solution_raises_comes_out_and_the_result_is_not_finished
         await OracleAgent().run(the_task)
     assert the_task.result.stop_reason is StopReason.INTERRUPTED
     assert the_task.result.messages == the_task.messages
+
+
+async def test_a_cheat_is_named_and_one_that_is_broken_is_not_the_agents_work():
+    done = []
+
+    async def cheat(name):
+        done.append(name)
+        if name == "broken":
+            raise KeyError("oops")
+
+    agent = CheatAgent("plants")
+    assert isinstance(agent, Agent) and agent.name == "cheat:plants"
+    the_task = replace(task(None), cheat=cheat)
+    assert (await agent.run(the_task)).stop_reason is StopReason.FINISHED
+    assert the_task.result.messages == the_task.messages
+    with pytest.raises(SetupFailed, match="the cheat 'broken' is broken: KeyError: 'oops'"):
+        await CheatAgent("broken").run(replace(task(None), cheat=cheat))
+    assert done == ["plants", "broken"]
+    with pytest.raises(UsageError, match="has no cheat 'plants'"):
+        await agent.run(task(None))

@@ -255,7 +255,7 @@ def test_validate_lists_what_is_wrong_and_what_is_flaky(run, dataset):
         dataset(GOOD, {"id": "solved", "check": "true", "solution": "true"}, {"id": "none", "check": "false"}, flaky),
         *["--repeat", "12", "--json", *ISOLATION],
     )
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == 1, done.stderr
     outcome = json.loads(done.stdout)
     found = {(one["item_id"], one["agent"]): one for one in outcome["unsound"]}
     assert set(found) == {("solved", "nop"), ("none", "oracle"), ("flaky", "oracle")}
@@ -267,8 +267,9 @@ def test_validate_lists_what_is_wrong_and_what_is_flaky(run, dataset):
 def test_validate_says_why_a_reward_is_wrong(run, dataset):
     row = {"id": "a", "check": "echo the answer is missing; test -f answer", "solution": "true"}
     done = run("validate", "tasks", dataset(row), *ISOLATION)
-    assert done.returncode == 3, done.stderr
-    assert "wrong: a with oracle: 0\n  output: the answer is missing" in done.stdout
+    assert done.returncode == 1, done.stderr
+    said = "gold-fails: a on local\n  the reference solution gets 0; output: the answer is missing"
+    assert said in done.stdout
 
 
 @pytest.mark.full  # one more start of the program for one more message
@@ -297,10 +298,81 @@ def test_the_traceback_of_a_hook_is_shown_where_it_is_asked_for(run, tmp_path):
     assert 'broken_hook.py", line 11, in verify_and_score_trajectory' in whole.stderr
 
 
-def test_validate_of_sound_items_exits_with_0(run, dataset):
-    done = run("validate", "tasks", dataset(GOOD), *ISOLATION)
+def test_validate_of_sound_items_exits_with_0_and_writes_a_table_and_an_empty_quarantine(run, dataset, tmp_path):
+    done = run("validate", "tasks", dataset(GOOD), "--out", "out", "--progress", "json", *ISOLATION)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "1 of 1 items are sound, each tried once with either agent\n"
+    assert done.stdout.splitlines() == [
+        "item  backend  gold  nop  result",
+        "good  local    1/1   0/1  sound",
+        "",
+        "1 of 1 items are sound; each tried once with either baseline, on local",
+        "results: out/validation.md; quarantine: out/quarantine.json",
+    ]
+    assert json.loads((tmp_path / "out/quarantine.json").read_text())["items"] == []
+    assert "| good | local | 1/1 | 0/1 | sound |" in (tmp_path / "out/validation.md").read_text()
+    states = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {state["run"] for state in states} == {"local"} and states[-1]["finished"] == 2
+
+
+@pytest.fixture
+def flavours(tmp_path):
+    """The file with two profiles of one backend."""
+    path = tmp_path / "profiles.yaml"
+    flavours = {name: {"env_vars": {"FLAVOUR": name}} for name in ("one", "two")}
+    path.write_text(json.dumps({"default_profile": "one", "profiles": flavours}))
+    return {"HERMES_PROFILES_FILE": str(path)}
+
+
+def test_validate_on_several_backends_tells_how_they_differ(run, dataset, tmp_path, flavours):
+    row = {"id": "apart", "check": "test -f a && test $FLAVOUR = one", "solution": "touch a"}
+    several = ["--backends", "local:one,local:two", "--backend.max_processes=100"]
+    done = run("validate", "tasks", dataset(GOOD, row), *several, "--out", "out", *ISOLATION, **flavours)
+    assert done.returncode == 1, done.stderr
+    assert "differs: apart\n  oracle gets local:one 1, local:two 0\n" in done.stdout
+    for place in ("local-one", "local-two"):
+        configuration = json.loads((tmp_path / "out" / place / "run.json").read_text())["configuration"]
+        assert configuration["backend_config"] == {"max_processes": "100"}
+        assert (configuration["agent"], configuration["agents"]) == ("validate", ["oracle", "nop"])
+    refusals = {
+        ("--backends", "local", "--backend", "local"): "in place of --backend",
+        ("--backends", "local,local"): "each backend once",
+        ("--backends", "local,locl"): "unknown backend 'locl'",
+        ("--backends", "local", "--backend.imag=x"): "unknown setting 'imag'",
+        ("--cheat", "none"): "unknown cheat 'none'",
+    }
+    for options, said in refusals.items():
+        refused = CliRunner().invoke(main, ["validate", "tasks", dataset(GOOD), *options])
+        assert refused.exit_code == 2 and said in refused.stderr, refused.output
+
+
+async def test_an_interrupted_validation_prints_what_is_known_and_goes_on(environ, dataset, tmp_path, mark, run):
+    unsound = {"id": "unsound", "check": "true", "solution": "true"}
+    arguments = ["validate", "tasks", dataset(unsound, *slow(20, mark)), "--out", "out", "--backend.orphan_ttl_s=2"]
+    arguments += ["--concurrency", "2", *ISOLATION]
+    program = await start(environ, tmp_path, *arguments)
+    place = tmp_path / "out/local"
+    assert await until(lambda: (place / "trajectories.jsonl").exists() and len(records(place)) > 4, 20)
+    program.send_signal(signal.SIGINT)
+    output, _ = await asyncio.wait_for(program.communicate(), 15)
+    assert program.returncode == 130, output.decode()
+    assert b"nop-scores: unsound on local" in output and b"interrupted; `--out out --resume` goes on" in output
+    written = json.loads((tmp_path / "out/quarantine.json").read_text())
+    assert [each["item_id"] for each in written["items"]] == ["unsound"]
+    assert written["validated"]["complete"] is False
+    scored = {each["trajectory_id"] for each in records(place) if not each["failure"]}
+
+    program = await start(environ, tmp_path, *arguments, "--resume")
+    assert await until(lambda: len(records(place)) > len(scored) + 2, 20)
+    program.kill()
+    await program.communicate()
+    assert await until(lambda: processes_with(mark) == [], 15)
+    done = run(*arguments, "--resume", "--json")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["complete"], told["count"]) == (True, {"sound": 20, "unsound": 1, "not tried": 0})
+    last = Counter((each["item_id"], each["rollout_index"]) for each in records(place))
+    assert last == {(str(item), index): 1 for item in ["unsound", *range(20)] for index in range(2)}
+    assert scored <= {each["trajectory_id"] for each in records(place)}
 
 
 @pytest.mark.full  # one more start of the program for one more message

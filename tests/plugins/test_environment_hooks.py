@@ -270,3 +270,68 @@ def test_an_environment_observes_its_own_rollouts_only() -> None:
     hooks.events.emit("trajectory_finished", trajectory_id="t", record={"reward": 0.0})
     manager.events.emit("trajectory_finished", trajectory_id="t", record={"reward": 1.0})
     assert seen == [0.0]
+
+
+class Cheating(Marked):
+    name = "cheating"
+
+    def __init__(self, cheats: Any) -> None:
+        super().__init__(1)
+        self.done: list[Any] = []
+        self.named = cheats
+
+    def cheats(self) -> Any:
+        return self.named(self)
+
+
+async def test_cheats_take_the_arguments_that_they_want_and_are_wrapped_by_plugins() -> None:
+    counted: list[str] = []
+
+    class Counting:
+        @hookimpl(wrapper=True)
+        def cheat_trajectory(self, cheat: str, trajectory_id: str) -> Generator[None, Any, Any]:
+            counted.append(f"{cheat} in {trajectory_id}")
+            return (yield)
+
+    def named(environment: Cheating) -> dict[str, Any]:
+        async def one(item: Any, *, workspace_meta: Any) -> None:
+            environment.done.append((item, workspace_meta))
+
+        def two() -> None:
+            environment.done.append("two")
+
+        return {"one": one, "two": two}
+
+    environment = Cheating(named)
+    hooks = EnvironmentHooks(environment, plugins(Counting()))
+    for name in ("two", "one"):
+        await hooks.cheat(name, **SETUP, workspace_meta={"a": 1})
+    assert environment.done == ["two", ({"id": 1}, {"a": 1})]
+    assert counted == ["two in t-1", "one in t-1"]
+    with pytest.raises(UsageError, match="unknown cheat 'three' of environment 'cheating'"):
+        await hooks.cheat("three", **SETUP, workspace_meta={})
+
+
+@pytest.mark.parametrize(
+    ("cheats", "said"),
+    [
+        (lambda environment: {"Upper": print}, "has a cheat named 'Upper'"),
+        (lambda environment: {"a/b": print}, "has a cheat named 'a/b'"),
+        (lambda environment: {"a": lambda slot: None}, "cheat_trajectory has no argument 'slot'"),
+        (lambda environment: environment.missing, r"failed in cheats\(\): AttributeError"),
+        (lambda environment: None, r"failed in cheats\(\): TypeError"),
+    ],
+)
+def test_cheats_that_cannot_be_are_refused_by_name_when_they_are_asked_for(cheats: Any, said: str) -> None:
+    hooks = EnvironmentHooks(Cheating(cheats), plugins())
+    with pytest.raises(PluginError, match=said):
+        hooks.check_cheat("a")
+
+
+def test_an_environment_names_its_cheats_and_does_not_implement_the_hook() -> None:
+    class Direct(Marked):
+        def cheat_trajectory(self, cheat: str) -> None:
+            raise AssertionError
+
+    with pytest.raises(PluginError, match="'marked' implements cheat_trajectory"):
+        EnvironmentHooks(Direct(1), plugins())

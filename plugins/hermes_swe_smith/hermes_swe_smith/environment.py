@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_core import (
+    Cheat,
     Environment,
     Fresh,
     Item,
@@ -23,6 +24,7 @@ from hermes_core import (
     read_rows,
 )
 from hermes_swe_smith import demo_tasks
+from hermes_swe_smith.cheats import cheats
 from hermes_swe_smith.config import DEMO, SweSmithConfig
 from hermes_swe_smith.dataset import load_tasks
 from hermes_swe_smith.dependencies import installer_variables, prepare_environment
@@ -125,6 +127,10 @@ class SweSmithEnvironment(Environment):
     def doubt(self, item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
         """Say which listed tests do not behave as listed."""
         return doubt(item, agent, details)
+
+    def cheats(self) -> Mapping[str, Cheat]:
+        """Return a cheat of each kind."""
+        return cheats(self._task)
 
     def format_prompt(self, item: Item) -> str:
         """Return the prompt: where the checkout is, the issue, and how to run tests."""
