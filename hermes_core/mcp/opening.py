@@ -30,7 +30,8 @@ async def check_servers(servers: Mapping[str, McpServer]) -> None:
     Raises:
         ConfigError: one of them can't be used; names it.
     """
-    check_installed()
+    if servers:
+        check_installed()
     try:
         async with open_servers({name: server for name, server in servers.items() if server.on_driver}, None):
             pass

@@ -127,6 +127,12 @@ async def test_there_is_room_for_the_rollouts_that_there_are(runtime):
     assert await runtime.backend("local").list(runtime.owner) == []
 
 
+async def test_a_run_without_mcp_servers_does_not_need_their_package(runtime, monkeypatch):
+    monkeypatch.setattr("hermes_core.mcp.opening.importlib.util.find_spec", lambda name: None)
+    async with open_session(runtime, Noted(), "nop", options()) as session, session.sandboxes(1, start=False):
+        assert session.room == 1
+
+
 async def test_what_loads_the_dataset_can_be_another_and_what_it_raises_is_told(runtime):
     environment = Noted()
 
