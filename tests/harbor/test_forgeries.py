@@ -50,11 +50,22 @@ async def test_what_was_planted_for_the_tests_is_removed(runtime, tmp_path):
     write_task(tmp_path / "task", test=test, files=files, image=PYTHON)
     agent = Shell(
         "mkdir /tests; for each in /tests/test_it.py /tests/conftest.py /conftest.py /tests/io.py; do "
-        "echo 'raise SystemExit(0)' >$each; done; echo '[pytest]' >/pytest.ini"
+        "echo 'raise SystemExit(0)' >$each; done; echo '[pytest]' >/pytest.ini; : >/etc/ld.so.preload"
     )
     record = (await roll_out(runtime, tmp_path, agent))["task"]
     assert (record["reward"], record["failure"]) == (0.0, None)
-    assert record["details"]["removed"] == ["/tests", "/conftest.py", "/pytest.ini"]
+    assert record["details"]["removed"] == ["/tests", "/conftest.py", "/pytest.ini", "/etc/ld.so.preload"]
+
+
+async def test_what_can_t_be_removed_is_a_forgery(runtime, tmp_path):
+    write_task(tmp_path / "task", test="[ ! -e /tests/conftest.py ] || echo 1 >/logs/verifier/reward.txt", image=PYTHON)
+    agent = Shell(
+        "mkdir /tests; echo >/tests/conftest.py; printf '#!/bin/sh\nexit 0\n' >/tmp/rm; chmod 755 /tmp/rm; "
+        "cp /tmp/rm $(command -v rm)"
+    )
+    record = (await roll_out(runtime, tmp_path, agent))["task"]
+    assert (record["reward"], record["failure"]) == (0.0, None)
+    assert "/tests can't be removed" in record["details"]["tampered"]
 
 
 async def test_a_reward_after_the_limit_is_none(runtime, tmp_path):

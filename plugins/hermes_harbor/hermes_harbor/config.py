@@ -41,6 +41,9 @@ class HarborConfig(EnvironmentConfig):
     """The smallest valid reward."""
     most_reward: float = 1.0
     """The largest valid reward."""
+    package_cache: str | None = Field(default=None, min_length=1)
+    """Where pip, uv and apt of the tests take packages from: a folder of the driver's with wheels, which is sent to the
+    sandbox, or the URL of an index. The agent does not see it."""
     artifacts_dir: Path | None = None
     """A folder in which each rollout's artifacts are kept, as a tar. They come from a sandbox: unpack them with care.
     None keeps them only as long as separate tests need them."""

@@ -18,6 +18,9 @@ from hermes_core import CommandResult, DatasetError, LeasedSlot, SetupFailed, Sl
 
 PREPARE_TIMEOUT_S = 120.0
 
+OFFERED = "/opt/hermes-packages"
+"""The directory of a sandbox with the packages for the tests."""
+
 MAX_OUTPUT = 1 << 20
 """Number of bytes of the tests' output that are looked through."""
 
@@ -92,13 +95,18 @@ for each in /logs/verifier/reward.txt /logs/verifier/reward.json; do
 done
 for each in "$@"; do
   if [ -e "$each" ] || [ -L "$each" ]; then echo "removed $each"; rm -rf "$each" || exit 1; fi
+  if [ -e "$each" ] || [ -L "$each" ]; then echo "forged $each can't be removed"; fi
 done
 [ ! -L /logs ] || rm -f /logs
-rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier && chmod 777 /logs/verifier
+rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier && chmod 777 /logs/verifier || exit 1
+for each in /tests/* /tests/.[!.]* /logs/verifier/* /logs/verifier/.[!.]*; do
+  if [ -e "$each" ] || [ -L "$each" ]; then echo "forged $each can't be removed"; break; fi
+done
 """
 
 # Removes what the tests and the solution of a step left. Arguments: the paths that the image has not.
-_TIDY = """
+_TIDY = f"""
+rm -rf {OFFERED} || exit 1
 for each in "$@"; do case $each in /tests|/solution) rm -rf "$each" || exit 1 ;; esac; done
 rm -rf /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier
 """
@@ -235,11 +243,18 @@ async def run_script(
     env: Mapping[str, str],
     timeout_s: float | None,
     output: str | None = None,
+    programs: str | None = None,
 ) -> CommandResult:
-    """Make a script executable and run it, as root or as another user, with its output in a file if asked to."""
+    """Make a script executable and run it, as root or as another user.
+
+    Args:
+        output: a file for its output.
+        programs: a directory that comes first in its `PATH`.
+    """
     await commands.run(["chmod", "+x", path])  # by root, whoever runs it
     to_file = "" if output is None else f" >{shlex.quote(output)} 2>&1"
-    return await run_as(commands, f"{shlex.quote(path)}{to_file}", user=user, env=env, timeout_s=timeout_s)
+    first = "" if programs is None else f"PATH={programs}:$PATH; export PATH; "
+    return await run_as(commands, f"{first}{shlex.quote(path)}{to_file}", user=user, env=env, timeout_s=timeout_s)
 
 
 async def run_as(

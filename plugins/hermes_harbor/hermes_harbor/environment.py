@@ -26,6 +26,7 @@ from hermes_core import (
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import begin, run_script, upload
 from hermes_harbor.healthcheck import wait_until_healthy
+from hermes_harbor.packages import packages_of
 from hermes_harbor.repository import Checkout, fetched, repository_of
 from hermes_harbor.steps import Progress, Score, begin_next, check_part, combined, prepare_part
 from hermes_harbor.tasks import Refused, Task, load_task, task_folders
@@ -66,6 +67,8 @@ class HarborEnvironment(Environment):
             DatasetError: a task is wrong, or can't run here; names the file and the reason. Or there is no such
                 repository.
         """
+        if self.config.package_cache is not None:
+            await asyncio.to_thread(packages_of, self.config.package_cache)  # refused now, and not after the rollouts
         if (repository := repository_of(self.config.dataset_name)) is not None:
             self._checkout = await fetched(
                 repository,

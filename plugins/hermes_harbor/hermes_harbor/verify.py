@@ -24,6 +24,7 @@ from hermes_harbor.container import (
     tidy,
     upload,
 )
+from hermes_harbor.packages import Packages, offer, packages_of
 from hermes_harbor.rewards import MAX_REWARD_BYTES, rewards_in, the_reward
 from hermes_harbor.tasks import Part, Place, Task
 
@@ -142,13 +143,21 @@ class Verification:
     ) -> Verdict:
         """Run /tests/test.sh and return its reward."""
         config, limit_s = self.config, part.verifier.timeout_sec
+        packages = Packages()
+        if config.package_cache is not None:
+            packages = await asyncio.to_thread(packages_of, config.package_cache)
+        try:
+            await offer(commands, packages, config.max_upload_bytes)
+        except SetupFailed as error:
+            raise VerifierError(error.message) from error
         ran = await run_script(
             commands,
             "/tests/test.sh",
             user=part.verifier.user,
-            env=part.verifier_variables,
+            env={**packages.variables, **part.verifier_variables},
             timeout_s=limit_s,
             output=f"{LOGS}/test-stdout.txt",
+            programs=packages.programs,
         )
         await kill_others(commands, beginning)
         output = ran.text + await _output(commands)
