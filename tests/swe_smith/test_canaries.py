@@ -6,12 +6,14 @@ from pathlib import Path
 
 import hermes_swe_smith.demo_tasks
 import pytest
-from hermes_swe_smith.canaries import FAIL, PASS, TWIN
+from hermes_swe_smith.canaries import FAIL, PASS, TWIN, Canary
 from hermes_swe_smith.config import SweSmithConfig
-from hermes_swe_smith.tampering import lies, works
+from hermes_swe_smith.tampering import Checked, lies, works
 from hermes_swe_smith.verify import score
 
+from hermes_core.envs.pytest_run import PytestReport, ReportStatus
 from tests.swe_smith.attacks import EFFECTIVE, IN_VAIN, OPEN, TARGETED
+from tests.swe_smith.honest import CORE, PLAIN, UNFIT, WITHOUT, WORKING, tests
 from tests.swe_smith.projects import Project
 
 DEMO = Path(hermes_swe_smith.demo_tasks.__file__).parent
@@ -138,3 +140,77 @@ async def test_what_is_open_is_written_down(demo, name):
     checked = await demo.check(placed)
     assert reward(placed, checked) == 1.0 and lies(placed.task, placed.canaries, checked) == {}
     assert OPEN[name] in (Path(__file__).parents[2] / "docs/threat-model.md").read_text()
+
+
+# --- honest projects -------------------------------------------------------------------------------------------------
+
+
+def honest(project, files, fail=("tests/test_core.py::test_double",), keep=("tests/test_core.py::test_text",)):
+    for path, text in {"core.py": CORE, **tests(PLAIN), **files}.items():
+        project.put(path, text.encode())
+    if "tests/check_core.py" in files:
+        (project.root / "tests/test_core.py").unlink()
+    return project.place(fail, keep)
+
+
+OFTEN = ("all is strict", "parameters", "a unittest class")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in WORKING]
+)
+async def test_they_work_in_any_honest_project(project, name):
+    files, ids = WORKING[name]
+    placed = honest(project, files, **ids)
+    checked = await project.check(placed)
+    assert placed.canaries and placed.left_out == {}
+    assert reward(placed, checked) == 1.0, checked
+    assert [canary for canary in placed.canaries if not works(canary, checked)] == [], checked
+    twins = [canary for canary in placed.canaries if canary.kind == TWIN]
+    assert bool(twins) == (name not in ("warnings are errors", "a class with parameters"))
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_where_they_could_disturb_there_are_none(project, name):
+    placed = honest(project, WITHOUT[name])
+    assert placed.canaries == [] and placed.files == {}
+    assert all(placed.left_out.values()) and set(placed.left_out) == {"tests/test_core.py"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", UNFIT)
+async def test_where_they_do_not_work_the_clean_tree_shows_it(project, name):
+    placed = honest(project, UNFIT[name])
+    checked = await project.check(placed)
+    assert reward(placed, checked) == 1.0, checked
+    said = lies(placed.task, placed.canaries, checked)
+    assert said and not [each for each in placed.canaries if each.node_id in said and works(each, checked)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "original", "outcome", "failing", "lie"),
+    [
+        (FAIL, "", "failed", (), False),
+        (FAIL, "", "error", (), False),
+        (FAIL, "", "passed", (), True),
+        (FAIL, "", "passed", ("tests/test_core.py::test_double",), True),
+        (TWIN, "", "passed", ("tests/test_core.py::test_double",), True),
+        (TWIN, "tests/test_core.py::test_double", "passed", (), True),
+        (TWIN, "tests/test_core.py::test_double", "passed", ("tests/test_core.py::test_double",), False),
+        (TWIN, "tests/test_core.py::test_double", "missing", (), True),
+        (TWIN, "tests/test_core.py::test_double", "missing", ("tests/test_core.py::test_text",), False),
+        (FAIL, "", "skipped", (), True),
+        (PASS, "", "passed", (), False),
+        (PASS, "", "failed", (), True),
+        (PASS, "", "missing", (), True),
+        (PASS, "", "error", ("tests/test_core.py::test_text",), False),
+    ],
+)
+def test_what_is_a_lie(project, kind, original, outcome, failing, lie):
+    task = honest(project, {}).task
+    canary = Canary("tests/test_core.py::test_simple", kind, original)
+    outcomes = {node_id: "failed" if node_id in failing else "passed" for node_id in task.node_ids}
+    checked = Checked(PytestReport(ReportStatus.FINISHED, outcomes), {canary.node_id: outcome})
+    assert [*lies(task, [canary], checked)] == ([canary.node_id] if lie else [])
+    cut = Checked(PytestReport(ReportStatus.CUT, outcomes), {canary.node_id: outcome})
+    assert lies(task, [canary], cut) == {}

@@ -39,8 +39,9 @@ TWINS = 3
 _MAX_BYTES = 1 << 20
 _MAX_LINES = 40
 
+_UNUSUAL = re.compile(rb"[\r\f\0]|\A\xef\xbb\xbf|\A(?:.*\n)?[ \t]*#.*coding[:=][ \t]*(?!utf-?8)", re.IGNORECASE)
 _OWN_TEXT = re.compile(
-    rb"\b(?:lineno|getsource\w*|findsource|currentframe|_getframe|linecache|traceback|inspect|snapshot|co_name"
+    rb"lineno|line_number|\b(?:getsource\w*|findsource|currentframe|_getframe|linecache|traceback|inspect|snapshot|co_name"
     rb"|load_tests|__all__)\b|\b(?:globals|locals|vars|dir)\(|\bast\.parse|sys\.modules\[__name__\]"
 )
 """What a test module may contain that looks at its own text or names."""
@@ -163,7 +164,7 @@ class _Module:
     def __init__(self, path: str, data: bytes, project: _Project, layout: random.Random, chance: random.Random) -> None:
         if len(data) > _MAX_BYTES:
             raise _Unfit("it is too large")
-        if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
+        if _UNUSUAL.search(data) or not _is_utf8(data):  # where columns would be counted in another way
             raise _Unfit("its text is of an unusual form")
         if _OWN_TEXT.search(data):
             raise _Unfit("it may look at its own text or names")
@@ -364,7 +365,7 @@ class _Module:
         while True:
             new = list(words)
             new.insert(self._chance.randint(1, max(1, len(words) - 1)), self._chance.choice(pool))
-            if len(new) > 3 and self._chance.random() < 0.5:
+            if len(new) > 3 and words[0] == "test" and self._chance.random() < 0.5:
                 del new[self._chance.randint(1, len(new) - 2)]
             name = "_".join(new) if len(words) > 1 else like + self._chance.choice(pool).capitalize()
             if name not in self._taken:
@@ -611,6 +612,14 @@ def _bound(statement: ast.stmt) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _has(node: ast.AST, kind: type[ast.AST]) -> bool:

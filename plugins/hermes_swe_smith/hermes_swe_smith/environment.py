@@ -215,6 +215,7 @@ class SweSmithEnvironment(Environment):
             trees_dir, environment = await self._prepared(rollout, task)
             again = await take_patch(rollout, task, trees_dir, environment, tested.patch, seeds=None)
             return await self._score(task, again, rollout)
+        details.update(told_of(tested, self._no_canaries.get(task.instance_id)))
         said = {node_id: reason for node_id, reason in found.items() if node_id not in unfit}
         return tampered(said, details) if said else (reward, details)
 
