@@ -127,7 +127,6 @@ async def _run(count: int, prefetch: int) -> Run:
                 environment,
                 Waits(),
                 backend="docker",
-                backend_config={"slots_per_sandbox": GROUP + 1, "max_sandboxes": 1},
                 concurrency=AT_A_TIME,
                 group_size=GROUP,
                 prefetch=prefetch,

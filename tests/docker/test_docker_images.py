@@ -481,3 +481,27 @@ async def test_wrong_profiles(backend: DockerBackend, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError):
             DockerConfig(**wrong)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3])
+async def test_so_many_images_are_built_at_a_time(
+    backend: DockerBackend, folder: Path, api: APIClient, at_a_time: int
+) -> None:
+    folders = []
+    for number in range(3):
+        folders.append(folder / f"../{folder.name}-{number}")
+        folders[-1].mkdir()
+        (folders[-1] / "Dockerfile").write_text(f"FROM hermes-test-busybox:latest\nRUN sleep 6{number}.5\n")
+    config = DockerConfig(images_at_a_time=at_a_time)
+    tasks = [asyncio.create_task(backend.prepare_image(ImageBuild(each), config)) for each in folders]
+
+    def building() -> int:
+        return sum(runs(api, f"sleep 6{number}.5") for number in range(3))
+
+    await until(lambda: building() == at_a_time)
+    await asyncio.sleep(2)
+    assert building() == at_a_time
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await until(lambda: not building())

@@ -35,6 +35,8 @@ class DockerConfig(SandboxConfig):
     built_images: int = Field(default=200, ge=1)
     """How many images that were built here are kept. Those that were not used for the longest time are removed after a
     build, but none that a container has, or that was used in the last ten minutes."""
+    images_at_a_time: int = Field(default=2, ge=1, le=64)
+    """How many images are pulled or built at the same time, over all pools. Of several profiles, the largest counts."""
     platform: str | None = None
     """Such as `linux/amd64`, for images that come for several; None is the daemon's own."""
     user: str | None = None

@@ -34,9 +34,6 @@ from hermes_docker.daemon import Daemon, DaemonError
 
 log = logging.getLogger("hermes_core.docker")
 
-AT_A_TIME = 2
-"""Maximum number of images that are pulled or built at the same time."""
-
 PROGRESS_S = 5.0
 """Seconds between progress messages in the log."""
 
@@ -76,7 +73,8 @@ class Images:
     def __init__(self, daemon: Daemon, logs: Path | None = None) -> None:
         self._daemon = daemon
         self._logs = logs
-        self._places = asyncio.Semaphore(AT_A_TIME)
+        self._places = asyncio.Semaphore(0)
+        self._allowed = 0
         self._work = TaskSet()
         self._under_way: SingleFlight[None] = SingleFlight("the pull or build of an image")
         self._sources: dict[str, ImageBuild] = {}
@@ -107,6 +105,12 @@ class Images:
             await self._daemon.call(lambda api: built.touch(api, tag))
         return tag
 
+    def _allow(self, at_a_time: int) -> None:
+        """Let at least so many images be pulled or built at the same time."""
+        while self._allowed < at_a_time:
+            self._allowed += 1
+            self._places.release()
+
     async def about(self, image: str) -> SandboxImage:
         """Return what the daemon knows of an image. Its digest is that of its registry; one that was built here has
         only its id.
@@ -121,6 +125,7 @@ class Images:
         await self._work.aclose()
 
     async def _fetch(self, tag: str, config: DockerConfig) -> None:
+        self._allow(config.images_at_a_time)
         async with self._places:
             if (build := self._sources.get(tag)) is not None:
                 await self._build(build, tag, config)
