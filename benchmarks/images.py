@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,14 +80,14 @@ class Folders(Environment):
 
     def __init__(self, top: Path, count: int) -> None:
         super().__init__()
-        self._folders = [top / f"{number:02}" for number in range(count)]
-        for folder in self._folders:
+        self.folders = [top / f"{number:02}" for number in range(count)]
+        for folder in self.folders:
             folder.mkdir()
             (folder / "unique").write_text(uuid.uuid4().hex)
             (folder / "Dockerfile").write_text(f"FROM {IMAGE}\nCOPY unique /unique\nRUN sleep {BUILD_S}\n")
 
     def items(self) -> Sequence[Item]:
-        return [{"id": folder.name, "folder": str(folder)} for folder in self._folders]
+        return [{"id": folder.name, "folder": str(folder)} for folder in self.folders]
 
     def format_prompt(self, item: Item) -> str:
         return "Wait."
@@ -119,8 +119,9 @@ async def _run(count: int, prefetch: int) -> Run:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         top = Path(scratch)
         environment = await asyncio.to_thread(Folders, top, count)
-        settings = Settings(state_dir=top / "state")
-        async with Runtime(settings) as runtime:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, _remove, environment.folders)
+            runtime = await stack.enter_async_context(Runtime(Settings(state_dir=top / "state")))
             began = time.perf_counter()
             await run_rollouts(
                 runtime,
@@ -135,17 +136,18 @@ async def _run(count: int, prefetch: int) -> Run:
             wall_s = time.perf_counter() - began
     failed = [record["failure"] for record in records if record["failure"]]
     assert not failed, failed[0]
-    await asyncio.to_thread(_remove, {record["image"]["name"] for record in records})
     waited_s = sum(record["timings"]["acquire_s"] for record in records)
     busy_s = sum(sum(each or 0.0 for each in record["timings"].values()) for record in records) - waited_s
     return Run(wall_s, busy_s, waited_s, len(records))
 
 
-def _remove(images: set[str]) -> None:
-    import docker.errors
+def _remove(folders: Sequence[Path]) -> None:
+    import docker
+    from docker.errors import APIError
+    from hermes_docker.images import tag_of
 
     client = docker.from_env()
-    for image in images:
-        with suppress(docker.errors.APIError):
-            client.images.remove(image, force=True)
+    for folder in folders:
+        with suppress(APIError):
+            client.images.remove(tag_of(ImageBuild(folder)), force=True)
     client.close()
