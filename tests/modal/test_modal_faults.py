@@ -15,8 +15,9 @@ from hermes_modal import account
 from hermes_modal.backend import ModalBackend
 from hermes_modal.config import ModalSandboxConfig
 from hermes_modal_emulator import ModalEmulator
+from modal import exception
 
-from hermes_core.errors import AcquireTimeout, ErrorKind, InfraError, ProvisionError
+from hermes_core.errors import AcquireTimeout, ErrorKind, ImageError, InfraError, ProvisionError
 from hermes_core.sandbox.commands import Slot, SlotCommands
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.tool_backend import ToolBackend
@@ -217,6 +218,14 @@ async def test_an_outage_and_a_revoked_token(backend: ModalBackend, own_emulator
         own_emulator.revoke_tokens()
         assert await works(tools, slot)
         assert {each["id"] for each in own_emulator.sandboxes()} == {slot.sandbox_id}
+
+
+def test_an_image_that_can_not_be_built_is_its_own_fault() -> None:
+    failed = account.not_created(exception.ImageBuildError("no"), ModalSandboxConfig(), "creating")
+    assert isinstance(failed, ImageError) and not failed.retryable
+    assert not isinstance(
+        account.not_created(exception.RemoteError("no"), ModalSandboxConfig(), "creating"), ImageError
+    )
 
 
 def test_every_error_of_ours_is_infra() -> None:

@@ -15,7 +15,16 @@ import modal
 from modal import exception
 from modal.config import config as modal_config
 
-from hermes_core import ChannelLost, ConfigError, HermesError, ProvisionError, SandboxLost, SingleFlight, TaskSet
+from hermes_core import (
+    ChannelLost,
+    ConfigError,
+    HermesError,
+    ImageError,
+    ProvisionError,
+    SandboxLost,
+    SingleFlight,
+    TaskSet,
+)
 from hermes_modal.config import ModalSandboxConfig
 
 log = logging.getLogger(__name__)
@@ -157,7 +166,10 @@ def not_created(error: Exception, config: ModalSandboxConfig, step: str) -> Herm
     said = "it took too long" if isinstance(error, TimeoutError) else f"{error}" or type(error).__name__
     if hint == _IMAGE and config.image is not None:
         said = f"image {config.image!r}: {said}"
-    return ProvisionError(f"profile {config.name!r}: {step} failed: {said}", hint=hint, retryable=passes)
+    message = f"profile {config.name!r}: {step} failed: {said}"
+    if isinstance(error, exception.ImageBuildError):
+        return ImageError(message, hint=hint)
+    return ProvisionError(message, hint=hint, retryable=passes)
 
 
 def not_reached(error: Exception, sandbox_id: str) -> HermesError:
