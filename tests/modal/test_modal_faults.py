@@ -221,7 +221,7 @@ async def test_an_outage_and_a_revoked_token(backend: ModalBackend, own_emulator
 
 
 def test_an_image_that_can_not_be_built_is_its_own_fault() -> None:
-    failed = account.not_created(exception.ImageBuildError("no"), ModalSandboxConfig(), "creating")
+    failed = account.not_created(exception.ImageBuildError("no", "im-1"), ModalSandboxConfig(), "creating")
     assert isinstance(failed, ImageError) and not failed.retryable
     assert not isinstance(
         account.not_created(exception.RemoteError("no"), ModalSandboxConfig(), "creating"), ImageError
