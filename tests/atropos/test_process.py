@@ -230,3 +230,22 @@ async def test_an_environment_has_its_own_backend(make_env: Any, obedient_server
     other = make_env(obedient_server.base_url, total_steps=1, local_slots_per_sandbox=3)
     await asyncio.gather(one.process_manager(), other.process_manager())
     assert one.config.backend_config() != other.config.backend_config()
+
+
+async def test_images_of_the_next_groups_are_made_ahead(
+    make_env: Any, obedient_server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def prepare_image(_: ToolBackend, image: str, *, profile: str | None = None) -> str:
+        asked.append(image)
+        return image
+
+    monkeypatch.setattr(ToolBackend, "prepare_image", prepare_image)
+    rows = [{"id": f"{n}", "prompt": "p", "check": "true", "image": f"image-{n}"} for n in range(6)]
+    (tmp_path / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = make_env(obedient_server.base_url, dataset_name=str(tmp_path / "images.jsonl"), prefetch=1)
+    async with env.running(start=False):
+        taken = [(await env.get_next_item())["image"] for _ in range(2)]
+        await asyncio.sleep(0)
+    assert (asked[:2], len(asked)) == (taken, 3)
