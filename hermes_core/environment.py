@@ -110,6 +110,9 @@ class Environment(ABC):
     slot_user: SlotUser | None = None
     """The user that the slots must have. A profile that names none gets it; one with another user is refused at the
     start of a run. None is any."""
+    share_network: bool = False
+    """Whether slots of level `private-root` have the sandbox's network, which they then share. A profile can say
+    otherwise."""
     default_toolsets: tuple[str, ...] = ("terminal", "file")
     """Toolsets of the model if the configuration names none."""
 

@@ -189,12 +189,19 @@ class PoolSize:
 
 
 def pool_size(
-    options: RunOptions, isolation: Isolation, profile: SandboxConfig, slot_user: SlotUser | None = None
+    options: RunOptions,
+    isolation: Isolation,
+    profile: SandboxConfig,
+    slot_user: SlotUser | None = None,
+    *,
+    share_network: bool = False,
 ) -> PoolSize:
     """Return a size with slots for the agents of all concurrent rollouts, and as many reserved for verification.
 
     Args:
         slot_user: the user of slots for a profile that names none.
+        share_network: whether slots with a root of their own share the sandbox's network, for a profile that does not
+            say it.
 
     Raises:
         UsageError: the profile has no slots besides its reserve.
@@ -223,6 +230,8 @@ def pool_size(
     }
     if slot_user is not None:
         defaults["slot_user"] = slot_user
+    if share_network and isolation is Isolation.PRIVATE_ROOT:
+        defaults["share_network"] = True
     return PoolSize(defaults, options.backend_config, min(room, options.concurrency))
 
 

@@ -305,7 +305,10 @@ def _new_backend(
     asked = [PoolSize({}, options.backend_config, 0).applied(profile, warm=True) for profile in profiles.values()]
     isolation = granted_level(runtime.backend(options.backend), isolation, asked)
     used = options.profile or runtime.settings.default_profile
-    sizes = {name: pool_size(options, isolation, profile, environment.slot_user) for name, profile in profiles.items()}
+    sizes = {
+        name: pool_size(options, isolation, profile, environment.slot_user, share_network=environment.share_network)
+        for name, profile in profiles.items()
+    }
     if sizes[used].concurrency < options.concurrency:
         room = sizes[used].concurrency
         log.warning("profile %s has room for %d rollouts at a time, not for %d", used, room, options.concurrency)

@@ -199,6 +199,9 @@ class SandboxConfig(BaseModel):
     visible_paths: tuple[str, ...] = ()
     """More paths of the sandbox (on `local`: of the host) that slots of level `namespace` can read. At `private-root`
     slots see what every user may read of them."""
+    share_network: bool = False
+    """Whether slots of level `private-root` have the sandbox's network, which they then share, instead of a loopback of
+    their own."""
     prices: Prices | None = None
     """What a sandbox costs by the hour. The summary of a run then states its cost."""
     max_cost: float | None = Field(default=None, gt=0)

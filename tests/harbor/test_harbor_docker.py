@@ -122,7 +122,7 @@ async def test_slots_that_are_not_root_are_refused_at_the_start(runtime, tmp_pat
     write_task(tmp_path / "task", image=PYTHON)
     with pytest.raises(PolicyError, match="needs slots with slot_user 'root', and profile 'default' has 'own'"):
         await roll_out(runtime, tmp_path, "nop", backend_config={"slot_user": "own"})
-    with pytest.raises(UsageError, match="no isolation below 'dedicated'"):
+    with pytest.raises(UsageError, match="no isolation below 'private-root'"):
         await roll_out(runtime, tmp_path, "nop", isolation="user")
 
 

@@ -271,3 +271,14 @@ def test_files_go_in_and_out_as_root(pair: Any) -> None:
     assert stat.S_ISDIR((pair.directory() / "data").stat().st_mode)
     assert pair.run("b", ["test", "-e", "/usr/share/new-file"]).status != 0
     pair.reset("a")
+
+
+@pytest.mark.full
+def test_a_shared_network_is_the_sandboxs_and_gives_no_power_over_it(root: Any) -> None:
+    names = "import json, socket; print(json.dumps(sorted(name for _, name in socket.if_nameindex())))"
+    with root.started("private-root", "a", share_network=True) as driver:
+        assert driver.python("a", names) == driver.python("preparation", names)
+        assert driver.python("a", ATTACKS["kernel"]) == {}
+        assert driver.run("a", "ip link set lo down 2>/dev/null; ip addr add 10.9.9.9/32 dev lo").status != 0
+    with pytest.raises(Exception, match="for slots of level 'private-root'"):
+        root.shared("namespace", share_network=True)

@@ -51,7 +51,7 @@ class Plan:
         layers: of `root`: what its root starts from.
         lists: of `namespace`: what it sees as the system's lists of users; None leaves those.
         user_namespace: the namespaces come with a user namespace, in which `uid` is ourselves.
-        net_namespace: of `namespace`: a network of its own, with nothing but loopback.
+        net_namespace: of `namespace` and `root`: a network of its own, with nothing but loopback.
         max_processes: of this user, 0 for no limit.
         process_memory: bytes that each process may allocate, 0 for no limit.
         max_files: the soft limit on descriptors that commands get.
@@ -306,8 +306,9 @@ def _enter_root(sock: socket.socket, plan: Plan, layers: Layers, counted_as: int
         if not os.read(mapped, 1):
             raise OSError(errno.EPERM, "the ids of the user namespace can't be written")
 
-    namespaces.own_user_namespace(counted_as, be_mapped)
-    namespaces.loopback_up()
+    namespaces.own_user_namespace(counted_as, be_mapped, net=plan.net_namespace)
+    if plan.net_namespace:
+        namespaces.loopback_up()
     syscalls.restrict()
     namespaces.become_root()
     import_nothing_more()

@@ -123,9 +123,10 @@ def user_namespace(lines: str) -> int:
         os.waitpid(pid, 0)
 
 
-def own_user_namespace(uid: int, between: Callable[[], object]) -> None:
-    """Enter new user, network, ipc and uts namespaces, which belong to a user: what its processes take counts as that
-    user's, and its limit of processes is that of all of them together.
+def own_user_namespace(uid: int, between: Callable[[], object], *, net: bool) -> None:
+    """Enter new user, ipc and uts namespaces, and one of the network if `net`, which belong to a user.
+
+    What its processes take counts as that user's, and its limit of processes is that of all of them together.
 
     Args:
         between: called in the new namespace, when its ids can be written from outside.
@@ -133,7 +134,7 @@ def own_user_namespace(uid: int, between: Callable[[], object]) -> None:
     os.setresgid(uid, uid, 0)
     os.setresuid(uid, uid, 0)
     _set_capabilities(_capabilities("CapPrm"))  # the change of user has taken them out of effect
-    names = ("user", "ipc", "uts", "net")
+    names = ("user", "ipc", "uts", *(("net",) if net else ()))
     check(libc.unshare(sum(_FLAGS[name] for name in names)), "unshare " + "+".join(names))
     between()
     os.setresgid(0, 0, 0)

@@ -104,7 +104,8 @@ class Site:
         own_system = self._owns_system()
         root = self.config.get("slot_root") or ("/" if own_system else None)
         self.shell = _shell_below((root or "").rstrip("/"))
-        visible = [*self.config["visible_paths"], *([sys.base_prefix] if root is None else [])]
+        of_system = [sys.base_prefix, os.path.realpath("/etc/resolv.conf")] if root is None else []
+        visible = [*self.config["visible_paths"], *of_system]
         unreadable = [] if root is not None else self._read_unreadable()
         places = workspace.places(self.base)
         reasons = []

@@ -57,6 +57,8 @@ class GuestSettings:
     """See `Sandbox.own_system`."""
     slot_root: str | None = None
     """See `Sandbox.slot_root`."""
+    share_network: bool = False
+    """See `SandboxConfig.share_network`."""
     max_processes: int = 512
     process_memory: int | None = None
     """Memory that each process of a slot may allocate, in MiB."""
@@ -154,6 +156,7 @@ def _hello(settings: GuestSettings, session: str) -> bytes:
         "uid_base": settings.uid_base,
         "own_system": settings.own_system,
         "slot_root": settings.slot_root,
+        "share_network": settings.share_network,
         "driver_etc": system_identity(),
         "max_processes": settings.max_processes,
         "process_memory": (settings.process_memory or 0) << 20,

@@ -71,6 +71,12 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
                 hint="leave it out, or use a backend with containers",
             )
     _check_slot_user(config, isolation)
+    if config.share_network and isolation < Isolation.PRIVATE_ROOT:
+        raise PolicyError(
+            f"profile {config.name!r} has share_network, which is for slots of level 'private-root', not "
+            f"{isolation.label!r}",
+            hint="leave it out",
+        )
     if config.min_sandboxes > config.max_sandboxes:
         raise ConfigError(
             f"profile {config.name!r}: min_sandboxes {config.min_sandboxes} is above "

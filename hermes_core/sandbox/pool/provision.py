@@ -322,6 +322,7 @@ class Provisioner:
             uid_base=sandbox.uid_base,
             own_system=sandbox.own_system,
             slot_root=sandbox.slot_root,
+            share_network=config.share_network,
             max_processes=config.max_processes,
             process_memory=config.process_memory,
             env=dict(config.env_vars),

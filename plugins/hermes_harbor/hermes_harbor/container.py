@@ -1,4 +1,4 @@
-"""What is done in a task's sandbox around the agent: its directories, its processes, what it forged, and uploads.
+"""What is done in a task's slot around the agent: its directories, its processes, what it forged, and uploads.
 
 Slots are root there, as Harbor's tasks expect, and own the absolute paths /tests, /solution and /logs. The scripts are
 POSIX sh without other programs than those that every image has, because an image need not have Python.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_core import CommandResult, DatasetError, LeasedSlot, SetupFailed, SlotCommands
+from hermes_core import CommandResult, DatasetError, Isolation, LeasedSlot, SetupFailed, SlotCommands
 
 PREPARE_TIMEOUT_S = 120.0
 
@@ -51,16 +51,16 @@ done
 """
 
 # Kills everything but the processes in $1 (` pid:start pid:start `), their children, and the script's own ancestors.
-# What loses its parent becomes a child of process 1; there, only the sleep of a watchdog is spared.
+# What loses its parent becomes a child of process 1; there, only what is named $2 is spared: the sleep of a watchdog.
 _KILL = """
-ours=" " each=$$
+keep=$1 spared=$2 ours=" " each=$$
 while [ "$each" -gt 0 ]; do
   ours="$ours$each "
   read -r line <"/proc/$each/stat" || break
-  set -- "$1" ${line##*) }
-  each=$3
+  set -- ${line##*) }
+  each=$2
 done
-keep=$1 round=0
+round=0
 while [ "$round" -lt 100 ]; do
   round=$((round + 1)) found=
   for each in /proc/[0-9]*; do
@@ -71,7 +71,7 @@ while [ "$round" -lt 100 ]; do
     set -- ${line##*) }
     [ "$1" != Z ] || continue
     case $keep in *" $pid:${20} "*) continue ;; esac
-    if [ "$2" = 1 ]; then [ "$name" != sleep ] || continue
+    if [ "$2" = 1 ]; then [ "$name" != "$spared" ] || continue
     else case $keep in *" $2:"*) continue ;; esac
     fi
     found=$pid
@@ -145,6 +145,8 @@ class Beginning:
     """Each as `pid:start`."""
     absent: tuple[str, ...]
     """The watched paths that the image does not have."""
+    spared: str
+    """The name of a process that keeps the sandbox alive and is started again and again; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -166,31 +168,33 @@ def sh(script: str, *arguments: str) -> list[str]:
     return ["/bin/sh", "-c", script, "hermes-harbor", *arguments]
 
 
-async def begin(commands: SlotCommands) -> Beginning:
+async def begin(leased: LeasedSlot) -> Beginning:
     """Make the directories of a task's logs, and note what is there.
 
     Raises:
         SetupFailed: the slot is not root, or the sandbox's file system can't be changed.
     """
-    done = await commands.run(sh(_BEGIN, *_WATCHED), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    done = await leased.commands.run(sh(_BEGIN, *_WATCHED), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
     lines = done.text.splitlines()
     if not done.ok or "not root" in lines:
         reason = done.error_text.strip()[-500:] or "it is another user"
         raise SetupFailed(
             f"the slot can't be root of a file system of its own: {reason}",
-            hint="use a backend with images, and leave out its setting for the sandbox's user",
+            hint="use level private-root, or dedicated and leave out the setting for the sandbox's user",
         )
     there = _after("has ", lines)
-    return Beginning(_after("process ", lines), tuple(path for path in _WATCHED if path not in there))
+    own_root = leased.slot.isolation == Isolation.PRIVATE_ROOT.label  # with its own processes, and no watchdog
+    absent = tuple(path for path in _WATCHED if path not in there)
+    return Beginning(_after("process ", lines), absent, "" if own_root else "sleep")
 
 
 async def kill_others(commands: SlotCommands, beginning: Beginning) -> str | None:
     """Kill all processes that were not there in the beginning. Return why that is impossible, or None.
 
-    A slot that is root has a sandbox of its own, in which core finds only the processes that did not hide from it.
+    In a sandbox without a guest, core finds only the processes that did not hide from it.
     """
     keep = f" {' '.join(beginning.processes)} "
-    done = await commands.run(sh(_KILL, keep), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    done = await commands.run(sh(_KILL, keep, beginning.spared), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
     return None if done.ok else done.text.strip()[-200:] or done.error_text.strip()[-200:] or "the shell was killed"
 
 

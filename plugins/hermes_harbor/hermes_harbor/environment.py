@@ -24,7 +24,7 @@ from hermes_core import (
     hookimpl,
 )
 from hermes_harbor.config import HarborConfig
-from hermes_harbor.container import begin, run_script, upload
+from hermes_harbor.container import begin, directory, run_script, upload
 from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.packages import packages_of
 from hermes_harbor.repository import Checkout, fetched, repository_of
@@ -40,17 +40,18 @@ SHOWN = 5
 
 
 class HarborEnvironment(Environment):
-    """Tasks of Harbor. The agent is root of a sandbox of its own, and the tests run there after its processes are dead.
+    """Tasks of Harbor. The agent is root of a root directory or a sandbox of its own, and the tests run there after its
+    processes are dead.
 
     The absolute paths /tests, /solution and /logs belong to the task, so each slot needs a whole file system.
     """
 
     name = "harbor"
     config_class = HarborConfig
-    isolation = Isolation.DEDICATED
+    isolation = Isolation.PRIVATE_ROOT
     slot_user = SlotUser.ROOT
+    share_network = True
     default_toolsets = ("terminal",)
-    item_images = True
     config: HarborConfig
 
     def __init__(self, config: HarborConfig) -> None:
@@ -59,6 +60,7 @@ class HarborEnvironment(Environment):
         self._items: Sequence[Item] = ()
         self._verified: Counter[str] = Counter()
         self._checkout: Checkout | None = None
+        self.item_images = "image" not in config.accept
 
     async def setup(self) -> None:
         """Read the tasks, and fetch them before if they are in a repository.
@@ -166,7 +168,9 @@ class HarborEnvironment(Environment):
     async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
         """Make the directories of the logs, wait until the sandbox is healthy, and prepare the first step."""
         task, commands = self._task(item), rollout.commands
-        beginning = await begin(commands)
+        beginning = await begin(rollout)
+        if task.image is None:  # which would have made it
+            await commands.run(["mkdir", "-p", "--", directory(rollout, task.workdir)], cwd="/")
         if (check := task.toml.environment.healthcheck) is not None:
             await wait_until_healthy(commands, check, "environment.healthcheck")
         await prepare_part(rollout, task, task.parts[0], self.config)

@@ -93,8 +93,8 @@ class Task:
     id: str
     folder: Path
     toml: TaskToml
-    image: Image
-    """The image of its sandboxes: by name, or built from `environment/Dockerfile`."""
+    image: Image | None
+    """The image of its sandboxes: by name, or built from `environment/Dockerfile`. None is the profile's."""
     workdir: str | None
     """Where its commands start, an absolute path. None is the working directory of its image."""
     variables: Mapping[str, str]
@@ -273,7 +273,8 @@ def _place(task: Task, step: Step | None, tests: tuple[Path, ...], config: Harbo
         tables = [each.verifier.environment for each in (toml, step) if each is not None]
         own = next((each for each in reversed(tables) if each is not None), None)
         images = (_image_of_tests(table, folder) for table, folder in zip(tables, tests, strict=True))
-        image = next((each for each in reversed([*images]) if each is not None), None)
+        of_task = "image" not in config.accept
+        image = next((each for each in reversed([*images]) if each is not None and of_task), None)
         where = f"task {task.folder.name!r}, verifier.environment.env"
         place = Place(
             image=image,
@@ -296,12 +297,14 @@ def _image_of_tests(table: Environment | None, folder: Path) -> Image | None:
     return ImageBuild(folder, timeout_s=(table or Environment()).build_timeout_sec)
 
 
-def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image:
-    """Return the image of a task's sandboxes.
+def task_image(toml: TaskToml, folder: Path, config: HarborConfig) -> Image | None:
+    """Return the image of a task's sandboxes; None is the profile's.
 
     Raises:
         DatasetError: there is none.
     """
+    if "image" in config.accept:
+        return None
     named = toml.environment.docker_image or config.image
     if named and not config.force_build:
         return named
@@ -346,8 +349,10 @@ def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str
     if "network" not in config.accept:
         yield from _of_network(toml)
     dockerfile = folder / "environment" / DOCKERFILE
-    if not has_dockerfile(dockerfile.parent) and (
-        config.force_build or not (toml.environment.docker_image or config.image)
+    if (
+        "image" not in config.accept
+        and not has_dockerfile(dockerfile.parent)
+        and (config.force_build or not (toml.environment.docker_image or config.image))
     ):
         yield f"it has no {dockerfile.relative_to(folder)}, and names no environment.docker_image (see --env.image)"
     for part in (toml, *steps):

@@ -119,7 +119,7 @@ class Verification:
             commands = fresh.commands
             try:
                 await commands.run(["mkdir", "-p", "--", directory(fresh, place.workdir)], cwd="/")
-                beginning = await begin(commands)
+                beginning = await begin(fresh)
                 await lay_out(commands, collection)
                 await tidy(commands, beginning)  # an artifact may have brought a reward
             except SetupFailed as error:
