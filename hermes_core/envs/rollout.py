@@ -44,7 +44,7 @@ from hermes_core.errors import (
     UsageError,
     VerifierError,
 )
-from hermes_core.mcp.opening import open_servers
+from hermes_core.mcp.opening import OpenServers, open_servers
 from hermes_core.mcp.servers import McpServer, check_server_name
 from hermes_core.plugins.calling import EnvironmentHooks
 from hermes_core.sandbox.commands import Cwd, ExecutionResult, Slot, start_directory
@@ -151,6 +151,8 @@ class Rollout(LeasedSlot):
         """Whether the agent ever did anything in its slot."""
         self.tools = {name: context.tools.get(name) for name in context.tool_names}
         """The tools that the model may call, by name."""
+        self.servers = OpenServers()
+        """The MCP servers of the rollout."""
 
     def _met(self, error: BaseException, origin: Origin) -> None:
         """Record who caused an error."""
@@ -455,7 +457,8 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory, 
                 async with _within(rollout, limits.setup_timeout_s, SetupFailed):
                     await _make_cwd(rollout, context.environment.cwd(item))
                     on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
-                    rollout.offer(await servers.enter_async_context(_mcp_tools(context, item, rollout)))
+                    rollout.servers = await servers.enter_async_context(_mcp_servers(context, item, rollout))
+                    rollout.offer(rollout.servers.tools)
             try:
                 with trajectory.stage("agent"):
                     trajectory.result = await _work(context, trajectory, prompt, on_slot, ends)
@@ -536,6 +539,8 @@ async def _work(
         said = await _followed_up(context, trajectory, on_slot)
         if said is None:
             return None
+        with rollout.clock_stopped():
+            await rollout.servers.reopen()  # the hook may have killed all processes of the slot
         clock.begin_part(said.agent_timeout_s)
         return {"role": "user", "content": said.text}
 
@@ -647,8 +652,8 @@ async def _leased(context: RolloutContext, item: Item, trajectory: Trajectory) -
 
 
 @asynccontextmanager
-async def _mcp_tools(context: RolloutContext, item: Item, rollout: Rollout) -> AsyncIterator[list[Tool]]:
-    """Connect to the MCP servers of the run and of the item, and give their tools.
+async def _mcp_servers(context: RolloutContext, item: Item, rollout: Rollout) -> AsyncIterator[OpenServers]:
+    """Connect to the MCP servers of the run and of the item.
 
     Raises:
         SetupFailed: a server in the slot can't be used, or the item may not have one of its servers.
@@ -668,8 +673,8 @@ async def _mcp_tools(context: RolloutContext, item: Item, rollout: Rollout) -> A
                 hint="if you trust it, give the run a server of this name: --mcp FILE",
             )
     commands = context.backend.commands(rollout.slot) if context.needs_slot else None
-    async with open_servers(servers, commands) as tools:
-        yield tools
+    async with open_servers(servers, commands) as opened:
+        yield opened
 
 
 async def _make_cwd(rollout: Rollout, cwd: str | Cwd | None) -> None:

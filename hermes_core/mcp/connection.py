@@ -23,7 +23,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from hermes_core.aio import TaskSet
+from hermes_core.aio import TaskSet, cancel
 from hermes_core.errors import CommandError, HermesError, ToolArgumentError, describe
 from hermes_core.mcp.messages import MAX_LISTED
 from hermes_core.mcp.servers import McpServer
@@ -66,11 +66,15 @@ class Connection:
         self.server = server
         self.listed: list[Tool] = []
         """The server's tools, once it is open."""
-        self._transport = transport_to(server, commands)
+        self._commands = commands
         self._tasks = TaskSet()
+        self._serving: asyncio.Task[None] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._transport = transport_to(self.server, self._commands)
         self._opened = asyncio.Event()
         self._closing = asyncio.Event()
-        self._serving: asyncio.Task[None] | None = None
         self._session: ClientSession | None = None
         self._failure: Exception | None = None
 
@@ -93,6 +97,21 @@ class Connection:
             ) from error
         if self._failure is not None:
             raise await self._failed(self._failure) from self._failure
+
+    async def reopen(self) -> None:
+        """Connect again if the server's program has ended. What it knew is gone; its tools stay as they were.
+
+        Raises:
+            InfraError: the sandbox that it runs in is gone.
+        """
+        if not self._transport.ended:
+            return
+        await self._close()
+        self._begin()
+        try:
+            await self.open()
+        except ServerFailed as error:  # an agent may have caused this, so it is no failure of the setup
+            log.warning("%s was not started again: %s", self, error.message)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool by the server's own name for it.
@@ -121,12 +140,19 @@ class Connection:
 
     async def aclose(self) -> None:
         """Close the connection, and end a program that was started for it. Idempotent."""
-        self._closing.set()
         try:
-            if self._serving is not None and self._session is not None:
-                await asyncio.wait([self._serving], timeout=CLOSE_S)
+            await self._close()
         finally:
             await self._tasks.aclose()
+
+    async def _close(self) -> None:
+        self._closing.set()
+        if self._serving is None:
+            return
+        if self._session is not None:
+            await asyncio.wait([self._serving], timeout=CLOSE_S)
+        await cancel([self._serving])
+        await asyncio.wait([self._serving])
 
     def __str__(self) -> str:
         return f"MCP server {self.name!r}"

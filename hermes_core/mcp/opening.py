@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from hermes_core.errors import ConfigError, HermesError, InfraError, SetupFailed
 from hermes_core.mcp.servers import McpServer
 from hermes_core.sandbox.commands import SlotCommands
 from hermes_core.tools.base import Tool
+
+
+async def _nothing() -> None:
+    """Do nothing."""
 
 
 def check_installed() -> None:
@@ -39,9 +44,18 @@ async def check_servers(servers: Mapping[str, McpServer]) -> None:
         raise ConfigError(error.message, hint=error.hint) from error
 
 
+@dataclass(frozen=True)
+class OpenServers:
+    """Servers that are connected, with their tools."""
+
+    tools: Sequence[Tool] = ()
+    reopen: Callable[[], Awaitable[None]] = _nothing
+    """Connect again to servers whose program has ended. Raises `InfraError` if the sandbox is gone."""
+
+
 @asynccontextmanager
-async def open_servers(servers: Mapping[str, McpServer], commands: SlotCommands | None) -> AsyncIterator[list[Tool]]:
-    """Connect to servers, all at the same time, and give their tools. They are closed at the end of the block.
+async def open_servers(servers: Mapping[str, McpServer], commands: SlotCommands | None) -> AsyncIterator[OpenServers]:
+    """Connect to servers, all at the same time. They are closed at the end of the block.
 
     Args:
         commands: those of the slot, for servers that run there.
@@ -51,7 +65,7 @@ async def open_servers(servers: Mapping[str, McpServer], commands: SlotCommands 
         InfraError: a server of the driver can't be used, or the sandbox is gone.
     """
     if not servers:
-        yield []
+        yield OpenServers()
         return
     check_installed()
     await asyncio.to_thread(importlib.import_module, "hermes_core.mcp.tools")  # the package takes a second to import
@@ -68,13 +82,17 @@ async def open_servers(servers: Mapping[str, McpServer], commands: SlotCommands 
             kind: type[HermesError] = InfraError if connection.server.on_driver else SetupFailed
             raise kind(error.message, hint=error.hint) from error
 
+    async def reopen() -> None:
+        for connection in connections:
+            await connection.reopen()
+
     try:
         try:
             async with asyncio.TaskGroup() as group:
                 opening = [group.create_task(opened(connection)) for connection in connections]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        yield [tool for task in opening for tool in task.result()]
+        yield OpenServers([tool for task in opening for tool in task.result()], reopen)
     finally:
         async with asyncio.TaskGroup() as group:
             for connection in connections:

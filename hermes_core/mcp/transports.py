@@ -39,6 +39,8 @@ class ProgramTransport:
         self._inbox = Inbox()
         self._program: Program | None = None
         self._flood: str | None = None
+        self.ended = False
+        """Whether it gives no more messages."""
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[Streams]:
@@ -55,8 +57,12 @@ class ProgramTransport:
             receiving = await stack.enter_async_context(alongside(self._receive(self._program, incoming)))
             await stack.enter_async_context(alongside(self._send(self._program, outgoing)))
             # The output ends with the program: requests that are not answered yet end then, too.
-            receiving.add_done_callback(lambda _: outgoing.close())
+            receiving.add_done_callback(lambda _: self._over(outgoing))
             yield read, write
+
+    def _over(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        self.ended = True
+        outgoing.close()
 
     def asked(self) -> None:
         """Note that a request is sent now."""
@@ -101,6 +107,9 @@ class ProgramTransport:
 
 class HttpTransport:
     """A server at a URL."""
+
+    ended = False
+    """Whether it gives no more messages: only a program ends."""
 
     def __init__(self, server: McpServer) -> None:
         self._server = server

@@ -147,3 +147,25 @@ async def test_keys_without_a_meaning_are_logged(tmp_path, caplog):
     write_task(tmp_path / "a", "[agent]\ntimeout_secs = 1")
     await set_up(tmp_path)
     assert "keys without a meaning: agent.timeout_secs" in caplog.text
+
+
+MCP = """
+[environment]
+[[environment.mcp_servers]]
+name = "{name}"
+{rest}
+"""
+
+
+async def test_mcp_servers_are_programs_of_the_sandbox_or_replaced_by_the_run(tmp_path):
+    stdio = MCP.format(name="notes", rest='transport = "stdio"\ncommand = "notes"\nargs = ["-v"]')
+    made = await set_up(write_task(tmp_path / "stdio", stdio))
+    servers = made.mcp_servers(made.items()[0])
+    assert {name: (each.command, each.args, each.on_driver) for name, each in servers.items()} == {
+        "notes": ("notes", ("-v",), False)
+    }
+    url = write_task(tmp_path / "url", MCP.format(name="web", rest='url = "http://mcp:8000/sse"'))
+    with pytest.raises(DatasetError, match=r"'web' at a URL.*--mcp FILE"):
+        await set_up(url)
+    accepted = await set_up(url, accept=("mcp_urls",))
+    assert accepted.mcp_servers(accepted.items()[0])["web"].on_driver

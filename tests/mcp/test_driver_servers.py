@@ -30,8 +30,8 @@ Call = Callable[..., Awaitable[ExecutionResult]]
 
 @asynccontextmanager
 async def opened(**servers: McpServer) -> AsyncIterator[Call]:
-    async with open_servers(servers, None) as tools:
-        named = {tool.name: tool for tool in tools}
+    async with open_servers(servers, None) as open_:
+        named = {tool.name: tool for tool in open_.tools}
 
         async def call(name: str, timeout_s: float = 30, **arguments: Any) -> ExecutionResult:
             return await ToolRegistry().call(named[name], CallContext(timeout_s=timeout_s), arguments)
@@ -56,6 +56,7 @@ async def test_a_program_of_the_driver(tmp_path: Path, monkeypatch: pytest.Monke
     assert not alive(about["pid"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["child", "ignores-the-end"])
 async def test_a_program_ends_with_all_that_it_started(how: str) -> None:
     async with opened(odd=odd(how, where="driver")) as call:
@@ -74,6 +75,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.loop_stall(0.2)
 @pytest.mark.parametrize("how", BROKEN)
 async def test_a_program_that_breaks_is_an_error_for_the_model(how: str, loop_lag: None) -> None:
@@ -82,6 +84,7 @@ async def test_a_program_that_breaks_is_an_error_for_the_model(how: str, loop_la
     assert BROKEN[how] in broken.error and broken.error_kind is ErrorKind.COMMAND
 
 
+@pytest.mark.full
 async def test_a_cancelled_start_leaves_no_program(tmp_path: Path) -> None:
     mark = str(tmp_path)
     server = McpServer(command=sys.executable, args=("-c", "import time; time.sleep(3600)", mark), where="driver")
@@ -151,6 +154,7 @@ async def served(transport: str) -> AsyncIterator[str]:
         await process.wait()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("transport", ["streamable-http", "sse"])
 async def test_a_server_at_a_url(transport: Any) -> None:
     async with served(transport) as url, opened(web=McpServer(url=url, transport=transport)) as call:

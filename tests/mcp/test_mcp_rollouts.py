@@ -68,7 +68,7 @@ class Adding(Environment):
     async def verify_and_score_trajectory(self, item: Any, rollout: Any) -> float:
         if not self.slots:
             return 1.0
-        found = await rollout.commands.run(f"cat sum; {RUNNING}")
+        found = await rollout.commands.run(f"cat sum 2> /dev/null; {RUNNING}")
         assert not found.stderr, "a server still runs"
         return float(found.text.strip() == "5")
 
@@ -120,6 +120,7 @@ async def test_a_run_with_servers_in_the_slot_and_on_the_driver(tmp_path: Path) 
     assert token not in configuration + json.dumps(records)
 
 
+@pytest.mark.full
 async def test_an_items_own_server(tmp_path: Path) -> None:
     environment = Adding()
     environment.own = {"calc": real()}
@@ -148,6 +149,31 @@ async def test_the_driver_reaches_and_runs_nothing_that_an_item_names(tmp_path: 
         await rollout.aclose()
 
 
+async def test_a_server_that_was_killed_between_two_parts_is_started_again(tmp_path: Path) -> None:
+    class Stepping(Adding):
+        @hookimpl
+        async def continue_trajectory(self, item: Any, rollout: Any, result: Any) -> str | None:
+            await rollout.kill_everything()
+            return "And again." if len(answers) == 1 else None
+
+    class Stepper:
+        name = "stepper"
+
+        async def run(self, task: Any) -> Any:
+            while True:
+                answers.append(json.loads(await task.tool_handler("odd__t", {"text": "x"}, "t")))
+                if await task.follow_up() is None:
+                    return task.result
+
+        async def aclose(self) -> None:
+            pass
+
+    answers: list[dict[str, str]] = []
+    async with Runtime(load_entry_points=False) as runtime:
+        summary = await run_rollouts(runtime, Stepping(), Stepper(), mcp={"odd": odd("normal")}, **SHARED)
+    assert summary.complete and [answer["output"] for answer in answers] == ['{"text": "x"}'] * 2
+
+
 async def test_a_server_that_fails_in_the_slot_is_a_failure_of_the_setup(tmp_path: Path) -> None:
     async with driving(tmp_path, odd=odd("exits")) as context:
         rollout = DrivenRollout(context, ITEM)
@@ -173,6 +199,7 @@ async def test_a_server_of_the_driver_that_fails_later_is_an_infrastructure_fail
     assert failure is not None and failure.kind is FailureKind.INFRA and "'once'" in failure.message
 
 
+@pytest.mark.full
 async def test_a_rollout_without_a_slot_can_use_servers_of_the_driver(tmp_path: Path) -> None:
     class Talking(Adding):
         default_toolsets = ()

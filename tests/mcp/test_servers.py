@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from hermes_core.cli.main import main
 from hermes_core.environment import Environment
 from hermes_core.envs.options import RunOptions
 from hermes_core.errors import ConfigError, UsageError
@@ -78,6 +80,14 @@ def test_what_is_wrong_is_said(tmp_path: Path, case: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_servers(written(tmp_path, content))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["rollout", "validate"])
+def test_the_command_line_takes_a_file(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = written(tmp_path, {"mcpServers": {"a": {}}})
+    done = CliRunner().invoke(main, [command, "tasks", "--env.dataset_name=x", "--mcp", str(file)])
+    assert done.exit_code == 2 and "needs `command` or `url`" in done.output
 
 
 def test_a_missing_file() -> None:
