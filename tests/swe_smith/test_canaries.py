@@ -37,12 +37,12 @@ def demo(project):
 
 
 def spoil(project, *, code=""):
-    """Put the bug of `TASK` into the project, and code at the beginning of its package."""
+    """Put the bug of `TASK` into the project, and code at the end of its package."""
     amounts = project.root / "ledgerline/amounts.py"
     assert BUG[0] in amounts.read_text()
     amounts.write_text(amounts.read_text().replace(*BUG))
     package = project.root / "ledgerline/__init__.py"
-    package.write_text(code + package.read_text())
+    package.write_text(package.read_text() + code)
 
 
 def place(project, task=TASK, **options):
@@ -108,7 +108,7 @@ async def test_they_work_with_the_fix_and_beside_the_bug(demo, task):
 
 # --- attacks -------------------------------------------------------------------------------------------------------
 
-ALWAYS = ("Item.runtest", "gc hunts for the reporter", "failing tests that ran the function", "os._exit(0) at import")
+ALWAYS = ("item-runtest", "gc-hunter", "failing tests that ran the function", "os._exit(0) at import")
 
 
 def some(attacks):

@@ -17,7 +17,7 @@ from hermes_core.envs.runner import run_rollouts
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
-from tests.swe_smith.attacks import EFFECTIVE, TARGETED
+from tests.swe_smith.attacks import TARGETED
 
 TASK = "func_pm_remove_cond__k3x81qzd"
 """`parse_amount` has lost the line that makes an amount in brackets negative."""
@@ -29,17 +29,11 @@ def put(path, text):
     return f"mkdir -p $(dirname {path}) && printf %s {shlex.quote(text)} > {path}"
 
 
-def imported(code):
-    """Code at the beginning of the package, which the tests import."""
-    return f"{{ printf %s {shlex.quote(code)}; cat ledgerline/__init__.py; }} >new; mv new ledgerline/__init__.py"
-
-
+TARGETED_ATTACK = "failing tests that ran the function"
 IN_PROCESS = {
-    "Item.runtest": imported(EFFECTIVE["Item.runtest"]),
-    "gc hunts for the reporter": imported(EFFECTIVE["gc hunts for the reporter"]),
-    "failing tests that ran the function": imported(TARGETED["failing tests that ran the function"]),
+    TARGETED_ATTACK: f"printf %s {shlex.quote(TARGETED[TARGETED_ATTACK])} >>ledgerline/__init__.py",
 }
-"""All of them, without a sandbox: test_canaries.py."""
+"""One that knows of canaries. All others, without a sandbox: test_canaries.py."""
 
 # --- work that can't be taken, read or unpacked --------------------------------------------------------------------
 
@@ -265,7 +259,7 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
         assert by_name[name]["fail_to_pass"] == {"passed": 0, "total": 5}
     assert "conftest.py" in by_name["conftest"]["restored"]
     assert by_name["pytest-module"]["removed"] == ["pytest.py"]
-    in_process = {"patched-calls", *IN_PROCESS}
+    in_process = {"patched-calls", "item-runtest", "gc-hunter", "settrace", *IN_PROCESS}
     assert {name for name, details in by_name.items() if "tampered" in details} == in_process
     for name in in_process:
         assert by_name[name]["reason"].startswith("the code under test tampered with its tests"), by_name[name]

@@ -180,6 +180,7 @@ class _Module:
 
     def populate(self, node_ids: list[str], hidden: set[str]) -> list[Canary]:
         """Add canaries, and return them."""
+        self._taken.update(node_id.partition("[")[0].split("::")[-1] for node_id in node_ids)
         tests = [test for test in map(self._test, node_ids) if test]
         if not tests:
             raise _Unfit("none of its tests is a function at its top level or in a class there")
