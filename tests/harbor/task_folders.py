@@ -267,6 +267,14 @@ allowed_hosts = ["192.0.2.1"]
     "a working directory of its Dockerfile": Folder(
         "", files={"environment/Dockerfile": "FROM x\nWORKDIR /srv\nWORKDIR sub\n"}
     ),
+    "tools of a program": Folder(
+        '[[environment.mcp_servers]]\nname = "m"\ntransport = "stdio"\ncommand = "c"\nargs = ["a", "b"]'
+    ),
+    "tools at a url, accepted": Folder(
+        '[[environment.mcp_servers]]\nname = "m"\ntransport = "http"\nurl = "http://x"\n'
+        'headers = {Authorization = "Bearer ${TOKEN}", Accept = "json"}',
+        config={"accept": ["mcp_urls"]},
+    ),
     "no step": Folder("steps = []"),
     "keys of tomorrow": Folder("tomorrow = 1\n[agent]\ntimeout_secs = 1"),
     "a link in the task": Folder("", links={"tests/helper.sh": "test.sh"}),
@@ -315,6 +323,9 @@ allowed_hosts = ["192.0.2.1"]
         written=STEPS,
     ),
     "another user": Folder('[agent]\nuser = "me"', "refused", "accept agent_user"),
+    "tools at a url": Folder(
+        '[[environment.mcp_servers]]\nname = "m"\nurl = "http://x"', "refused", "accept mcp_urls"
+    ),
     "another user in a step": Folder(
         '[[steps]]\nname = "one"\n[steps.agent]\nuser = 1000', "refused", "1000", files=step("one"), written=STEPS
     ),
@@ -363,6 +374,9 @@ allowed_hosts = ["192.0.2.1"]
     "two sizes": Folder('[environment]\nmemory = "2G"\nmemory_mb = 1', "wrong", "disagree"),
     "hosts without a list": Folder('[agent]\nallowed_hosts = ["a.b"]', "wrong", "allowlist"),
     "a name without an organization": Folder('[task]\nname = "name"', "wrong", "ORGANIZATION/NAME"),
+    "tools of nothing": Folder(
+        '[[environment.mcp_servers]]\nname = "m"\ntransport = "stdio"', "wrong", "needs `command`"
+    ),
     "a secret": Folder(
         '[[environment.mcp_servers]]\nname = "m"\nurl = "u"\nheaders = {Authorization = "Bearer abc"}',
         "wrong",

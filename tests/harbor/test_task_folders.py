@@ -60,7 +60,7 @@ def test_the_folders_use_every_key():
     written = {key for folder in FOLDERS.values() if folder.is_ != "wrong" for key in used(tomllib.loads(folder.toml))}
     of_environment = {key for key in keys(TaskToml) if key.startswith("verifier.environment.")}
     missing = {*keys(TaskToml)} - of_environment - written - {"environment.docker_image"}
-    assert {key for key in missing if not key.startswith("environment.mcp_servers.")} == {"environment.mcp_servers"}
+    assert missing == set()
     assert {"version", "environment.memory", "environment.storage", "environment.allow_internet"} <= written
 
 
