@@ -26,6 +26,7 @@ from benchmarks import (
     reset,
     startup,
     swe_smith,
+    terminals,
     throughput,
     trl_reset,
     view,
@@ -48,6 +49,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "docker": peers_docker.rows,
     "docker-rollouts": peers_rollouts.rows,
     "images": images.rows,
+    "terminals": terminals.rows,
     "ssh": peers_ssh.rows,
     "modal": peers_modal.rows,
     "view": view.rows,
@@ -55,7 +57,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], Rows]] = {
     "trl-reset": trl_reset.rows,
 }
 
-NOT_QUICK = ("swe-smith", "checkouts", "datagen", "docker-rollouts", "images", "atropos", "trl-reset")
+NOT_QUICK = ("swe-smith", "checkouts", "datagen", "docker-rollouts", "images", "terminals", "atropos", "trl-reset")
 """Left out by `--quick` unless asked for by name: they take minutes however few the repetitions."""
 
 COLUMNS = "{:<12} {:<52} {:>11} {:>11} {:>7}  {:<9} {}"

@@ -192,6 +192,11 @@ class Environment(ABC):
         counts if it is shorter. None is the run's. It ends with the first `FollowUp`, which has its own."""
         return None
 
+    def agent_user(self, item: Item) -> str | None:
+        """Return the user that the agent's tools run as, a name or number in the slot's /etc/passwd. The slots must be
+        root (`slot_user`); the hooks stay root. None is the slot's user."""
+        return None
+
     def toolsets(self, item: Item) -> Sequence[str] | None:
         """Return the toolsets for this item's rollouts; empty for no tools. None is the configuration's."""
         return None

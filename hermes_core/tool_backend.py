@@ -29,6 +29,7 @@ from hermes_core.errors import (
     plugin_fault,
 )
 from hermes_core.events import Events
+from hermes_core.sandbox.as_user import AsUser
 from hermes_core.sandbox.commands import PREPARE, Around, Cwd, ExecutionResult, Slot, SlotCommands, start_directory
 from hermes_core.sandbox.contract import Backend, CanBuild, Isolation, SandboxConfig
 from hermes_core.sandbox.images import Image, ImageBuild
@@ -533,7 +534,13 @@ class ToolBackend:
         return {*SLOT_TOOLS, *(each for each in self._tools.names() if self._tools.get(each).where == "sandbox")}
 
     async def execute(
-        self, slot: Slot, tool: str | Tool, args: Mapping[str, Any], *, timeout_s: float | None = None
+        self,
+        slot: Slot,
+        tool: str | Tool,
+        args: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        user: str | None = None,
     ) -> ExecutionResult:
         """Call a tool in the slot: a slot tool, or a registered one that runs in a sandbox.
 
@@ -541,6 +548,7 @@ class ToolBackend:
             tool: its name; or the tool itself, because a slot tool and a model's tool can have the same name
                 (`read_file`).
             timeout_s: the call's time limit; the profile's `execution_timeout_s` if None.
+            user: the user that it runs as, in a slot that is root. None is the slot's own.
 
         Raises:
             InfraError: the sandbox failed, or the connection to it; carries the ids of sandbox, slot and trajectory.
@@ -552,7 +560,7 @@ class ToolBackend:
             check_time_limit(timeout_s)
         began = time.monotonic()
         with lease.executing():
-            result = await self._call(lease, tool, args, timeout_s)
+            result = await self._call(lease, tool, args, timeout_s, user)
         return replace(
             result,
             slot_id=slot.slot_id,
@@ -561,7 +569,7 @@ class ToolBackend:
         )
 
     async def _call(
-        self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], timeout_s: float | None
+        self, lease: Lease, wanted: str | Tool, args: Mapping[str, Any], timeout_s: float | None, user: str | None
     ) -> ExecutionResult:
         try:
             tool = self.tool(wanted) if isinstance(wanted, str) else _in_sandbox(wanted)
@@ -571,7 +579,7 @@ class ToolBackend:
         context = CallContext(
             trajectory_id=lease.slot.trajectory_id,
             timeout_s=limit,
-            commands=lease.commands(),
+            commands=lease.commands() if user is None else AsUser(lease.commands(), user, lease.cwd),
             slot=lease.slot,
             state=lease.state,
             watch=functools.partial(self._watchers.begin, lease),

@@ -181,7 +181,7 @@ def settings():
         model(EnvironmentConfig),
     ]
     parts += ["### Environment `tasks`", model(TasksConfig, beside=EnvironmentConfig)]
-    for name in ("swe-smith", "harbor", "terminal-bench-2"):
+    for name in ("swe-smith", "harbor", "terminal-bench-2", "endless-terminals"):
         kind = runtime.environment_class(name).config_class
         parts += [f"### Environment `{name}`", model(kind, beside=EnvironmentConfig)]
     parts += ["### A row of `tasks`", "One line of the JSONL file.", model(TaskRow)]

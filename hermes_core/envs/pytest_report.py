@@ -12,8 +12,8 @@ What code under test can still do, as it runs in the same process as pytest, is 
 by printing something: an outcome that did not arrive is a failure, and so is everything if the last word is missing.
 
 Protocol: the driver sends one JSON object (`root`, `import_path`, `args`, `ids`, `doctests`, `timeout_s`, `env`,
-`output_bytes`) on standard input and reads two lines: one as soon as the supervisor runs, before any test, and the
-report.
+`output_bytes`, `cwd`, `with_parameters`) on standard input and reads two lines: one as soon as the supervisor runs,
+before any test, and the report.
 """
 
 # ruff: noqa: PTH113, PTH118, PTH120, PTH123
@@ -355,7 +355,9 @@ class Reporter:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.root = config["root"]
+        self.cwd = config["cwd"]
         self.ids = {node_id: index for index, node_id in enumerate(config["ids"])}
+        self._with_parameters = config["with_parameters"]
         self.import_path = config["import_path"]
         self.later = _Later(self.import_path)
         self._doctests: dict[str, dict[str, tuple[str, int]]] = {}
@@ -370,6 +372,11 @@ class Reporter:
         data = json.dumps(event).encode() + b"\n"
         while data:
             data = data[os.write(self._results, data) :]
+
+    def index_of(self, node_id: str) -> int | None:
+        """Return the place of a test among the wanted ones, or None."""
+        index = self.ids.get(node_id)
+        return self.ids.get(node_id.partition("[")[0]) if index is None and self._with_parameters else index
 
     def files(self) -> list[str]:
         """Return the existing files of the wanted tests, in the order in which pytest would collect them."""
@@ -396,9 +403,11 @@ class Reporter:
 
     def pytest_configure(self, config: Any) -> None:
         """Collect the wanted files, whatever the configuration collects by default."""
-        config.args = self.files()
+        config.args = [os.path.join(self.root, name) for name in self.files()] if self.cwd else self.files()
         if hasattr(config, "ArgsSource"):
             config.args_source = config.ArgsSource.ARGS
+        if self.cwd:  # only now: without arguments, pytest takes its configuration from the current directory
+            os.chdir(self.cwd)
 
     def pytest_pycollect_makemodule(self, module_path: Any) -> Iterator[None]:
         """Look for no tests in a source file that was named only for its doctests."""
@@ -422,14 +431,14 @@ class Reporter:
     def pytest_collection_modifyitems(self, items: list[Any]) -> Iterator[None]:
         """Keep only the wanted tests. Runs after all other hooks of this name."""
         yield
-        items[:] = [item for item in items if item.nodeid in self.ids]
+        items[:] = [item for item in items if self.index_of(item.nodeid) is not None]
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.send(where=report.nodeid[:_WHERE_CHARS], text=report.longreprtext[-_TEXT_CHARS:])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        index = self.ids.get(report.nodeid)
+        index = self.index_of(report.nodeid)
         outcome = _outcome(report)
         if index is None or outcome is None:
             return

@@ -85,6 +85,8 @@ async def run_pytest(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     doctests: Mapping[str, tuple[str, int]] | None = None,
+    cwd: str | None = None,
+    with_parameters: bool = False,
 ) -> PytestReport:
     """Run exactly these tests in the slot, all in one pytest session, and report each of them.
 
@@ -101,6 +103,8 @@ async def run_pytest(
         env: additional environment variables of the tests.
         doctests: for node ids that are doctests of modules, the docstring with the examples and its line number, from
             0; the docstring of the module itself is ignored.
+        cwd: the directory in which the tests run; None is `root`.
+        with_parameters: whether a node id without parameters stands for that test with any. Its outcome is the worst.
 
     Raises:
         VerifierError: the interpreter or pytest could not be started, before any code of the project ran.
@@ -116,6 +120,8 @@ async def run_pytest(
         "env": dict(env or {}),
         "doctests": dict(doctests or {}),
         "output_bytes": OUTPUT_KEPT,
+        "cwd": cwd,
+        "with_parameters": with_parameters,
     }
     argv = [python, "-I", "-S", "-c", pytest_report.LOADER, _source()]
     try:

@@ -185,7 +185,8 @@ class Rollout(LeasedSlot):
             return ToolAnswer(json.dumps({"error": unknown}), CallError(CallErrorKind.UNKNOWN_TOOL, unknown))
         tool = self.tools[tool_name]
         if tool.where == "sandbox":  # pass the tool itself: a slot tool of the same name is only for hooks
-            result = await self._watch(context.backend.execute(self.slot, tool, args))
+            user = context.environment.agent_user(self._trajectory.item)
+            result = await self._watch(context.backend.execute(self.slot, tool, args, user=user))
         else:
             result = await self._watch(context.tools.call(tool, self._driver_context(), args))
         context.hooks.events.emit(
@@ -457,6 +458,7 @@ async def _attempt(context: RolloutContext, item: Item, trajectory: Trajectory, 
                 async with _within(rollout, limits.setup_timeout_s, SetupFailed):
                     await _make_cwd(rollout, context.environment.cwd(item))
                     on_slot["workspace_meta"] = await rollout.calls.all_awaited(hooks.setup(**on_slot))
+                    await _check_user(rollout, context.environment.agent_user(item))
                     rollout.servers = await servers.enter_async_context(_mcp_servers(context, item, rollout))
                     rollout.offer(rollout.servers.tools)
             try:
@@ -691,6 +693,22 @@ async def _make_cwd(rollout: Rollout, cwd: str | Cwd | None) -> None:
         raise SetupFailed(
             f"the item's cwd {directory!r} can't be made: {made.error_text.strip()}",
             hint="name a directory of its image, or one below the workspace",
+        )
+
+
+async def _check_user(rollout: Rollout, user: str | None) -> None:
+    """Make sure that commands can run as the agent's user.
+
+    Raises:
+        SetupFailed: they can't.
+    """
+    if user is None:
+        return
+    done = await rollout.as_user(user).run(["id", "-u"], cwd="/")
+    if not done.ok:
+        raise SetupFailed(
+            f"the agent can't be user {user!r}: {done.error_text.strip()[-300:] or done.returncode}",
+            hint="the slot must be root, and have this user, and setpriv or su",
         )
 
 

@@ -1,0 +1,183 @@
+"""The environment `endless-terminals`: the agent changes the state of a system, and tests look at it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hermes_core import (
+    DatasetError,
+    Environment,
+    Isolation,
+    Item,
+    PytestReport,
+    Rollout,
+    SetupFailed,
+    SlotUser,
+    VerifierError,
+    hookimpl,
+)
+from hermes_harbor.endless.config import EndlessConfig
+from hermes_harbor.endless.slot import end_agent, make_initial_state, run_tests
+from hermes_harbor.endless.tasks import Task, Tests, read_tasks
+from hermes_harbor.tasks import Refused
+
+log = logging.getLogger("hermes_core.harbor")
+
+Score = tuple[float, dict[str, Any]]
+
+SHOWN = 5
+"""Maximum number of refused tasks that one error names, and of failed tests whose texts the record has."""
+_EXPECTED = ("passed", "skipped", "xfailed")
+
+_PROMPT = """\
+{description}
+
+You are the user `{user}` of a Linux system, without root. Commands start in `/home/{user}`. When you are done, all of \
+your processes are ended, and tests look at the state of the system."""
+
+
+class EndlessTerminalsEnvironment(Environment):
+    """Tasks of endless-terminals. A slot is root of a root directory of its own; the agent is another user there."""
+
+    name = "endless-terminals"
+    config_class = EndlessConfig
+    isolation = Isolation.PRIVATE_ROOT
+    slot_user = SlotUser.ROOT
+    default_toolsets = ("terminal",)
+    config: EndlessConfig
+
+    def __init__(self, config: EndlessConfig) -> None:
+        super().__init__(config)
+        self.item_images = config.use_images
+        self._tasks: dict[str, Task] = {}
+        self._items: Sequence[Item] = ()
+
+    async def setup(self) -> None:
+        """Read the tasks.
+
+        Raises:
+            DatasetError: a task is wrong, or can't run here; names the file and the reason.
+        """
+        read = await asyncio.to_thread(lambda: [*read_tasks(self.config)])
+        refused = [each for each in read if isinstance(each, Refused)]
+        if refused and not self.config.skip_refused:
+            more = f"; and {len(refused) - SHOWN} more tasks" if len(refused) > SHOWN else ""
+            raise DatasetError("; ".join(each.message for each in refused[:SHOWN]) + more, hint=refused[0].hint)
+        for each in refused:
+            log.warning("left out: %s", each.message)
+        for task in read:
+            if isinstance(task, Task) and self._tasks.setdefault(task.id, task) is not task:
+                raise DatasetError(
+                    f"two tasks of {self.config.dataset_name!r} are named {task.id!r}", hint="rename one"
+                )
+        if not self._tasks:
+            raise DatasetError(f"no task of {self.config.dataset_name!r} can run here", hint="see the log for reasons")
+        ignored = {name for task in self._tasks.values() for name in task.definition.ignored}
+        if ignored:
+            log.info("sections of container.def without a meaning here: %s", ", ".join(sorted(ignored)))
+        self._items = [_as_item(task) for task in self._tasks.values()]
+
+    def items(self) -> Sequence[Item]:
+        """Return the tasks, in the order of the rows or of their folders' names."""
+        return self._items
+
+    def image(self, item: Item) -> str | None:
+        """Return the task's image."""
+        return self._task(item).image
+
+    def cwd(self, item: Item) -> str | None:
+        """Return the home of the agent's user."""
+        return f"/home/{self.config.user}"
+
+    def agent_user(self, item: Item) -> str | None:
+        """Return the agent's user."""
+        return self.config.user
+
+    def variables(self, item: Item) -> Mapping[str, str]:
+        """Return the variables of the task's `%environment`."""
+        return self._task(item).definition.variables
+
+    def agent_timeout_s(self, item: Item) -> float | None:
+        """Return the `max_time` of the task's row."""
+        return self._task(item).agent_timeout_s
+
+    def format_prompt(self, item: Item) -> str:
+        """Return the task's description, and who the agent is."""
+        return _PROMPT.format(description=self._task(item).description, user=self.config.user)
+
+    @hookimpl
+    async def setup_trajectory_workspace(self, item: Item, rollout: Rollout) -> dict[str, Any]:
+        """Make the initial state, and check that its tests pass."""
+        task = self._task(item)
+        python = await make_initial_state(rollout.commands, task, self.config)
+        try:
+            report = await self._run(task.initial, task, python, rollout)
+        except VerifierError as error:
+            raise SetupFailed(
+                f"task {task.id!r}: its tests can't be run: {error.message}",
+                hint="use an image with python3 and pytest 7 or newer (--env.image), or install them in %post",
+            ) from error
+        wrong = [node_id for node_id, outcome in report.outcomes.items() if outcome not in _EXPECTED]
+        if wrong or not report.complete:
+            said = "; ".join(text.strip()[-300:] for _, text in report.texts[:SHOWN])
+            raise SetupFailed(
+                f"task {task.id!r}: the initial state fails {', '.join(wrong[:SHOWN]) or 'its tests'}: {said}",
+                hint="its %post does not make what the tests expect; does it need a network, or another image?",
+            )
+        return {"python": python}
+
+    @hookimpl
+    async def solve_trajectory(self, item: Item, rollout: Rollout) -> None:
+        """Run the task's `solution.sh` as the agent's user."""
+        task = self._task(item)
+        solution = task.solution
+        if solution is None:
+            raise SetupFailed(
+                f"task {task.id!r} has no solution.sh",
+                hint="the format knows no solutions; the agent oracle needs one",
+            )
+        await rollout.as_user(self.config.user).run(solution, cwd=f"/home/{self.config.user}")
+
+    @hookimpl
+    async def verify_and_score_trajectory(
+        self, item: Item, rollout: Rollout, workspace_meta: Mapping[str, Any]
+    ) -> Score:
+        """End the agent's processes, and run the tests of the final state."""
+        task = self._task(item)
+        if (alive := await end_agent(rollout.commands, self.config.user)) is not None:
+            return 0.0, {"reason": f"the agent's processes can't be ended: {alive}"}
+        report = await self._run(task.final, task, workspace_meta["python"], rollout)
+        if report.disturbance is not None and not all(map(report.passed, report.outcomes)):
+            report = await self._run(task.final, task, workspace_meta["python"], rollout)
+        return _score(report)
+
+    async def _run(self, tests: Tests, task: Task, python: str, rollout: Rollout) -> PytestReport:
+        return await run_tests(rollout, tests, python, self.config, task.definition.variables)
+
+    def _task(self, item: Item) -> Task:
+        return self._tasks[self.item_id(item)]
+
+
+def _score(report: PytestReport) -> Score:
+    failing = [node_id for node_id in report.outcomes if not report.passed(node_id)]
+    details: dict[str, Any] = {
+        "passed": len(report.outcomes) - len(failing),
+        "total": len(report.outcomes),
+        "tests": str(report.status),
+        "tests_s": report.duration_s,
+    }
+    if not report.complete:
+        details["reason"] = f"the tests did not end by themselves ({report.status})"
+    if failing:
+        details["failing"] = failing
+        details["texts"] = [list(text) for text in report.texts[:SHOWN]]
+        details["output"] = report.output[-2000:]
+    return (0.0 if failing else 1.0), details
+
+
+def _as_item(task: Task) -> Item:
+    """Return what the record keeps of a task."""
+    return {"id": task.id, "description": task.description, "image": task.image}

@@ -1,0 +1,192 @@
+"""Reads the folders of endless-terminals: what the agent is told, where it starts, and the tests of both states."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hermes_core import DatasetError, checked_row, read_rows
+from hermes_harbor.endless.config import EndlessConfig
+from hermes_harbor.endless.definition import Definition, Unsupported, parse
+from hermes_harbor.tasks import Refused
+
+INITIAL, FINAL = "test_initial_state.py", "test_final_state.py"
+MAX_FILE = 4 << 20
+"""The largest size of a file of a task."""
+
+
+class TaskJson(BaseModel):
+    """What of a `task.json` is used. `truth` is never read further than here."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    description: str | None = None
+    instruction: str | None = None
+
+
+class ExtraInfo(BaseModel):
+    """What of a row's `extra_info` is used."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    task_dir: str = Field(min_length=1)
+    max_time: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds for the agent."""
+
+
+class Row(BaseModel):
+    """What of a row for SkyRL is used. Its `prompt` asks for commands in its own notation, and is not."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    extra_info: ExtraInfo
+
+
+@dataclass(frozen=True)
+class Tests:
+    """A file of tests."""
+
+    name: str
+    source: str
+    node_ids: tuple[str, ...]
+    """Its tests, without parameters."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task."""
+
+    id: str
+    folder: Path
+    description: str
+    definition: Definition
+    image: str | None
+    initial: Tests
+    final: Tests
+    agent_timeout_s: float | None = None
+
+    @property
+    def solution(self) -> str | None:
+        """Return the text of `solution.sh`, if the task has one. The format knows no solutions."""
+        path = self.folder / "solution.sh"
+        return _text(path) if path.is_file() else None
+
+
+def read_tasks(config: EndlessConfig) -> Iterable[Task | Refused]:
+    """Return the tasks of the dataset, in the order of its rows, or of its folders' names. Blocking.
+
+    Raises:
+        DatasetError: a task is wrong; names the file and the reason.
+    """
+    folders: list[tuple[Path, float | None]]
+    top = Path(config.dataset_name).expanduser()
+    if (top / "container.def").is_file() or (top / "environment").is_dir():
+        folders = [(top.resolve(), None)]
+    elif top.is_dir() and (found := sorted(path.parent for path in top.glob("*/task.json"))):
+        folders = [(folder, None) for folder in found]
+    else:
+        folders = list(_folders_of_rows(config))
+    for folder, limit in folders:
+        try:
+            yield _task(folder, limit, config)
+        except Refused as refused:
+            yield refused
+
+
+def _folders_of_rows(config: EndlessConfig) -> Iterable[tuple[Path, float | None]]:
+    parent = Path(config.tasks_dir or ".").expanduser()
+    for where, fields in read_rows(config.dataset_name, config.dataset_split):
+        extra = checked_row(Row, fields, where).extra_info
+        named = Path(extra.task_dir)
+        folder = next((each for each in (parent / named, parent / named.name) if each.is_dir()), None)
+        if folder is None:
+            raise DatasetError(
+                f"{where}, field 'extra_info.task_dir': there is no folder {parent / named}",
+                hint="set --env.tasks_dir to the folder that holds the tasks' folders",
+            )
+        yield folder, extra.max_time
+
+
+def _task(folder: Path, limit: float | None, config: EndlessConfig) -> Task:
+    place = folder / "container.def"
+    if not place.is_file():
+        raise DatasetError(
+            f"{folder} has no container.def", hint="folders with environment/Dockerfile are tasks of harbor"
+        )
+    fields = _json(folder / "task.json")
+    told = checked_row(TaskJson, fields, str(folder / "task.json"))
+    description = told.description or told.instruction
+    if not description or not description.strip():
+        raise DatasetError(f"{folder / 'task.json'} has no description", hint="it is what the agent is asked to do")
+    try:
+        definition = parse(_text(place))
+    except Unsupported as error:
+        raise Refused(f"{place}: {error}", hint="--env.skip_refused=true leaves out such tasks") from error
+    image = (config.image or definition.image) if config.use_images else None
+    if image is None and config.use_images:
+        raise Refused(
+            f"{place} starts from {definition.source}, which only Apptainer reads",
+            hint="set --env.image to an image of the same system, or --env.use_images=false for the profile's",
+        )
+    return Task(
+        id=folder.name,
+        folder=folder,
+        description=description.strip(),
+        definition=definition,
+        image=image,
+        initial=_tests(folder / INITIAL),
+        final=_tests(folder / FINAL),
+        agent_timeout_s=limit,
+    )
+
+
+def _tests(path: Path) -> Tests:
+    source = _text(path)
+    try:
+        module = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise Refused(f"{path} is no Python: {error}", hint="--env.skip_refused=true leaves out such tasks") from error
+    names = tuple(_names(module))
+    if not names:
+        raise Refused(f"{path} has no tests", hint="--env.skip_refused=true leaves out such tasks")
+    return Tests(path.name, source, tuple(f"{path.name}::{name}" for name in names))
+
+
+def _names(module: ast.Module) -> Iterable[str]:
+    """Yield the tests that pytest finds in a module, by its default names."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            yield node.name
+        elif isinstance(node, ast.ClassDef) and (node.name.startswith("Test") or _is_test_case(node)):
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test"):
+                    yield f"{node.name}::{each.name}"
+
+
+def _is_test_case(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).rpartition(".")[2] == "TestCase" for base in node.bases)
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise DatasetError(f"{path} has more than {MAX_FILE} bytes", hint="is it a task's file?")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path} can't be read: {error}", hint="each task has this file, in UTF-8") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{path} is no JSON: {error}", hint="it is a JSON object") from error
+    if not isinstance(value, dict):
+        raise DatasetError(f"{path} is no JSON object", hint="it is a JSON object")
+    return value
