@@ -34,7 +34,7 @@ _CONFINED = {"network": "none", "process_memory": 4096}
 
 _OPTIONS = (
     *("profile", "isolation", "concurrency", "group_size", "seed"),
-    *("rollout_timeout", "model_timeout", "deadline", "stop_on_infra", "max_cost", "mcp", "quarantine"),
+    *("rollout_timeout", "model_timeout", "deadline", "stop_on_infra", "max_cost", "mcp", "quarantine", "prefetch"),
 )
 """Fields of `RunOptions` that have an option of the same name."""
 
@@ -113,6 +113,10 @@ _items_option = click.option(
 )
 
 
+_prefetch_option = click.option(
+    "--prefetch", type=int, metavar="K", help="Make the images of K groups ahead, while others run [4]."
+)
+
 _mcp_option = click.option(
     "--mcp", type=_FILE, metavar="FILE", help="Offer the tools of these MCP servers: JSON or YAML, key mcpServers."
 )
@@ -129,6 +133,7 @@ _progress_option = click.option(
 @click.argument("environment", metavar="ENV")
 @click.option("--agent", metavar="NAME", help="Agent: model, oracle, nop, cheat:NAME, or one of a plugin [model].")
 @_items_option
+@_prefetch_option
 @click.option("--group-size", type=int, metavar="G", help="Number of rollouts per item [1].")
 @click.option("--max-turns", type=int, metavar="N", help="Maximum number of model answers per rollout [30].")
 @click.option("--temperature", type=float, metavar="T", help="Sampling temperature [1.0].")
@@ -229,6 +234,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
 @click.command(cls=DottedCommand, sections=("env", "backend"))
 @click.argument("environment", metavar="ENV")
 @_items_option
+@_prefetch_option
 @click.option(
     "--repeat",
     type=int,
