@@ -424,7 +424,8 @@ def import_project(arguments: dict[str, Any], stream: IO[bytes]) -> dict[str, An
         commit = repo.git("commit-tree", upstream + "^{tree}", "-m", message, **identity).decode().strip()
         repo.git("update-ref", "refs/heads/main", commit)
         repo.git("update-ref", BASE, commit)
-        repo.git("-c", "pack.threads=1", "bundle", "create", "-q", arguments["bundle"], "refs/heads/main")
+        repo.git("symbolic-ref", "HEAD", "refs/heads/main")
+        repo.git("-c", "pack.threads=1", "bundle", "create", "-q", arguments["bundle"], "HEAD", "refs/heads/main")
     except subprocess.CalledProcessError as error:
         raise Refused("repository", _said(error)) from error
     return {"upstream": upstream, "commit": commit, "files": _texts(repo, arguments["read"])}

@@ -125,7 +125,7 @@ AWKWARD: dict[str, str | bytes] = {
 @pytest.mark.long
 async def test_tasks_of_an_awkward_repository(runtime: Runtime, tmp_path: Path) -> None:
     repo = repository(tmp_path / "awkward", AWKWARD)
-    wanted = Wanted(str(repo), count=12, kinds=ALL, requirements=PYTEST, seed=1, per_function=3)
+    wanted = Wanted(str(repo), count=7, runs=2, kinds=ALL, requirements=PYTEST, seed=1, per_function=3)
     outcome = await make_tasks(runtime, RunOptions(concurrency=2), wanted, tmp_path / "out")
     assert outcome.complete, outcome
     assert [line for line in outcome.unreadable if "broken.py" in line]
@@ -142,7 +142,7 @@ async def test_tasks_of_an_awkward_repository(runtime: Runtime, tmp_path: Path) 
     paths = Counter(
         path for row in rows for path in ("__init__", "crlf", "tabs", "more") if f"{path}.py" in row["patch"]
     )
-    assert len(paths) >= 3, paths
+    assert len(paths) >= 2, paths
     assert any(row["difficulty"]["functions"] > 1 for row in rows)
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(next((tmp_path / "out/repos").iterdir())), str(clone))
@@ -161,7 +161,7 @@ async def test_a_killed_run_goes_on_and_gives_the_same_tasks(tmp_path: Path) -> 
     demo_tasks.write(tmp_path)
     (tmp_path / "needs.txt").write_text("\n".join(PYTEST))
     command = [sys.executable, "-m", "hermes_core", "make-tasks", str(tmp_path / demo_tasks.BUNDLE)]
-    command += ["--requirements", str(tmp_path / "needs.txt"), "--count", "6", "--runs", "1", "--seed", "5"]
+    command += ["--requirements", str(tmp_path / "needs.txt"), "--count", "3", "--runs", "1", "--seed", "5"]
     command += ["--concurrency", "2", "--progress", "none"]
     env = {**os.environ, "HERMES_PLUGINS": "swe-smith"}
 
@@ -172,16 +172,16 @@ async def test_a_killed_run_goes_on_and_gives_the_same_tasks(tmp_path: Path) -> 
 
     whole = await asyncio.to_thread(run, "whole")
     assert whole.returncode == 0, whole.stderr
-    assert "6 of 6 tasks" in whole.stdout
+    assert "3 of 3 tasks" in whole.stdout
     process = subprocess.Popen([*command, "--out", str(tmp_path / "cut")], env=env, stderr=subprocess.DEVNULL)
     attempts, deadline = tmp_path / "cut/making/attempts.jsonl", time.monotonic() + 300
-    while not (attempts.exists() and attempts.read_bytes().count(b"\n") >= 2) and time.monotonic() < deadline:
+    while not (attempts.exists() and attempts.read_bytes().count(b"\n") >= 1) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     tried = attempts.read_bytes().count(b"\n")
-    assert tried >= 2
-    assert len(rows_in(tmp_path / "cut")) < 6
+    assert tried >= 1
+    assert len(rows_in(tmp_path / "cut")) < 3
     again = await asyncio.to_thread(run, "cut")
     assert again.returncode == 0, again.stderr
     assert rows_in(tmp_path / "cut") == rows_in(tmp_path / "whole")

@@ -274,10 +274,14 @@ class _Maker:
         clock = asyncio.get_running_loop().time
         began = clock()
         self._show("reading the repository")
-        async with self._slot("open") as slot:
+
+        async def open_bench(slot: LeasedSlot) -> Bench:
             bench = await self._bench(slot)
             self._show("installing what the tests need")
             await bench.ground(slot)
+            return bench
+
+        bench = await self._with_slot("open", open_bench)
         await self._survey(bench)
         await self._measure(bench)
         self._show("choosing changes")
@@ -422,7 +426,7 @@ class _Maker:
             self._surveyed = await asyncio.to_thread(_surveyed, noted)
         self._by_id = {test.node_id: test for test in self._surveyed.tests}
         self._outcome.broken = [f"{name}: {text[-300:]}" for name, text in self._surveyed.broken]
-        bench.know_doctests(self._by_id)
+        await self._in_thread(bench.know_doctests, self._by_id)
 
     async def _measure(self, bench: Bench) -> None:
         """Find the tests that pass every time."""
@@ -653,7 +657,8 @@ class _Maker:
             said = statement.from_template(project, broken, failures)
         else:
             said = await statement.from_model(self._writer, candidate.key, answer["patch"], failures)
-        estimate = difficulty.estimate(candidate, [self._by_id[name] for name in broken], self._sources)
+        tests = [self._by_id[name] for name in broken]
+        estimate = await self._in_thread(difficulty.estimate, candidate, tests, self._sources)
         return {"patch": answer["patch"], "statement": said, "difficulty": estimate}
 
     def _row(self, record: Record) -> Record:
