@@ -154,16 +154,16 @@ def test_the_import_path_is_that_of_the_packages() -> None:
 
 def test_a_torn_line_is_cut_off_and_another_process_is_refused(tmp_path: Path) -> None:
     with Folder(tmp_path / "out") as folder:
-        lines = folder.lines(ATTEMPTS)
+        lines = folder.attempts()
         lines.append({"key": "a"})
         lines.close()
         with (tmp_path / "out/making" / ATTEMPTS).open("ab") as file:
             file.write(b'{"key": "b')
-        again = folder.lines(ATTEMPTS)
+        again = folder.attempts()
         assert again.values == [{"key": "a"}]
         again.append({"key": "c"})
         again.close()
-        assert [each["key"] for each in folder.lines(ATTEMPTS).values] == ["a", "c"]
+        assert [each["key"] for each in folder.attempts().values] == ["a", "c"]
         with pytest.raises(UsageError, match="another process makes tasks"):
             Folder(tmp_path / "out")
 
@@ -173,7 +173,7 @@ def test_a_folder_with_other_tasks_is_refused(tmp_path: Path) -> None:
         assert not folder.check_same({"seed": 1, "ref": "HEAD"})
         assert folder.check_same({"seed": 1, "ref": "HEAD"})
         assert not folder.check_same({"seed": 2, "ref": "HEAD"}), "nothing was tried yet"
-        lines = folder.lines(ATTEMPTS)
+        lines = folder.attempts()
         lines.append({"key": "a"})
         lines.close()
         with pytest.raises(UsageError, match=r"other options: seed \(2 there, 1 now\)"):

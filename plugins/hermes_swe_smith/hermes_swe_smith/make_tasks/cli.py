@@ -153,7 +153,7 @@ def _wanted(repo: str, options: RunOptions, given: dict[str, Any]) -> Wanted:
         lines = given["requirements"].read_text(encoding="utf-8").splitlines()
         listed = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
     return Wanted(
-        repo=repo,
+        repo=str(Path(repo).absolute()) if Path(repo).exists() else repo,
         ref=check_ref(given["ref"]),
         name=given["name"],
         python=given["python"],

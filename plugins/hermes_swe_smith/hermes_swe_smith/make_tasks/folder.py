@@ -11,7 +11,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ log = logging.getLogger("hermes_core.swe_smith")
 TASKS, REPOS, MAKING, ATTEMPTS, PROJECT, RUN = (
     *("tasks.jsonl", "repos.json", "making", "attempts.jsonl", "project.json", "run.json"),
 )
+
+
+Value = dict[str, Any]
 
 
 class Folder:
@@ -127,17 +130,25 @@ class Folder:
                 f"can't write {path}: {error.strerror}", hint="free some space, and start again"
             ) from error
 
-    def lines(self, name: str, *, beside: bool = False) -> Lines:
-        """Return a file of JSON lines: of `making`, or of the dataset."""
-        return Lines((self.path if beside else self.making) / name)
+    def attempts(self) -> Lines:
+        """Return what was tried."""
+        return Lines(self.making / ATTEMPTS)
+
+    def tasks(self) -> Lines:
+        """Return the dataset's rows; of those that are there already, only the ids."""
+        return Lines(self.path / TASKS, lambda row: {"instance_id": row.get("instance_id")})
 
 
 class Lines:
-    """A file of JSON lines. A torn last line is cut off when it is opened. Its methods block."""
+    """A file of JSON lines. A torn last line is cut off when it is opened. Its methods block.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        keep: returns what to keep in memory of a line that is there already.
+    """
+
+    def __init__(self, path: Path, keep: Callable[[Value], Value] = lambda value: value) -> None:
         self.path = path
-        self.values = [*_whole_lines(path)]
+        self.values = [keep(value) for value in _whole_lines(path)]
         """What it had when it was opened."""
         self._file = -1
         self._size = 0

@@ -44,7 +44,7 @@ from hermes_swe_smith.guard import Guard
 from hermes_swe_smith.make_tasks import difficulty, requirements, statement
 from hermes_swe_smith.make_tasks.bench import Bench, Surveyed, SurveyedTest
 from hermes_swe_smith.make_tasks.candidates import COMBINED, Candidate, combinations, singles
-from hermes_swe_smith.make_tasks.folder import ATTEMPTS, PROJECT, REPOS, TASKS, Folder
+from hermes_swe_smith.make_tasks.folder import PROJECT, REPOS, Folder
 from hermes_swe_smith.make_tasks.origin import Origin
 from hermes_swe_smith.make_tasks.progress import NoProgress, Progress, Standing
 from hermes_swe_smith.make_tasks.project import find_needs, import_project, read_sources
@@ -250,9 +250,10 @@ class _Maker:
     async def working(self) -> AsyncIterator[None]:
         """Keep the files and the thread open while the block runs."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="make-tasks")
-        self._attempts = await asyncio.to_thread(self._folder.lines, ATTEMPTS)
-        self._rows = await asyncio.to_thread(self._folder.lines, TASKS, beside=True)
+        self._attempts = await asyncio.to_thread(self._folder.attempts)
+        self._rows = await asyncio.to_thread(self._folder.tasks)
         self._done = {value["key"]: value for value in self._attempts.values}
+        self._written = {value["instance_id"] for value in self._rows.values}
         try:
             yield
         finally:
@@ -529,7 +530,8 @@ class _Maker:
         if record["outcome"] != KEPT:
             return False
         row = self._row(record)
-        if all(each["instance_id"] != row["instance_id"] for each in self._rows.values):
+        if row["instance_id"] not in self._written:
+            self._written.add(row["instance_id"])
             await asyncio.to_thread(self._rows.append, row)
         self.standing.kept += 1
         self._outcome.tasks += 1
