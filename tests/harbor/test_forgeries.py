@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
+from hermes_harbor.cheats import FORGERIES, HIDDEN_DAEMON
+
+from hermes_core.envs.validate import validate
 from tests.harbor.harbor_tasks import BUSYBOX, PYTHON, Shell, roll_out, write_task
-
-REWARD = "/logs/verifier/reward"
-
-FORGED = {
-    "reward before the tests": f"echo 1 >{REWARD}.txt",
-    "json before the tests": f"echo '{{\"reward\": 1}}' >{REWARD}.json",
-    "nan": f"echo nan >{REWARD}.txt",
-    "too high": f"echo 1.5 >{REWARD}.txt",
-    "huge": f"dd if=/dev/zero of={REWARD}.txt bs=1024 count=20000",
-    "linked reward": f"echo 1 >/r; ln -s /r {REWARD}.txt",
-    "linked directory": "mkdir /v; rm -r /logs/verifier; ln -s /v /logs/verifier",
-    "linked logs": "mv /logs /elsewhere; ln -s /elsewhere /logs",
-    "linked tests": "mkdir /mine; echo 'echo 1 >/logs/verifier/reward.txt' >/mine/test.sh; ln -s /mine /tests",
-    "a file in place of the logs": "rm -r /logs; echo >/logs",
-}
-
-HIDES = "env -i setsid sh -c 'while :; do echo 1 >/logs/verifier/reward.txt; sleep 0.05; done' >/dev/null 2>&1 &"
-"""A daemon that nothing in its environment gives away."""
 
 
 async def test_a_forged_reward_scores_zero_and_is_recorded(runtime, tmp_path):
     write_task(tmp_path / "task")
-    for name, command in FORGED.items():
+    for name, command in FORGERIES.items():
         record = (await roll_out(runtime, tmp_path, Shell(command)))["task"]
         assert (record["reward"], record["failure"]) == (0.0, None), name
         assert record["details"]["tampered"] and "tampered with" in record["details"]["reason"], name
 
 
 async def test_a_daemon_that_writes_the_reward_later_is_dead(runtime, tmp_path):
-    late = HIDES.replace("while :; do", "while :; do sleep 0.5;")
     for image in (BUSYBOX, PYTHON):
         write_task(tmp_path / "task", test="echo 0 >/logs/verifier/reward.txt\nsleep 1.5", image=image)
-        record = (await roll_out(runtime, tmp_path, Shell(late, late)))["task"]
+        record = (await roll_out(runtime, tmp_path, Shell(HIDDEN_DAEMON, HIDDEN_DAEMON)))["task"]
         assert (record["reward"], record["failure"]) == (0.0, None), image
         assert "tampered" not in record["details"]
 
@@ -90,3 +74,23 @@ async def test_an_agent_that_breaks_its_sandbox_scores_zero(runtime, tmp_path):
     for command in ("rm -rf /app; echo >/app", "rm -rf /app /tmp /root"):
         record = (await roll_out(runtime, tmp_path, Shell(command)))["task"]
         assert (record["reward"], record["failure"]) == (0.0, None), command
+
+
+async def test_validate_tries_cheats_and_finds_the_task_with_weak_tests(runtime, tmp_path):
+    write_task(tmp_path / "tasks" / "good")
+    write_task(
+        tmp_path / "tasks" / "weak",
+        test="if [ -e /app/out ]; then echo 1; else echo 0; fi >/logs/verifier/reward.txt",
+    )
+    outcome = await validate(
+        runtime,
+        "harbor",
+        env={"dataset_name": str(tmp_path / "tasks")},
+        cheats=["reward-before-the-tests", "linked-logs", "hidden-daemon", "planted-tests", "empty-files"],
+        backend="docker",
+        concurrency=2,
+    )
+    assert [(each.item_id, str(each.reason), each.agent) for each in outcome.findings] == [
+        ("weak", "cheat-solves", "cheat:empty-files")
+    ]
+    assert outcome.complete

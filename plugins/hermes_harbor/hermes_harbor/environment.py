@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_core import (
+    Cheat,
     Cwd,
     DatasetError,
     Environment,
@@ -23,6 +24,7 @@ from hermes_core import (
     SlotUser,
     hookimpl,
 )
+from hermes_harbor.cheats import cheats
 from hermes_harbor.config import HarborConfig
 from hermes_harbor.container import begin, directory, run_script, upload
 from hermes_harbor.healthcheck import wait_until_healthy
@@ -159,6 +161,10 @@ class HarborEnvironment(Environment):
     def agent_timeout_s(self, item: Item) -> float | None:
         """Return the `agent.timeout_sec` of the task, or of its first step."""
         return self._task(item).parts[0].agent.timeout_sec
+
+    def cheats(self) -> Mapping[str, Cheat]:
+        """Return forgeries of the reward, and the usual cheats."""
+        return cheats(self.format_prompt)
 
     def format_prompt(self, item: Item) -> str:
         """Return the instruction of the task, or of its first step."""
