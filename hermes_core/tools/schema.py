@@ -190,7 +190,7 @@ def expected_arguments(tool: Tool) -> str:
         words = [type_words(each)]
         if name in required:
             words.append("required")
-        elif "default" in each:
+        elif isinstance(each, Mapping) and "default" in each:
             words.append(f"default {json.dumps(each['default'], ensure_ascii=False, default=str)}")
         parts.append(f"{name}: {', '.join(words)}")
     return "; ".join(parts) or "no arguments"
@@ -204,8 +204,10 @@ _BOUNDS = {
 }
 
 
-def type_words(schema: Mapping[str, Any]) -> str:
+def type_words(schema: Mapping[str, Any] | bool) -> str:
     """Return what a schema allows, in words: `integer, at least 1`, `one of "a", "b"`, `array of string`."""
+    if isinstance(schema, bool):  # a whole schema of JSON, which allows anything or nothing
+        return "any" if schema else "nothing"
     if "enum" in schema:
         return "one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
     if "anyOf" in schema:

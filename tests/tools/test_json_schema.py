@@ -98,6 +98,17 @@ def test_a_bad_schema_is_refused_when_the_tool_is_defined(schema: Any, says: str
         tool(schema)
 
 
+def test_a_schema_of_references_to_itself_is_read_quickly() -> None:
+    many = {"anyOf": [{"$ref": "#/$defs/many"}] * 10 + [{"type": "integer"}]}
+    schema = {"type": "object", "properties": {"n": {"$ref": "#/$defs/many"}}, "$defs": {"many": many}}
+    assert typed("5", property_schema(schema, "n"), schema) == 5
+
+
+def test_a_schema_that_is_true_or_false_can_be_told() -> None:
+    shown = expected_arguments(tool({"type": "object", "properties": {"a": True, "b": False}}))
+    assert shown == "a: any; b: nothing"
+
+
 def test_parsers_type_bare_values_by_it() -> None:
     parameters = parameters_of([function_schema(tool())])["forecast"]
     values = {"city": "7", "days": "7", "unit": "C"}

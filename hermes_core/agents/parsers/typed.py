@@ -40,7 +40,7 @@ def property_schema(tool: Schema, key: str) -> Schema | None:
 
 def member_schema(schema: Schema, key: str, root: Schema) -> Schema | None:
     """Return the schema of a member of an object, or of `item`, the member of a list; None if there is none."""
-    for part in _parts(schema, root, 0):
+    for part in _parts(schema, root, 0, set()):
         found = property_schema(part, key) or part.get("additionalProperties")
         found = part.get("items", found) if key == "item" else found
         if isinstance(found, Mapping):
@@ -113,7 +113,7 @@ def _allowed(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
     kinds: set[str] = set()
     members: list[Any] = []
     open_ended = False
-    for part in _parts(schema, root, 0):
+    for part in _parts(schema, root, 0, set()):
         given = part.get("type")
         named = {given} if isinstance(given, str) else {k for k in _list(given) if isinstance(k, str)}
         if "enum" in part or "const" in part:
@@ -126,22 +126,29 @@ def _allowed(schema: Schema, root: Schema) -> tuple[set[str], list[Any]]:
     return kinds, [] if open_ended else members
 
 
-def _parts(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
-    """Yield the schema itself, or those that it is a union of or refers to."""
+def _parts(schema: Schema, root: Schema, depth: int, seen: set[str]) -> Iterator[Schema]:
+    """Yield the schema itself, or those that it is a union of or refers to.
+
+    Each reference is followed once (`seen` has those that were): otherwise a few definitions that refer to each other
+    several times would take for ever.
+    """
     reference = schema.get("$ref")
     if depth >= _MAX_DEPTH:
         return
     if isinstance(reference, str):
+        if reference in seen:
+            return
+        seen.add(reference)
         name = reference.rpartition("/")[2]
         target = _mapping(root.get("$defs")).get(name) or _mapping(root.get("definitions")).get(name)
         if isinstance(target, Mapping):
-            yield from _parts(target, root, depth + 1)
+            yield from _parts(target, root, depth + 1, seen)
         return
     inside = [part for key in _UNIONS for part in _list(schema.get(key)) if isinstance(part, Mapping)]
     if not inside:
         yield schema
     for part in inside:
-        yield from _parts(part, root, depth + 1)
+        yield from _parts(part, root, depth + 1, seen)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
