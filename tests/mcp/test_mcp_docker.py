@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import tarfile
-from importlib.metadata import distribution, distributions
+from contextlib import suppress
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -21,16 +22,16 @@ from hermes_core.tools.registry import ToolRegistry
 from tests.mcp.mcp_servers import HERE
 
 
-def needed(name: str, found: set[str]) -> set[str]:
-    """The names of a distribution and of all that it needs."""
+def needed(name: str, found: dict[str, Distribution]) -> dict[str, Distribution]:
+    """A distribution and all that it needs, by name."""
     name = name.lower().replace("_", "-")
-    known = {each.metadata["Name"].lower().replace("_", "-") for each in distributions()}
-    if name in known and name not in found:
-        found.add(name)
-        for text in distribution(name).requires or ():
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                needed(requirement.name, found)
+    with suppress(PackageNotFoundError):
+        if name not in found:
+            found[name] = distribution(name)
+            for text in found[name].requires or ():
+                requirement = Requirement(text)
+                if requirement.marker is None or requirement.marker.evaluate({"extra": "crypto"}):
+                    needed(requirement.name, found)
     return found
 
 
@@ -38,8 +39,8 @@ def packages() -> bytes:
     """The `mcp` package and all that it needs, as a tar."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        for name in sorted(needed("mcp", set()) | {"cryptography", "cffi", "pycparser"}):
-            for file in distribution(name).files or ():
+        for each in needed("mcp", {}).values():
+            for file in each.files or ():
                 path = Path(str(file.locate()))
                 if not str(file).startswith("..") and path.suffix != ".pyc" and path.is_file():
                     tar.add(path, f"packages/{file}")
@@ -54,14 +55,15 @@ async def test_a_server_in_a_container(
 ) -> None:
     monkeypatch.setenv("HERMES_PLUGINS", "docker")
     server = McpServer(command="python3", args=("real_server.py",), env={"PYTHONPATH": "packages"})
-    config = {"image": docker_images[0]}
+    config = {"image": docker_images[0], "orphan_ttl_s": 120}
+    archive = packages()
     async with (
         Runtime() as runtime,
         runtime.tool_backend("docker", isolation=level, config=config) as backend,
         backend.lease("t") as slot,
     ):
         commands = backend.commands(slot)
-        await commands.tar_in(".", packages())
+        await commands.tar_in(".", archive)
         async with open_servers({"real": server}, commands) as opened:
             tools = {tool.name: tool for tool in opened.tools}
             context = CallContext(commands=commands, timeout_s=60)
