@@ -79,6 +79,11 @@ WORKING = {
         ),
         {"fail": ["tests/test_core.py::test_double[2-4]", "tests/test_core.py::test_double[x3-y3]"]},
     ),
+    "a variable for a while": (
+        tests("@mock.patch.dict(os.environ, {'A': '4'})\ndef test_double():\n    with mock.patch.dict(os.environ, {'B': '2'}):\n"
+        "        assert double(2) == 4\n\n\ndef test_text():\n    assert double('a') == 'aa'\n", beginning="import os\nfrom unittest import mock\n" + FROM),
+        {},
+    ),
     "a class with parameters": (
         tests("@pytest.mark.parametrize('n', [1, 2])\nclass TestCore:\n" + METHODS.replace("self", "self, n")
         + "\n\ndef test_text():\n    assert double('a') == 'aa'\n", beginning="import pytest\n" + FROM),

@@ -31,13 +31,13 @@ if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no
 
 TWIN, FAIL, PASS = "twin", "fail", "pass"
 
-FILES_WITH_TWINS, OTHER_FILES = 4, 2
+FILES_WITH_TWINS, OTHER_FILES = 4, 1
 """The most files of FAIL_TO_PASS tests that get canaries, and the most others."""
 TWINS = 3
 """The most twins in a file."""
 
 _MAX_BYTES = 1 << 20
-_MAX_LINES = 40
+_MAX_LINES = 120
 
 _UNUSUAL = re.compile(rb"[\r\f\0]|\A\xef\xbb\xbf|\A(?:.*\n)?[ \t]*#.*coding[:=][ \t]*(?!utf-?8)", re.IGNORECASE)
 _OWN_TEXT = re.compile(
@@ -187,7 +187,7 @@ class _Module:
         canaries = self._plain_ones(tests, [FAIL, PASS])
         wanted = [test for test in tests if test.node_id in hidden]
         if wanted:
-            canaries += self._plain_ones(wanted, [FAIL]) + self._twins(wanted)
+            canaries += self._twins(wanted) or self._plain_ones(wanted, [FAIL])
         if not canaries:
             raise _Unfit("none of its tests has neighbours that could be canaries")
         return canaries
@@ -231,7 +231,7 @@ class _Module:
         return (
             self._copies
             and last - first < _MAX_LINES
-            and all(map(_is_parametrize, function.decorator_list))
+            and all(map(_is_harmless, function.decorator_list))
             and self._fixtures.are_safe(function)
         )
 
@@ -266,7 +266,7 @@ class _Module:
 
     def _changes(self, test: _Test) -> Iterator[_Change]:
         """Yield ways to make a test fail by one other value in it."""
-        for statement in test.function.body:
+        for statement in _always_run(test.function.body):
             for expected in _expected(statement):
                 if isinstance(expected, ast.Name):
                     yield from self._other_parameter(test, expected.id)
@@ -362,11 +362,12 @@ class _Module:
     def _name(self, like: str) -> str:
         """Return a new name for a test, made from the names of the module's tests."""
         pool = sorted({word for name in self._taken for word in name.split("_")[1:] if len(word) > 2} | set(_WORDS))
-        words = like.split("_")
+        words, usual = like.split("_"), like.startswith("test")
         while True:
             new = list(words)
-            new.insert(self._chance.randint(1, max(1, len(words) - 1)), self._chance.choice(pool))
-            if len(new) > 3 and words[0] == "test" and self._chance.random() < 0.5:
+            last = max(1, len(words) - 1) if usual else 1  # others may be found by the ends of their names
+            new.insert(self._chance.randint(1, last), self._chance.choice(pool))
+            if usual and len(new) > 3 and self._chance.random() < 0.5:
                 del new[self._chance.randint(1, len(new) - 2)]
             name = "_".join(new) if len(words) > 1 else like + self._chance.choice(pool).capitalize()
             if name not in self._taken:
@@ -428,7 +429,7 @@ class _Fixtures:
         """Return whether a function, and all fixtures that it uses, share nothing with others."""
         arguments = function.args
         unusual = arguments.vararg or arguments.kwarg or arguments.defaults or arguments.kwonlyargs or depth > 5
-        if unusual or _SHARED & _names_in(function):
+        if unusual or any(_SHARED & _names_in(part) for each in function.body for part in _not_restored(each)):
             return False
         if _has(function, ast.Global):
             return False
@@ -489,16 +490,42 @@ def _parametrized(decorator: ast.expr) -> list[str]:
     return []
 
 
-def _is_parametrize(decorator: ast.expr) -> bool:
+def _is_harmless(decorator: ast.expr) -> bool:
+    """Return whether a decorator leaves nothing behind when its test has run."""
+    function = decorator.func if isinstance(decorator, ast.Call) else None
+    marks = isinstance(function, ast.Attribute) and function.attr in ("parametrize", "skipif")
+    return marks or _is_restoring(decorator)
+
+
+def _is_restoring(node: ast.AST) -> bool:
+    """Return whether it is a call of `patch.dict`, which undoes its changes: of `os.environ`, for example."""
     return (
-        isinstance(decorator, ast.Call)
-        and isinstance(decorator.func, ast.Attribute)
-        and decorator.func.attr == "parametrize"
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "dict"
+        and "patch" in _names_in(node.func)
     )
+
+
+def _not_restored(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the names and attributes of a statement, except in calls that undo their changes."""
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        if not _is_restoring(child):
+            yield from _not_restored(child)
 
 
 def _keywords(decorator: ast.expr) -> list[str | None]:
     return [keyword.arg for keyword in decorator.keywords] if isinstance(decorator, ast.Call) else []
+
+
+def _always_run(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a body, and of its `with` blocks."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, ast.With):
+            yield from _always_run(statement.body)
 
 
 def _expected(statement: ast.stmt) -> list[ast.expr]:
