@@ -169,9 +169,11 @@ def image_with_pytest(base: str, tag: str) -> Iterator[str]:
 
     client = docker.from_env()
     try:
-        container = client.containers.create(base, ["true"], entrypoint="")
+        container = client.containers.create(base, ["python3", "-m", "compileall", "-q", f"/{SITE}"], entrypoint="")
         try:
             container.put_archive("/", packages())
+            container.start()
+            container.wait()
             container.commit(tag)
         finally:
             container.remove(force=True)

@@ -94,7 +94,7 @@ async def _run(folder: Path, config: dict[str, Any], image: str) -> Round:
                 "oracle",
                 env={"dataset_name": str(folder), "use_images": False},
                 backend="docker",
-                backend_config={"image": image, "reserve_slots": 0, **config},
+                backend_config={"image": image, "reserve_slots": 0, "orphan_ttl_s": 120, **config},
                 concurrency=AT_A_TIME,
                 on_record=records.append,
             )

@@ -261,7 +261,7 @@ allowed_hosts = ["192.0.2.1"]
         config={"accept": ["network"]},
     ),
     "gpus, accepted": Folder('[environment]\ngpus = 1\ngpu_types = ["H100"]', config={"accept": ["gpus"]}),
-    "another user, accepted": Folder('[agent]\nuser = "me"', config={"accept": ["agent_user"]}),
+    "another user": Folder('[agent]\nuser = "me"'),
     "a user by number": Folder("[agent]\nuser = 0\n[verifier]\nuser = 65534"),
     "another image": Folder("", written={"image": None}, config={"image": BUSYBOX}),
     "a working directory of its Dockerfile": Folder(
@@ -322,12 +322,18 @@ allowed_hosts = ["192.0.2.1"]
         files=step("one"),
         written=STEPS,
     ),
-    "another user": Folder('[agent]\nuser = "me"', "refused", "accept agent_user"),
+    "another user in one of the steps": Folder(
+        '[agent]\nuser = "me"\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n[steps.agent]\nuser = "you"',
+        "refused",
+        "an agent stays one user",
+        files={**step("one"), **step("two")},
+        written=STEPS,
+    ),
     "tools at a url": Folder(
         '[[environment.mcp_servers]]\nname = "m"\nurl = "http://x"', "refused", "accept mcp_urls"
     ),
     "another user in a step": Folder(
-        '[[steps]]\nname = "one"\n[steps.agent]\nuser = 1000', "refused", "1000", files=step("one"), written=STEPS
+        '[[steps]]\nname = "one"\n[steps.agent]\nuser = 1000', files=step("one"), written=STEPS
     ),
     "an earlier conversation": Folder("", "refused", "trajectory.json is an earlier", files={"trajectory.json": "{}"}),
     "an earlier conversation of a step": Folder(

@@ -53,6 +53,28 @@ async def test_what_the_agent_finds(runtime, tmp_path):
     assert (record["reward"], record["failure"]) == (1.0, None)
 
 
+async def test_the_agent_is_the_tasks_user_and_its_tests_are_root(runtime, tmp_path):
+    toml = '[agent]\nuser = "4321"\n[environment]\nworkdir = "/srv/work"'
+    test = "[ -O /srv ] && cp /srv/work/seen /logs/verifier/reward.txt\n"
+    # The image's user is made by the task's Dockerfile.
+    users = "RUN echo 'me:x:4321:4321::/srv/work:/bin/sh' >>/etc/passwd && mkdir -p /srv/work && chown 4321 /srv/work"
+    dockerfile = f"FROM {PYTHON}\n{users}\n"
+    write_task(tmp_path / "task", toml, test=test, image=None, files={"environment/Dockerfile": dockerfile})
+    agent = Shell("id -un; pwd; echo $HOME; touch /srv/x", "echo 1 >seen")
+    record = (await roll_out(runtime, tmp_path, agent))["task"]
+    assert agent.answers, record["failure"]
+    assert agent.answers[0]["output"].splitlines()[:3] == ["me", "/srv/work", "/srv/work"]
+    assert "Permission denied" in agent.answers[0]["output"]
+    assert (record["reward"], record["failure"]) == (1.0, None)
+
+
+async def test_a_user_that_the_image_has_not_is_a_failure_of_the_setup(runtime, tmp_path):
+    write_task(tmp_path / "task", '[agent]\nuser = "nowhere"')
+    record = (await roll_out(runtime, tmp_path, "nop"))["task"]
+    assert record["failure"]["kind"] == "setup"
+    assert "there is no user nowhere" in record["failure"]["message"]
+
+
 async def test_an_agent_out_of_time_is_verified(runtime, tmp_path):
     write_task(tmp_path / "task", "[agent]\ntimeout_sec = 1")
     record = (await roll_out(runtime, tmp_path, Shell("mkdir -p /app; echo hello >/app/out", "sleep 50")))["task"]

@@ -31,10 +31,10 @@ class HarborConfig(EnvironmentConfig):
     of its image."""
     skip_refused: bool = False
     """Leave out tasks that can't run here, instead of refusing the dataset. The log says which and why."""
-    accept: tuple[Literal["image", "network", "gpus", "agent_user", "mcp_urls"], ...] = ()
+    accept: tuple[Literal["image", "network", "gpus", "mcp_urls"], ...] = ()
     """Demands of tasks that this run does not meet, although they are loaded: with `image`, the profile's image, or the
     system of a backend without images, takes the place of theirs; with `network`, the profile's network
-    counts; with `gpus`, its GPUs; with `agent_user`, agents are root; with `mcp_urls`, MCP servers of the run replace
+    counts; with `gpus`, its GPUs; with `mcp_urls`, MCP servers of the run replace
     those at URLs."""
     reward_key: str = "reward"
     """The reward that counts, if the tests write several under names. A single one counts under any name."""

@@ -158,6 +158,11 @@ class HarborEnvironment(Environment):
         """Return the servers of the task's `environment.mcp_servers`."""
         return self._task(item).mcp_servers
 
+    def agent_user(self, item: Item) -> str | None:
+        """Return the `agent.user` of the task, or of its steps, unless it is root."""
+        user = self._task(item).parts[0].agent.user
+        return None if user in (None, 0, "0", "root") else str(user)
+
     def agent_timeout_s(self, item: Item) -> float | None:
         """Return the `agent.timeout_sec` of the task, or of its first step."""
         return self._task(item).parts[0].agent.timeout_sec

@@ -355,9 +355,8 @@ def refusals(toml: TaskToml, folder: Path, config: HarborConfig) -> Iterator[str
         and (config.force_build or not (toml.environment.docker_image or config.image))
     ):
         yield f"it has no {dockerfile.relative_to(folder)}, and names no environment.docker_image (see --env.image)"
-    for part in (toml, *steps):
-        if part.agent.user not in (None, 0, "0", "root") and "agent_user" not in config.accept:
-            yield f"agent.user is {part.agent.user!r}, and agents are root (accept agent_user)"
+    if len({step.agent.user if "user" in step.agent.model_fields_set else toml.agent.user for step in steps}) > 1:
+        yield "agent.user is not the same in all steps, and an agent stays one user"
     if "mcp_urls" not in config.accept:
         for server in toml.environment.mcp_servers:
             if server.transport != "stdio":
