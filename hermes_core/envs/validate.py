@@ -228,17 +228,14 @@ async def validate(
             cheats=names,
             folder=folder,
             fingerprints=None if folder is None else await asyncio.to_thread(_fingerprints, first.environment),
+            on_broken_off=on_broken_off,
         )
         if on_folder is not None and folder is not None:
             on_folder(folder.path)
         try:
             await work.on_every_backend(progress, resume)
         except BaseException as error:
-            work.stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
-            outcome = work.outcome()
-            work.write(outcome)
-            if on_broken_off is not None:
-                on_broken_off(outcome)
+            work.break_off(error)
             raise
         outcome = work.outcome()
         await in_thread(work.write, outcome)
@@ -294,7 +291,9 @@ class _Work:
     folder: OutputFolder | None
     """The whole validation's folder; each run has one below it."""
     fingerprints: Fingerprints | None
+    on_broken_off: Callable[[Validation], None] | None
     stopped: str | None = None
+    _broken_off: bool = False
     _found: dict[str, dict[str, dict[str, Verdict]]] = field(default_factory=dict)
     """Verdicts by item, backend and agent."""
 
@@ -312,7 +311,9 @@ class _Work:
         """
         jobs = {label: self._jobs(label, session) for label, session in self.sessions.items()}
         lost: list[InfraError] = []
-        for label, session in self.sessions.items():
+        for number, (label, session) in enumerate(self.sessions.items()):
+            if number:
+                await in_thread(self.write, self.outcome())
             try:
                 stopped = await self._on(label, session, jobs[label], progress(label), resume)
             except InfraError as error:
@@ -351,7 +352,22 @@ class _Work:
                 await in_thread(self._begin, session, run, run.folder, resume, take)
             stalls = None if run.folder is None else run.folder.path / STALLS
             async with session.sandboxes(run.count_left(), start=jobs.need_slots, stalls=stalls) as context:
-                return (await run.all(context, session.room)).stopped
+                try:
+                    return (await run.all(context, session.room)).stopped
+                except asyncio.CancelledError as error:  # at once, as it can take long until the sandboxes have ended
+                    self.break_off(error)
+                    raise
+
+    def break_off(self, error: BaseException) -> None:
+        """Keep what is known when an error or a cancellation ends everything. Idempotent."""
+        if self._broken_off:
+            return
+        self._broken_off = True
+        self.stopped = "interrupted" if isinstance(error, asyncio.CancelledError) else str(error)
+        outcome = self.outcome()
+        self.write(outcome)
+        if self.on_broken_off is not None:
+            self.on_broken_off(outcome)
 
     def _begin(
         self,

@@ -351,9 +351,9 @@ async def test_an_interrupted_validation_prints_what_is_known_and_goes_on(enviro
     arguments += ["--concurrency", "2", *ISOLATION]
     program = await start(environ, tmp_path, *arguments)
     place = tmp_path / "out/local"
-    assert await until(lambda: (place / "trajectories.jsonl").exists() and len(records(place)) > 4, 20)
+    assert await until(lambda: (place / "trajectories.jsonl").exists() and len(records(place)) > 4, 60)
     program.send_signal(signal.SIGINT)
-    output, _ = await asyncio.wait_for(program.communicate(), 15)
+    output, _ = await asyncio.wait_for(program.communicate(), 30)
     assert program.returncode == 130, output.decode()
     assert b"nop-scores: unsound on local" in output and b"interrupted; `--out out --resume` goes on" in output
     written = json.loads((tmp_path / "out/quarantine.json").read_text())
@@ -362,7 +362,7 @@ async def test_an_interrupted_validation_prints_what_is_known_and_goes_on(enviro
     scored = {each["trajectory_id"] for each in records(place) if not each["failure"]}
 
     program = await start(environ, tmp_path, *arguments, "--resume")
-    assert await until(lambda: len(records(place)) > len(scored) + 2, 20)
+    assert await until(lambda: len(records(place)) > len(scored) + 2, 60)
     program.kill()
     await program.communicate()
     assert await until(lambda: processes_with(mark) == [], 15)

@@ -14,6 +14,8 @@ from hermes_swe_smith.rows import parse_row
 
 from hermes_core.agents.base import AgentResult, StopReason
 from hermes_core.envs.runner import run_rollouts
+from hermes_core.envs.validate import validate
+from hermes_core.errors import UnknownNameError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
 from hermes_core.sandbox.local.backend import LocalBackend
@@ -322,3 +324,18 @@ async def test_honest_work_scores_in_full(where, names, tmp_path, swe_dataset):
     assert said["adds tests"]["exit_code"] == 0, said["adds tests"]
     assert all(records[name]["patch"] for name in names)
     assert not [record for record in records.values() if "tampered" in record["details"]]
+
+
+@pytest.mark.full  # test_cheats_score_nothing has the same scripts
+@pytest.mark.parametrize("where", [HERE], indirect=True)
+async def test_validate_tries_the_environments_cheats(where):
+    tried = ("os-exit", "patched-calls", "git-hooks")
+    async with Runtime(load_entry_points=False, plugins=[hermes_swe_smith, hermes_docker, hermes_ssh]) as runtime:
+        outcome = await validate(
+            runtime, "swe-smith", env={"dataset_name": "demo", "max_items": 1}, cheats=tried, concurrency=2, **where
+        )
+        with pytest.raises(UnknownNameError, match="unknown cheat 'os-exits' of environment 'swe-smith'"):
+            await validate(runtime, "swe-smith", env={"dataset_name": "demo"}, cheats=["os-exits"], **where)
+    assert outcome.sound, outcome.to_dict()
+    (rewards,) = (agents for result in outcome.results for agents in result.to_dict()["rewards"].values())
+    assert rewards == {"oracle": [1.0], "nop": [0.0], **{f"cheat:{name}": [0.0] for name in tried}}
