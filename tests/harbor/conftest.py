@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,17 @@ import pytest
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
+
+
+@pytest.fixture
+async def host_runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
+    """A runtime with this plugin, for tests at level `private-root` on `local`, which only root can run."""
+    if os.geteuid() != 0:
+        pytest.skip("only root's driver can give slots roots of their own")
+    async with Runtime(
+        Settings(state_dir=tmp_path / "state"), plugins=[hermes_harbor], load_entry_points=False
+    ) as made:
+        yield made
 
 
 @pytest.fixture

@@ -79,6 +79,15 @@ class Shell:
         return
 
 
+async def roll_out_here(
+    runtime: Runtime, dataset: Path, agent: Any = "oracle", *, env: Any = (), **options: Any
+) -> dict[str, Mapping[str, Any]]:
+    """Return the records by item, of rollouts that have this host's system in place of images."""
+    return await roll_out(
+        runtime, dataset, agent, env={"accept": ["image"], **dict(env)}, **{"backend": "local", **options}
+    )
+
+
 async def roll_out(
     runtime: Runtime,
     dataset: Path,
@@ -95,8 +104,7 @@ async def roll_out(
         environment,
         agent,
         env={"dataset_name": str(dataset), **dict(env)},
-        backend="docker",
         on_record=lambda record: records.update({record["item_id"]: record}),
-        **{"concurrency": 2, **options},
+        **{"backend": "docker", "concurrency": 2, **options},
     )
     return records

@@ -8,7 +8,8 @@ import tarfile
 import pytest
 from hermes_harbor.artifacts import _Left, _Refused, _rewritten
 
-from tests.harbor.harbor_tasks import PYTHON, SOLVE, Shell, roll_out, write_task
+from tests.harbor.harbor_tasks import PYTHON, SOLVE, Shell, write_task
+from tests.harbor.harbor_tasks import roll_out_here as roll_out
 from tests.harbor.task_folders import REWARD, STEPS, scored, step
 
 SEPARATE = 'artifacts = ["out"]\n[verifier]\nenvironment_mode = "separate"\n'
@@ -22,29 +23,31 @@ FORGED = {
 }
 
 
-async def test_an_agent_that_changes_its_own_sandbox_changes_nothing_for_the_tests(runtime, tmp_path):
+@pytest.mark.full
+async def test_an_agent_that_changes_its_own_sandbox_changes_nothing_for_the_tests(host_runtime, tmp_path):
     test = f"python3 -c 'print(1)' | {scored('grep -qx hello /app/out')}"
     for name in FORGED:
         write_task(tmp_path / name, SEPARATE, image=PYTHON, test=test)
-        record = (await roll_out(runtime, tmp_path / name, Shell(FORGED[name])))[name]
+        record = (await roll_out(host_runtime, tmp_path / name, Shell(FORGED[name])))[name]
         assert (record["reward"], record["failure"]) == (0.0, None), name
-        assert record["details"]["tests_in"] == PYTHON
-    record = (await roll_out(runtime, tmp_path / name, Shell(FORGED[name], SOLVE)))[name]
+        assert "tests_in" in record["details"]
+    record = (await roll_out(host_runtime, tmp_path / name, Shell(FORGED[name], SOLVE)))[name]
     assert record["reward"] == 1.0
 
 
-async def test_an_artifact_brings_no_reward_and_no_tests(runtime, tmp_path):
+async def test_an_artifact_brings_no_reward_and_no_tests(host_runtime, tmp_path):
     toml = 'artifacts = ["/logs", "/tests", "/tests/test.sh", "/", "gone", "out"]\n' + SEPARATE.partition("\n")[2]
     write_task(tmp_path / "task", toml, test="exit 1")
     forged = (
         f"mkdir -p /tests; echo 'echo 1 >{REWARD}.txt' >/tests/test.sh; echo 1 >{REWARD}.txt; ln -s /etc/passwd out"
     )
-    record = (await roll_out(runtime, tmp_path, Shell(forged)))["task"]
+    record = (await roll_out(host_runtime, tmp_path, Shell(forged)))["task"]
     assert (record["reward"], record["failure"]["kind"]) == (None, "verifier")
     assert "neither reward.json nor reward.txt" in record["failure"]["message"]
 
 
-async def test_what_became_of_each_artifact(runtime, tmp_path):
+@pytest.mark.full
+async def test_what_became_of_each_artifact(host_runtime, tmp_path):
     toml = 'artifacts = ["/tests/a", "gone", "out", "/app", "big"]\n' + SEPARATE.partition("\n")[2]
     hook = '[[verifier.collect]]\ncommand = "echo bad; exit 3"\n'
     hook += '[[verifier.collect]]\ncommand = "sleep 9"\ntimeout_sec = 0.5\n'
@@ -53,7 +56,7 @@ async def test_what_became_of_each_artifact(runtime, tmp_path):
         "ln -s /etc/passwd out; dd if=/dev/zero of=big bs=1024 count=300 2>/dev/null; echo x >/logs/artifacts/x"
     )
     env = {"max_artifact_bytes": 200 << 10, "artifacts_dir": str(tmp_path / "kept")}
-    record = (await roll_out(runtime, tmp_path / "task", agent, env=env))["task"]
+    record = (await roll_out(host_runtime, tmp_path / "task", agent, env=env))["task"]
     manifest = record["details"]["artifacts"]
     assert manifest[0] == {"command": "echo bad; exit 3", "error": "status 3", "output": "bad"}
     assert (manifest[1]["command"], manifest[1]["error"]) == ("sleep 9", "time limit")
@@ -68,12 +71,13 @@ async def test_what_became_of_each_artifact(runtime, tmp_path):
     assert (record["reward"], record["failure"]) == (1.0, None)
 
 
-async def test_artifacts_of_a_task_and_of_steps_are_kept(runtime, tmp_path):
+@pytest.mark.full
+async def test_artifacts_of_a_task_and_of_steps_are_kept(host_runtime, tmp_path):
     toml = 'artifacts = [{source = "/app", destination = "all/of/it", exclude = ["*.o"]}, "/etc/hostname"]\n'
     write_task(tmp_path / "tasks" / "task", toml)
     steps = toml + '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
     write_task(tmp_path / "tasks" / "steps", steps, files={**step("one"), **step("two")}, **STEPS)
-    records = await roll_out(runtime, tmp_path / "tasks", env={"artifacts_dir": str(tmp_path / "kept")})
+    records = await roll_out(host_runtime, tmp_path / "tasks", env={"artifacts_dir": str(tmp_path / "kept")})
     assert {record["reward"] for record in records.values()} == {1.0}
     kept = {}
     for path in (tmp_path / "kept").iterdir():

@@ -114,7 +114,7 @@ class Verification:
 
     async def _separate(self, part: Part, place: Place, collection: Collection, details: dict[str, Any]) -> Verdict:
         """Run the tests in a fresh sandbox of their own, which gets only the artifacts."""
-        cwd = place.workdir or Cwd.IMAGE
+        cwd, image = place.workdir or Cwd.IMAGE, place.image or self.task.image
         async with self.rollout.fresh_slot(image=place.image, cwd=cwd, env=place.variables) as fresh:
             commands = fresh.commands
             try:
@@ -126,9 +126,7 @@ class Verification:
                 raise VerifierError(f"the sandbox of the tests: {error.message}", hint=error.hint) from error
             if not place.has_tests:
                 await self._upload_tests(commands, part)
-            return await self._scored(
-                commands, part, beginning, {**details, "tests_in": str(place.image or self.task.image)}
-            )
+            return await self._scored(commands, part, beginning, {**details, "tests_in": str(image) if image else None})
 
     async def _upload_tests(self, commands: SlotCommands, part: Part) -> None:
         try:
