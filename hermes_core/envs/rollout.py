@@ -47,6 +47,7 @@ from hermes_core.errors import (
 from hermes_core.mcp.opening import OpenServers, open_servers
 from hermes_core.mcp.servers import McpServer, check_server_name
 from hermes_core.plugins.calling import EnvironmentHooks
+from hermes_core.sandbox.as_user import AsUser
 from hermes_core.sandbox.commands import Cwd, ExecutionResult, Slot, start_directory
 from hermes_core.sandbox.images import Image
 from hermes_core.sandbox.pool.cost import CostLimitReached
@@ -675,6 +676,9 @@ async def _mcp_servers(context: RolloutContext, item: Item, rollout: Rollout) ->
                 hint="if you trust it, give the run a server of this name: --mcp FILE",
             )
     commands = context.backend.commands(rollout.slot) if context.needs_slot else None
+    user = context.environment.agent_user(item)
+    if commands is not None and user is not None:
+        commands = AsUser(commands, user)
     async with open_servers(servers, commands) as opened:
         yield opened
 

@@ -65,7 +65,7 @@ exists() { [ -e "$1" ] || [ -L "$1" ] || fail 'No such file or directory'; }
 
 class AsUser:
     """The commands of a slot as another user than root. They have this user's home, and files that it makes are its
-    own. A program that does not exist ends with status 127, as in a shell.
+    own. A program that can't be run ends with status 126 or 127, as in a shell.
 
     Args:
         commands: the slot's own, which run as root.
