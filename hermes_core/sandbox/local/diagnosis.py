@@ -25,11 +25,14 @@ _LIMITS = (  # what can stand in the way of a user namespace, the value that doe
 
 
 async def diagnose(backend: Backend, probe: Probe) -> Diagnosis:
-    """Test a sandbox of the strongest level that the host seems to allow."""
+    """Test a sandbox of the strongest level that the host seems to allow.
+
+    At `private-root` it would be the same as at `namespace`; the probe has tried what slots need besides.
+    """
     capabilities = backend.capabilities
     strongest = max(capabilities.isolation)
     try:
-        version = await _try(backend, strongest)
+        version = await _try(backend, min(strongest, Isolation.NAMESPACE))
     except HermesError as error:
         return Diagnosis(
             False, f"a sandbox of level {strongest.label} does not work: {error}", (), tuple(_advice(probe))
