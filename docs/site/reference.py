@@ -140,9 +140,9 @@ def command_line():
     parts = ["# Command line", "Options stand in any order. Defaults are in square brackets."]
     parts += command(main, context, 2)
     parts += ["## Commands of plugins", "`hermes-rl commands` lists those that are installed."]
-    for name in Runtime(settings=Settings()).commands.names():
-        added = main.get_command(context, name)
-        parts += command(added, click.Context(added, info_name=name, parent=context), 3)
+    for entry in Runtime(settings=Settings()).commands.entries():
+        added = entry.load()
+        parts += command(added, click.Context(added, info_name=entry.name, parent=context), 3)
     return "\n\n".join(parts) + "\n"
 
 

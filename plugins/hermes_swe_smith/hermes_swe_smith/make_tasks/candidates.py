@@ -108,12 +108,16 @@ def _of_function(
     yield from (candidate for turn in turns for candidate in turn if candidate is not None)
 
 
-def combinations(kept: Sequence[Candidate], kinds: Sequence[str], seed: int, most: int) -> list[Candidate]:
+def combinations(
+    kept: Sequence[Candidate], kinds: Sequence[str], seed: int, most: int, *, but: Sequence[Candidate] = ()
+) -> list[Candidate]:
     """Return up to `most` combinations of kept changes of one function each.
 
     Args:
         kinds: those of `COMBINED` to make.
+        but: combinations that were tried already.
     """
+    known = {candidate.key for candidate in but}
     order = random.Random(f"{seed} {len(kept)}")
     by_file: dict[str, list[Candidate]] = defaultdict(list)
     for candidate in kept:
@@ -130,7 +134,8 @@ def combinations(kept: Sequence[Candidate], kinds: Sequence[str], seed: int, mos
         parts = tuple(part for candidate in chosen for part in candidate.parts)
         if parts and len({(part.path, part.function) for part in parts}) == size and not _overlap(parts):
             combined = Candidate(kind, tuple(sorted(parts, key=lambda part: (part.path, part.mutation.edits))))
-            found.setdefault(combined.key, combined)
+            if combined.key not in known:
+                found.setdefault(combined.key, combined)
         if len(found) == most:
             break
     return list(found.values())

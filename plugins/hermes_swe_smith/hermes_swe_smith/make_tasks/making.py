@@ -497,7 +497,8 @@ class _Maker:
         trying: deque[tuple[Candidate, asyncio.Task[Record]]] = deque()
         kept: list[Candidate] = []
         per_function: Counter[tuple[str, str]] = Counter()
-        combined = 0
+        combined: list[Candidate] = []
+        rounds = 0
         kinds = [kind for kind in wanted.kinds if kind in COMBINED]
 
         def begin() -> None:
@@ -507,9 +508,10 @@ class _Maker:
                     trying.append((candidate, group.create_task(self._attempt(bench, candidate))))
 
         while self.standing.kept < wanted.count:
-            if kinds and len(kept) >= _SINGLES_PER_COMBINATION * (combined + 1):
-                combined += 1
-                for candidate in combinations(kept, kinds, wanted.seed, _COMBINATIONS_TRIED):
+            if kinds and len(kept) >= _SINGLES_PER_COMBINATION * (rounds + 1):
+                rounds += 1
+                for candidate in combinations(kept, kinds, wanted.seed, _COMBINATIONS_TRIED, but=combined):
+                    combined.append(candidate)
                     if await self._accept(candidate, await self._attempt(bench, candidate)):
                         break
                 continue
