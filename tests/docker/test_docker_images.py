@@ -11,6 +11,7 @@ import json
 import tarfile
 import threading
 import types
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -405,8 +406,9 @@ async def test_a_folder_that_changes_before_its_build(
 async def test_old_images_are_removed_by_a_budget(
     backend: DockerBackend, folder: Path, api: APIClient, spec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(built, "REPOSITORY", "hermes-rl-built-by-a-test")
-    monkeypatch.setattr(built, "LABEL", "hermes-rl.built-by-a-test")
+    own = uuid.uuid4().hex[:8]  # the same test may run elsewhere on this daemon
+    monkeypatch.setattr(built, "REPOSITORY", f"hermes-rl-built-by-{own}")
+    monkeypatch.setattr(built, "LABEL", f"hermes-rl.built-by-{own}")
     monkeypatch.setattr(built, "SPARED", timedelta(seconds=-1))
     config = DockerConfig(built_images=2)
 
@@ -417,7 +419,7 @@ async def test_old_images_are_removed_by_a_budget(
     def there(*tags: str) -> list[bool]:
         return [images._has(api, tag) for tag in tags]
 
-    others = ("theirs-of-a-test:1", "theirs-of-a-test:2")
+    others = (f"theirs-{own}:1", f"theirs-{own}:2")
     tags = [await build("a")]
     for other in others:
         api.tag(tags[0], *other.split(":"))
