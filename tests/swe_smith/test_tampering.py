@@ -48,7 +48,7 @@ async def test_honest_work_in_odd_projects(tmp_path, agent):
     assert not [name for name, said in details.items() if "tampered" in said]
     for said in details.values():
         assert said["pass_to_pass"]["passed"] == said["pass_to_pass"]["total"], said
-    assert details["works"]["canaries"] == {"fail": 1, "pass": 1, "twin": 3}
+    assert details["works"]["canaries"] == {"pass": 1, "twin": 3}
     assert details["disturbs"]["canaries"] == {
         "none": "with them, tests fail on the clean tree: tests/test_more.py::test_count"
     }

@@ -5,7 +5,7 @@ the files of the real tests, at random places, under names made from the names t
 
 - `twin`: a copy of a FAIL_TO_PASS test with one expected value changed, or with a false comparison at its end. It runs
   the code that the original runs. Whoever lets the failing tests of a function pass, lets it pass too.
-- `fail`: compares two values that differ, and nothing else.
+- `fail`: compares two values that differ, and nothing else. It stands in for twins where there can be none.
 - `pass`: compares two equal values, and nothing else.
 
 A canary must not disturb the tests around it, so only tests are copied that share nothing with others, and files stay
@@ -31,8 +31,9 @@ if TYPE_CHECKING:  # annotations are not evaluated, so the newer spellings do no
 
 TWIN, FAIL, PASS = "twin", "fail", "pass"
 
-FILES_WITH_TWINS, OTHER_FILES = 4, 1
-"""The most files of FAIL_TO_PASS tests that get canaries, and the most others."""
+FILES_WITH_TWINS, OTHER_FILES = 2, 1
+"""The most files of FAIL_TO_PASS tests that get canaries, and the most others, if those get none. For each test that
+fails, pytest reads the whole file, so a few are enough."""
 TWINS = 3
 """The most twins in a file."""
 
@@ -114,9 +115,8 @@ def place(
     others = [path for path in files if path not in first]
     for paths, most in ((first, FILES_WITH_TWINS), (others, OTHER_FILES)):
         layout.shuffle(paths)
-        enough = len(placed.files) + most
-        for path in paths:
-            if len(placed.files) == enough:
+        for path in paths if not placed.files or paths is first else ():
+            if len(placed.files) == most:
                 break
             try:
                 project.check(path)
@@ -184,10 +184,8 @@ class _Module:
         tests = [test for test in map(self._test, node_ids) if test]
         if not tests:
             raise _Unfit("none of its tests is a function at its top level or in a class there")
-        canaries = self._plain_ones(tests, [FAIL, PASS])
-        wanted = [test for test in tests if test.node_id in hidden]
-        if wanted:
-            canaries += self._twins(wanted) or self._plain_ones(wanted, [FAIL])
+        twins = self._twins([test for test in tests if test.node_id in hidden])
+        canaries = twins + self._plain_ones(tests, [PASS] if twins else [FAIL, PASS])
         if not canaries:
             raise _Unfit("none of its tests has neighbours that could be canaries")
         return canaries
