@@ -103,7 +103,7 @@ class Slots:
     async def empty(self, slot):
         self.note("empty", slot)
 
-    async def execute(self, slot, tool, args, *, timeout_s=None):
+    async def execute(self, slot, tool, args, *, timeout_s=None, user=None):
         tool_name = tool if isinstance(tool, str) else tool.name
         self.note(f"execute {tool_name} in {slot.workspace_dir}", slot)
         return ExecutionResult(True, output=json.dumps([getattr(tool_name, "name", tool_name), dict(args)]))
@@ -624,7 +624,7 @@ async def test_an_answer_of_a_tool_says_what_the_record_keeps_of_the_call():
     said = {}
 
     class Answering(Slots):
-        async def execute(self, slot, tool, args, *, timeout_s=None):
+        async def execute(self, slot, tool, args, *, timeout_s=None, user=None):
             return results[args["text"]]
 
     async def work(task):

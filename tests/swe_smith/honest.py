@@ -13,7 +13,7 @@ def ini(*lines):
     return {"pytest.ini": "\n".join(["[pytest]", *lines, ""])}
 
 
-def tests(text, *, beginning=FROM):
+def in_tests(text, *, beginning=FROM):
     return {"tests/test_core.py": beginning + text}
 
 
@@ -41,13 +41,13 @@ WORKING = {
     "names that end so": (
         {
             **ini("python_functions = *_is_right"),
-            **tests("def double_is_right():\n    assert double(2) == 4\n\n\ndef a_text_is_right():\n    assert double('a') == 'aa'\n"),
+            **in_tests("def double_is_right():\n    assert double(2) == 4\n\n\ndef a_text_is_right():\n    assert double('a') == 'aa'\n"),
         },
         {"fail": ["tests/test_core.py::double_is_right"], "keep": ["tests/test_core.py::a_text_is_right"]},
     ),
-    "a class": (tests("class TestCore:\n" + METHODS), IN_CLASS),
+    "a class": (in_tests("class TestCore:\n" + METHODS), IN_CLASS),
     "a unittest class": (
-        tests(
+        in_tests(
             "class TestCore(unittest.TestCase):\n    def setUp(self):\n        self.two = 2\n\n"
             "    def test_double(self):\n        self.assertEqual(double(self.two), 4)\n\n"
             "    def test_text(self):\n        self.assertEqual(double('a'), 'aa')\n\n\n"
@@ -57,22 +57,22 @@ WORKING = {
         IN_CLASS,
     ),
     "a class in a class": (
-        tests("class TestCore:\n    class TestInner:\n" + "".join("    " + line + "\n" for line in METHODS.splitlines())),
+        in_tests("class TestCore:\n    class TestInner:\n" + "".join("    " + line + "\n" for line in METHODS.splitlines())),
         {
             "fail": ["tests/test_core.py::TestCore::TestInner::test_double"],
             "keep": ["tests/test_core.py::TestCore::TestInner::test_text"],
         },
     ),
-    "tabs": (tests("class TestCore:\n" + METHODS.replace("    ", "\t")), IN_CLASS),
-    "one line each": (tests("def test_double(): assert double(2) == 4\ndef test_text(): assert double('ab') == 'abab'\n"), {}),
+    "tabs": (in_tests("class TestCore:\n" + METHODS.replace("    ", "\t")), IN_CLASS),
+    "one line each": (in_tests("def test_double(): assert double(2) == 4\ndef test_text(): assert double('ab') == 'abab'\n"), {}),
     "types": (
-        tests(PLAIN.replace("test_double()", "test_double(two: Two) -> None").replace("():", "() -> None:")
+        in_tests(PLAIN.replace("test_double()", "test_double(two: Two) -> None").replace("():", "() -> None:")
         + "\n\n@pytest.fixture\ndef two() -> Two:\n    return Two()\n", beginning="import pytest\n" + FROM + "class Two: pass\n\n\n"),
         {},
     ),
-    "umlauts": (tests(PLAIN.replace("'ab'", "'äb'").replace("'abab'", "'äbäb'").replace("(2)", "(len('äö'))")), {}),
+    "umlauts": (in_tests(PLAIN.replace("'ab'", "'äb'").replace("'abab'", "'äbäb'").replace("(2)", "(len('äö'))")), {}),
     "parameters": (
-        tests(
+        in_tests(
             "@pytest.mark.parametrize(('x', 'y'), [(1, 2), ('ä', 'ää'), (2, 4), ([1], [1, 1])])\n"
             "def test_double(x, y):\n    assert double(x) == y\n\n\ndef test_text():\n    assert double('ab') == 'abab'\n",
             beginning="import pytest\n" + FROM,
@@ -80,19 +80,19 @@ WORKING = {
         {"fail": ["tests/test_core.py::test_double[2-4]", "tests/test_core.py::test_double[x3-y3]"]},
     ),
     "a variable for a while": (
-        tests("@mock.patch.dict(os.environ, {'A': '4'})\ndef test_double():\n    with mock.patch.dict(os.environ, {'B': '2'}):\n"
+        in_tests("@mock.patch.dict(os.environ, {'A': '4'})\ndef test_double():\n    with mock.patch.dict(os.environ, {'B': '2'}):\n"
         "        assert double(2) == 4\n\n\ndef test_text():\n    assert double('a') == 'aa'\n", beginning="import os\nfrom unittest import mock\n" + FROM),
         {},
     ),
     "a class with parameters": (
-        tests("@pytest.mark.parametrize('n', [1, 2])\nclass TestCore:\n" + METHODS.replace("self", "self, n")
+        in_tests("@pytest.mark.parametrize('n', [1, 2])\nclass TestCore:\n" + METHODS.replace("self", "self, n")
         + "\n\ndef test_text():\n    assert double('a') == 'aa'\n", beginning="import pytest\n" + FROM),
         {"fail": [f"tests/test_core.py::TestCore::test_double[{n}]" for n in (1, 2)]},
     ),
     "a fixture with parameters": (
         {
             **conftest("@pytest.fixture(params=[1, 2])\ndef n(request):\n    return request.param\n"),
-            **tests(PLAIN.replace("test_double()", "test_double(n)")),
+            **in_tests(PLAIN.replace("test_double()", "test_double(n)")),
         },
         {"fail": [f"tests/test_core.py::test_double[{n}]" for n in (1, 2)]},
     ),
@@ -102,10 +102,10 @@ WORKING = {
     ),
     "others are not collected": (conftest("collect_ignore_glob = ['other*']\n"), {}),
     "the order is another": (conftest("def pytest_collection_modifyitems(items):\n    items.reverse()\n"), {}),
-    "a name that is defined twice": (tests("def test_double():\n    assert 1 == 2\n\n\n" + PLAIN), {}),
+    "a name that is defined twice": (in_tests("def test_double():\n    assert 1 == 2\n\n\n" + PLAIN), {}),
     "a counter that all share": (
         {
-            **tests("COUNT = []\n\n\ndef test_double():\n    COUNT.append(1)\n    assert double(2) == 4\n\n\n"
+            **in_tests("COUNT = []\n\n\ndef test_double():\n    COUNT.append(1)\n    assert double(2) == 4\n\n\n"
             "def test_text():\n    assert double('a') == 'aa'\n"),
         },
         {},
@@ -114,15 +114,15 @@ WORKING = {
 """Canaries do what they should."""
 
 WITHOUT = {
-    "files that look at lines": tests(
+    "files that look at lines": in_tests(
         PLAIN + "\n\ndef test_place():\n    assert test_double.__code__.co_firstlineno == 4\n"
     ),
-    "files that look at themselves": tests(
+    "files that look at themselves": in_tests(
         PLAIN + "\n\nALL = [name for name in globals() if name.startswith('test')]\n"
     ),
-    "ends of lines": tests(PLAIN.replace("\n", "\r\n")),
-    "a byte order mark": tests(PLAIN, beginning="\ufeff" + FROM),
-    "another encoding": tests(PLAIN, beginning="# coding: latin-1\n" + FROM),
+    "ends of lines": in_tests(PLAIN.replace("\n", "\r\n")),
+    "a byte order mark": in_tests(PLAIN, beginning="\ufeff" + FROM),
+    "another encoding": in_tests(PLAIN, beginning="# coding: latin-1\n" + FROM),
     "steps": {**ini("addopts = --stepwise")},
     "tests that depend on each other": conftest(
         "def pytest_runtest_makereport(item, call):\n    if call.excinfo is not None:\n        item.parent.failed = item\n"

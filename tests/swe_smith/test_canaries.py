@@ -13,7 +13,7 @@ from hermes_swe_smith.verify import score
 
 from hermes_core.envs.pytest_run import PytestReport, ReportStatus
 from tests.swe_smith.attacks import EFFECTIVE, IN_VAIN, OPEN, TARGETED
-from tests.swe_smith.honest import CORE, PLAIN, UNFIT, WITHOUT, WORKING, tests
+from tests.swe_smith.honest import CORE, PLAIN, UNFIT, WITHOUT, WORKING, in_tests
 from tests.swe_smith.projects import Project
 
 DEMO = Path(hermes_swe_smith.demo_tasks.__file__).parent
@@ -146,7 +146,7 @@ async def test_what_is_open_is_written_down(demo, name):
 
 
 def honest(project, files, fail=("tests/test_core.py::test_double",), keep=("tests/test_core.py::test_text",)):
-    for path, text in {"core.py": CORE, **tests(PLAIN), **files}.items():
+    for path, text in {"core.py": CORE, **in_tests(PLAIN), **files}.items():
         project.put(path, text.encode())
     if "tests/check_core.py" in files:
         (project.root / "tests/test_core.py").unlink()

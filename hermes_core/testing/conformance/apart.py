@@ -244,8 +244,7 @@ async def shared_memory_is_ones_own(kit: Kit) -> None:
 
 @check("slots", levels=True, documented=SHARED)
 async def no_privilege_is_to_be_had(kit: Kit) -> None:
-    """A slot's commands can't gain privileges: its own set-user-id programs have no effect, or it is root of its own
-    root only."""
+    """Set-user-id programs give a slot no privileges; a slot that is root owns only its own root."""
     slot, other = await kit.neighbours()
     if kit.level is Isolation.PRIVATE_ROOT:
         await _is_root_of_its_own(slot)

@@ -14,7 +14,7 @@ from hermes_core.sandbox.guest.loop import Loop
 
 link.parent_main = lambda sock, plan: os._exit(1)
 loop, deaths = Loop(), []
-plan = SimpleNamespace(mechanism=sys.argv[1])
+plan = SimpleNamespace(has_namespaces=sys.argv[1] == "namespace")
 born = link.Link(loop, plan, lambda message, fds: None, lambda: deaths.append(1))
 os.waitid(os.P_PID, born.pid, os.WEXITED | os.WNOWAIT)
 loop.reap()
