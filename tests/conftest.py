@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG", "HERMES_VLLM_SOURCE")
 """The variables of ours that tests do see: what has to be there, and where it is."""
 
-hypothesis.settings.register_profile("default", max_examples=8, deadline=None)
+hypothesis.settings.register_profile("default", max_examples=5, deadline=None)
 hypothesis.settings.register_profile("thorough", max_examples=40, deadline=None)
 hypothesis.settings.load_profile("default")  # `--hypothesis-profile` comes after it
 

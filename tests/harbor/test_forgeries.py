@@ -17,9 +17,11 @@ async def test_a_forged_reward_scores_zero_and_is_recorded(runtime, tmp_path):
 
 
 async def test_a_daemon_that_writes_the_reward_later_is_dead(runtime, tmp_path):
+    daemon = HIDDEN_DAEMON.replace("sleep 0.5", "sleep 4")  # on a busy machine, the tests begin later
+    assert daemon != HIDDEN_DAEMON
     for image in (BUSYBOX, PYTHON):
-        write_task(tmp_path / "task", test="echo 0 >/logs/verifier/reward.txt\nsleep 1.5", image=image)
-        record = (await roll_out(runtime, tmp_path, Shell(HIDDEN_DAEMON, HIDDEN_DAEMON)))["task"]
+        write_task(tmp_path / "task", test="echo 0 >/logs/verifier/reward.txt\nsleep 5", image=image)
+        record = (await roll_out(runtime, tmp_path, Shell(daemon, daemon)))["task"]
         assert (record["reward"], record["failure"]) == (0.0, None), image
         assert "tampered" not in record["details"]
 
