@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,9 @@ async def test_no_agent_works_if_another_image_of_its_item_can_not_be_built(runt
 
 
 async def test_a_build_does_not_count_as_waiting_for_a_slot(runtime: Runtime, folders: Any) -> None:
-    records = await rolled_out(runtime, folders(a="RUN sleep 12"), backend_config={"acquire_timeout_s": 11})
+    records = await rolled_out(
+        runtime, folders(a=f"RUN sleep 12 && : {uuid.uuid4()}"), backend_config={"acquire_timeout_s": 11}
+    )
     assert [each["reward"] for each in records["a"]] == [1.0]
     assert records["a"][0]["timings"]["acquire_s"] > 12
 

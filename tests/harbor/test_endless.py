@@ -182,7 +182,7 @@ async def test_a_state_that_is_not_the_initial_one_is_a_failure_of_the_setup(
 async def test_an_image_without_pytest_is_a_failure_of_the_setup(
     runtime: Runtime, tmp_path: Path, docker_images: tuple[str, str]
 ) -> None:
-    made = replace(TASK, post="    echo 1 > /srv/state\n")
+    made = replace(TASK, post="    mkdir -p /srv\n    echo 1 > /srv/state\n")
     write_task(tmp_path / "task", made, source="./ubuntu_22.04.sif", bootstrap="localimage")
     for image, message in zip(docker_images, ("No module named 'pytest'", "no python3"), strict=True):
         record = (await rolled(runtime, tmp_path / "task", "nop", config={}, image=image))["task"]
