@@ -362,13 +362,15 @@ async def _release(tools: ToolBackend, acquiring: asyncio.Task[Slot]) -> None:
 def strongest(backend: Backend) -> Isolation:
     """Return the level for a task: a sandbox of its own if possible, else the strongest separation of slots.
 
+    It is not `private-root`: tasks are not root unless someone asks for it, and many accounts can't grant it.
+
     Raises:
         PolicyError: the backend can't separate tasks at all.
     """
-    level = max(backend.capabilities.isolation, default=Isolation.SHARED)
+    level = max(backend.capabilities.isolation - {Isolation.PRIVATE_ROOT}, default=Isolation.SHARED)
     if level < Isolation.USER:
         raise PolicyError(
-            f"backend {backend.name!r} can't isolate tasks here: it grants at most {level.label!r} at most",
+            f"backend {backend.name!r} can't isolate tasks here: it grants {level.label!r} at most",
             hint="`hermes-rl doctor` says what it needs for more, or set TERMINAL_ENV to another backend",
         )
     return level
