@@ -194,7 +194,7 @@ class CommandError(HermesError):
     """A command or file operation inside the slot failed for a reason of its own (missing file, bad directory).
 
     `code` is a stable word for the reason: `not_found`, `is_a_directory`, `not_a_directory`, `permission`,
-    `not_a_file`, `exists`, `no_space`, `too_large`, `invalid`, `no_pty`, `no_stream`, `unknown_process`, `spawn`,
+    `not_a_file`, `exists`, `no_space`, `too_large`, `invalid`, `no_pty`, `unknown_process`, `spawn`,
     `killed`, `failed`. For a command, `not_found`, `permission` and `not_a_directory` are about the program; if its
     working directory can't be used, the codes are `cwd_not_found`, `cwd_permission` and `cwd_not_a_directory`.
     """

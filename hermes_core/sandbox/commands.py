@@ -349,8 +349,7 @@ class SlotCommands(Protocol):
             pty: run the command in a terminal of this size, which is its standard input, output and error; all output
                 is in `stdout`. If no terminal is available, `CommandError` with code `no_pty` is raised.
             stdout: gets standard output piece by piece while the command runs, which waits while the sink is behind.
-                The result then has only its size. If the sink raises, the command is killed. Without a guest,
-                `CommandError` with code `no_stream` is raised.
+                The result then has only its size. If the sink raises, the command is killed.
         """
 
     async def start(

@@ -124,10 +124,75 @@ async def test_streams_status_and_counts(slot):
     assert merged.stdout == b"out\nerr\n" and merged.stderr == b""
 
 
-async def test_output_is_not_streamed(slot):
+async def test_a_program_is_answered_while_it_runs(slot):
+    said = asyncio.Queue()
+
+    async def lines():
+        for word in (b"one", b"two"):
+            yield word + b"\n"
+            assert await asyncio.wait_for(said.get(), 20) == b"<" + word + b">\n"
+
+    talks = 'echo begun >&2; while read -r line; do echo "<$line>"; done; exit 3'
+    result = await slot.run(talks, stdin=lines(), stdout=said.put)
+    assert (result.exit_code, result.stdout, result.stdout_bytes, result.stderr) == (3, b"", 12, b"begun\n")
+    assert not result.truncated
+
+
+async def test_input_in_pieces(slot):
+    data = bytes(range(256)) * 3000
+
+    async def pieces(sizes=(1, 0, 70_000, 10, 200_000, 768_000)):
+        start = 0
+        for size in sizes:
+            yield data[start : start + size]
+            start += size
+
+    assert (await slot.run("cat", stdin=pieces())).stdout == data
+    assert (await slot.run("cat", stdin=pieces(()))).stdout == b""
+
+
+async def test_input_that_nobody_reads(slot):
+    async def endless():
+        while True:
+            yield b"y" * 100_000
+
+    for command in ("true", "head -c 5", "exec <&-; sleep 0.2"):
+        assert (await asyncio.wait_for(slot.run(command, stdin=endless()), 30)).ok
+    limited = await slot.run("sleep 345", stdin=endless(), timeout_s=0.5)
+    assert limited.timed_out and await gone("sleep 345")
     with pytest.raises(CommandError) as caught:
-        await slot.run("echo out", stdout=lambda _: None)
-    assert caught.value.code == "no_stream"
+        await slot.run(["no-such-program"], stdin=endless())
+    assert caught.value.code == "not_found"
+
+
+async def test_a_sink_or_an_input_that_fails_ends_the_command(slot):
+    async def full(piece):
+        raise OSError("the disk is full")
+
+    async def broken():
+        yield b"one\n"
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="full"):
+        await slot.run("echo out; sleep 346", stdout=full)
+    with pytest.raises(OSError, match="no more"):
+        await slot.run("sleep 347", stdin=broken())
+    assert await gone("sleep 34[67]")
+
+
+async def test_a_slow_sink_holds_the_command_up(slot):
+    sizes, go = [], asyncio.Event()
+
+    async def slow(piece):
+        sizes.append(len(piece))
+        await go.wait()
+
+    async with asyncio.TaskGroup() as group:
+        command = group.create_task(slot.run("head -c 3000000 /dev/zero; touch written", stdout=slow))
+        await asyncio.sleep(0.5)
+        assert len(sizes) == 1 and (await slot.run("ls")).text == ""
+        go.set()
+        assert (await command).stdout_bytes == sum(sizes) == 3_000_000
 
 
 async def test_argv_is_not_parsed_by_a_shell(slot):

@@ -204,12 +204,9 @@ class DirectCommands:
     ) -> CommandResult:
         """Run a command and wait for its end. Spooling is not supported here, so `spool_path` stays None."""
         _no_pty(pty)
-        if stdout is not None:
-            message = "a sandbox without Python does not stream a command's output"
-            raise CommandError(message, code="no_stream", hint="use an image with python3")
-        data = stdin or b"" if stdin is None or isinstance(stdin, bytes) else await gathered(stdin)
         run = await self._prepared(command, cwd, env)
-        return await run.result(data, timeout_s, output_limit, merge_stderr)
+        data = b"" if stdin is None else stdin
+        return await run.result(data, timeout_s, output_limit, merge=merge_stderr, sink=stdout)
 
     async def _prepared(
         self, command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 from hermes_core.errors import ChannelLost, CommandError, InfraError
-from hermes_core.sandbox.commands import CommandResult
+from hermes_core.sandbox.commands import CommandResult, Sink
 from hermes_core.sandbox.contract import Channel
 from hermes_core.sandbox.direct import sh
 from hermes_core.sandbox.guest.output import HeadTail
@@ -33,8 +34,25 @@ async def _reason(channel: Channel) -> str | None:
     return (channel.stderr_tail.strip()[-500:] or f"status {status}") if 0 < status < 128 else None
 
 
+class _PassedOn:
+    """A stream that goes to a sink and is only counted: the part of `HeadTail` that is used here."""
+
+    truncated = False
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.total = 0
+
+    async def feed(self, data: bytes) -> None:
+        self.total += len(data)
+        await self._sink(data)
+
+    def value(self) -> bytes:
+        return b""
+
+
 class RunningCommand:
-    """One command in progress. It uses two channels, because sh has no other way to keep its streams separate.
+    """One command in progress. Each stream has a channel, because sh has no other way to keep them separate.
 
     Args:
         mark: a mark in the environment of everything that the slot starts, followed by the command's number.
@@ -54,19 +72,28 @@ class RunningCommand:
         self._token = sh.new_token()
         self._timed_out = False
 
-    async def result(self, stdin: bytes, timeout_s: float | None, limit: int, merge: bool) -> CommandResult:
+    async def result(
+        self,
+        stdin: bytes | AsyncIterator[bytes],
+        timeout_s: float | None,
+        limit: int,
+        *,
+        merge: bool,
+        sink: Sink | None = None,
+    ) -> CommandResult:
         """Run it and wait for its end.
 
         Args:
             limit: bytes that are kept of each stream.
             merge: send its standard error to its standard output.
+            sink: gets its standard output, of which nothing is kept then.
 
         Raises:
             CommandError: it could not be started.
             InfraError: the sandbox can't be reached.
         """
         began = time.monotonic()
-        out, err = HeadTail(limit), HeadTail(limit)
+        out, err = HeadTail(limit) if sink is None else _PassedOn(sink), HeadTail(limit)
         try:
             outcome = await self._streams(stdin, timeout_s, out, None if merge else err)
         except BaseException:
@@ -88,12 +115,21 @@ class RunningCommand:
             duration_s=time.monotonic() - began,
         )
 
-    async def _streams(self, stdin: bytes, timeout_s: float | None, out: HeadTail, err: HeadTail | None) -> sh.Status:
+    async def _streams(
+        self,
+        stdin: bytes | AsyncIterator[bytes],
+        timeout_s: float | None,
+        out: HeadTail | _PassedOn,
+        err: HeadTail | None,
+    ) -> sh.Status:
         try:
             async with asyncio.TaskGroup() as group:
                 reading = None if err is None else group.create_task(self._stderr(err))
+                feeding = None if isinstance(stdin, bytes) else group.create_task(self._stdin(stdin))
                 clock = None if timeout_s is None else group.create_task(self._clock(timeout_s))
                 outcome = await group.create_task(self._stdout(stdin, out, err is None))
+                if feeding is not None:
+                    feeding.cancel()
                 if reading is not None:
                     await asyncio.wait([reading])
                 if clock is not None and not self._timed_out:
@@ -143,20 +179,39 @@ class RunningCommand:
         """Open its channel.
 
         Args:
-            stdin_size: number of bytes of input that follow; `-` if that is not known.
+            stdin_size: number of bytes of input that follow; `-` if that is not known, `fed` if they come elsewhere.
         """
         args = [self.cwd, stdin_size, "1" if merge else "", self._fifo, self.mark, self._shell.session, *self._argv]
         channel = await self._shell.open(sh.COMMAND, args, self._env)
         await sh.send(channel, f"{self._token}\n".encode())
         return channel
 
-    async def _stdout(self, stdin: bytes, out: HeadTail, merge: bool) -> sh.Status:
-        channel = await self._open_stdout(str(len(stdin)), merge=merge)
+    async def _stdout(self, stdin: bytes | AsyncIterator[bytes], out: HeadTail | _PassedOn, merge: bool) -> sh.Status:
+        at_once = stdin if isinstance(stdin, bytes) else None
+        channel = await self._open_stdout("fed" if at_once is None else str(len(at_once)), merge=merge)
         try:
-            await sh.send(channel, stdin)
+            await sh.send(channel, at_once or b"")
             return await sh.until_token(channel, self._token, out.feed, await self._begun(channel))
         except sh.Ended:  # it killed its own shell, which is not our fault
             return sh.Status("exit", str(128 + 9))
+        except ChannelLost as error:
+            await self._shell.check_alive(error)
+            raise
+        finally:
+            await channel.aclose()
+
+    async def _stdin(self, pieces: AsyncIterator[bytes]) -> None:
+        """Send its input, each piece once the last one was taken, until the end of either."""
+        channel = await self._shell.open(sh.FEED, [f"{self._fifo}.in"], self._env)
+        try:
+            async for piece in pieces:
+                for start in range(0, len(piece), sh.READ_SIZE):
+                    part = piece[start : start + sh.READ_SIZE]
+                    await sh.send(channel, b"%d\n" % len(part) + part)
+                    if not await channel.read(1):
+                        return
+            await sh.send(channel, b"0\n")
+            await channel.read(1)
         except ChannelLost as error:
             await self._shell.check_alive(error)
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from hermes_core.aio import TaskSet
@@ -40,9 +40,10 @@ status=$?
 printf '%%s %%s %%s\\n' "$token" "$status" "$message" >&4
 """
 
-# Parameters: directory, size of stdin (- for the channel's own), 1 to merge, fifo for stderr, mark, `setsid` or
-# nothing, the command. The token is the first thing on stdin, as the command could read our parameters. The first line
-# of output says that the command was started, or which part of it (`cwd`, `program`, `input`) is not available.
+# Parameters: directory, size of stdin (- for the channel's own, `fed` for what `FEED` brings), 1 to merge, fifo for
+# stderr, mark, `setsid` or nothing, the command. The token is the first thing on stdin, as the command could read our
+# parameters. The first line of output says that the command was started, or which part of it (`cwd`, `program`,
+# `input`) is not available.
 COMMAND = """
 cwd=$1 size=$2 merge=$3 fifo=$4 mark=$5 session=$6; shift 6
 IFS= read -r token || exit 125
@@ -66,6 +67,7 @@ esac
 case $size in
   -) exec 3<&0 ;;
   0) exec 3</dev/null ;;
+  fed) mkfifo "$fifo.in" 2>/dev/null; exec 3<"$fifo.in"; rm -f "$fifo.in" ;;
   *)
     { head -c "$size" >"$fifo.in" && exec 3<"$fifo.in"; } || refuse input 'No space left on device'
     rm -f "$fifo.in" ;;
@@ -84,6 +86,14 @@ printf '%s exit %s\\n' "$token" "$status"
 
 # The other end of a command's stderr. The command starts when both ends are open.
 STDERR = 'mkfifo "$1" 2>/dev/null; exec cat <"$1"'
+
+# The other end of a command's stdin, which is sent in pieces, each after a line with its size. The next one is sent
+# when this one was taken, because a `head` may read more than it was told to.
+FEED = """
+mkfifo "$1" 2>/dev/null
+exec 3>"$1"
+while IFS= read -r size && [ "$size" -gt 0 ]; do head -c "$size" >&3 || exit; echo; done
+"""
 
 # $1: the mark. $2: the signal. $3: how many rounds. `grep -z`, because some greps stop reading a line at a NUL byte.
 KILL = """
@@ -139,7 +149,11 @@ async def begun(channel: Channel, token: str, *, cwd: str, program: str) -> byte
     raise error
 
 
-async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None], held: bytes = b"") -> Status:
+Feed = Callable[[bytes], Awaitable[object] | None]
+"""Takes the next bytes of a stream. If it returns something to await, the stream waits for it."""
+
+
+async def until_token(channel: Channel, token: str, feed: Feed, held: bytes = b"") -> Status:
     """Pass the output to `feed`, piece by piece, and return its outcome.
 
     Args:
@@ -150,19 +164,24 @@ async def until_token(channel: Channel, token: str, feed: Callable[[bytes], None
         ChannelLost: the transport died.
     """
     mark = token.encode()
+
+    async def take(piece: bytes) -> None:
+        if (waiting := feed(piece)) is not None:
+            await waiting
+
     while (at := held.find(mark)) < 0:
         # Hold back only what may be the beginning of the token, because the rest can be a prompt.
         begun = next((n for n in range(len(mark) - 1, 0, -1) if held.endswith(mark[:n])), 0)
         if len(held) > begun:
-            feed(held[: len(held) - begun])
+            await take(held[: len(held) - begun])
             held = held[len(held) - begun :]
         data = await channel.read(READ_SIZE)
         if not data:
-            feed(held)
+            await take(held)
             raise Ended
         held += data
     if at:
-        feed(held[:at])
+        await take(held[:at])
     line = held[at + len(mark) :]
     while b"\n" not in line and len(line) < READ_SIZE and (data := await channel.read(READ_SIZE)):
         line += data
