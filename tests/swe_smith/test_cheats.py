@@ -110,7 +110,7 @@ FILLED = {
 FIRST = ("a full workspace",)
 
 BESIDE = {
-    "hoards": "head -c 1G /dev/zero >~/fill; sleep 12",
+    "hoards": "head -c 1G /dev/zero >~/fill; sleep 25",
     "solves beside a hoarder": f"{FIX}; sleep 3",
 }
 
