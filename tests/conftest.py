@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -77,7 +78,14 @@ ELSEWHERE = {
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own, which selects by mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    cases: Counter[str] = Counter()
     for item in items:
+        if few := item.get_closest_marker("few"):
+            family = item.nodeid.partition("[")[0]
+            if cases[family] >= few.args[0]:
+                item.add_marker(pytest.mark.full)
+            elif not item.get_closest_marker("full"):
+                cases[family] += 1
         if ELSEWHERE.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.full)
         if item.get_closest_marker("root") and os.geteuid() != 0:
@@ -125,6 +133,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "entry_points: loads the plugins that are installed here")
+    config.addinivalue_line("markers", "few(n): `make test` runs its first n cases, and the others are `full`")
     config.addinivalue_line("markers", "loop_stall(seconds): how long the event loop may stall under `loop_lag`")
 
 

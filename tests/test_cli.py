@@ -79,6 +79,7 @@ def test_version_and_help() -> None:
         assert re.search(rf"^  {command} +\w", shown.stdout, re.M), command
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["rollout", "validate", "rescore"])
 def test_commands_from_elsewhere_are_there(command: str) -> None:
     done = hermes(command, "--help")

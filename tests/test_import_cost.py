@@ -65,6 +65,7 @@ def test_a_runtime_loads_no_sdk() -> None:
     assert modules.isdisjoint(HEAVY | PRINTING)
 
 
+@pytest.mark.few(1)
 @pytest.mark.entry_points
 @pytest.mark.parametrize("command", ["plugins", "backends", "envs", "tools"])
 def test_listing_installed_plugins_loads_no_sdk(command: str) -> None:

@@ -54,6 +54,7 @@ def settings(sandbox: Sandbox, orphan_ttl_s: float = 600) -> GuestSettings:
     )
 
 
+@pytest.mark.full
 async def test_the_dead_are_reaped_and_the_living_are_not(runtime: Runtime) -> None:
     async with runtime:
         backend = runtime.backend("local")

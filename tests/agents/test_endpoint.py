@@ -44,6 +44,7 @@ async def ask(endpoint):
         return error
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [Fault(503), Fault(404), Fault(401), Fault(429)], ids=lambda fault: str(fault.status))
 async def test_trouble_that_passes_is_waited_for_by_one_request_at_a_time(fault, caplog):
     sick = Sick()
@@ -228,6 +229,7 @@ class Hung(ScriptedServer):
         raise AssertionError
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "says"),
     [(WebSite, "not a chat completion"), (Hung, "did not answer in time"), (None, "could not be reached")],

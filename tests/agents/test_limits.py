@@ -250,6 +250,7 @@ LIES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lie", LIES)
 async def test_headers_that_lie_cost_one_wait_and_no_more(lie, caplog):
     headers = {

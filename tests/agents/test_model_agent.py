@@ -321,6 +321,7 @@ async def test_a_full_context_ends_the_rollout_but_not_on_the_first_turn(fault):
         assert isinstance(error, ContextLengthExceeded)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["seconds", "date", "milliseconds"])
 async def test_retry_after_is_honoured(form):
     headers = {
@@ -404,6 +405,7 @@ async def test_two_hundred_at_once_finish_quickly_and_do_not_stall_the_event_loo
     assert sorted(stalls)[-3] < 0.15, f"the event loop stood still for {sorted(stalls)[-5:]} s"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(8))
 async def test_cancelling_at_random_moments_leaves_a_whole_result(seed):
     randomness = random.Random(seed)

@@ -46,6 +46,7 @@ def refused(tasks: str) -> Callable[..., str]:
     return call
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("package", ["transformers", "jinja2", "aiohttp"])
 def test_a_package_that_is_not_installed(package: str, tasks: str, tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from hermes_core.cli.main import main; main()"

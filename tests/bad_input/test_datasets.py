@@ -206,6 +206,7 @@ PATCHES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
 def test_a_patch_that_does_not_apply_is_the_rows_fault(hermes, swe_row, records, level, patch):
     done = hermes(*SWE, swe_row(patch=patch), "--out", "out", *level)

@@ -183,6 +183,7 @@ def threaded() -> Iterator[Threaded]:
     made.loop.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.full) for name in TORTURES]
 )
@@ -230,6 +231,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_from_the_start_is_one_error_before_the_first_sandbox(
     hermes: Callable[..., Any], tasks: Any, level: list[str], threaded: Threaded, name: str

@@ -98,6 +98,7 @@ def test_an_endpoint_that_fails_is_the_models_failure_and_says_what_to_do(hermes
     assert len([line for line in done.out.splitlines() if line.startswith("  model: ")]) in (7, 8), "some say the same"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FOR_GOOD)
 def test_an_endpoint_that_refuses_everybody_ends_the_run_at_once(hermes, tasks, serve, records, level, name):
     fault, words = FOR_GOOD[name]

@@ -178,6 +178,7 @@ HOOKS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("change", "said"), HOOKS.values(), ids=HOOKS)
 def test_a_hook_that_fails_is_in_the_record_and_the_summary(hermes, install, records, level, change, said):
     install("mine", ENVIRONMENT.replace("CHANGE", change))

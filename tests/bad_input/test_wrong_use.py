@@ -185,6 +185,7 @@ def test_wrong_settings_are_refused(hermes, tasks, tmp_path, variable, text, wor
     hermes("rollout", "tasks", tasks(), "--agent", "oracle", **{variable: "file.yaml"}).is_refused(*words)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arguments", [["tsks"], ["--concurrency", "x"], ["--nope"], ["tasks", "--env.max_items=x"]])
 def test_the_installed_program_says_the_same_without_a_traceback(tmp_path: Path, arguments):
     environment = {**os.environ, "HERMES_ENV_FILE": "", "HERMES_PLUGINS": ""}

@@ -69,6 +69,7 @@ def test_the_plugin_s_name_is_no_identifier_that_others_could_shadow(kind: str) 
             assert f"example_{kind}" not in _identifiers(ast.parse(text)), path
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_class_is_called_like_what_its_module_imports(kind: str) -> None:
     imported = {name for path, text in template(kind) if path.suffix == ".py" for name in _imported(text)}

@@ -269,6 +269,7 @@ class Faulty(Ways):
         raise ValueError("a mistake")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", ["prepared", "hangs", "hangs on what is prepared", "raises"])
 async def test_a_verification_that_fails_by_itself_is_no_zero(runtime, fault):
     record = (await outcomes(runtime, Faulty(fault), Doing({"nothing": []}), verify_timeout=2.0))["nothing"]
@@ -306,6 +307,7 @@ class Ghost:
             await process.wait()
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not ROOT, reason="a uid per slot takes root")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("when", ["haunt", "haunt_and_use"])
@@ -433,6 +435,7 @@ class Dying(Ways):
         return 0.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("when", ["worked", "laid out", "checked"])
 async def test_a_sandbox_that_dies_by_itself_is_never_a_reward(settings, when):
     sandboxes = Sandboxes()

@@ -231,6 +231,7 @@ def test_what_is_no_record_is_refused(change: dict[str, Any]) -> None:
         read(LINE.encode()[:-1])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("record", [EMPTY, OLD, WHOLE, FAILED, SPLIT, REFUSED])
 def test_the_schema_describes_the_line(record: Record) -> None:
     value = record.to_json()

@@ -1045,6 +1045,7 @@ async def timed(*args, **kwargs) -> tuple[Trajectory, float]:
     return done, clock() - began
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("hook", ["setup", "verify"])
 @pytest.mark.parametrize("stuck", [endless, deaf])
 async def test_what_is_not_over_at_the_deadline_is_no_reward_and_gives_its_slot_back(hook, stuck):

@@ -345,6 +345,7 @@ def test_validate_on_several_backends_tells_how_they_differ(run, dataset, tmp_pa
         assert refused.exit_code == 2 and said in refused.stderr, refused.output
 
 
+@pytest.mark.full
 async def test_an_interrupted_validation_prints_what_is_known_and_goes_on(environ, dataset, tmp_path, mark, run):
     unsound = {"id": "unsound", "check": "true", "solution": "true"}
     arguments = ["validate", "tasks", dataset(unsound, *slow(20, mark)), "--out", "out", "--backend.orphan_ttl_s=2"]
@@ -414,6 +415,7 @@ async def until(condition, seconds: float) -> bool:
     return bool(met)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(environ, dataset, tmp_path, mark, number):
     arguments = ["rollout", "tasks", dataset(*slow(40, mark)), "--agent", "oracle", "--out", "out", *ISOLATION]

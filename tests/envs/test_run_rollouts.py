@@ -398,6 +398,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("stage", ["setup", "verifier"])
 async def test_a_hooks_own_mistake_is_no_reward(runtime, mistake, stage):

@@ -130,6 +130,7 @@ async def test_a_stuck_rollout_is_written_down_in_the_folder_of_its_run(
     assert "await waits_for(self._event)" in written
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("timeout_s", [None, 0.3])
 async def test_nothing_is_noticed_when_it_is_off_or_nothing_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout_s: float | None

@@ -186,6 +186,7 @@ async def test_no_usual_cheat_solves_a_task_with_a_good_check(runtime, tasks):
     assert {"check-files", "a-daemon", "python-startup", *FEW} <= {*outcome.cheats}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("cheat", "row"),
     [

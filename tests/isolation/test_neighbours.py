@@ -289,6 +289,7 @@ OPENED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", OPENED)
 def test_no_leftover_in_a_neighbours_directory(root: Any, how: str) -> None:
     with root.started("user", "a", "b") as driver:

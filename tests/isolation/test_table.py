@@ -171,6 +171,7 @@ def _granted(drivers: Any, level: str) -> Any:
     return drivers.shared(level)
 
 
+@pytest.mark.few(4)
 def test_what_the_table_says_is_kept_apart_is(kept_apart: tuple[Any, str]) -> None:
     driver, column = kept_apart
     victim = Victim(driver)

@@ -360,6 +360,7 @@ async def test_killing_a_background_process_takes_its_children(slot):
 NAMES = ["plain", "with space", "-rf", "$(touch pwned)", "quote'\"`", "new\nline", "ünï", "deep/er/file"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NAMES)
 async def test_files_of_any_name(slot, name):
     data = os.urandom(5000)

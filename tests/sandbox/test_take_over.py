@@ -96,6 +96,7 @@ def died(folder: Path) -> Path:
     return left
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["_connect", "end"])
 async def test_only_what_its_driver_was_making_or_ending_is_ended(
     local: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
@@ -154,6 +155,7 @@ async def test_what_could_not_be_ended_is_ended_by_the_next(
         assert left["unsettled"] == {"f" * 32: "another backend"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("broken", ["attach", "list"])
 async def test_what_was_taken_before_a_failure_is_not_taken_twice(
     local: LocalBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str

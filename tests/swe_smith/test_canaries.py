@@ -115,6 +115,7 @@ def some(attacks):
     return [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.full) for name in attacks]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", some({**EFFECTIVE, **TARGETED}))
 async def test_who_lets_failing_tests_pass_is_found_out(demo, name):
     spoil(demo, code={**EFFECTIVE, **TARGETED}[name])

@@ -106,6 +106,7 @@ async def test_a_row_that_can_t_be_set_up_fails_alone(runtime, swe_dataset, tmp_
     assert records[rows[2]["instance_id"]]["reward"] == 1.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -129,6 +130,7 @@ async def test_what_a_sandbox_lacks_is_named(runtime, swe_dataset, tmp_path, cha
     assert "their-password" not in json.dumps(record)
 
 
+@pytest.mark.full
 async def test_tests_that_do_not_end(runtime, swe_dataset):
     env = {
         "dataset_name": str(swe_dataset / "tasks.jsonl"),

@@ -142,6 +142,7 @@ FAIL = "def test_it(): assert False\n"
 FORGED = """{"report": "finished", "outcomes": "p", "texts": [], "output": ""}"""
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("source", "status"),
     [
@@ -237,6 +238,7 @@ async def test_an_environment_without_pytest(project, tmp_path):
         await project.run("test_it.py::test_it", python=str(tmp_path / "venv/bin/python"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "ini",
     [
@@ -281,6 +283,7 @@ async def test_a_subtest_decides_by_failing_only(project):
     assert list(report.outcomes.values()) == ["passed", "failed"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("source", "outcome"),
     [

@@ -110,6 +110,7 @@ LOCAL, *ELSEWHERE = BACKENDS = ["local", "docker", "ssh", "modal"]
 FULL = pytest.mark.full
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize(
     ("place", "program"),
@@ -172,6 +173,7 @@ ENDINGS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize(("place", "program", "ending"), ENDINGS, indirect=["place"])
 async def test_however_it_ends(place: dict[str, Any], program: str, ending: str, python: str) -> None:
@@ -215,6 +217,7 @@ LATE = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("place", [LOCAL, pytest.param("ssh", marks=pytest.mark.full)], indirect=True)
@@ -229,6 +232,7 @@ async def test_a_call_that_comes_too_late_is_answered(place: dict[str, Any], lat
     assert await left(os.environ["TERMINAL_ENV"], place) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize("place", [LOCAL, pytest.param("ssh", marks=pytest.mark.full)], indirect=True)
 async def test_a_forked_child_has_sandboxes_of_its_own(place: dict[str, Any], python: str) -> None:

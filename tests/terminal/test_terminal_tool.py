@@ -86,6 +86,7 @@ def test_in_the_background() -> None:
     assert "no sandbox" in json.loads(terminal.process_tool("list"))["error"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
 def test_a_wrong_time_limit_leaves_the_task_as_it_was(timeout: float) -> None:
     assert "a positive number of seconds" in said("true", task_id="new", timeout=timeout)["error"]
@@ -99,6 +100,7 @@ def test_a_wrong_time_limit_leaves_the_task_as_it_was(timeout: float) -> None:
     assert json.loads(terminal.process_tool("poll", session))["status"] == "running"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("error", "kept"),
     [
@@ -177,6 +179,7 @@ async def test_a_caller_that_is_cancelled_while_it_waits(stuck: threading.Event)
     assert await asyncio.to_thread(cleanup_vm), "the task is another matter"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_the_next_process_goes_on_with_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
     monkeypatch.setenv("TERMINAL_STATE_DIR", str(tmp_path / "state"))

@@ -285,6 +285,7 @@ async def test_without_a_guest_the_contract_is_checked_and_the_rest_says_why_it_
     assert why in seen["killed_while_idle"].reason
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("backend", "seen_by"),
     [

@@ -237,6 +237,7 @@ def test_lines_are_looked_at_once_each() -> None:
     assert list(find_lines(["a"] * 6, ["a", "a"], key, 1)) == [1, 2, 3]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("old", ["a" * (1 << 20) + "b", "a\n" * (1 << 18) + "b", "a\\n" * (1 << 18) + "b"])
 @pytest.mark.parametrize("text", ["a" * (2 << 20), "a \n" * (1 << 19)])
 def test_much_of_the_same_is_soon_looked_through(text: str, old: str) -> None:

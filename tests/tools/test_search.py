@@ -229,6 +229,7 @@ async def test_wrong_arguments_are_answers(slot: Any, args: dict[str, Any], says
     assert says in (await slot("search_files", **args))["error"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["files_only", "count", "content"])
 async def test_so_many_globs_and_names_are_compared_and_no_more(mode: str) -> None:
     """All of these took ten minutes of a thread that nothing ends."""

@@ -516,6 +516,7 @@ def test_an_object_whose_name_is_none_is_no_call(parse: Parse, name: str, named:
     assert parse(name, f'{{"name": {named}, "parameters": {{}}}}').calls == ()
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("depth", [500, 900, 990, 100_000])
 def test_nesting_that_is_too_deep_is_a_problem_at_worst(parse: Parse, format_name: str, depth: int) -> None:
     deep = one(format_name).replace('"ls"', "[" * depth + "]" * depth)

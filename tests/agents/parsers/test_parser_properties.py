@@ -136,6 +136,7 @@ def test_calls_come_back_from_their_rendering(name: str) -> None:
     check()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TAGGED])
 def test_calls_of_unknown_tools_come_back_too(name: str) -> None:
     parser = PARSERS[name]
@@ -193,6 +194,7 @@ def test_no_text_raises_and_every_part_is_accounted_for(name: str) -> None:
 KEYS = st.sampled_from(["name", "arguments", "parameters", "function", "id", "type", "x"])
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TAGGED])
 def test_no_object_raises_whatever_its_fields_are(name: str) -> None:
     parser = PARSERS[name]
@@ -312,6 +314,7 @@ ONE_OF_EACH_MODULE = (
 )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", [name if name in ONE_OF_EACH_MODULE else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
 )

@@ -225,6 +225,7 @@ async def test_tests_are_not_run_unisolated_unless_asked(runtime: Runtime, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_the_command_lists_the_kinds_and_refuses_others() -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "HERMES_PLUGINS": "swe-smith"}
