@@ -191,6 +191,7 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     """
     from hermes_core.cli.progress import progress_for
     from hermes_core.envs.runner import run_rollouts
+    from hermes_core.view.index import Run
 
     failures = Failures()
     folder: Path | None = given["out"]
@@ -228,6 +229,8 @@ def rollout(ctx: click.Context, /, environment: str, **given: Any) -> None:
     summary = finish(ctx, main, interrupted)
     text = json.dumps(summary.to_dict(), indent=2) if given["as_json"] else None
     say(text or summary_text(summary, failures, terminal_width()))
+    if folder is not None and (folder / TRAJECTORIES).exists():
+        Run(folder)  # writes the index, so that `show` and `view` need not read tens of thousands of records first
     ctx.exit(0 if summary.complete else EXIT_INCOMPLETE)
 
 

@@ -100,6 +100,7 @@ def test_a_run_with_all_scored_exits_with_0_and_prints_where_things_are(run, dat
     assert done.returncode == 0, done.stderr
     assert "1 of 1 scored, 1 solved, mean reward 1.000" in done.stdout
     assert str(out / "trajectories.jsonl") in done.stdout
+    assert (out / ".trajectories.jsonl.index").exists(), "show would have to read all records first"
     assert done.stderr.splitlines()[0] == "1 rollout"
     assert "\x1b" not in done.stdout + done.stderr
 
