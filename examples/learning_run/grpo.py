@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 
 MASKED = -100
-EPOCHS = 4
-"""How often a batch is trained on. Rollouts take longer than steps, and the clipped ratio bounds what a batch does."""
 CLIP = 0.2
 KL = 0.1
 """How firmly the policy is held near the warmed-up one, which knows how calls are written."""

@@ -103,11 +103,10 @@ async def batches(client, environment):
 
 
 def learn(engine, reference, optimizer, groups):
-    """Steps on one half of the batch and the other, while nothing is sampled. Gives the largest change of a logprob."""
+    """Two steps, each on half of the batch, while nothing is sampled. Gives the largest change of a logprob."""
     half = len(groups) // 2
-    parts = (groups[:half], groups[half:]) * grpo.EPOCHS
     with engine.weights() as model:
-        return max(grpo.step(model, reference, optimizer, part) for part in parts)
+        return max(grpo.step(model, reference, optimizer, part) for part in (groups[:half], groups[half:]))
 
 
 async def run(settings):
@@ -151,7 +150,7 @@ def main():
     """Read the options and run."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--out", type=Path, default=Path("runs/learning"), help="where the figures and logs go")
-    options.add_argument("--steps", type=int, default=100, help="batches")
+    options.add_argument("--steps", type=int, default=300, help="batches")
     options.add_argument("--warm-up", type=int, default=100, help="supervised steps on the form of the calls")
     options.add_argument("--rate", type=float, default=1e-3, help="of the optimizer")
     options.add_argument("--seed", type=int, default=0)

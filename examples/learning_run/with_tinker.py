@@ -14,7 +14,6 @@ from pathlib import Path
 import tinker
 import torch
 from boxes import Boxes
-from grpo import EPOCHS
 from hermes_tinker import TinkerRun, grpo
 from hermes_tinker.testing import skyrl_server
 from warm_up import tokenizer_of, warm_up
@@ -30,9 +29,7 @@ def learn(url, folder, *, batches, rate):
     service = tinker.ServiceClient(base_url=url, api_key="tml-none")
     training = service.create_lora_training_client(base_model=str(folder), rank=32)
     with TinkerRun(Boxes(), training, agent=AGENT, concurrency=GROUPS * SIZE) as run:
-        yield from grpo(
-            run, steps=batches, groups=GROUPS, size=SIZE, learning_rate=rate, loss="ppo", substeps=2, epochs=EPOCHS
-        )
+        yield from grpo(run, steps=batches, groups=GROUPS, size=SIZE, learning_rate=rate, loss="ppo", substeps=2)
 
 
 def warmed_up(folder, steps, seed):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from boxes import Boxes
-from grpo import EPOCHS
 from hermes_trl import HermesSpec
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -22,8 +21,6 @@ from warm_up import tokenizer_of, warm_up
 from hermes_core.testing.tiny_model.folder import make_model
 
 BATCH_SIZE = 64
-STEPS = 2 * EPOCHS
-"""Steps of the optimizer for each batch: one on each half of it, so many times."""
 
 
 def learn(folder, tokenizer, notes, *, batches, rate, seed):
@@ -32,10 +29,9 @@ def learn(folder, tokenizer, notes, *, batches, rate, seed):
         output_dir=str(folder),
         per_device_train_batch_size=BATCH_SIZE // 2,
         steps_per_generation=2,
-        num_iterations=EPOCHS,
         num_generations=8,
         max_completion_length=160,
-        max_steps=STEPS * batches,
+        max_steps=2 * batches,
         learning_rate=rate,
         lr_scheduler_type="constant",
         beta=0.1,
@@ -80,7 +76,7 @@ class Figures(TrainerCallback):
 
     def on_log(self, args, state, control, logs, **_):
         """Write a line. TRL logs the reward of a batch with the first of its steps."""
-        if "reward" not in logs or state.global_step % STEPS != 1:
+        if "reward" not in logs or state.global_step % 2 == 0:
             return
         seconds = round(time.monotonic() - self._began, 3)
         row = {"step": self._number, "rollouts": BATCH_SIZE, "reward": logs["reward"], "seconds": seconds}
@@ -93,7 +89,7 @@ def main():
     """Read the options and train."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--out", type=Path, default=Path("runs/trl"), help="where the figures and the model go")
-    options.add_argument("--batches", type=int, default=100)
+    options.add_argument("--batches", type=int, default=300)
     options.add_argument("--warm-up", type=int, default=100, help="supervised steps on the form of the calls")
     options.add_argument("--rate", type=float, default=1e-3, help="of the optimizer")
     options.add_argument("--seed", type=int, default=0)

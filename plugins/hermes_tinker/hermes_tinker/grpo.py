@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -42,7 +41,6 @@ def grpo(
     learning_rate: float = 1e-4,
     loss: str = "importance_sampling",
     substeps: int = 1,
-    epochs: int = 1,
 ) -> Iterator[Step]:
     """Train, and yield each step when it is done. New weights are used from the next step on.
 
@@ -50,7 +48,6 @@ def grpo(
         groups, size: number of items of a step, and of rollouts of each.
         loss: `importance_sampling`, `ppo` or another loss of Tinker that takes advantages.
         substeps: number of steps of the optimizer in which the groups of a step are trained on.
-        epochs: how often they are trained on. More than once needs a loss that bounds the change, such as `ppo`.
 
     Raises:
         HermesError: as `TinkerRun.roll` says.
@@ -60,7 +57,7 @@ def grpo(
     for number in range(steps):
         rolled = run.roll(groups, size)
         drift, trained = None, 0
-        for epoch, part in itertools.product(range(epochs), range(substeps)):
+        for part in range(substeps):
             data = datums(rolled[part::substeps])
             if not data:
                 continue
@@ -70,7 +67,7 @@ def grpo(
             outputs = passed.result().loss_fn_outputs
             stepped.result()
             drift = _drift(data, outputs) if drift is None else drift
-            trained += len(data) if epoch == 0 else 0
+            trained += len(data)
         if trained:
             run.use_new_weights()
         rewards = [reward for group in rolled for each in group.kept if (reward := each.reward) is not None]
