@@ -96,7 +96,7 @@ async def test_after_patience_all_who_wait_are_told_and_the_next_one_tries_once(
 async def test_the_warning_says_in_words_what_fails(fault, words, caplog):
     sick = Sick()
     async with ScriptedServer(sick) as server:
-        endpoint = opened(server, endpoint_patience_s=0.5, request_timeout_s=0.1)
+        endpoint = opened(server, endpoint_patience_s=0.5, request_timeout_s=0.1 if fault.delay_s else 10)
         sick.fault = fault
         await asyncio.gather(*(ask(endpoint) for _ in range(3)))
         await endpoint.aclose()

@@ -163,7 +163,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.loop_stall(0.3)
+@pytest.mark.loop_stall(0.8)  # an answer of 4 MB is read in one go
 async def test_a_server_that_breaks_is_an_error_for_the_model(slot: SlotCommands, loop_lag: None) -> None:
     for how, (said, kind) in BROKEN.items():
         async with opened(slot, odd=odd(how)) as call:

@@ -167,7 +167,7 @@ class Tools:
         return ran.out.strip()
 
     @staticmethod
-    async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
         deadline = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in time"
