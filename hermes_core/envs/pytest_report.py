@@ -340,8 +340,18 @@ def run_tests() -> None:
         reporter.send(status=5, where="", text="none of the test files exists")
         os._exit(0)
     status = pytest.main(_arguments(config), plugins=[_as_plugin(reporter, pytest)])
+    _flush()  # before the status, after which nobody reads on
     reporter.send(status=int(status))
     os._exit(0)
+
+
+def _flush() -> None:
+    """Print what is still held back: what pytest says of an error of its own comes last."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
 
 
 def _arguments(config: dict[str, Any]) -> list[str]:

@@ -187,6 +187,16 @@ async def test_processes_left_behind_do_not_hold_the_run_up(project):
     assert time.monotonic() - began < 30
 
 
+async def test_what_pytest_says_of_its_own_error_is_kept(project):
+    project.write(
+        conftest__dot__py="def pytest_runtest_logstart(nodeid): raise RuntimeError('of a plugin')\n",
+        test_it__dot__py="def test_it(): pass\n",
+    )
+    report = await project.run("test_it.py::test_it")
+    assert not report.passed("test_it.py::test_it") and report.pytest_status == 3
+    assert "INTERNALERROR" in report.output and "of a plugin" in report.output
+
+
 async def test_much_output_is_bounded(project):
     project.write(test_it__dot__py="def test_it():\n    print('x' * 10_000_000)\n    assert False\n")
     report = await project.run("test_it.py::test_it", args=["-s"])
