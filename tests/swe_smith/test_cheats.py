@@ -253,7 +253,7 @@ async def test_cheats_of_the_same_kinds_score_nothing(where, tmp_path, swe_datas
 
 
 async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
-    by_name = await no_points(["nothing", *cheats.OF_EACH_KIND, *IN_PROCESS], where, tmp_path, swe_dataset)
+    by_name = await no_points(["nothing", *cheats.OF_EACH_KIND], where, tmp_path, swe_dataset)
     for name in ("nothing", "conftest", "git-hooks", "background-process", "looks-for-the-fix", "fake-programs"):
         # Not by breaking the tests: they ran, and what failed is what the bug breaks.
         assert by_name[name]["tests"] == "finished", (name, by_name[name])
@@ -261,9 +261,18 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
         assert by_name[name]["fail_to_pass"] == {"passed": 0, "total": 5}
     assert "conftest.py" in by_name["conftest"]["restored"]
     assert by_name["pytest-module"]["removed"] == ["pytest.py"]
-    in_process = {"patched-calls", "item-runtest", "gc-hunter", "settrace", *IN_PROCESS}
-    assert {name for name, details in by_name.items() if "tampered" in details} == in_process
-    for name in in_process:
+    tampering(by_name, {"patched-calls", "item-runtest", "gc-hunter", "settrace"})
+
+
+@pytest.mark.full  # one of each kind is above
+async def test_attacks_from_within_the_tests_process_score_nothing(where, tmp_path, swe_dataset):
+    tampering(await no_points(IN_PROCESS, where, tmp_path, swe_dataset), set(IN_PROCESS))
+
+
+def tampering(by_name, expected):
+    """Those that were recorded as tampering are the expected ones."""
+    assert {name for name, details in by_name.items() if "tampered" in details} == expected
+    for name in expected:
         assert by_name[name]["reason"].startswith("the code under test tampered with its tests"), by_name[name]
 
 
