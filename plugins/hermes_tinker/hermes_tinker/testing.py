@@ -108,7 +108,11 @@ def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
         with suppress(OSError), urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=5):
             return
         time.sleep(0.2)
-    raise ConfigError(f"SkyRL's Tinker server did not start: see {log}", hint="check the interpreter and the model")
+    said = log.read_text(errors="replace").strip().rpartition("\n")[2]
+    raise ConfigError(
+        f"SkyRL's Tinker server did not start: {said or 'it says nothing'}",
+        hint=f"check the interpreter and the model; the log is {log}",
+    )
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
