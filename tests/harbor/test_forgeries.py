@@ -66,7 +66,7 @@ async def test_a_reward_after_the_limit_is_none(runtime, tmp_path):
 
 
 async def test_what_the_tests_left_running_writes_no_reward(runtime, tmp_path):
-    test = "env -i setsid sh -c 'sleep 0.3; echo 1 >/logs/verifier/reward.txt' & echo 0 >/logs/verifier/reward.txt"
+    test = "env -i setsid sh -c 'sleep 1.5; echo 1 >/logs/verifier/reward.txt' & echo 0 >/logs/verifier/reward.txt"
     write_task(tmp_path / "task", test=test)
     assert (await roll_out(runtime, tmp_path, "nop"))["task"]["reward"] == 0.0
 
