@@ -241,9 +241,11 @@ def report(record: Mapping[str, Any], *, full: bool = False) -> Iterator[Rendera
         yield from fields(record["details"], full, 2)
     elif record["reward"] is not None:
         yield _title("verifier's report", "the verifier gave a reward and no report")
+    asked_no_model = not record["turns"]  # as the oracle: what it ran is no tool call, so nothing else shows it
     for stage in ("setup", "agent", "verify"):
         commands = [ran for ran in record["sandbox_commands"] if ran["stage"] == stage]
-        if commands and (stage == "verify" or (failure and failure["stage"] == stage)):
+        told = stage == "verify" or (stage == "agent" and asked_no_model) or (failure and failure["stage"] == stage)
+        if commands and told:
             yield _title(f"commands of {stage}")
             for ran in commands:
                 yield from _ran(ran, full)

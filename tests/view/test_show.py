@@ -233,6 +233,14 @@ def test_a_report_has_the_texts_of_lists_and_no_endless_lines(make_record: Any, 
     assert "    end\n" in page
 
 
+def test_what_an_agent_without_a_model_ran_is_shown(make_record: Any, write_run: Any) -> None:
+    ran = (SandboxCommand("agent", "sh solve.sh", 0.0, 1.0, 2, "solve.sh: 1: no such directory"),)
+    oracle = make_record(agent="oracle", turns=(), calls=(), sandbox_commands=ran)
+    page = show(write_run([oracle]), "greet")
+    assert "COMMANDS OF AGENT" in page and "no such directory" in page
+    assert "COMMANDS OF AGENT" not in show(write_run([make_record(sandbox_commands=ran)]), "greet")
+
+
 @pytest.mark.parametrize(("stage", "shown"), [("setup", ["setup"]), ("agent", []), ("verify", ["verify"])])
 def test_a_failure_has_the_commands_of_its_stage(
     make_record: Any, write_run: Any, stage: str, shown: list[str]
