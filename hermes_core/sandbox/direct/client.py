@@ -138,16 +138,18 @@ class DirectClient:
                 hint="use an image with python3 (3.7 or later), slots_per_sandbox: 1, or level shared",
                 sandbox_id=sandbox.id,
             )
+        without = "for a slot that is root of its sandbox" if as_root else "without Python in the image"
+        instead = "isolation private-root" if as_root else "an image with python3 (3.7 or later)"
         if settings.has_secrets:
             raise PolicyError(
-                "without Python in the image commands would see all of the sandbox's secrets, and nothing masks them",
-                hint="use an image with python3 (3.7 or later), or leave out secrets and slot_secrets",
+                f"{without}, commands would see all of the sandbox's secrets, and nothing masks them",
+                hint=f"use {instead}, or leave out secrets and slot_secrets",
                 sandbox_id=sandbox.id,
             )
         if settings.process_memory is not None:
             raise PolicyError(
-                "without Python in the image nothing limits the memory of a process (process_memory)",
-                hint="use an image with python3 (3.7 or later), or leave out process_memory",
+                f"{without}, nothing limits the memory of a process (process_memory)",
+                hint=f"use {instead}, or leave out process_memory (--confine sets it)",
                 sandbox_id=sandbox.id,
             )
         client._shell.work.spawn(client._heartbeat(), f"heartbeat of {sandbox.id}")
