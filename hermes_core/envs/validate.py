@@ -21,7 +21,7 @@ from hermes_core.agents.base import Agent
 from hermes_core.agents.baselines import CHEAT, CheatAgent, NopAgent, OracleAgent
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions
-from hermes_core.envs.quarantine import FORMAT, VERSION, Fingerprints
+from hermes_core.envs.quarantine import FORMAT, VERSION, Fingerprints, Quarantine
 from hermes_core.envs.runner import Jobs, Run, in_thread
 from hermes_core.envs.session import Session, broken, check_scored, open_session, versions
 from hermes_core.envs.soundness import EXPECTED, UNTRIED, Finding, ItemResult, Status, Verdict
@@ -221,13 +221,16 @@ async def validate(
         folder = _folder(out_dir, runs_dir, first.name)
         if folder is not None:
             stack.callback(folder.close)
+        known = None if folder is None else await asyncio.to_thread(_fingerprints, first.environment)
+        if resume and folder is not None and known is not None:
+            await asyncio.to_thread(_check_unchanged, folder.path / QUARANTINE, known)
         work = _Work(
             runtime=runtime,
             sessions=sessions,
             repeat=repeat,
             cheats=names,
             folder=folder,
-            fingerprints=None if folder is None else await asyncio.to_thread(_fingerprints, first.environment),
+            fingerprints=known,
             on_broken_off=on_broken_off,
         )
         if on_folder is not None and folder is not None:
@@ -278,6 +281,22 @@ def _fingerprints(environment: Environment) -> Fingerprints:
         raise
     except Exception as error:
         raise broken(environment, "items() or item_id()", error) from error
+
+
+def _check_unchanged(written: Path, now: Fingerprints) -> None:
+    """Refuse to add to results of another state of the dataset. Blocking.
+
+    Raises:
+        UsageError: the dataset was changed since they were written.
+    """
+    if not written.exists():
+        return
+    then = Quarantine.read(written).file.dataset
+    if then is not None and then.fingerprint != now.dataset:
+        raise UsageError(
+            f"the dataset was changed after {written.parent} was written, so its results are of other items",
+            hint="validate it into another folder",
+        )
 
 
 @dataclass
@@ -443,19 +462,20 @@ def _row(result: ItemResult, backend: str, agents: Mapping[str, Verdict]) -> dic
     solved = [each.agent for each in result.findings if each.backend == backend and each.reason == "cheat-solves"]
     scored = [verdict for verdict in cheats if verdict.best is not None]
     unscored = sum(None in verdict.rewards for verdict in cheats)
+    idle = [reward for reward in nop.rewards if reward is not None]
     reasons = dict.fromkeys(str(each.reason) for each in result.findings if each.backend in (backend, None))
     return {
         "item": result.item_id,
         "backend": backend,
         "gold": f"{oracle.rewards.count(oracle.expected)}/{len(oracle.rewards)}",
-        "nop": f"{sum(reward != 0.0 for reward in nop.rewards)}/{len(nop.rewards)}",
-        **(
-            {"cheats": f"{len(solved)}/{len(scored)}{f', {unscored} without reward' if unscored else ''}"}
-            if cheats
-            else {}
-        ),
+        "nop": _share(sum(reward != 0.0 for reward in idle), len(idle), len(nop.rewards) - len(idle)),
+        **({"cheats": _share(len(solved), len(scored), unscored)} if cheats else {}),
         "result": ", ".join(reasons) or str(result.status),
     }
+
+
+def _share(scoring: int, scored: int, unscored: int) -> str:
+    return f"{scoring}/{scored}" + (f", {unscored} without reward" if unscored else "")
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

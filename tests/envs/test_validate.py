@@ -327,6 +327,9 @@ async def test_a_resumed_validation_goes_on_with_what_is_left(runtime, tasks, tm
         await validate(runtime, "tasks", out_dir=tmp_path / "out", resume=True, **{**given, "repeat": 3})
     with pytest.raises(UsageError, match="already holds a run"):
         await validate(runtime, "tasks", out_dir=tmp_path / "out", **given)
+    tasks({**SOUND, "prompt": "Another prompt."}, *PLANTED[1:])
+    with pytest.raises(UsageError, match=r"the dataset was changed after .* was written"):
+        await validate(runtime, "tasks", out_dir=tmp_path / "out", resume=True, **given)
 
 
 async def test_cheats_never_run_with_the_rights_of_whoever_started_them(runtime, tasks):
