@@ -99,7 +99,7 @@ async def test_a_task_whose_image_is_built(runtime, tmp_path):
 
 
 BAD = {
-    "missing": ("true", "neither reward.json nor reward.txt"),
+    "missing": ("echo the pipe broke", "neither reward.json nor reward.txt; the end of their output: the pipe broke"),
     "empty": (": >/logs/verifier/reward.txt", "is empty"),
     "nan": ("echo nan >/logs/verifier/reward.txt", "not finite"),
     "high": ("echo 1.5 >/logs/verifier/reward.txt", "not between 0 and 1"),

@@ -143,10 +143,28 @@ async def test_an_instruction_that_is_no_text(tmp_path):
         await set_up(tmp_path)
 
 
+async def test_an_items_content_is_all_of_its_folder(tmp_path):
+    folder = write_task(tmp_path / "a")
+
+    async def content():
+        (item,) = (await set_up(tmp_path)).items()
+        return item["content"]
+
+    seen = [await content()]
+    for name in ("tests/test.sh", "solution/solve.sh", "task.toml", "environment/Dockerfile", "tests/more.py"):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text((path.read_text() if path.exists() else "") + "\n# another\n")
+        seen.append(await content())
+    (folder / "tests/test.sh").chmod(0o755)
+    seen.append(await content())
+    assert len({*seen}) == len(seen) and await content() == seen[-1]
+
+
 async def test_keys_without_a_meaning_are_logged(tmp_path, caplog):
     write_task(tmp_path / "a", "[agent]\ntimeout_secs = 1")
     await set_up(tmp_path)
-    assert "keys without a meaning: agent.timeout_secs" in caplog.text
+    assert "keys without a meaning: agent.timeout_secs (did you mean 'timeout_sec'?)" in caplog.text
 
 
 MCP = """

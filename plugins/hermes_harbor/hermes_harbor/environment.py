@@ -31,7 +31,7 @@ from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.packages import packages_of
 from hermes_harbor.repository import Checkout, fetched, repository_of
 from hermes_harbor.steps import Progress, Score, begin_next, check_part, combined, prepare_part
-from hermes_harbor.tasks import Refused, Task, load_task, task_folders
+from hermes_harbor.tasks import Refused, Task, content_digest, load_task, task_folders
 from hermes_harbor.variables import resolved
 from hermes_harbor.verify import TestsCouldNotRun, Verification
 
@@ -82,6 +82,7 @@ class HarborEnvironment(Environment):
             )
             log.info("%s is at commit %s", repository.url, self._checkout.commit)
         tasks = await asyncio.to_thread(lambda: [*self.load()])
+        items = await asyncio.to_thread(lambda: [_as_item(task) for task in tasks])
         self._tasks = {task.id: task for task in tasks}
         if not tasks:
             raise DatasetError(f"no task of {self.config.dataset_name!r} can run here", hint="see the log for reasons")
@@ -89,7 +90,7 @@ class HarborEnvironment(Environment):
             twice = next(name for name, count in Counter(task.id for task in tasks).items() if count > 1)
             raise DatasetError(f"two tasks of {self.config.dataset_name!r} are named {twice!r}", hint="rename one")
         about = {} if self._checkout is None else {"commit": self._checkout.commit}
-        self._items = [{**_as_item(task), **about} for task in tasks]
+        self._items = [{**item, **about} for item in items]
 
     def load(self) -> Iterable[Task]:
         """Return the tasks of the dataset. Blocking.
@@ -243,9 +244,10 @@ class HarborEnvironment(Environment):
 
 
 def _as_item(task: Task) -> Item:
-    """Return what the record keeps of a task."""
+    """Return what the record keeps of a task. Blocking."""
     return {
         "id": task.id,
+        "content": content_digest(task.folder),
         "instruction": task.parts[0].instruction,
         "image": task.image if isinstance(task.image, str) else None,
         "metadata": task.toml.metadata,

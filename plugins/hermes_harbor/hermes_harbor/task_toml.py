@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import re
 import unicodedata
@@ -362,7 +363,8 @@ def unknown_keys(model: type[BaseModel], given: object, place: str = "") -> Iter
         field = model.model_fields.get(key)
         if field is None:
             if key not in _DEPRECATED.get(model, ()):
-                yield name
+                near = difflib.get_close_matches(key, model.model_fields, n=1, cutoff=0.7)
+                yield f"{name} (did you mean {near[0]!r}?)" if near else name
         elif (inner := _table_of(field.annotation)) is not None:
             for each in value if isinstance(value, list) else [value]:
                 yield from unknown_keys(inner, each, f"{name}.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -166,6 +168,32 @@ def check_links(folder: Path) -> None:
         for path in (Path(place) / name for name in names):
             if path.is_symlink() and not path.resolve().is_relative_to(top):
                 raise DatasetError(f"{path} is a link that leads out of its task", hint="put a copy there")
+
+
+def content_digest(folder: Path) -> str:
+    """Return a digest of all that a task is made of: the names of its files, whether they can be run, and what is in
+    them. Links are taken as what they say. Blocking.
+
+    Raises:
+        DatasetError: a file can't be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(folder.rglob("*")):
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                kind, inner = "link", os.fsencode(path.readlink())
+            elif stat.S_ISREG(status.st_mode):
+                kind = "program" if status.st_mode & 0o100 else "file"
+                with path.open("rb") as file:
+                    inner = hashlib.file_digest(file, "sha256").digest()
+            else:
+                continue
+            name = os.fsencode(path.relative_to(folder))
+            digest.update(f"{kind} {len(name)} {len(inner)} ".encode() + name + inner)
+    except OSError as error:
+        raise DatasetError(f"{error.filename} can't be read: {error.strerror}", hint="check its rights") from error
+    return f"sha256:{digest.hexdigest()}"
 
 
 def checked(table: Mapping[str, object], where: str) -> TaskToml:

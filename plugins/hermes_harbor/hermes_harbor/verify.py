@@ -31,6 +31,8 @@ from hermes_harbor.tasks import Part, Place, Task
 LOGS = "/logs/verifier"
 OUTPUT_KEPT = 4000
 """Number of characters of the tests' output that the record keeps."""
+SAID = 500
+"""The same, for the message of tests that gave no reward."""
 
 _NO_TOOLS = re.compile(
     r"could not resolve host|temporary failure in name resolution|temporary failure resolving|failed to connect to"
@@ -168,7 +170,9 @@ class Verification:
         except VerifierError as error:
             await self._check_tools(commands, part, output, error)
             where = f", step {part.name!r}" if part.name else ""
-            raise VerifierError(f"task {self.task.id!r}{where}: {error.message}", hint=error.hint) from error
+            said = output.strip()[-SAID:]
+            ending = f"; the end of their output: {said}" if said else "; they printed nothing"
+            raise VerifierError(f"task {self.task.id!r}{where}: {error.message}{ending}", hint=error.hint) from error
         if reward <= config.least_reward:
             await self._check_tools(commands, part, output, None)
         if len(rewards) > 1 or "reward" not in rewards:
@@ -220,7 +224,7 @@ async def _rewards(commands: SlotCommands) -> Mapping[str, float]:
             raise VerifierError(f"{name} can't be read: {error.message}") from error
         return rewards_in(name, content.data)
     raise VerifierError(
-        "the tests wrote neither reward.json nor reward.txt", hint="their output is in the message of the record"
+        "the tests wrote neither reward.json nor reward.txt", hint="have test.sh write /logs/verifier/reward.txt"
     )
 
 

@@ -22,7 +22,7 @@ from hermes_core import (
 from hermes_harbor.endless.config import EndlessConfig
 from hermes_harbor.endless.slot import end_agent, make_initial_state, run_tests
 from hermes_harbor.endless.tasks import Task, Tests, read_tasks
-from hermes_harbor.tasks import Refused
+from hermes_harbor.tasks import Refused, content_digest
 
 log = logging.getLogger("hermes_core.harbor")
 
@@ -78,7 +78,7 @@ class EndlessTerminalsEnvironment(Environment):
         ignored = {name for task in self._tasks.values() for name in task.definition.ignored}
         if ignored:
             log.info("sections of container.def without a meaning here: %s", ", ".join(sorted(ignored)))
-        self._items = [_as_item(task) for task in self._tasks.values()]
+        self._items = await asyncio.to_thread(lambda: [_as_item(task) for task in self._tasks.values()])
 
     def items(self) -> Sequence[Item]:
         """Return the tasks, in the order of the rows or of their folders' names."""
@@ -179,5 +179,10 @@ def _score(report: PytestReport) -> Score:
 
 
 def _as_item(task: Task) -> Item:
-    """Return what the record keeps of a task."""
-    return {"id": task.id, "description": task.description, "image": task.image}
+    """Return what the record keeps of a task. Blocking."""
+    return {
+        "id": task.id,
+        "content": content_digest(task.folder),
+        "description": task.description,
+        "image": task.image,
+    }
