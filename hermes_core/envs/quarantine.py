@@ -174,7 +174,8 @@ class Quarantine:
             raise ConfigError(f"the quarantine {self.path} leaves out every item", hint="mend the dataset")
         if self.file.dataset is None or self.file.dataset.fingerprint != here.dataset:
             self._tell_differences(here)
-        log.warning("the quarantine %s leaves out %d of %d items", self.path, len(known), len(here.items))
+        level = logging.WARNING if known else logging.INFO
+        log.log(level, "the quarantine %s leaves out %d of %d items", self.path, len(known), len(here.items))
 
     def _tell_differences(self, here: Fingerprints) -> None:
         if self.file.dataset is not None:

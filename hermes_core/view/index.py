@@ -172,9 +172,9 @@ class Run:
         try:
             return self.records.open("rb", buffer)
         except OSError as error:
-            raise UsageError(
-                f"{self.records} can't be read: {error.strerror}", hint="name the folder of a run"
-            ) from error
+            inside = sorted(str(path.parent) for path in self.path.glob(f"*/{TRAJECTORIES}"))
+            hint = f"name a run in it: {', '.join(inside)}" if inside else "name the folder of a run"
+            raise UsageError(f"{self.records} can't be read: {error.strerror}", hint=hint) from error
 
     def _read_on(self, file: BinaryIO) -> bool:
         """Take in the whole lines after those that were read; return whether there are any."""

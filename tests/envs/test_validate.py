@@ -354,6 +354,6 @@ def test_what_comes_out_of_a_sandbox_is_text_in_the_table():
     oracle = Verdict("a|b\n# x", "oracle", "here", [1.0])
     result = ItemResult.of("a|b\n# x", {"here": {"oracle": oracle, "nop": nop}})
     told = Validation("tasks", 1, ("here",), (), (result,)).to_markdown()
-    assert "| a\\|b \\# x | here | 1/1 | 1/1 | nop-fails |" in told
+    assert "| a\\|b \\# x | here | 1/1 | 0/0, 1 without reward | nop-fails |" in told
     assert max(map(len, told.splitlines())) < 700
     assert [line for line in told.splitlines() if line.startswith("#")] == ["# Validation of `tasks`", "## Findings"]

@@ -129,8 +129,8 @@ def test_keys_without_a_meaning_are_found():
         '[environment.env]\nA = "b"\n[verifier.environment]\ncpu = 1\n[[steps]]\nname = "a"\nbar = 1'
     )
     assert sorted(unknown_keys(TaskToml, table)) == [
-        "agent.timeout_secs",
+        "agent.timeout_secs (did you mean 'timeout_sec'?)",
         "foo",
         "steps.bar",
-        "verifier.environment.cpu",
+        "verifier.environment.cpu (did you mean 'cpus'?)",
     ]

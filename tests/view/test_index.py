@@ -137,6 +137,10 @@ def test_a_folder_that_cannot_be_written_is_read(make_record: Any, write_run: An
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "validation" / "local").mkdir(parents=True)
+    (tmp_path / "validation" / "local" / "trajectories.jsonl").touch()
+    with pytest.raises(UsageError, match=r"\(name a run in it: .*/validation/local\)"):
+        Run(tmp_path / "validation")
     with pytest.raises(UsageError, match=r"trajectories.jsonl can't be read: .* \(name the folder of a run\)"):
         Run(tmp_path)
     (tmp_path / "trajectories.jsonl").write_text("{}\n")

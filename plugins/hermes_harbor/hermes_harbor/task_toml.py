@@ -355,7 +355,8 @@ class TaskToml(Table):
 
 
 def unknown_keys(model: type[BaseModel], given: object, place: str = "") -> Iterator[str]:
-    """Yield the keys of a table that no model of ours knows, with their places: `agent.timeout_secs`."""
+    """Yield the keys of a table that no model of ours knows, with their places, and the known key that is meant:
+    `agent.timeout_secs (did you mean 'timeout_sec'?)`."""
     if not isinstance(given, Mapping):
         return
     for key, value in given.items():
