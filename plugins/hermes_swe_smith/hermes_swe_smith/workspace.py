@@ -371,7 +371,8 @@ async def take_work(
     async def control() -> None:
         checkout = f"untouched-{uuid.uuid4().hex}"
         with _undecided():
-            await _unpack_untouched(site, trees_dir, site.commands, checkout)
+            digest = await _unpack_untouched(site, trees_dir, site.commands, checkout)
+            await _check(site.commands, checkout, digest)  # also for room: on a disk that others fill, it may just fit
         await forget_tested(site, await take(checkout))
 
     clear = site.commands.clear
