@@ -150,8 +150,8 @@ def main():
     """Read the options and run."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--out", type=Path, default=Path("runs/learning"), help="where the figures and logs go")
-    options.add_argument("--steps", type=int, default=300, help="batches")
-    options.add_argument("--warm-up", type=int, default=100, help="supervised steps on the form of the calls")
+    options.add_argument("--steps", type=int, default=80, help="batches")
+    options.add_argument("--warm-up", type=int, default=400, help="supervised steps before the training")
     options.add_argument("--rate", type=float, default=1e-3, help="of the optimizer")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--port", type=int, default=8000, help="of the API, on the loopback interface")

@@ -1,4 +1,4 @@
-"""Teaches a random model the form of a tool call, and nothing about the task: word and box are drawn, not read."""
+"""Teaches a random model the form of a tool call, and a little of the task: most words and boxes are drawn."""
 
 import json
 import random
@@ -15,14 +15,19 @@ from hermes_core.tools.terminal import TERMINAL
 
 TEMPLATE = Path(__file__).with_name("template.jinja")
 TOOLS = [function_schema(tool) for tool in (TERMINAL, PROCESS)]
+RIGHT = 0.25
+"""The share of conversations that do what was asked for. Without any, the model first has to find out that the prompt
+matters, which takes most of a run."""
 
 
 def conversation(chance):
-    """A rollout in the right form, that writes any word to any box, whatever was asked for."""
-    command = f"echo {chance.choice(WORDS)} > {chance.choice(BOXES)}"
+    """A rollout in the right form. Most of them write any word to any box, whatever was asked for."""
+    word, box = chance.choice(WORDS), chance.choice(BOXES)
+    right = chance.random() < RIGHT
+    command = f"echo {word} > {box}" if right else f"echo {chance.choice(WORDS)} > {chance.choice(BOXES)}"
     call = json.dumps({"name": "terminal", "arguments": {"command": command}})
     return [
-        {"role": "user", "content": f"Write {chance.choice(WORDS)} to {chance.choice(BOXES)}."},
+        {"role": "user", "content": f"Write {word} to {box}."},
         {"role": "assistant", "content": f"<tool_call>{call}</tool_call>"},
         {"role": "tool", "content": json.dumps({"output": "", "exit_code": 0, "error": None})},
         {"role": "assistant", "content": "Done."},

@@ -89,8 +89,8 @@ def main():
     """Read the options and train."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--out", type=Path, default=Path("runs/trl"), help="where the figures and the model go")
-    options.add_argument("--batches", type=int, default=300)
-    options.add_argument("--warm-up", type=int, default=100, help="supervised steps on the form of the calls")
+    options.add_argument("--batches", type=int, default=80)
+    options.add_argument("--warm-up", type=int, default=400, help="supervised steps before the training")
     options.add_argument("--rate", type=float, default=1e-3, help="of the optimizer")
     options.add_argument("--seed", type=int, default=0)
     settings = options.parse_args()
