@@ -127,6 +127,12 @@ class Session:
             InfraError: the backend could not be started.
         """
         backend, self.room = _new_backend(self.runtime, self.environment, self.options, self.isolation, rollouts)
+        if self.room and self.isolation < backend.isolation is Isolation.DEDICATED:
+            log.warning(
+                "backend %s grants no %s here, so each slot is a sandbox of its own (dedicated), which takes longer to "
+                "start; `hermes-rl doctor %s` says why",
+                *(self.options.backend, self.isolation.label, self.options.backend),
+            )
         running, state = RunningRollouts(), self.runtime.settings.state_dir
         async with AsyncExitStack() as stack:
             stack.push_async_callback(backend.aclose)

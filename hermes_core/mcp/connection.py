@@ -43,7 +43,8 @@ _MESSAGE_CHARS = 2000
 
 _HINTS = {
     True: "check its `command` and `args`, and that the program is installed on the driver's host",
-    False: "check its `command` and `args`, and that the image has the program; `where: driver` runs it on this host",
+    False: "check its `command` and `args`, and that the slot has the program and its packages: those of the image, or "
+    "on `local` what the profile names in `visible_paths`; `where: driver` runs it on this host",
 }
 """What to do about a program that ends too early, by whether it runs on the driver."""
 
