@@ -25,6 +25,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _MAX_HEAD = 64 * 1024
+_TICKS = 5
+"""Rounds of the event loop from an accepted connection to its task; asyncio takes three."""
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
 
 
@@ -147,14 +149,22 @@ class ScriptedServer:
     ) -> None:
         """Stop listening and end every connection."""
         if self._server is not None:
+            await self._accept_no_more(self._server)
             self._server.close()
-            await asyncio.sleep(0)  # lets connections that were just accepted get into the list
             connections = list(self._connections)
             for connection in connections:
                 connection.cancel()
             await asyncio.gather(*connections, return_exceptions=True)
             await self._server.wait_closed()
             self._server = None
+
+    async def _accept_no_more(self, server: asyncio.Server) -> None:
+        """Let every connection that was accepted get its task. asyncio forgets those that have none when the server is
+        closed, and leaves them open: their clients would wait for ever."""
+        for listening in server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(_TICKS):
+            await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, with any number of requests one after the other."""

@@ -197,6 +197,26 @@ async def converse(server: ScriptedServer, prompt: str, tools) -> list[dict]:
                 messages.append({"role": "tool", "tool_call_id": made["id"], "content": told})
 
 
+@pytest.mark.parametrize("ticks", range(8))
+async def test_leaving_ends_connections_that_are_being_accepted(ticks):
+    async with ScriptedServer([Reply("never")]) as server:
+        port = int(server.base_url.rpartition(":")[2].removesuffix("/v1"))
+
+        async def ended() -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                return await reader.read()
+            finally:
+                writer.close()
+
+        clients = [asyncio.create_task(ended()) for _ in range(5)]
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        outcomes = await asyncio.gather(*clients, return_exceptions=True)
+    assert all(outcome == b"" or isinstance(outcome, OSError) for outcome in outcomes), outcomes
+
+
 async def test_a_tool_script_decides_by_what_the_tools_said():
     def tools(name, arguments):
         output = {"ls": f"{arguments.get('of')}.py b.py", "test": arguments.get("of")}
