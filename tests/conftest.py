@@ -31,7 +31,7 @@ from hermes_core.sandbox.guest_client import bundle
 
 ROOT = Path(__file__).resolve().parents[1]
 
-KEPT = ("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG", "HERMES_VLLM_SOURCE")
+KEPT = ("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TEST_SSH_CONFIG", "HERMES_VLLM")
 """The variables of ours that tests do see: what has to be there, and where it is."""
 
 hypothesis.settings.register_profile("default", max_examples=5, deadline=None)

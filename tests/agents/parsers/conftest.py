@@ -383,6 +383,12 @@ def tools() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
+def texts() -> dict[str, list[str]]:
+    """The well-formed texts of each format."""
+    return {name: [text for text, _, _ in cases] for name, cases in WELL_FORMED.items()}
+
+
+@pytest.fixture(scope="session")
 def parser_of() -> Callable[[str], Parser]:
     """The built-in parser of a name, without any plugin."""
     return Runtime(load_entry_points=False).parser
