@@ -105,7 +105,11 @@ class CallRunner:
         result = self.result
         result.tool_calls_attempted += 1
         record = result.calls[number] = replace(result.calls[number], started=time.time())
-        answer = await self._answer(call)
+        try:
+            answer = await self._answer(call)
+        except BaseException:  # it has no answer, but took the time
+            result.calls[number] = replace(record, ended=time.time())
+            raise
         content = result.messages[record.message]["content"] = encodable(answer)
         result.calls[number] = replace(
             record,

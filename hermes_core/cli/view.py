@@ -124,6 +124,8 @@ def _shown(
         for _, group in groupby(rows[:most], lambda row: row.item_id):
             yield from transcript.reports(((row, run.record(row)) for row in group), full=full)
         yield from _more(len(rows) - most)
+        if rows:
+            yield Text(f"`hermes-rl show RUN {rows[0].name}` shows all turns and calls of a rollout", "dim")
     elif by_name:
         yield from transcript.rollout(rows[0], run.record(rows[0]), full=full)
     else:

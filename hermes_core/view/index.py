@@ -40,13 +40,17 @@ LIMITS = frozenset({"max_turns", "length", "context_length", "time_limit"})
 """The stop reasons that are limits: the agent was stopped, and did not stop by itself."""
 
 
+EXIT = "exit"
+"""The kind of failure of a call that ran a command which ended with another exit code than 0."""
+
+
 class ToolUse(NamedTuple):
     """How often one tool was called in a rollout, and how the calls ended."""
 
     calls: int
     seconds: float
     failed: Mapping[str, int]
-    """Number of calls by kind of error. The kind `exit` is a command that ended with another exit code than 0."""
+    """Number of calls by kind of error, or `EXIT`."""
     errors: Mapping[str, int]
     """Number of failed calls by message, as `error_of` returns it."""
 
@@ -322,7 +326,7 @@ def failure_of(call: Mapping[str, Any]) -> str | None:
     """Return the kind of failure of a tool call: its error's kind, `exit` for an exit code other than 0, or None."""
     if call["error"]:
         return str(call["error"]["kind"])
-    return "exit" if call["exit_code"] else None
+    return EXIT if call["exit_code"] else None
 
 
 def error_of(call: Mapping[str, Any]) -> str:

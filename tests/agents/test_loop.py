@@ -256,12 +256,9 @@ async def test_a_call_that_was_interrupted_is_recorded_as_such(parallel_safe):
             await loop.run(PROMPT)
     done, cut, last = loop.result.calls
     assert (done.error, done.ended is not None) == (None, True)
-    assert (cut.error.kind, cut.started is not None, cut.ended) == (CallErrorKind.INTERRUPTED, True, None)
-    assert (last.error.kind, last.started is not None, last.ended) == (
-        CallErrorKind.INTERRUPTED,
-        bool(parallel_safe),
-        None,
-    )
+    assert cut.error.kind is last.error.kind is CallErrorKind.INTERRUPTED
+    assert 0.1 < cut.ended - cut.started < 30, "the time that it took is lost"
+    assert (last.started is not None, last.ended is not None) == (bool(parallel_safe), bool(parallel_safe))
 
 
 async def test_turns_run_out_after_the_last_calls_have_run():

@@ -35,16 +35,17 @@ def opened(skyrl: Open) -> Iterator[Callable[..., Any]]:
         yield open_run
 
 
+@pytest.mark.parametrize("many", [2, pytest.param(25, marks=pytest.mark.stress)])
 def test_the_trainer_gets_the_tokens_that_were_sampled(
-    skyrl: Open, opened: Callable[..., Any], troubled: Callable[..., Any]
+    skyrl: Open, opened: Callable[..., Any], troubled: Callable[..., Any], many: int
 ) -> None:
     from hermes_tinker import datums, grpo
 
     run = opened(troubled(), training=skyrl.client())
-    groups = run.roll(2, 8)
+    groups = run.roll(many, 8)
     rolled = [each for group in groups for each in group.kept]
-    assert len(rolled) == 16
-    assert [each.record.weight_versions for each in rolled] == [["0"]] * 16
+    assert len(rolled) == 8 * many
+    assert [each.record.weight_versions for each in rolled] == [["0"]] * len(rolled)
     worst = trained = 0.0
     for sequence in (sequence for each in rolled for sequence in each.sequences):
         again = recomputed_logprobs(skyrl.model, sequence.tokens.tolist(), 1)

@@ -58,16 +58,19 @@ def sequences(columns: Columns) -> list[TrainedSequence]:
     ]
 
 
-def test_the_trainer_gets_the_tokens_that_the_model_sampled(served: Served, new_trainer: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("rollouts", [8, pytest.param(200, marks=pytest.mark.stress)])
+def test_the_trainer_gets_the_tokens_that_the_model_sampled(
+    served: Served, new_trainer: Callable[..., Any], rollouts: int
+) -> None:
     before = copy.deepcopy(served.model)
     with HermesSpec(Notes(), agent=served.agent, concurrency=8, **ISOLATION) as spec:
-        trainer, got = train(spec, new_trainer, served.model, rollouts=8)
+        trainer, got = train(spec, new_trainer, served.model, rollouts=rollouts)
     # Before the first rollout, the endpoint was tried out with short prompts.
     sampled = [each for each in served.engine.sampled if len(each.prompt) > 100]
     exact = check_exactness(before, sequences(got), sampled)
     assert not exact.problems
-    assert exact.sequences == 8
-    assert exact.drawn > 40
+    assert exact.sequences == rollouts
+    assert exact.drawn > 5 * rollouts
     assert exact.worst < 1e-5
     wrote = ["echo fox" in served_text(trainer, ids) for ids in got["completion_ids"]]
     assert got["reward"] == [float(each) for each in wrote]

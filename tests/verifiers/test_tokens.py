@@ -23,10 +23,13 @@ pytestmark = [
 ]
 
 LEVEL = {} if os.geteuid() == 0 else {"isolation": "shared", "allow_unisolated": True}
-ROLLOUTS = 8
+MANY = pytest.param(67, marks=pytest.mark.stress)
 
 
-async def test_its_tokens_and_logprobs_are_those_of_the_server(tasks: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("rollouts", [8, MANY])
+async def test_its_tokens_and_logprobs_are_those_of_the_server(
+    tasks: dict[str, Any], tmp_path: Path, rollouts: int
+) -> None:
     import verifiers.v1 as vf
     from hermes_rl import HermesEnv
     from hermes_verifiers.adapter import HermesEnvConfig
@@ -60,7 +63,7 @@ async def test_its_tokens_and_logprobs_are_those_of_the_server(tasks: dict[str, 
                 renderer_model_name=str(tmp_path / "tokenizer"),
             )
             context = ModelContext("tiny", client, vf.SamplingConfig(temperature=1.0, max_tokens=200))
-            slots = [slot for task in env.taskset for slot in env.slots(task, ROLLOUTS)]
+            slots = [slot for task in env.taskset for slot in env.slots(task, rollouts)]
             episodes = await asyncio.gather(*(env.run_slot(slot, context) for slot in slots))
         traces = [trace for episode in episodes for trace in episode.traces]
         assert [trace.errors for trace in traces if not trace.ok] == []
@@ -76,6 +79,6 @@ async def test_its_tokens_and_logprobs_are_those_of_the_server(tasks: dict[str, 
         ]
         exact = check_exactness(engine.model, sequences, engine.sampled)
     assert not exact.problems
-    assert exact.sequences == len(traces) == 3 * ROLLOUTS, "a conversation was split"
-    assert exact.drawn > 3 * ROLLOUTS
+    assert exact.sequences == len(traces) == 3 * rollouts, "a conversation was split"
+    assert exact.drawn > 3 * rollouts
     assert exact.worst < 1e-5

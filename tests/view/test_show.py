@@ -179,7 +179,15 @@ def test_of_several_rollouts_of_an_item_the_reports_are_shown(run: Path) -> None
     page = show(run, "greet")
     assert page.count("reason: 1 of 2 tests failed") == 2
     assert "Make the tests pass." not in page
+    assert "`hermes-rl show RUN greet/0` shows all turns" in page
     assert "greet/1" not in show(run, "greet", "--solved", "--report")
+
+
+def test_reports_name_the_calls_that_failed(make_record: Any, write_run: Any, failed_call: Any) -> None:
+    ran = dataclasses.replace(failed_call, name="terminal", error=None, exit_code=1)
+    run = write_run([make_record(calls=[failed_call, ran, failed_call]), make_record(index=1, calls=[ran])])
+    assert show(run, "greet").count("failed calls: ") == 1, "a command's exit code is no failure of a call"
+    assert "failed calls: patch 2\n" in show(run, "greet")
 
 
 def test_a_report_that_rollouts_have_in_common_is_shown_once(make_record: Any, write_run: Any) -> None:
