@@ -27,7 +27,7 @@ def main(*figures, picture):
     axes.axhline(1 / len(WORDS), color="C3", linestyle=":", label=f"guessing (1/{len(WORDS)})")
     axes.axhline(0.8, color="0.5", linestyle="--", linewidth=0.8)
     axes.set(xlabel="minutes", ylabel="reward", ylim=(0, 1.02), xlim=(0, None))
-    axes.legend(loc="upper left", frameon=False)
+    axes.legend(loc="lower right", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     fig.savefig(picture, dpi=120)
 
