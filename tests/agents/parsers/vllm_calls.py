@@ -1,7 +1,7 @@
 """Runs texts through vLLM's own parsers, under a Python that has vLLM: JSON on standard input and output.
 
-In: `{"tools": […], "texts": [[PARSER, TEXT], …]}`. Out: for each text `{"calls": [[NAME, ARGUMENTS], …], "content": …}`, or
-`{"error": …}`.
+In: `{"tools": […], "texts": [[PARSER, TEXT], …]}`.
+Out, for each text: `{"calls": [[NAME, ARGUMENTS], …], "content": …}`, or `{"error": …}`.
 """
 
 import json
