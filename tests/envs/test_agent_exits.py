@@ -97,6 +97,8 @@ WAYS = {
     "tools that are not there": [("nothing", {}), ("", {}), ("terminal\n", {}), ("bash", {"command": "true"})],
     "tools that break": [("breaks", {"how": how}) for how in ("error", "recursion", "cancelled", "text", "group")],
 }
+FILLERS = {"fills the disk", "takes every inode"}
+"""Those whose neighbours can't work: the slots of a sandbox have one disk."""
 HONEST = {f"honest {number}": shell(WORK) for number in range(3)}
 
 
@@ -222,10 +224,13 @@ async def test_what_an_agent_does_in_its_slot(settings, place, request):
         settings = settings.model_copy(
             update={"profiles": {"default": {**limits, "tmpfs": {"/data": "size=64m,mode=711"}}}}
         )
-    # In a container the slots have one disk: an honest neighbour of whoever fills it can't do its work.
-    ways = {way: calls for way, calls in {**WAYS, **HONEST}.items() if backend == "local" or "honest" not in way}
+    ways, records = {**WAYS, **HONEST}, {}
     async with Runtime(settings, load_entry_points=False, plugins=[ToolsThatBreak(), hermes_docker]) as runtime:
-        records = await outcomes(runtime, Ways(ways), Doing(ways), **options)
+        for some in (ways.keys() - FILLERS, FILLERS):
+            asked = {way: calls for way, calls in ways.items() if way in some}
+            records |= await outcomes(runtime, Ways(asked), Doing(asked), **options)
+    blamed = {way: records[way]["messages"] for way in HONEST if records[way]["reward"] != 1.0}
+    assert blamed == {}, "an honest agent was blamed"
     assert summed_up(records) == {way: (float(way in HONEST), None) for way in ways}
 
 
