@@ -266,7 +266,7 @@ def test_nothing_outside_of_the_slot_is_reached(hermes, tasks, serve, records, i
 def test_output_that_is_no_text_and_files_that_are_none_are_told_as_such(hermes, tasks, serve, records, level):
     calls = [
         call("terminal", command="printf '\\377\\376 caf\\351 \\000 \\xf0\\x9f\\x99\\x82'"),
-        call("terminal", command="head -c 1000 /dev/urandom > noise; printf 'caf\\351\\n' > latin"),
+        call("terminal", command="cat <(head -c 1000 /dev/urandom) <(head -c 1 /dev/zero) > noise; printf 'caf\\351\\n' > latin"),
         call("read_file", path="noise"),
         call("read_file", path="latin"),
         call("search_files", pattern="caf", path="."),
