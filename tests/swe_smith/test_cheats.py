@@ -252,16 +252,34 @@ async def test_cheats_of_the_same_kinds_score_nothing(where, tmp_path, swe_datas
     await no_points(rest, where, tmp_path, swe_dataset)
 
 
-async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
-    by_name = await no_points(["nothing", *cheats.OF_EACH_KIND], where, tmp_path, swe_dataset)
-    for name in ("nothing", "conftest", "git-hooks", "background-process", "looks-for-the-fix", "fake-programs"):
-        # Not by breaking the tests: they ran, and what failed is what the bug breaks.
+ONE_OF_A_SORT = (
+    *("nothing", "edits-the-tests", "conftest", "pytest-module", "patched-calls", "git-hooks", "fake-programs"),
+    "looks-for-the-fix",
+)
+TAMPERS = {"patched-calls", "item-runtest", "gc-hunter", "settrace"}
+SPARES_THE_TESTS = {"nothing", "conftest", "git-hooks", "background-process", "looks-for-the-fix", "fake-programs"}
+"""Not by breaking the tests do they score nothing: those ran, and what failed is what the bug breaks."""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(ONE_OF_A_SORT, id="one of a sort"),
+        pytest.param(
+            [each for each in cheats.OF_EACH_KIND if each not in ONE_OF_A_SORT], id="the others", marks=pytest.mark.full
+        ),
+    ],
+)
+async def test_cheats_score_nothing(where, names, tmp_path, swe_dataset):
+    by_name = await no_points(names, where, tmp_path, swe_dataset)
+    for name in SPARES_THE_TESTS.intersection(names):
         assert by_name[name]["tests"] == "finished", (name, by_name[name])
         assert by_name[name]["pass_to_pass"] == {"passed": 43, "total": 43}, (name, by_name[name])
         assert by_name[name]["fail_to_pass"] == {"passed": 0, "total": 5}
-    assert "conftest.py" in by_name["conftest"]["restored"]
-    assert by_name["pytest-module"]["removed"] == ["pytest.py"]
-    tampering(by_name, {"patched-calls", "item-runtest", "gc-hunter", "settrace"})
+    if "conftest" in names:
+        assert "conftest.py" in by_name["conftest"]["restored"]
+        assert by_name["pytest-module"]["removed"] == ["pytest.py"]
+    tampering(by_name, TAMPERS.intersection(names))
 
 
 @pytest.mark.full  # one of each kind is above
