@@ -30,25 +30,22 @@ ELSEWHERE = {
 """Formats that vLLM's tool parsers do not read."""
 
 _PROSE = "vLLM finds no call behind text"
-_JSON_LIST = "vLLM takes the bracket of a list for a name, unless the tokenizer is Mistral's own"
-_MARKS = "vLLM knows no marks around the list"
-_STRIPS = "vLLM strips texts, and so loses line breaks at the end of a file"
+_NO_TEXT = "vLLM loses the text before the calls"
+_FUNCTOOLS = "vLLM finds no list without `functools`"
 DIFFERS: dict[tuple[str, int], str] = {
-    **{("mistral", number): _JSON_LIST for number in (0, 1, 2)},
-    ("gemma4", 2): "vLLM makes a text of a number in a nested list",
-    ("phi4_mini_json", 1): "vLLM loses the text before the calls",
-    ("phi4_mini_json", 2): "vLLM's pattern ends at the first bracket, and loses a call with a list in it",
-    **{("phi4_mini_json", number): _MARKS for number in (3, 4, 5)},
-    ("xlam", 1): _PROSE,
-    **{("hunyuan", number): "vLLM does not know `:opensource`" for number in (4, 5, 6, 7)},
-    ("seed_oss", 3): _STRIPS,
+    ("gemma4", 2): "vLLM makes a text of a number that the schema gives no type",
+    ("phi4_mini_json", 1): _NO_TEXT,
+    ("phi4_mini_json", 2): "vLLM's pattern ends at the first `]`, and loses all calls if one has a list in it",
+    **{("phi4_mini_json", number): _FUNCTOOLS for number in (3, 4, 5)},
+    ("xlam", 1): "vLLM finds no list behind text, unless it is fenced or tagged",
+    ("seed_oss", 3): "vLLM strips a line break at each end of a value, as if Qwen's template had added it",
     ("step3", 2): "vLLM leaves objects and lists texts",
-    ("step3", 3): _STRIPS,
+    ("step3", 3): "vLLM strips values, and so loses line breaks at the end of a file",
     ("pythonic", 1): _PROSE,
     ("llama4_pythonic", 1): _PROSE,
     ("llama4_pythonic", 5): _PROSE,
-    ("olmo3", 1): "vLLM loses the text before the calls",
-    ("functiongemma", 2): "vLLM loses all arguments but texts, and makes a number of a text",
+    ("olmo3", 1): _NO_TEXT,
+    ("functiongemma", 2): "vLLM loses all arguments but texts, and makes a number of a text of digits",
 }
 """Where vLLM loses or changes a call or the text beside it, by format and number of the text."""
 
