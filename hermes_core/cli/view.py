@@ -94,7 +94,7 @@ def show(
         chosen = named(item, chosen, opened)
     ordered = in_order(chosen, sort)
     if as_json:
-        say(json.dumps(_values(opened, ordered, what, whole=bool(item))))
+        say(json.dumps(_values(opened, ordered, what, whole=bool(item), by=sort)))
     else:
         most = rows or len(ordered)
         _print(_shown(opened, ordered, what, by_name=bool(item), by=sort, most=most, full=full))
@@ -140,20 +140,22 @@ def _more(left_out: int) -> Iterable[RenderableType]:
         yield Text(f"… and {left_out} more: --rows 0 shows all", "dim")
 
 
-def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool) -> Any:
+def _values(run: Run, rows: list[Row], what: str | None, *, whole: bool, by: str) -> Any:
     """Return what programs get: the records of the rollouts that were named, or tables of the run."""
     from hermes_core.view.statistics import by_item, by_tool, totals
+    from hermes_core.view.tables import items_in_order
 
     if what == "tools":
         return [{**vars(tool), "failures": tool.failures} for tool in by_tool(rows)]
     if whole or what == "report":
         return [run.record(row) for row in rows]
-    items = by_item(rows)
     if what == "items":
         return [
-            {"item_id": item_id, **asdict(totals(group)), **_pass({item_id: group})} for item_id, group in items.items()
+            {"item_id": item_id, **asdict(totals(group)), **_pass({item_id: group})}
+            for item_id, group in items_in_order(rows, by)
         ]
-    return {"run": str(run.path), **asdict(totals(rows)), **_pass(items), "rows": [_plain(row) for row in rows]}
+    plain = [_plain(row) for row in rows]
+    return {"run": str(run.path), **asdict(totals(rows)), **_pass(by_item(rows)), "rows": plain}
 
 
 def _pass(items: dict[str, list[Row]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,26 @@ def in_order(rows: Iterable[Row], by: str) -> list[Row]:
     """Return the rows in one of `ORDERS`; equal ones by item and index."""
     named = sorted(rows, key=lambda row: (row.item_id, row.group, row.rollout_index))
     return sorted(named, key=ORDERS[by])
+
+
+def items_in_order(rows: Iterable[Row], by: str) -> list[tuple[str, list[Row]]]:
+    """Return the items, each with its rows, in one of `ORDERS`: by the mean reward, or by the sum of other values."""
+    return sorted(by_item(rows).items(), key=lambda pair: (_order_of(pair[1], by), pair[0]))
+
+
+def _order_of(group: Sequence[Row], by: str) -> float:
+    """Return what an item is sorted by."""
+    figures = totals(group)
+    values = {
+        "reward": -math.inf if figures.mean_reward is None else figures.mean_reward,
+        "turns": -figures.turns,
+        "tokens": -(figures.prompt_tokens + figures.completion_tokens),
+        "seconds": -figures.seconds,
+        "waited": -figures.waited_s,
+        "cost": -(figures.cost or 0.0),
+        "started": min(row.started or 0.0 for row in group),
+    }
+    return values.get(by, 0.0)
 
 
 def headline(run: Run, rows: Sequence[Row]) -> list[RenderableType]:
@@ -138,14 +159,13 @@ def rollouts(rows: Iterable[Row]) -> Table:
 
 
 def items(rows: Iterable[Row], by: str, most: int) -> Table:
-    """Return a line for each of the first items, with pass@k; sorted by the mean reward, or the sum of other values."""
+    """Return a line for each of the first items, with pass@k, as `items_in_order` sorts them."""
     rows = list(rows)
-    grouped = by_item(rows)
-    sizes = sizes_of_k(grouped.values())
+    ordered = items_in_order(rows, by)
+    sizes = sizes_of_k(group for _, group in ordered)
     rewarded = totals(rows).rewarded
     columns = ("scored>", "solved>", "mean>", *(f"pass@{k}>" for k in sizes)) if rewarded else ("finished>",)
     table = _table("item", "failures", "rollouts>", *columns, "seconds>", "cost>")
-    ordered = sorted(grouped.items(), key=lambda pair: (_order_of(pair[1], by), pair[0]))
     for item_id, group in ordered[:most]:
         figures = totals(group)
         scores = [str(figures.scored), str(figures.solved), figure(figures.mean_reward, 2)]
@@ -159,21 +179,6 @@ def items(rows: Iterable[Row], by: str, most: int) -> Table:
             money(figures.cost),
         )
     return table
-
-
-def _order_of(group: Sequence[Row], by: str) -> float:
-    """Return what an item is sorted by."""
-    figures = totals(group)
-    values = {
-        "reward": -1.0 if figures.mean_reward is None else figures.mean_reward,
-        "turns": -figures.turns,
-        "tokens": -(figures.prompt_tokens + figures.completion_tokens),
-        "seconds": -figures.seconds,
-        "waited": -figures.waited_s,
-        "cost": -(figures.cost or 0.0),
-        "started": min(row.started or 0.0 for row in group),
-    }
-    return values.get(by, 0.0)
 
 
 def tools(used: Iterable[ToolTotals]) -> Table:

@@ -126,6 +126,19 @@ def test_items_have_their_pass_at_k(run: Path) -> None:
     assert rows["lost"][1:7] == ["1", "infra", "1", "0", "0", "-"]
 
 
+@pytest.mark.parametrize(
+    ("by", "order"), [("item", ["greet", "hard", "worse"]), ("reward", ["worse", "hard", "greet"])]
+)
+def test_items_have_one_order_for_people_and_programs(
+    make_record: Any, write_run: Any, by: str, order: list[str]
+) -> None:
+    scores = {"greet": [0.0, 1.0], "hard": [0.25], "worse": [-2.0, None]}
+    run = write_run(make_record(item, index, reward) for item in scores for index, reward in enumerate(scores[item]))
+    table = show(run, "--items", "--sort", by).splitlines()
+    assert [text.split()[0] for text in table if "$" in text and "cost: " not in text] == order
+    assert [item["item_id"] for item in json.loads(show(run, "--items", "--sort", by, "--json"))] == order
+
+
 def test_tools_are_listed_with_what_went_wrong(run: Path) -> None:
     page = show(run, "--tools")
     assert page.index("terminal") < page.index("patch"), "the most failures first"
