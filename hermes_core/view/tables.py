@@ -168,7 +168,7 @@ def items(rows: Iterable[Row], by: str, most: int) -> Table:
     table = _table("item", "failures", "rollouts>", *columns, "seconds>", "cost>")
     for item_id, group in ordered[:most]:
         figures = totals(group)
-        scores = [str(figures.scored), str(figures.solved), figure(figures.mean_reward, 2)]
+        scores = [str(figures.scored), str(figures.solved), figure(figures.mean_reward, 3)]
         estimates = [figure(pass_at_k(figures.scored, figures.solved, k), 3) for k in sizes]
         table.add_row(
             line(item_id),

@@ -122,7 +122,7 @@ def test_a_limit_is_shown_with_its_value(make_record: Any, write_run: Any) -> No
 
 def test_items_have_their_pass_at_k(run: Path) -> None:
     rows = {text.split()[0]: text.split() for text in show(run, "--items").splitlines() if "$" in text}
-    assert rows["greet"] == ["greet", "-", "2", "2", "1", "0.50", "0.500", "1.000", "20.0", "$0.0400"]
+    assert rows["greet"] == ["greet", "-", "2", "2", "1", "0.500", "0.500", "1.000", "20.0", "$0.0400"]
     assert rows["lost"][1:7] == ["1", "infra", "1", "0", "0", "-"]
 
 
