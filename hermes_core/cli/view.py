@@ -45,10 +45,11 @@ SAID_FROM = 1000
 @click.command()
 @click.argument("run", type=_RUN)
 @click.argument("item", nargs=-1)
-@click.option("--items", "what", flag_value="items", help="One line per item, with its pass@k.")
-@click.option("--tools", "what", flag_value="tools", help="One line per tool: calls, failures, seconds; its errors.")
-@click.option("--report", "what", flag_value="report", help="Only failures and verifier's reports, of each rollout.")
-@click.option("--solved/--unsolved", default=None, help="Only rollouts with a reward of 1.0 or more; only others.")
+@click.option("--items", is_flag=True, help="One line per item, with its pass@k.")
+@click.option("--tools", is_flag=True, help="One line per tool: calls, failures, seconds; its errors.")
+@click.option("--report", is_flag=True, help="Only failures and verifier's reports, of each rollout.")
+@click.option("--solved", is_flag=True, help="Only rollouts with a reward of 1.0 or more.")
+@click.option("--unsolved", is_flag=True, help="Only the other rollouts, also those without a reward.")
 @click.option(
     "--failure", metavar="KIND", help="Only rollouts with this failure: infra, model, …; `any` for all kinds."
 )
@@ -60,7 +61,6 @@ SAID_FROM = 1000
 @click.option(
     *("--sort",),
     type=click.Choice(["item", "reward", "turns", "tokens", "seconds", "waited", "cost", "started"]),
-    default="item",
     help="Order: the lowest reward, the most of anything else first [item].",
 )
 @click.option(
@@ -72,8 +72,12 @@ def show(
     run: Path,
     item: tuple[str, ...],
     *,
-    what: str | None,
-    sort: str,
+    items: bool,
+    tools: bool,
+    report: bool,
+    solved: bool,
+    unsolved: bool,
+    sort: str | None,
     rows: int,
     full: bool,
     as_json: bool,
@@ -88,16 +92,34 @@ def show(
     from hermes_core.view.index import Run
     from hermes_core.view.tables import in_order
 
+    what = _one_of(items=items, tools=tools, report=report)
+    if what == "tools" and sort:
+        raise UsageError("--tools can't be sorted: the most failed calls come first", hint="leave out --sort")
+    outcome = _one_of(solved=solved, unsolved=unsolved)
     opened = Run(run)
-    chosen = Filters(**conditions).choose(opened)
+    chosen = Filters(solved=None if outcome is None else outcome == "solved", **conditions).choose(opened)
     if item:
         chosen = named(item, chosen, opened)
-    ordered = in_order(chosen, sort)
+    by = sort or "item"
+    ordered = in_order(chosen, by)
     if as_json:
-        say(json.dumps(_values(opened, ordered, what, whole=bool(item), by=sort)))
+        say(json.dumps(_values(opened, ordered, what, whole=bool(item), by=by)))
     else:
         most = rows or len(ordered)
-        _print(_shown(opened, ordered, what, by_name=bool(item), by=sort, most=most, full=full))
+        _print(_shown(opened, ordered, what, by_name=bool(item), by=by, most=most, full=full))
+
+
+def _one_of(**flags: bool) -> str | None:
+    """Return which of the flags is given, or None.
+
+    Raises:
+        UsageError: several are.
+    """
+    given = [name for name, is_given in flags.items() if is_given]
+    if len(given) > 1:
+        options = " and ".join(f"--{name}" for name in given)
+        raise UsageError(f"{options} can't be given together", hint="leave out all but one of them")
+    return given[0] if given else None
 
 
 def _shown(

@@ -95,6 +95,19 @@ def test_a_filter_that_stands_for_nothing_is_an_error(
     assert f"no rollout of this run {said}" in show(run, *options, *more, code=2)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--unsolved", "--solved"], "--solved and --unsolved can't be given together"),
+        (["--tools", "--items"], "--items and --tools can't be given together (leave out all but one of them)"),
+        (["--items", "--report", "--json"], "--items and --report can't be given together"),
+        (["--tools", "--sort", "cost"], "--tools can't be sorted: the most failed calls come first (leave out --sort)"),
+    ],
+)
+def test_options_that_exclude_each_other_are_an_error(run: Path, options: list[str], said: str) -> None:
+    assert said in show(run, *options, code=2)
+
+
 @pytest.mark.parametrize("what", [[], ["--items"], ["--tools"], ["--report"]])
 def test_filters_that_leave_nothing_say_what_there_is(run: Path, what: list[str]) -> None:
     said = "none of the 4 rollouts fits the filters (stopped: 2 finished, 1 max_turns; failures: 1 infra)"
