@@ -46,7 +46,7 @@ SAID_FROM = 1000
 @click.argument("run", type=_RUN)
 @click.argument("item", nargs=-1)
 @click.option("--items", is_flag=True, help="One line per item, with its pass@k.")
-@click.option("--tools", is_flag=True, help="One line per tool: calls, failures, seconds; its errors.")
+@click.option("--tools", is_flag=True, help="One line per tool: calls, failures, non-zero exits, seconds; errors.")
 @click.option("--report", is_flag=True, help="Only failures and verifier's reports, of each rollout.")
 @click.option("--solved", is_flag=True, help="Only rollouts with a reward of 1.0 or more.")
 @click.option("--unsolved", is_flag=True, help="Only the other rollouts, also those without a reward.")

@@ -18,7 +18,7 @@ from hermes_core.envs.store import TRAJECTORIES, read_run
 from hermes_core.envs.summary import SOLVED
 from hermes_core.errors import UsageError
 
-FORMAT = 2
+FORMAT = 3
 """The version of the index file. An index of another version is made again."""
 
 MESSAGE_SHOWN = 400
@@ -40,19 +40,17 @@ LIMITS = frozenset({"max_turns", "length", "context_length", "time_limit"})
 """The stop reasons that are limits: the agent was stopped, and did not stop by itself."""
 
 
-EXIT = "exit"
-"""The kind of failure of a call that ran a command which ended with another exit code than 0."""
-
-
 class ToolUse(NamedTuple):
     """How often one tool was called in a rollout, and how the calls ended."""
 
     calls: int
     seconds: float
     failed: Mapping[str, int]
-    """Number of calls by kind of error, or `EXIT`."""
+    """Number of failed calls by kind of error."""
     errors: Mapping[str, int]
     """Number of failed calls by message, as `error_of` returns it."""
+    exits: Mapping[str, int]
+    """Number of commands with a non-zero exit by exit code. Their calls did not fail: tests that fail exit so, too."""
 
 
 class Row(NamedTuple):
@@ -306,33 +304,26 @@ def _turns(value: Mapping[str, Any]) -> int:
 
 def _tools(calls: list[Mapping[str, Any]]) -> dict[str, ToolUse]:
     """Return the use of each tool."""
-    used: dict[str, tuple[int, float, dict[str, int], dict[str, int]]] = {}
+    used: dict[str, ToolUse] = {}
     for call in calls:
-        count, seconds, failed, errors = used.get(call["name"]) or (0, 0.0, {}, {})
+        count, seconds, failed, errors, exits = used.get(call["name"]) or ToolUse(0, 0.0, {}, {}, {})
         if call["started"] is not None and call["ended"] is not None:
             seconds += call["ended"] - call["started"]
-        if kind := failure_of(call):
-            failed[kind] = failed.get(kind, 0) + 1
-            error = error_of(call)
-            errors[error] = errors.get(error, 0) + 1
-        used[call["name"]] = count + 1, seconds, failed, errors
-    return {
-        name: ToolUse(count, round(seconds, 3), failed, errors)
-        for name, (count, seconds, failed, errors) in used.items()
-    }
+        if error := call["error"]:
+            failed = _one_more(failed, str(error["kind"]))
+            errors = _one_more(errors, error_of(error))
+        elif call["exit_code"]:
+            exits = _one_more(exits, str(call["exit_code"]))
+        used[call["name"]] = ToolUse(count + 1, seconds, failed, errors, exits)
+    return {name: use._replace(seconds=round(use.seconds, 3)) for name, use in used.items()}
 
 
-def failure_of(call: Mapping[str, Any]) -> str | None:
-    """Return the kind of failure of a tool call: its error's kind, `exit` for an exit code other than 0, or None."""
-    if call["error"]:
-        return str(call["error"]["kind"])
-    return EXIT if call["exit_code"] else None
+def _one_more(counts: Mapping[str, int], name: str) -> dict[str, int]:
+    return {**counts, name: counts.get(name, 0) + 1}
 
 
-def error_of(call: Mapping[str, Any]) -> str:
+def error_of(error: Mapping[str, Any]) -> str:
     """Return what a failed call's error says, the same for errors that are alike: its first line without the hint, and
     without quoted values, paths and numbers."""
-    if not call["error"]:
-        return f"exit code {call['exit_code']}"
-    first = str(call["error"]["message"]).strip().partition("\n")[0].partition(" (")[0]
-    return _VARYING.sub("…", first[:MESSAGE_SHOWN])[:ERROR_SHOWN] or str(call["error"]["kind"])
+    first = str(error["message"]).strip().partition("\n")[0].partition(" (")[0]
+    return _VARYING.sub("…", first[:MESSAGE_SHOWN])[:ERROR_SHOWN] or str(error["kind"])

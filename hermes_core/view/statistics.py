@@ -121,9 +121,11 @@ class ToolTotals:
     """Number of rollouts that called it."""
     seconds: float = 0.0
     failed: Counter[str] = field(default_factory=Counter)
-    """Number of failed calls by kind; `exit` is a command that ended with another exit code than 0."""
+    """Number of failed calls by kind of error."""
     errors: Counter[str] = field(default_factory=Counter)
     """Number of failed calls by message; messages that differ only in quoted values, paths and numbers are one."""
+    exits: Counter[str] = field(default_factory=Counter)
+    """Number of commands with a non-zero exit by exit code. Their calls did not fail."""
 
     @property
     def failures(self) -> int:
@@ -142,4 +144,5 @@ def by_tool(rows: Iterable[Row]) -> list[ToolTotals]:
             tool.seconds += use.seconds
             tool.failed.update(use.failed)
             tool.errors.update(use.errors)
+            tool.exits.update(use.exits)
     return sorted(tools.values(), key=lambda tool: (-tool.failures, -tool.calls, tool.tool))

@@ -183,13 +183,16 @@ def items(rows: Iterable[Row], by: str, most: int) -> Table:
 
 def tools(used: Iterable[ToolTotals]) -> Table:
     """Return a line for each tool."""
-    table = _table("tool", "calls>", "failed>", "share>", "rollouts>", "seconds each>", "kinds of failure")
+    table = _table(
+        *("tool", "calls>", "failed>", "share>", "non-zero exit>", "rollouts>", "seconds each>", "kinds of failure")
+    )
     for tool in used:
         table.add_row(
             line(tool.tool),
             str(tool.calls),
             Text(str(tool.failures), "red" if tool.failures else ""),
             f"{tool.failures / tool.calls:.0%}",
+            str(tool.exits.total()),
             str(tool.rollouts),
             figure(tool.seconds / tool.calls, 2),
             line(counted(dict(tool.failed.most_common())) if tool.failures else NONE),
@@ -198,14 +201,20 @@ def tools(used: Iterable[ToolTotals]) -> Table:
 
 
 def errors(used: Iterable[ToolTotals]) -> Iterator[RenderableType]:
-    """Yield how each tool failed most often, and how to find these rollouts."""
-    failing = [tool for tool in used if tool.errors]
-    for tool in failing:
+    """Yield how each tool failed most often, its commonest exit codes but 0, and how to find the failures."""
+    told = [tool for tool in used if tool.errors or tool.exits]
+    for tool in told:
         yield Text()
         for error, number in tool.errors.most_common(ERRORS):
             yield line(f"{tool.tool}: {number} × {error}")
-    if failing:
-        yield Text("\n--failed-tool NAME shows the rollouts in which a call of this tool failed", "dim")
+        for code, number in tool.exits.most_common(ERRORS):
+            yield line(f"{tool.tool}: {number} × exit code {code}")
+    if told:
+        yield Text()
+    if any(tool.exits for tool in told):
+        yield Text("a non-zero exit is no failure of the call: a command whose tests fail has one, too", "dim")
+    if any(tool.errors for tool in told):
+        yield Text("--failed-tool NAME shows the rollouts in which a call of this tool failed", "dim")
 
 
 def _table(*columns: str) -> Table:

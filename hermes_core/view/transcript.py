@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hermes_core.envs.record import STAGES
-from hermes_core.view.index import EXIT, Row, failure_of
+from hermes_core.view.index import Row
 from hermes_core.view.plain_text import failure_name, listed, parsed, text_of
 from hermes_core.view.words import REWARDLESS, Indented, count, duration, figure, line, money, shown
 
@@ -204,7 +204,7 @@ def _about_call(call: Mapping[str, Any], content: str) -> Text:
     if call["error"]:
         kind, message = call["error"]["kind"], call["error"]["message"]
         parts.append(kind if message in content else f"{kind}: {message}")
-    return line("← " + " · ".join(parts), "red" if failure_of(call) else "dim")
+    return line("← " + " · ".join(parts), "red" if call["error"] else "yellow" if call["exit_code"] else "dim")
 
 
 # ---------------------------------------------------------------------- the verifier's report
@@ -218,18 +218,21 @@ def reports(rollouts: Iterable[tuple[Row, Mapping[str, Any]]], *, full: bool = F
     for same in alike.values():
         for row, record in same:
             yield from heading(row, record)
-            yield from _failed_calls(row)
+            yield from _unsuccessful_calls(row)
         if len(same) > 1:
             yield Text(f"{len(same)} rollouts, the same report but for names of slots and times", "bold")
         yield from report(same[0][1], full=full)
         yield Text()
 
 
-def _failed_calls(row: Row) -> Iterator[RenderableType]:
-    """Yield which of the rollout's calls failed. The exit code of a command is no failure of the call."""
-    failed = {name: sum(use.failed.values()) - use.failed.get(EXIT, 0) for name, use in row.tools.items()}
-    if named := [f"{name} {number}" for name, number in failed.items() if number]:
-        yield line(f"failed calls: {', '.join(named)}", "red")
+def _unsuccessful_calls(row: Row) -> Iterator[RenderableType]:
+    """Yield which of the rollout's calls failed, and which ran commands with a non-zero exit."""
+    failed = [f"{name} {sum(use.failed.values())}" for name, use in row.tools.items() if use.failed]
+    exits = [f"{name} {sum(use.exits.values())}" for name, use in row.tools.items() if use.exits]
+    if failed:
+        yield line(f"failed calls: {', '.join(failed)}", "red")
+    if exits:
+        yield line(f"commands with a non-zero exit: {', '.join(exits)}", "yellow")
 
 
 def _said(record: Mapping[str, Any]) -> str:

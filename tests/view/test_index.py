@@ -23,7 +23,7 @@ def test_a_row_says_what_a_table_needs(make_record: Any, write_run: Any) -> None
     assert (row.name, row.reward, row.solved, row.turns, row.calls) == ("greet/0", 1.0, True, 2, 1)
     assert (row.prompt_tokens, row.completion_tokens, row.cached_tokens, row.cost) == (1900, 100, 100, 0.02)
     assert (row.seconds, row.waited_s, row.model) == (10.0, 0.5, "scripted")
-    assert row.tools == {"terminal": (1, 1.0, {"exit": 1}, {"exit code 2": 1})}
+    assert row.tools == {"terminal": (1, 1.0, {}, {}, {"2": 1})}
 
 
 def test_a_failure_is_in_the_row(make_record: Any, write_run: Any) -> None:
@@ -150,4 +150,4 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
 
 def test_the_kinds_of_failed_calls_are_counted(make_record: Any, write_run: Any, failed_call: CallRecord) -> None:
     (row,) = Run(write_run([make_record(calls=(failed_call, failed_call))])).rows.values()
-    assert row.tools == {"patch": (2, 2.0, {"invalid_arguments": 2}, {"path is missing": 2})}
+    assert row.tools == {"patch": (2, 2.0, {"invalid_arguments": 2}, {"path is missing": 2}, {})}

@@ -114,9 +114,10 @@ def test_filters_that_leave_nothing_say_what_there_is(run: Path, what: list[str]
     assert show(run, "--stop", "length", *what).splitlines()[1:] == [said]
 
 
-def test_a_tool_whose_calls_succeeded_did_not_fail(make_record: Any, write_run: Any) -> None:
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_tool_whose_calls_succeeded_did_not_fail(make_record: Any, write_run: Any, code: int) -> None:
     record = make_record()
-    run = write_run([dataclasses.replace(record, calls=(dataclasses.replace(record.calls[0], exit_code=0),))])
+    run = write_run([dataclasses.replace(record, calls=(dataclasses.replace(record.calls[0], exit_code=code),))])
     assert "greet/0" in show(run, "--tool", "terminal")
     assert "greet/0" not in show(run, "--failed-tool", "terminal")
 
@@ -154,10 +155,12 @@ def test_items_have_one_order_for_people_and_programs(
 
 def test_tools_are_listed_with_what_went_wrong(run: Path) -> None:
     page = show(run, "--tools")
-    assert page.index("terminal") < page.index("patch"), "the most failures first"
-    assert "1 invalid_arguments" in page
-    assert "3 exit" in page
-    assert "\nterminal: 3 × exit code 2\n\npatch: 1 × path is missing\n" in page
+    patch, terminal = (text.split() for text in page.splitlines() if text.startswith(("patch ", "terminal ")))
+    assert patch == ["patch", "1", "1", "100%", "0", "1", "1.00", "1", "invalid_arguments"], "the most failures first"
+    assert terminal == ["terminal", "3", "0", "0%", "3", "3", "1.00", "-"], "a non-zero exit is no failure"
+    assert "\npatch: 1 × path is missing\n\nterminal: 3 × exit code 2\n" in page
+    assert "a non-zero exit is no failure of the call" in page
+    assert "a non-zero exit is" not in show(run, "--tools", "--tool", "patch")
 
 
 def test_errors_that_are_alike_are_one(make_record: Any, write_run: Any, failed_call: Any) -> None:
@@ -212,8 +215,10 @@ def test_of_several_rollouts_of_an_item_the_reports_are_shown(run: Path) -> None
 def test_reports_name_the_calls_that_failed(make_record: Any, write_run: Any, failed_call: Any) -> None:
     ran = dataclasses.replace(failed_call, name="terminal", error=None, exit_code=1)
     run = write_run([make_record(calls=[failed_call, ran, failed_call]), make_record(index=1, calls=[ran])])
-    assert show(run, "greet").count("failed calls: ") == 1, "a command's exit code is no failure of a call"
-    assert "failed calls: patch 2\n" in show(run, "greet")
+    page = show(run, "greet")
+    assert page.count("failed calls: ") == 1, "a command's exit code is no failure of a call"
+    assert "failed calls: patch 2\ncommands with a non-zero exit: terminal 1\n" in page
+    assert page.count("commands with a non-zero exit: terminal 1\n") == 2
 
 
 def test_a_report_that_rollouts_have_in_common_is_shown_once(make_record: Any, write_run: Any) -> None:
@@ -311,7 +316,9 @@ def test_programs_get_json(run: Path) -> None:
     assert whole["rows"][2]["tools"]["patch"]["failed"] == {"invalid_arguments": 1}
     (record,) = json.loads(show(run, "lost", "--json"))
     assert record["failure"]["kind"] == "infra"
-    assert [tool["tool"] for tool in json.loads(show(run, "--tools", "--json"))] == ["terminal", "patch"]
+    assert [tool["tool"] for tool in json.loads(show(run, "--tools", "--json"))] == ["patch", "terminal"]
+    terminal = json.loads(show(run, "--tools", "--json"))[1]
+    assert (terminal["failures"], terminal["exits"]) == (0, {"2": 3})
     greet = json.loads(show(run, "--items", "--json"))[0]
     assert (greet["rollouts"], greet["pass_at_k"]) == (2, {"1": 0.5, "2": 1.0})
 

@@ -47,7 +47,7 @@ def test_the_tool_that_fails_most_comes_first(make_record: Any, write_run: Any, 
     run = Run(write_run([make_record(), *patching]))
     first, second = by_tool(run.rows.values())
     assert (first.tool, first.calls, first.failures, first.rollouts) == ("patch", 2, 2, 2)
-    assert (second.tool, dict(second.failed)) == ("terminal", {"exit": 1})
+    assert (second.tool, second.failures, dict(second.exits)) == ("terminal", 0, {"2": 1})
 
 
 @pytest.mark.parametrize(
