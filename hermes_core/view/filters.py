@@ -92,7 +92,17 @@ def _named(name: str, rows: Sequence[Row], run: Run) -> list[Row]:
         return found
     if _matching(name, list(run.rows.values())):
         raise UsageError(f"no rollout of {name} fits the filters", hint="leave out filters")
-    raise UnknownNameError("item", name, sorted({row.item_id for row in run.rows.values()}), where=f"of {run.path}")
+    raise _unknown(name, run)
+
+
+def _unknown(name: str, run: Run) -> UnknownNameError:
+    """Return the error for a name that is in no rollout of the run: of its item, or of one rollout of an item."""
+    rows, where = run.rows.values(), f"of {run.path}"
+    item_id = name.rpartition("/")[0]
+    if numbers := [row.rollout_index for row in rows if row.item_id == item_id]:
+        hint = f"rollouts of {item_id!r}: {len(numbers)}, numbered {min(numbers)} to {max(numbers)}"
+        return UnknownNameError("rollout", name, (), where=where, hint=hint)
+    return UnknownNameError("item", name, sorted({row.item_id for row in rows}), where=where)
 
 
 def _matching(name: str, rows: Sequence[Row]) -> list[Row]:

@@ -307,6 +307,11 @@ def test_an_unknown_item_is_an_error_with_the_nearest(run: Path) -> None:
     assert "does not exist" in show(run / "none", code=2)
 
 
+def test_an_unknown_rollout_of_an_item_is_an_error_with_their_number(run: Path) -> None:
+    page = show(run, "greet/9", code=2)
+    assert f"unknown rollout 'greet/9' of {run} (rollouts of 'greet': 2, numbered 0 to 1)" in page
+
+
 def test_programs_get_json(run: Path) -> None:
     whole = json.loads(show(run, "--json"))
     assert (whole["rollouts"], whole["scored"], whole["solved"]) == (4, 3, 1)
