@@ -96,7 +96,7 @@ def _named(name: str, rows: Sequence[Row], run: Run) -> list[Row]:
 
 
 def _unknown(name: str, run: Run) -> UnknownNameError:
-    """Return the error for a name that is in no rollout of the run: of its item, or of one rollout of an item."""
+    """Return the error for a name of nothing in the run. If only the number is wrong, it says which there are."""
     rows, where = run.rows.values(), f"of {run.path}"
     item_id = name.rpartition("/")[0]
     if numbers := [row.rollout_index for row in rows if row.item_id == item_id]:
