@@ -266,7 +266,8 @@ def test_nothing_outside_of_the_slot_is_reached(hermes, tasks, serve, records, i
 def test_output_that_is_no_text_and_files_that_are_none_are_told_as_such(hermes, tasks, serve, records, level):
     calls = [
         call("terminal", command="printf '\\377\\376 caf\\351 \\000 \\xf0\\x9f\\x99\\x82'"),
-        call("terminal", command="cat <(head -c 1000 /dev/urandom) <(head -c 1 /dev/zero) > noise; printf 'caf\\351\\n' > latin"),
+        call("terminal", command="head -c 1000 /dev/urandom > noise; head -c 1 /dev/zero >> noise"),
+        call("terminal", command="printf 'caf\\351\\n' > latin"),
         call("read_file", path="noise"),
         call("read_file", path="latin"),
         call("search_files", pattern="caf", path="."),
@@ -275,10 +276,10 @@ def test_output_that_is_no_text_and_files_that_are_none_are_told_as_such(hermes,
     assert done.code == 0, done.out
     done.has_no_noise()
     [record] = records()
-    text, written, noise, latin, found = answers(record)
+    text, *written, noise, latin, found = answers(record)
     assert "\ufffd\ufffd caf\ufffd" in text
     assert "🙂" in text or "\\ud83d" in text
-    assert '"exit_code": 0' in written
+    assert all('"exit_code": 0' in each for each in written)
     assert "binary" in noise
     assert "caf" in latin
     assert "latin" in found
