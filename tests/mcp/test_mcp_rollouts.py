@@ -171,7 +171,7 @@ async def test_a_server_that_was_killed_between_two_parts_is_started_again(tmp_p
     answers: list[dict[str, str]] = []
     async with Runtime(load_entry_points=False) as runtime:
         summary = await run_rollouts(runtime, Stepping(), Stepper(), mcp={"odd": odd("normal")}, **SHARED)
-    assert summary.complete and [answer["output"] for answer in answers] == ['{"text": "x"}'] * 2
+    assert summary.complete and [answer.get("output") for answer in answers] == ['{"text": "x"}'] * 2, answers
 
 
 async def test_a_server_that_fails_in_the_slot_is_a_failure_of_the_setup(tmp_path: Path) -> None:
