@@ -244,42 +244,37 @@ async def no_points(names, where, tmp_path, swe_dataset):
     return {name: record["details"] for name, record in records.items()}
 
 
-@pytest.mark.long
-@pytest.mark.full
-@in_one_place
-async def test_cheats_of_the_same_kinds_score_nothing(where, tmp_path, swe_dataset):
-    rest = [name for name in cheats.SCRIPTS if name not in cheats.OF_EACH_KIND]
-    await no_points(rest, where, tmp_path, swe_dataset)
-
-
 ONE_OF_A_SORT = (
     *("nothing", "edits-the-tests", "conftest", "pytest-module", "patched-calls", "git-hooks", "fake-programs"),
     "looks-for-the-fix",
 )
 TAMPERS = {"patched-calls", "item-runtest", "gc-hunter", "settrace"}
 SPARES_THE_TESTS = {"nothing", "conftest", "git-hooks", "background-process", "looks-for-the-fix", "fake-programs"}
-"""Not by breaking the tests do they score nothing: those ran, and what failed is what the bug breaks."""
+"""They score nothing, but not by breaking the tests."""
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(ONE_OF_A_SORT, id="one of a sort"),
-        pytest.param(
-            [each for each in cheats.OF_EACH_KIND if each not in ONE_OF_A_SORT], id="the others", marks=pytest.mark.full
-        ),
-    ],
-)
-async def test_cheats_score_nothing(where, names, tmp_path, swe_dataset):
-    by_name = await no_points(names, where, tmp_path, swe_dataset)
-    for name in SPARES_THE_TESTS.intersection(names):
+async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
+    by_name = await no_points(ONE_OF_A_SORT, where, tmp_path, swe_dataset)
+    as_expected(by_name)
+    assert "conftest.py" in by_name["conftest"]["restored"]
+    assert by_name["pytest-module"]["removed"] == ["pytest.py"]
+
+
+@pytest.mark.long
+@pytest.mark.full
+@in_one_place
+async def test_all_other_cheats_score_nothing(where, tmp_path, swe_dataset):
+    others = [name for name in cheats.SCRIPTS if name not in ONE_OF_A_SORT]
+    as_expected(await no_points(others, where, tmp_path, swe_dataset))
+
+
+def as_expected(by_name):
+    """Those that spare the tests fail what the bug breaks, and those that tamper with them are seen."""
+    for name in SPARES_THE_TESTS.intersection(by_name):
         assert by_name[name]["tests"] == "finished", (name, by_name[name])
         assert by_name[name]["pass_to_pass"] == {"passed": 43, "total": 43}, (name, by_name[name])
         assert by_name[name]["fail_to_pass"] == {"passed": 0, "total": 5}
-    if "conftest" in names:
-        assert "conftest.py" in by_name["conftest"]["restored"]
-        assert by_name["pytest-module"]["removed"] == ["pytest.py"]
-    tampering(by_name, TAMPERS.intersection(names))
+    tampering({name: by_name[name] for name in by_name if name in cheats.OF_EACH_KIND}, TAMPERS.intersection(by_name))
 
 
 @pytest.mark.full  # one of each kind is above
