@@ -105,7 +105,7 @@ def show(
     if as_json:
         say(json.dumps(_values(opened, ordered, what, whole=bool(item), by=by)))
     else:
-        most = rows or len(ordered)
+        most = rows or sys.maxsize
         _print(_shown(opened, ordered, what, by_name=bool(item), by=by, most=most, full=full))
 
 
@@ -137,8 +137,9 @@ def _shown(
         yield Text()
     if what == "tools":
         used = by_tool(rows)
-        yield tables.tools(used) if used else Text("no tool was called")
-        yield from tables.errors(used)
+        yield tables.tools(used[:most]) if used else Text("no tool was called")
+        yield from tables.errors(used[:most])
+        yield from _more(len(used) - most)
     elif what == "items":
         yield tables.items(rows, by, most)
         yield from _more(len(by_item(rows)) - most)

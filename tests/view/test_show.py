@@ -161,6 +161,11 @@ def test_tools_are_listed_with_what_went_wrong(run: Path) -> None:
     assert "\npatch: 1 × path is missing\n\nterminal: 3 × exit code 2\n" in page
     assert "a non-zero exit is no failure of the call" in page
     assert "a non-zero exit is" not in show(run, "--tools", "--tool", "patch")
+    first = show(run, "--tools", "--rows", "1")
+    assert "patch " in first
+    assert "terminal" not in first
+    assert "… and 1 more: --rows 0 shows all" in first
+    assert show(run, "--tools", "--rows", "0") == page
 
 
 def test_errors_that_are_alike_are_one(make_record: Any, write_run: Any, failed_call: Any) -> None:
