@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from hermes_core.cli.main import main
 from hermes_core.testing.scripted_server import Fault, Reply, ScriptedServer, ToolScript
 
 pytestmark = pytest.mark.usefixtures("atropos_extra")
@@ -133,20 +135,34 @@ async def test_what_can_not_be_evaluated_is_said(evaluate: Evaluate, tasks: str,
         done = await evaluate("tasks", server.base_url, dataset, "--env.eval_items=1", *ONE)
         assert done.returncode == 3
         assert "no rollout of the evaluation has a score" in done.stderr
-        asked = server.request_count
-        for options, said in (
-            (("task", dataset), "did you mean 'tasks'"),
-            (("tasks", dataset, "--env.eval_items=-1"), "eval_items"),
-            (("tasks", dataset, "--env.eval_item=1"), "did you mean 'eval_items'"),
-            (("tasks", f"--env.dataset_name={tmp_path / 'nothing.jsonl'}"), "nothing.jsonl"),
-        ):
-            name, *rest = options
-            done = await evaluate(name, server.base_url, *rest)
-            assert done.returncode == 2, done.stderr
-            assert said in done.stderr
-            assert "Traceback" not in done.stderr
-            assert done.stdout == ""
-        assert server.request_count == asked
+    assert not (tmp_path / "data/tasks-eval").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "said"),
+    [
+        ("task", "--env.eval_items=1", "did you mean 'tasks'"),
+        ("tasks", "--env.eval_items=-1", "eval_items"),
+        ("tasks", "--env.eval_item=1", "did you mean 'eval_items'"),
+        ("tasks", "--env.dataset_name=nothing.jsonl", "nothing.jsonl"),
+    ],
+)
+def test_a_mistake_is_said_before_the_server_is_asked(
+    name: str,
+    option: str,
+    said: str,
+    tasks: str,
+    tokenizer_folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [f"--env.dataset_name={tasks}", option, f"--env.tokenizer_name={tokenizer_folder}"]
+    options += ["--openai.base_url=http://127.0.0.1:9/v1", "--openai.model_name=scripted"]
+    done = CliRunner().invoke(main, ["atropos", "evaluate", name, *options])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "data/tasks-eval").exists()
 
 
