@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import venv
 from pathlib import Path
 
 import hermes_swe_smith
@@ -203,6 +204,21 @@ async def test_a_repository_from_a_url_with_nothing_known_of_it(runtime, swe_dat
     assert "pytest" in said
     assert "ledgerline-1.0.dist-info" in said
     assert "\nledgerline\n" not in said, "the project's own code is in the environment"
+
+
+async def test_pip_is_used_if_it_installs_for_other_interpreters(runtime, tmp_path, monkeypatch):
+    home = tmp_path / "venv"
+    venv.create(home, symlinks=True)
+    own, package = str(home / "bin/python3"), next(home.glob("lib/*/site-packages")) / "pip"
+    monkeypatch.setattr(dependencies, "_candidates", lambda wanted: ["no-such-python", own])
+    backend = runtime.tool_backend("local", isolation="shared")
+    async with backend, backend.lease("t") as slot:
+        installer = dependencies.Installer(backend.commands(slot), str(tmp_path), {}, 60)
+        assert await installer.find_python("") == (own, False), "it has none"
+        package.mkdir()
+        for text, used in (("raise OSError", False), ("__version__ = '22.2.2'", False), ("__version__ = '23.0'", True)):
+            (package / "__init__.py").write_text(text)
+            assert await installer.find_python("") == (own, used), text
 
 
 async def test_no_repository_at_the_url(runtime, swe_dataset, tmp_path):

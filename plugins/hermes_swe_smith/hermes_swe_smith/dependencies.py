@@ -43,7 +43,15 @@ IMAGE_PYTHONS = ("/opt/miniconda3/envs/testbed/bin/python", "{checkout}/.venv/bi
 
 _NEWEST_MINOR = 20
 
-_VERSION = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
+# Asking pip itself (`pip --version`) takes half a second.
+_VERSIONS = """
+import sys
+try:
+    from pip import __version__ as pip
+except Exception:
+    pip = "none"
+print("%d.%d" % sys.version_info[:2], pip, sys.executable)
+"""
 
 # What can be imported without the project: names that a file of the project must not take from it.
 _NOTES = """
@@ -265,19 +273,20 @@ class Installer:
 
     async def find_python(self, wanted: str) -> tuple[str, bool]:
         """Return an interpreter of the wanted version, and whether its pip can be used for the environment."""
-        found: dict[str, tuple[str, bool]] = {}
+        without_pip = ""
         for name in _candidates(wanted):
-            version, path = await self._version(name)
-            if _fits(version, wanted) and path not in found:
-                found[path] = (path, await self._has_pip(path))
-                if found[path][1]:
-                    return found[path]
-        if not found:
+            version, pip, path = await self._versions(name)
+            if not _fits(version, wanted):
+                continue
+            if _is_pip_for_others(pip):
+                return path, True
+            without_pip = without_pip or path
+        if not without_pip:
             raise SetupFailed(
                 f"the sandbox has no Python {wanted or '3'}",
                 hint=f"install python{wanted.removeprefix('>=')} there, or take an image or profile that has it",
             )
-        return next(iter(found.values()))
+        return without_pip, False
 
     async def make_venv(self, python: str, has_pip: bool) -> None:
         """Make an empty environment. It uses the interpreter's own pip, as another copy takes seconds to install."""
@@ -323,18 +332,20 @@ class Installer:
         await self.run([f"{self._directory}/venv/bin/python", "-I", "-c", _TAKE_OUT, checkout], "taking it out again")
         return ("src",) if source.ok else (".",)
 
-    async def _version(self, name: str) -> tuple[str, str]:
+    async def _versions(self, name: str) -> tuple[str, str, str]:
+        """Return an interpreter's version, that of its pip, and its path; all are empty if there is no such one."""
         try:
-            done = await self._commands.run([name, "-I", "-c", _VERSION], timeout_s=self._timeout_s)
+            done = await self._commands.run([name, "-I", "-c", _VERSIONS], timeout_s=self._timeout_s)
         except CommandError:
-            return "", ""
-        version, _, path = done.text.strip().partition(" ")
-        return (version, path) if done.ok else ("", "")
+            return "", "", ""
+        version, _, rest = done.text.strip().partition(" ")
+        pip, _, path = rest.partition(" ")
+        return (version, pip, path) if done.ok else ("", "", "")
 
-    async def _has_pip(self, python: str) -> bool:
-        done = await self._commands.run([python, "-I", "-m", "pip", "--version"], timeout_s=self._timeout_s)
-        found = re.match(r"pip (\d+)\.(\d+)", done.text)
-        return done.ok and found is not None and (int(found[1]), int(found[2])) >= LEAST_PIP
+
+def _is_pip_for_others(version: str) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= LEAST_PIP
 
 
 def _candidates(wanted: str) -> list[str]:
