@@ -360,7 +360,10 @@ class _Maker:
 
     def _cover(self, top: str, hidden: str, path: str) -> None:
         """Let there be nothing at a path: a device with the number 0 says so to an overlay."""
-        target = self._parents(top, hidden, path)
+        try:
+            target = self._parents(top, hidden, path)
+        except FileNotFoundError:  # its directory has been removed since it was found, and it with it
+            return
         if not os.path.lexists(target):
             os.mknod(target, stat.S_IFCHR, 0)
 
@@ -381,12 +384,15 @@ class _Maker:
         for name in names[:-1]:
             source, target = os.path.join(source, name), os.path.join(target, name)
             if not os.path.lexists(target):
+                info = os.lstat(source)
                 os.mkdir(target)
-                self._copy_owner(source, target)
+                self._own(target, info)
         return os.path.join(target, names[-1])
 
     def _copy_owner(self, source: str, target: str) -> None:
-        info = os.lstat(source)
+        self._own(target, os.lstat(source))
+
+    def _own(self, target: str, info: os.stat_result) -> None:
         os.chown(target, self._outside(info.st_uid), self._outside(info.st_gid))
         os.chmod(target, stat.S_IMODE(info.st_mode))
 

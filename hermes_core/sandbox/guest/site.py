@@ -115,7 +115,7 @@ class Site:
                     self._layers_place + os.urandom(4).hex(), root, visible, unreadable, places, ids
                 )
             except OSError as error:
-                reasons.append(error.strerror or str(error))
+                reasons.append(": ".join(filter(None, (error.filename, error.strerror or str(error)))))
             else:
                 layers.import_for_slots()
                 return made

@@ -15,9 +15,11 @@ import pytest
 
 import hermes_core
 from hermes_core.errors import ConfigError, PolicyError
+from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation, Network
 from hermes_core.sandbox.local import view
 from hermes_core.sandbox.local.backend import LocalConfig
+from hermes_core.settings import Settings
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.tools.registry import ToolRegistry
 
@@ -424,3 +426,18 @@ def test_slots_users_have_names_and_the_hosts_lists_stay(host, level: Isolation)
         assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in lists] == before
 
     host.run(scenario)
+
+
+@pytest.mark.root
+async def test_what_is_hidden_from_root_of_a_slot_may_be_gone_since_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"hermes-test-{uuid.uuid4().hex}"
+    gone = f"/usr/local/share/{folder}/inner/secret"
+    monkeypatch.setattr(view, "unreadable", lambda: (gone, "/etc/shadow", f"{gone}/below"))
+    async with Runtime(Settings(state_dir=tmp_path / "state"), load_entry_points=False) as runtime:
+        if Isolation.PRIVATE_ROOT not in runtime.backend("local").capabilities.isolation:
+            pytest.skip("this host grants no roots of their own")
+        backend = runtime.tool_backend("local", isolation="private-root")
+        async with backend, backend.lease() as slot:
+            assert (await backend.commands(slot).run(f"id -u; ls /usr/local/share | grep {folder}")).text == "0\n"
