@@ -115,13 +115,13 @@ async def test_fifty_batches_with_failures_and_a_dead_api(
 async def test_trouble_of_the_model_server_that_passes_costs_no_rollout(
     make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path, trouble: Any
 ) -> None:
-    env = make_env(token_server.base_url, "vllm", rollout_server_url=run_api.url, total_steps=8, max_num_workers=4)
+    env = make_env(token_server.base_url, "vllm", rollout_server_url=run_api.url, total_steps=5, max_num_workers=4)
     env.server_configs = [server.model_copy(update={"timeout": 1}) for server in env.server_configs]
     trainer = make_trainer(run_api.url)
     async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         serving_task = tasks.create_task(env.env_manager())
-        training = tasks.create_task(trainer.run(8))
-        while len(trainer.batches) < 3:
+        training = tasks.create_task(trainer.run(5))
+        while len(trainer.batches) < 2:
             await asyncio.sleep(0.05)
         token_server.trouble, before = trouble, token_server.requests
         await asyncio.sleep(3)

@@ -175,10 +175,17 @@ WAYS = {
 }
 
 
+def _marks(shell: str, way: str) -> Any:
+    """Shells differ in which of their processes stays: in a pipe, and in a subshell."""
+    if shell == "bash":
+        return () if way == "plain" else pytest.mark.full
+    return pytest.mark.full if way in ("plain", "through a pipe", "in a subshell of a subshell") else pytest.mark.stress
+
+
 @pytest.mark.parametrize(
-    "way", ["plain", *(pytest.param(way, marks=pytest.mark.full) for way in WAYS if way != "plain")]
+    ("shell", "way"),
+    [pytest.param(shell, way, marks=_marks(shell, way)) for shell in ("bash", "sh") for way in WAYS],
 )
-@pytest.mark.parametrize("shell", ["bash", pytest.param("sh", marks=pytest.mark.full)])
 def test_one_for_the_rest_of_a_shells_life(shell: str, way: str) -> None:
     script = f"""
         {WAYS[way]}

@@ -15,7 +15,7 @@ from hermes_core.sandbox.contract import Isolation
 from tests.swe_smith.shapes import DOCTEST_MODULES, DOUBLE, SHAPES, TESTS, Shape, package, plain, write
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.full)])
+@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.stress)])
 def where(request):
     """Options of a run: a backend that can be used here."""
     options = {"backend": request.param, "isolation": "user", "concurrency": 2}
@@ -267,7 +267,6 @@ class Doing:
 
 
 @pytest.mark.full  # what becomes of doctests is in test_doctests.py and test_pytest_report.py
-@pytest.mark.parametrize("where", ["local", pytest.param("docker", marks=pytest.mark.stress)], indirect=True)
 async def test_doctests_are_the_clean_trees_and_the_code_is_the_agents(runtime, where, tmp_path):
     env = env_of(tmp_path, {"any": DOCTESTS})
     row = json.loads((tmp_path / "tasks.jsonl").read_text())

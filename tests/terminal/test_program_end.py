@@ -110,13 +110,20 @@ LOCAL, *ELSEWHERE = BACKENDS = ["local", "docker", "ssh", "modal"]
 FULL = pytest.mark.full
 
 
+def marks_of(backend: str, program: str) -> Any:
+    """The first programs run everywhere, the others on one backend: they differ in what is the driver's."""
+    if program in FIRST:
+        return () if backend == LOCAL else FULL
+    return FULL if backend == LOCAL else pytest.mark.stress
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize(
     ("place", "program"),
     [
         *(
-            pytest.param(backend, program, marks=() if backend == LOCAL and program in FIRST else FULL)
+            pytest.param(backend, program, marks=marks_of(backend, program))
             for backend in BACKENDS
             for program in (TERMINAL, ASYNCHRONOUS, FAILING, RUNTIME, OPEN_LOOP)
         ),
