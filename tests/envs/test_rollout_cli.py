@@ -421,7 +421,7 @@ async def until(condition, seconds: float) -> bool:
 async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(environ, dataset, tmp_path, mark, number):
     arguments = ["rollout", "tasks", dataset(*slow(40, mark)), "--agent", "oracle", "--out", "out", *ISOLATION]
     program = await start(environ, tmp_path, *arguments)
-    assert await until(lambda: processes_with(mark), 20)
+    assert await until(lambda: processes_with(mark), 60)
     program.send_signal(number)
     began = time.monotonic()
     output, _ = await asyncio.wait_for(program.communicate(), 10)
@@ -442,7 +442,7 @@ async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored
     arguments += ["--group-size", "2", "--backend.orphan_ttl_s=2", *ISOLATION]
     for _ in range(kills):
         program = await start(environ, tmp_path, *arguments)
-        assert await until(lambda: processes_with(mark), 20)
+        assert await until(lambda: processes_with(mark), 60)
         await asyncio.sleep(chance.uniform(0, 0.8))
         program.kill()
         await program.communicate()

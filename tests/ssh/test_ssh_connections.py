@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,18 @@ async def test_a_key_that_is_not_there(server: Any) -> None:
         await probe(server, identity="/nonexistent")
 
 
-async def test_a_key_with_a_passphrase(make_server: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can read. pytest closes its own to them whenever another run of it begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+async def test_a_key_with_a_passphrase(make_server: Callable[..., Any], tmp_path: Path, open_folder: Path) -> None:
     public = new_key(tmp_path / "locked", "open sesame")
-    (tmp_path / "authorized").write_text(public + "\n")
-    for path in (*reversed(tmp_path.parents), tmp_path):
-        if path.stat().st_mode & 0o055 == 0 and path.owner() == "root" and str(path).startswith("/tmp/"):
-            path.chmod(path.stat().st_mode | 0o011)
-    server = make_server(AuthorizedKeysFile=str(tmp_path / "authorized"), StrictModes="no")
+    (open_folder / "authorized").write_text(public + "\n")
+    server = make_server(AuthorizedKeysFile=str(open_folder / "authorized"), StrictModes="no")
     server.config_file.write_text(server.config_file.read_text().replace(f"{server.made}/client", f"{tmp_path}/locked"))
     with pytest.raises(LoginRefused, match="needs a passphrase"):
         await probe(server)
