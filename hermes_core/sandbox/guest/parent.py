@@ -399,8 +399,8 @@ class Parent:
     def _kill_family(self, pid: int) -> None:
         """Kill all that a command has started. One look can miss what forks while we look, so several have to agree."""
         until = time.monotonic() + _KILLING_S
-        first = set(self._family(pid))
-        targets, looks, forks = list(first), 0, False
+        targets = self._family(pid)
+        first, looks, forks = frozenset(targets), 0, False
         while looks < _LOOKS:
             for target in targets:
                 processes.send_signal(target, signal.SIGKILL)

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hermes_core.sandbox.guest import background, removal
+from hermes_core.sandbox.guest import background, processes, removal
 from hermes_core.sandbox.guest.loop import Loop
+from hermes_core.sandbox.guest.parent import Parent
 from hermes_core.sandbox.guest.streams import Drains, Input, Spool, Stream
 from hermes_core.sandbox.guest.wire import CHUNK, WINDOW
 
@@ -313,3 +314,13 @@ def test_what_has_ended_is_kept_from_its_end_on(monkeypatch):
         each.id = identity
     background._forget_old(known)
     assert list(known) == ["new", "runs"]
+
+
+def test_a_shell_is_killed_before_its_child(monkeypatch):
+    """Or it would report the child's end, and seem to have ended by itself."""
+    family, sent = [907, 908, 912], []
+    looks = iter([family, [], [], []])
+    monkeypatch.setattr(processes, "send_signal", lambda pid, number: sent.append(pid))
+    Parent._kill_family(SimpleNamespace(_family=lambda pid: next(looks), _reap=lambda: None), 907)
+    assert sent == family
+    assert next(looks, None) is None
