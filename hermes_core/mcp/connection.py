@@ -39,6 +39,9 @@ MAX_PAGES = 100
 CLOSE_S = 15.0
 """Seconds after which a connection that does not close is cut."""
 
+SIGN_S = 2.0
+"""Seconds for a server to say that it is still there."""
+
 _MESSAGE_CHARS = 2000
 
 _HINTS = {
@@ -105,7 +108,7 @@ class Connection:
         Raises:
             InfraError: the sandbox that it runs in is gone.
         """
-        if not self._transport.ended:
+        if not await self._has_ended():
             return
         await self._close()
         self._begin()
@@ -113,6 +116,20 @@ class Connection:
             await self.open()
         except ServerFailed as error:  # an agent may have caused this, so it is no failure of the setup
             log.warning("%s was not started again: %s", self, error.message)
+
+    async def _has_ended(self) -> bool:
+        """Return whether the server's program has ended. It is asked, as the news of its end may be on its way."""
+        if self._transport.ended or self._session is None or self.server.url is not None:
+            return self._transport.ended
+        self._transport.asked()
+        try:
+            async with asyncio.timeout(SIGN_S):
+                await self._session.send_ping()
+        except MCPError as error:
+            return bool(error.code == CONNECTION_CLOSED)
+        except (TimeoutError, ValidationError):  # whatever is wrong with it, its program runs
+            pass
+        return False
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool by the server's own name for it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -27,6 +28,7 @@ from hermes_core import (
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.session import Tools
 from hermes_core.errors import ConfigError
+from hermes_core.mcp import processes
 from hermes_core.mcp.servers import McpServer
 from hermes_core.testing.scripted_server import ScriptedServer, ToolScript, call
 from tests.mcp.mcp_servers import odd, real
@@ -149,7 +151,20 @@ async def test_the_driver_reaches_and_runs_nothing_that_an_item_names(tmp_path: 
         await rollout.aclose()
 
 
-async def test_a_server_that_was_killed_between_two_parts_is_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("news_s", [0.0, 0.3])
+async def test_a_server_that_was_killed_between_two_parts_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, news_s: float
+) -> None:
+    """Also where the news of its end takes a while."""
+    read = processes._InSlot.read
+
+    async def late(self: Any) -> bytes:
+        data = await read(self)
+        await asyncio.sleep(0 if data else news_s)
+        return data
+
+    monkeypatch.setattr(processes._InSlot, "read", late)
+
     class Stepping(Adding):
         @hookimpl
         async def continue_trajectory(self, item: Any, rollout: Any, result: Any) -> str | None:
