@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.forked_program import run_program
+
 COMMAND = [sys.executable, "-m", "hermes_core"]
 
 
@@ -39,14 +41,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def hermes(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-    )
+    return run_program(arguments, {**os.environ, **environment}, Path.cwd())
 
 
 HOST = """
@@ -71,7 +66,7 @@ UNUSABLE = HOST.replace("VERDICT", "Diagnosis(False, 'no daemon', advice=('start
 
 
 def test_version_and_help() -> None:
-    version = hermes("--version")
+    version = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, timeout=60)
     assert re.fullmatch(r"hermes-rl, version \d+\.\d+\.\d+\n", version.stdout)
     shown = hermes("--help")
     assert shown.returncode == 0

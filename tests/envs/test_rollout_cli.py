@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from hermes_core.cli.main import main
 from hermes_core.testing.scripted_server import Fault, ScriptedServer
+from tests.forked_program import run_program
 
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
 PROGRAM = [sys.executable, "-m", "hermes_core"]
@@ -39,15 +40,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def run(environ, tmp_path):
     def call(*arguments, timeout=60, **changes) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [*PROGRAM, *map(str, arguments)],
-            env={**environ, **changes},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return run_program([*map(str, arguments)], {**environ, **changes}, tmp_path, timeout=timeout)
 
     return call
 
