@@ -101,11 +101,17 @@ def sandboxes(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tokenizer(trl_extra: None, tokenizers: Callable[[str], Any]) -> Any:
-    """A ChatML tokenizer whose calls TRL can parse."""
+def form() -> str:
+    """The chat format of the model."""
+    return "chatml"
+
+
+@pytest.fixture
+def tokenizer(trl_extra: None, tokenizers: Callable[[str], Any], form: str) -> Any:
+    """A tokenizer. If it is of ChatML, TRL can parse its calls."""
     from trl.chat_template_utils import qwen3_template
 
-    made = tokenizers("chatml")
+    made = tokenizers(form)
     made.response_template = qwen3_template
     return made
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import itertools
 import math
 import queue
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 from hermes_trl import HermesSpec
 
-from hermes_core import ConfigError, ModelError, UsageError
-from hermes_core.agents.compaction import REQUEST
-from hermes_core.testing.tiny_model.engine import Plan
+from hermes_core import ConfigError, Group, ModelError, TokenSequence, UsageError, hookimpl
 from hermes_core.testing.tiny_model.exactness import TrainedSequence, check_exactness
-from hermes_core.testing.tiny_model.plans import Gap, letters, make_plan
+from hermes_core.testing.tiny_model.plans import WildPlans
+from tests.exactness import FORMS, TURNS, check_run, long_conversations, without_trial
 from tests.trl.conftest import ISOLATION, Notes, Served
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
@@ -58,30 +58,91 @@ def sequences(columns: Columns) -> list[TrainedSequence]:
     ]
 
 
-@pytest.mark.parametrize("rollouts", [8, pytest.param(200, marks=pytest.mark.stress)])
+def sizes(*small: str) -> list[Any]:
+    """How many groups of four are rolled out with each chat template: 50, and two with the `small` ones for CI."""
+    return [*((form, 2) for form in small), *(pytest.param(form, 50, marks=pytest.mark.stress) for form in FORMS)]
+
+
+class Wild(Notes):
+    """Every second rollout of an item has the reward 1, whatever it wrote: each group has something to learn from."""
+
+    @hookimpl
+    async def verify_and_score_trajectory(self, item: Mapping[str, Any], exec_tool: Any) -> float:
+        self.broken[item["id"]] = self.broken.get(item["id"], 0) + 1
+        return float(self.broken[item["id"]] % 2)
+
+
+def open_wild(served: Served, tokenizer: Any, form: str, groups: int) -> tuple[HermesSpec, list[Group]]:
+    """A spec with so many items whose conversations are long, and where its groups are kept. After one round of the
+    items, nothing else is rolled out."""
+    served.engine.plan = WildPlans(tokenizer, form, TURNS)
+    environment = Wild(*[{}] * groups)
+    task = environment.format_prompt({"word": "fox"})
+    agent = {**served.agent, **long_conversations(tokenizer, form, task, rollouts=4 * groups)}
+    spec = HermesSpec(environment, agent=agent, concurrency=32, **ISOLATION)
+    kept: list[Group] = []
+    left, roll = [groups], spec.run.roll
+
+    async def noted(sizes: Sequence[tuple[str, int]]) -> list[Group]:
+        left[0] -= len(sizes)
+        if left[0] < 0:
+            await asyncio.Event().wait()
+        rolled = await roll(sizes)
+        kept.extend(rolled)
+        return rolled
+
+    spec.run.roll = noted  # type: ignore[method-assign]
+    return spec, kept
+
+
+def summaries_of(groups: Sequence[Group]) -> list[int]:
+    """The number of summaries of each rollout."""
+    return [sum(turn.compacted for turn in each.record.turns) for group in groups for each in group.kept]
+
+
+def lists_of(sequence: TokenSequence) -> TrainedSequence:
+    """A sequence of a record as one of our own."""
+    return TrainedSequence(**sequence.lists())
+
+
+@pytest.mark.parametrize(("form", "groups"), sizes("chatml"))
 def test_the_trainer_gets_the_tokens_that_the_model_sampled(
-    served: Served, new_trainer: Callable[..., Any], rollouts: int
+    served: Served,
+    tokenizer: Any,
+    new_trainer: Callable[..., Any],
+    form: str,
+    groups: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
     before = copy.deepcopy(served.model)
-    with HermesSpec(Notes(), agent=served.agent, concurrency=8, **ISOLATION) as spec:
-        trainer, got = train(spec, new_trainer, served.model, rollouts=rollouts)
-    # Before the first rollout, the endpoint was tried out with short prompts.
-    sampled = [each for each in served.engine.sampled if len(each.prompt) > 100]
-    exact = check_exactness(before, sequences(got), sampled)
-    assert not exact.problems
-    assert exact.sequences == rollouts
-    assert exact.drawn > 5 * rollouts
-    assert exact.worst < 1e-5
-    wrote = ["echo fox" in served_text(trainer, ids) for ids in got["completion_ids"]]
-    assert got["reward"] == [float(each) for each in wrote]
+    spec, kept = open_wild(served, tokenizer, form, groups)
+    batch = {"num_generations": 4, "per_device_train_batch_size": 4, "steps_per_generation": groups}
+    with spec:
+        trainer, got = train(spec, new_trainer, served.model, config={**batch, "gradient_accumulation_steps": groups})
+    rolled = [each for group in kept for each in group.kept]
+    assert got["trajectory_id"] == [each.record.trajectory_id for each in rolled]
+    # TRL takes one sequence of each rollout. With the others, nothing that was sampled is missing.
+    left_out = [
+        lists_of(sequence)
+        for each in rolled
+        for sequence in sorted(each.sequences, key=lambda sequence: -sequence.trained)[1:]
+    ]
+    rows = sequences(got)
+    found = check_run(
+        f"TRL's rollout_func, {form}, {len(rows)} sequences in its rows and {len(left_out)} left out",
+        before,
+        [*rows, *left_out],
+        without_trial(served.engine.sampled, tokenizer),
+        summaries=summaries_of(kept),
+        tell=record_property,
+    )
+    assert len(rows) == len(rolled) == 4 * groups
+    assert found.drawn > 20 * len(rolled)
+    assert got["reward"] == [each.reward for each in rolled]
     assert list(trainer._logs["rewards"]["environment_reward"]) == got["reward"]
     assert any(
         bool((old != new).any()) for old, new in zip(before.parameters(), trainer.model.parameters(), strict=True)
     )
-
-
-def served_text(trainer: Any, ids: Sequence[int]) -> str:
-    return str(trainer.processing_class.decode(ids))
 
 
 @pytest.mark.parametrize("breaks", ["infra", "setup", "verifier"])
@@ -140,7 +201,7 @@ def test_another_temperature_and_a_spec_without_a_model_are_refused(
 
 def taken(worker: Any, count: int) -> list[Any]:
     """That many samples."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     samples: list[Any] = []
     while len(samples) < count:
         worker.check_health(60)
@@ -158,36 +219,40 @@ def sequence_of(sample: Any) -> TrainedSequence:
     return TrainedSequence(sample.input_ids.tolist(), masks, sample.old_log_probs.tolist())
 
 
-def test_all_sequences_of_a_summarised_conversation_are_trained_on(served: Served, tokenizer: Any) -> None:
-    said, drawn = served.engine.plan, Gap(3, letters(tokenizer))
-    assert said is not None
-
-    def summarises(prompt: Sequence[int], chance: random.Random) -> Plan:
-        asked = REQUEST in tokenizer.decode(prompt)
-        return make_plan(tokenizer, ["I wrote it. ", drawn]) if asked else said(prompt, chance)
-
-    with HermesSpec(Notes(), agent=served.agent, concurrency=2, **ISOLATION) as spec:
-        (group,) = spec.run.call(spec.run.roll([("0", 1)]))
-    (turn, *_) = group.kept[0].record.turns
-    served.engine.plan = summarises
-    agent = {**served.agent, "compact_at": turn.prompt_tokens + 1}
-    with HermesSpec(Notes(), agent=agent, concurrency=4, **ISOLATION) as spec:
-        worker = spec.rollout_worker(4, groups=1)
+@pytest.mark.parametrize(("form", "groups"), sizes("qwen3", "llama3"))
+def test_all_sequences_of_a_summarised_conversation_are_trained_on(
+    served: Served, tokenizer: Any, form: str, groups: int, record_property: Callable[[str, object], None]
+) -> None:
+    spec, kept = open_wild(served, tokenizer, form, groups)
+    with spec:
+        worker = spec.rollout_worker(4, groups=8)
         worker.start()
-        samples = taken(worker, 8)
+        samples: list[Any] = []
+        while len({each.group_id for each in samples}) < groups or len(samples) < sum(map(sequences_in, kept)):
+            samples += taken(worker, 1)
         worker.stop()
-    exact = check_exactness(served.model, map(sequence_of, samples), served.engine.sampled)
-    assert exact.worst <= 1e-5
-    assert not [problem for problem in exact.problems if "never sampled" in problem]
-    assert [sum(mask) > 0 for mask in (each.completion_mask for each in samples)] == [True] * 8
-    begun = ["I wrote it. " in tokenizer.decode(each.input_ids) for each in samples]
-    ended = ["Done " in tokenizer.decode(each.input_ids) for each in samples]
-    assert begun == [True] * 8
-    assert ended == [False, True] * 4, (
-        "each rollout has the sequence with its summary, and the one that goes on from it"
+        assert worker.rollout_buffer.empty()
+    summaries = summaries_of(kept)
+    check_run(
+        f"TRL's rollout worker, {form}",
+        served.model,
+        map(sequence_of, samples),
+        without_trial(served.engine.sampled, tokenizer),
+        summaries=summaries,
+        tell=record_property,
     )
-    for before, after in zip(samples[::2], samples[1::2], strict=True):
-        assert before.advantage == after.advantage
+    assert len(summaries) == 4 * groups
+    # The samples of a group come one after the other, and all of a rollout have its advantage.
+    given = [(each.input_ids.tolist(), each.metrics["reward"]) for each in samples]
+    assert sorted(given) == sorted(
+        (sequence.tokens.tolist(), each.reward) for group in kept for each in group.kept for sequence in each.sequences
+    )
+    for _, same in itertools.groupby(samples, key=lambda each: (each.group_id, each.metrics["reward"])):
+        assert len({each.advantage for each in same}) == 1
+
+
+def sequences_in(group: Group) -> int:
+    return sum(len(each.sequences) for each in group.kept)
 
 
 def test_the_worker_gives_groups_for_as_long_as_it_is_asked(served: Served) -> None:
