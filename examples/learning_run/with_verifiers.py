@@ -21,6 +21,7 @@ import torch
 import verifiers.v1 as vf
 from hermes_rl import HermesEnv
 from hermes_verifiers.adapter import HermesEnvConfig
+from hermes_verifiers.branches import branches
 from train import BASELINE, BATCH_SIZE, GROUP_SIZE, MAX_TOKENS, learn
 from verifiers.v1.clients import ModelContext
 from warm_up import tokenizer_of, warm_up
@@ -54,13 +55,13 @@ async def group(env, task, context):
     """Roll out a task, and return the sequences of its rollouts. Those that failed are left out."""
     episodes = await asyncio.gather(*(env.run_slot(slot, context) for slot in env.slots(task, GROUP_SIZE)))
     traces = [trace for episode in episodes for trace in episode.traces if trace.ok]
-    return [rollout(branch, trace.reward) for trace in traces for branch in trace.branches]
+    return [rollout(branch, trace.reward) for trace in traces for branch in branches(trace)]
 
 
 def rollout(branch, reward):
     """Return one sequence of a trace as `grpo` takes it."""
-    masks = [token if own else grpo.MASKED for token, own in zip(branch.token_ids, branch.sampled_mask, strict=True)]
-    return grpo.Rollout(branch.token_ids, masks, branch.logprobs, reward)
+    masks = [token if own else grpo.MASKED for token, own in zip(branch.tokens, branch.mask, strict=True)]
+    return grpo.Rollout(branch.tokens, masks, branch.logprobs, reward)
 
 
 async def run(settings):
