@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,21 +29,27 @@ def make_plan(tokenizer: Any, parts: Sequence[str | Gap], cuts: random.Random | 
 
     Args:
         cuts: cuts the text at random places before it is tokenized, so that the tokens differ from the tokenizer's for
-            the whole text, as a model's own tokens often do.
+            the whole text, as a model's own tokens often do. Special tokens stay whole.
     """
     plan: list[Collection[int] | None] = []
     for part in parts:
         if isinstance(part, Gap):
             plan += [part.among] * part.tokens
         else:
-            pieces = [part] if cuts is None else _cut(part, cuts)
+            pieces = [part] if cuts is None else _cut(part, _marks(tokenizer), cuts)
             plan += [(token,) for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False)]
     return [*plan, (tokenizer.eos_token_id,)]
 
 
-def _cut(text: str, cuts: random.Random) -> list[str]:
-    places = sorted({0, len(text), *(cuts.randrange(len(text) + 1) for _ in range(len(text) // 8))})
-    return [text[begin:end] for begin, end in pairwise(places)]
+def _marks(tokenizer: Any) -> re.Pattern[str]:
+    """Return what finds the special tokens in a text."""
+    return re.compile("|".join(re.escape(str(each)) for each in tokenizer.added_tokens_decoder.values()))
+
+
+def _cut(text: str, marks: re.Pattern[str], cuts: random.Random) -> list[str]:
+    inside = {place for found in marks.finditer(text) for place in range(found.start() + 1, found.end())}
+    places = {cuts.randrange(len(text) + 1) for _ in range(len(text) // 8)} - inside
+    return [text[begin:end] for begin, end in pairwise(sorted({0, len(text), *places}))]
 
 
 def ordinary(tokenizer: Any) -> frozenset[int]:

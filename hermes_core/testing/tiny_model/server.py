@@ -78,6 +78,8 @@ class TokensSampling(_Sampling):
     logprobs: Literal[0, 1] | None = None
     stop_token_ids: tuple[int, ...] = ()
     """Only tokens that end a completion anyway."""
+    routed_experts_prompt_start: int | None = Field(default=None, ge=0)
+    """From where a mixture of experts tells its routing. verifiers sends it to every model; this one has no experts."""
 
 
 class TokensRequest(BaseModel):
