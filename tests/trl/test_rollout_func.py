@@ -17,7 +17,7 @@ from hermes_trl import HermesSpec
 from hermes_core import ConfigError, Group, ModelError, TokenSequence, UsageError, hookimpl
 from hermes_core.testing.tiny_model.exactness import TrainedSequence, check_exactness
 from hermes_core.testing.tiny_model.plans import WildPlans
-from tests.exactness import FORMS, TURNS, check_run, long_conversations, without_trial
+from tests.exactness import FORMS, TURNS, check_run, check_share, long_conversations, without_trial
 from tests.trl.conftest import ISOLATION, Notes, Served
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
@@ -136,6 +136,7 @@ def test_the_trainer_gets_the_tokens_that_the_model_sampled(
         summaries=summaries_of(kept),
         tell=record_property,
     )
+    check_share(summaries_of(kept))
     assert len(rows) == len(rolled) == 4 * groups
     assert found.drawn > 20 * len(rolled)
     assert got["reward"] == [each.reward for each in rolled]
@@ -241,6 +242,7 @@ def test_all_sequences_of_a_summarised_conversation_are_trained_on(
         summaries=summaries,
         tell=record_property,
     )
+    check_share(summaries)
     assert len(summaries) == 4 * groups
     # The samples of a group come one after the other, and all of a rollout have its advantage.
     given = [(each.input_ids.tolist(), each.metrics["reward"]) for each in samples]
