@@ -15,8 +15,8 @@ from hermes_core.testing.tiny_model.exactness import TOLERANCE, Exactness, Train
 TURNS = 4
 """The turns of `WildPlans` in these conversations. Summaries come on top."""
 
-GROWTH = {"qwen3": 342, "chatml": 346, "llama3": 254}
-"""The number of tokens beyond the first prompt that about half of the conversations reach, for each chat template."""
+GROWTH = {"qwen3": 260, "chatml": 260, "llama3": 190}
+"""The number of tokens beyond the first prompt that most conversations reach, by chat template."""
 
 FORMS = tuple(GROWTH)
 
@@ -36,7 +36,7 @@ def long_conversations(tokenizer: Any, form: str, task: str, system: str = "", *
     return {
         "compact_at": len(prompt) + GROWTH[form] // (1 if many else 2),
         "max_turns": TURNS * (2 if many else 1),
-        "max_tokens": 250,
+        "max_tokens": 160,
     }
 
 
