@@ -51,6 +51,11 @@ class Open:
         """A training client for tests that don't look at its weights. Each needs seconds and an adapter."""
         return self.client()
 
+    @cached_property
+    def untrained(self) -> Any:
+        """A training client for tests that look at its weights and never train them."""
+        return self.client()
+
     def client(self, url: str | None = None) -> Any:
         """A training client with an adapter of its own, which changes nothing yet."""
         import tinker
@@ -79,17 +84,20 @@ def skyrl(
     """SkyRL's server, in the Python that HERMES_SKYRL names."""
     from hermes_tinker.testing import skyrl_server
 
-    from hermes_core.testing.tiny_model.folder import make_model
+    from hermes_core.testing.tiny_model.folder import FORMATS, make_model
 
     python = os.environ.get("HERMES_SKYRL", "")
     require("skyrl", None if python else "HERMES_SKYRL names no Python with SkyRL's server, see docs/tinker.md")
     out = tmp_path_factory.mktemp("skyrl")
     folder, warm = out / "model", example("warm_up")
     tokenizer = warm.tokenizer_of(folder)
+    llama = FORMATS["llama3"]  # its template is one of those that are tested with this model
+    tokenizer.add_tokens([*llama.special, llama.end_of_turn], special_tokens=True)
+    tokenizer.save_pretrained(folder)
     model = make_model(tokenizer, width=64, layers=1, context=2048)
     warm.warm_up(model, tokenizer, 60)
     model.save_pretrained(folder)
-    with skyrl_server(python, folder, out / "state", adapters=9) as url:
+    with skyrl_server(python, folder, out / "state", adapters=10) as url:
         yield Open(url, folder.resolve(), model.eval(), tokenizer)
 
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
 import pytest
 
 from hermes_core import ConfigError, LoopThread, ModelError
 from hermes_core.agents import silence
-from hermes_core.testing.tiny_model.exactness import recomputed_logprobs
+from hermes_core.agents.exact import ExactSession
+from hermes_core.agents.replies import Reply, ToolCall
+from hermes_core.runtime import Runtime
+from hermes_core.settings import Settings
+from hermes_core.testing import tiny_model
+from hermes_core.testing.tiny_model.engine import Sampled
+from hermes_core.testing.tiny_model.exactness import TrainedSequence
+from tests.exactness import FORMS, check_run, check_share, without_trial
 from tests.tinker.conftest import AGENT, Open
 from tests.trl.conftest import ISOLATION
 
@@ -35,29 +46,93 @@ def opened(skyrl: Open) -> Iterator[Callable[..., Any]]:
         yield open_run
 
 
-@pytest.mark.parametrize("many", [2, pytest.param(25, marks=pytest.mark.stress)])
+def summarising(tokenizer: Any, form: str) -> dict[str, Any]:
+    """Settings of an agent with this chat format whose conversations are summarised after a call or two."""
+    text = files(tiny_model).joinpath("templates", f"{form}.jinja").read_text("utf-8")
+    template = re.sub(r"\(tool \| tojson.*?\) ", "tool.function.name ", text)  # instead of its schema
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Write fox to gold."}],
+        tools=Runtime(Settings(), load_entry_points=False).tools.schemas(("terminal", "process")),
+        chat_template=template,
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    limits = {"max_token_length": 1024, "max_tokens": 48, "max_turns": 6}
+    return {**limits, "chat_template": template, "compact_at": len(prompt) + 60}
+
+
+@pytest.fixture
+def calls_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of four answers make a call, whatever the model wrote. It has learnt to write calls in one format only."""
+    read = ExactSession._read
+
+    def reads(self: ExactSession, sampled: Any, *about: Any) -> Reply:
+        reply, number = read(self, sampled, *about), sum(sampled.tokens)
+        if reply.calls or number % 4 == 0:
+            return reply
+        word, box = ("ant", "bee", "cow", "fox")[number // 4 % 4], ("red", "blue", "green", "gold")[number // 16 % 4]
+        arguments = {"command": f"echo {word} > {box}"}
+        return replace(reply, calls=(ToolCall(f"call_{self._answers}", "terminal", json.dumps(arguments), arguments),))
+
+    monkeypatch.setattr(ExactSession, "_read", reads)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Sampled]:
+    """What the server answers from now on."""
+    from hermes_tinker.server import TinkerServer
+
+    noted: list[Sampled] = []
+    sample = TinkerServer.sample
+
+    async def note(self: Any, prompt: Sequence[int], **asked: Any) -> Any:
+        got = await sample(self, prompt, **asked)
+        free, version = (False,) * len(got.tokens), int(got.weight_version or 0)
+        noted.append(
+            Sampled(tuple(prompt), tuple(got.tokens), tuple(got.logprobs), free, 1.0, got.finish_reason, version)
+        )
+        return got
+
+    monkeypatch.setattr(TinkerServer, "sample", note)
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("form", "many"),
+    [*((form, 1) for form in FORMS), *(pytest.param(form, 25, marks=pytest.mark.stress) for form in FORMS)],
+)
 def test_the_trainer_gets_the_tokens_that_were_sampled(
-    skyrl: Open, opened: Callable[..., Any], troubled: Callable[..., Any], many: int
+    skyrl: Open,
+    opened: Callable[..., Any],
+    troubled: Callable[..., Any],
+    answers: list[Sampled],
+    calls_often: None,
+    form: str,
+    many: int,
+    record_property: Callable[[str, object], None],
+) -> None:
+    run = opened(troubled(), training=skyrl.untrained, agent=summarising(skyrl.tokenizer, form))
+    groups = run.roll(many, 8)
+    rolled = [each for group in groups for each in group.kept]
+    summaries = [sum(turn.compacted for turn in each.record.turns) for each in rolled]
+    sequences = [TrainedSequence(**sequence.lists()) for each in rolled for sequence in each.sequences]
+    sampled = without_trial(answers, skyrl.tokenizer)
+    check_run(f"Tinker, {form}", skyrl.model, sequences, sampled, summaries=summaries, tell=record_property)
+    check_share(summaries)
+    assert len(rolled) == 8 * many
+    assert [each.record.weight_versions for each in rolled] == [["0"]] * len(rolled)
+
+
+def test_the_trainer_computes_the_logprobs_of_the_sampler(
+    skyrl: Open, opened: Callable[..., Any], troubled: Callable[..., Any], calls_often: None
 ) -> None:
     from hermes_tinker import datums, grpo
 
-    run = opened(troubled(), training=skyrl.client())
-    groups = run.roll(many, 8)
-    rolled = [each for group in groups for each in group.kept]
-    assert len(rolled) == 8 * many
-    assert [each.record.weight_versions for each in rolled] == [["0"]] * len(rolled)
-    worst = trained = 0.0
-    for sequence in (sequence for each in rolled for sequence in each.sequences):
-        again = recomputed_logprobs(skyrl.model, sequence.tokens.tolist(), 1)
-        own = [number for number, mask in enumerate(sequence.masks) if mask != -100]
-        worst = max([worst, *(abs(again[number - 1] - sequence.logprobs[number]) for number in own)])
-        trained += len(own)
-    assert trained > 200
-    assert worst < 1e-5
-    rewards = {id(group): {each.reward for each in group.kept} for group in groups}
-    assert len(datums(groups)) == sum(len(group.kept) for group in groups if len(rewards[id(group)]) > 1)
+    run = opened(troubled(), training=skyrl.client(), agent=summarising(skyrl.tokenizer, "chatml"))
     first, second = grpo(run, steps=2, groups=2, size=8, learning_rate=1e-3)
-    assert first.trained
+    differ = [group for group in first.groups if len({each.reward for each in group.kept}) > 1]
+    sequences = [sequence for group in differ for each in group.kept for sequence in each.sequences]
+    assert len(datums(first.groups)) == first.trained == len(sequences) > 8
     assert first.drift < 1e-5, "the trainer computes other logprobs than the sampler"
     assert [each.record.weight_versions for group in second.groups for each in group.kept] == [["1"]] * 16
     assert second.drift is None or second.drift < 1e-5, "the sampler has not the trainer's new weights"
