@@ -24,6 +24,7 @@ from hermes_core.testing.tiny_model.exactness import Exactness, TrainedSequence,
 from hermes_core.testing.tiny_model.folder import make_model
 from hermes_core.testing.tiny_model.plans import WildPlans
 from hermes_core.testing.tiny_model.server import TinyModelServer
+from tests.exactness import check_share
 
 ISOLATION = ["--isolation", "user"] if os.geteuid() == 0 else ["--isolation", "shared", "--allow-unisolated"]
 TURNS = 4
@@ -69,10 +70,11 @@ COMPACT_AT = {"qwen3": 0.139, "chatml": 0.1355, "llama3": 0.143}
 WIRES = {"qwen3": "tokens", "chatml": "sglang", "llama3": "completions"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("form", "compacts", "items", "group_size"),
     [
-        *((form, True, 8, 2) for form in WIRES),
+        *((form, True, 5, 2) for form in WIRES),
         *(pytest.param(form, False, 8, 2, marks=pytest.mark.stress) for form in WIRES),
         pytest.param("qwen3", False, 50, 4, marks=pytest.mark.stress),
         *(pytest.param(form, True, 50, 4, marks=pytest.mark.stress) for form in WIRES),
@@ -119,8 +121,7 @@ async def test_every_recorded_and_exported_token_is_what_the_server_sampled(
     assert [len(record.sequences) for record in records] == [1 + summed for summed in summaries]
     assert all(record.tokens_refused is None for record in records)
     if compacts:
-        least = 0.1 if len(records) < 100 else 1 / 3
-        assert least < sum(map(bool, summaries)) / len(records) < 0.9
+        check_share(summaries)
     else:
         assert max(answers) == TURNS, "no rollout used all of its turns"
     for record in records:

@@ -18,7 +18,11 @@ from hermes_trl import HermesSpec
 from hermes_core.testing.tiny_model.engine import Engine
 from tests.trl.conftest import ISOLATION, Notes, Served, kill_sandboxes
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("trl_extra", "offline", "leak_check")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("trl_extra", "offline", "leak_check"),
+    pytest.mark.long,
+]
 
 
 class EngineWeights:
