@@ -39,7 +39,7 @@ def loaded(code: str) -> set[str]:
         timeout=60,
         check=True,
     )
-    return set(json.loads(done.stderr))
+    return set(json.loads(done.stderr.splitlines()[-1]))
 
 
 def test_importing_the_package_loads_nothing_but_itself() -> None:
@@ -71,3 +71,9 @@ def test_a_runtime_loads_no_sdk() -> None:
 def test_listing_installed_plugins_loads_no_sdk(command: str) -> None:
     modules = loaded(f"from hermes_core.cli.main import main; main([{command!r}, '--json'])")
     assert modules.isdisjoint(HEAVY)
+
+
+def test_a_mistyped_environment_is_told_before_atropos_is_loaded() -> None:
+    modules = loaded("from hermes_core.cli.main import main; main(['atropos', 'process', 'tsks'])")
+    assert "hermes_core.atropos.cli" in modules
+    assert "atroposlib" not in modules

@@ -7,9 +7,10 @@ from hermes_core.runtime import Runtime
 
 
 def _by_name(runtime: Runtime, name: str | None) -> type[Modes]:
+    assert name is not None  # click asks for it
+    runtime.environment_class(name)  # a mistyped name is told at once: importing Atropos takes seconds
     from hermes_core.atropos import load_environment
 
-    assert name is not None  # click asks for it
     return load_environment(name, runtime)
 
 
