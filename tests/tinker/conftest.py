@@ -95,7 +95,7 @@ def skyrl(
     tokenizer.add_tokens([*llama.special, llama.end_of_turn], special_tokens=True)
     tokenizer.save_pretrained(folder)
     model = make_model(tokenizer, width=64, layers=1, context=2048)
-    warm.warm_up(model, tokenizer, 60)
+    warm.warm_up(model, tokenizer, 60, rate=1e-3)  # at higher rates, its float32 numbers round to fewer digits
     model.save_pretrained(folder)
     with skyrl_server(python, folder, out / "state", adapters=10) as url:
         yield Open(url, folder.resolve(), model.eval(), tokenizer)

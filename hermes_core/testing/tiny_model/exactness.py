@@ -115,7 +115,8 @@ def _check_sequence(
 
 
 def recomputed_logprobs(model: Any, tokens: Sequence[int], begin: int, temperature: float = 1.0) -> list[float]:
-    """Return the logprobs of `tokens[begin:]`, each given all tokens before it, by one plain pass of the model.
+    """Return the logprobs of `tokens[begin:]`, each given all tokens before it, by one plain pass of the model. What
+    comes after its logits is computed in float64.
 
     Args:
         begin: at least 1, as nothing comes before the first token.
@@ -124,7 +125,7 @@ def recomputed_logprobs(model: Any, tokens: Sequence[int], begin: int, temperatu
     import torch
 
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, begin - 1 : -1].float()
+        logits = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, begin - 1 : -1].double()
     logprobs = torch.log_softmax(logits / (temperature or 1.0), -1)
     given: list[float] = logprobs.gather(1, torch.tensor(tokens[begin:])[:, None])[:, 0].tolist()
     return given
