@@ -8,10 +8,12 @@ import marshal
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hermes_core.aio import complete
 from hermes_core.errors import ProvisionError
 from hermes_core.sandbox.local import directories, view
 from hermes_core.sandbox.local.host import Probe
@@ -19,6 +21,7 @@ from hermes_core.sandbox.local.host import Probe
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
 _PROBE_S, _REPORT_S = 30.0, 60.0
+_DYING_S, _PAUSE_S = 5.0, 0.005
 
 
 def launcher_argv(mode: str, descriptor: int) -> list[str]:
@@ -87,7 +90,7 @@ async def create(request: Mapping[str, Any]) -> dict[str, Any]:
             async with asyncio.timeout(_REPORT_S):
                 report: dict[str, Any] = marshal.loads(await _read_all(reader))
         except BaseException:
-            _abandon(pid, directory)
+            await complete(asyncio.to_thread(_abandon, pid, str(directory)))
             raise
         finally:
             os.close(reader)
@@ -128,12 +131,15 @@ def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
     return supervisor.pid, reader
 
 
-def _abandon(pid: int, directory: Path) -> None:
-    """Undo a start at any stage. The first process dies with its supervisor."""
+def _abandon(pid: int, directory: str) -> None:
+    """Undo a start at any stage. The first process dies with its supervisor, but holds the directory for as long as it
+    takes to die."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    directories.discard_dead(str(directory))
+    deadline = time.monotonic() + _DYING_S
+    while not directories.discard_dead(directory) and os.path.lexists(directory) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
 
 
 async def _read_all(descriptor: int) -> bytes:

@@ -19,7 +19,7 @@ import pytest
 import hermes_core
 from hermes_core.errors import ChannelLost, PolicyError, ProvisionError, SandboxLost
 from hermes_core.sandbox.contract import Isolation, Network, SandboxConfig, SandboxSpec, SandboxStatus
-from hermes_core.sandbox.local import directories, processes
+from hermes_core.sandbox.local import directories, launch, processes
 from hermes_core.sandbox.local import host as sandboxes
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.sandbox.local.sandbox import LocalSandbox
@@ -333,6 +333,18 @@ def test_a_cancelled_creation_leaves_nothing(host, tools, after_ms: int) -> None
         sandboxes.sweep(str(host.state_dir))
 
     host.run(scenario)
+
+
+def test_what_is_given_up_is_removed_though_its_first_process_takes_a_while_to_die(tmp_path: Path) -> None:
+    # From its fork to its exec the first process has a copy of the supervisor's lock.
+    path, holder = directories.claim(str(tmp_path), "local-1")
+    dying = subprocess.Popen(["sleep", "0.3"], pass_fds=(holder,))
+    os.close(holder)
+    supervisor = subprocess.Popen(["sleep", "100"])
+    supervisor.returncode = 0  # it is reaped below
+    launch._abandon(supervisor.pid, path)
+    assert os.listdir(tmp_path) == []
+    assert dying.wait() == 0
 
 
 def test_trees_of_any_kind_are_removed(host, tools) -> None:
