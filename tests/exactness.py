@@ -78,4 +78,4 @@ def check_run(
 def check_share(summaries: Sequence[int]) -> None:
     """Check that some of few trajectories were summarised, or of many more than a third, and not nearly all."""
     share = sum(map(bool, summaries)) / len(summaries)
-    assert (1 / 3 < share < 0.9) if len(summaries) >= MANY else share > 0
+    assert (1 / 3 < share < 0.95) if len(summaries) >= MANY else share > 0

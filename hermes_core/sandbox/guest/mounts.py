@@ -223,15 +223,32 @@ def _call(number: int, name: str, *arguments: int | bytes) -> int:
     return check(int(libc.syscall(ctypes.c_long(number), *words)), name)
 
 
+class Mount:
+    """A line of mountinfo, which proc_pid_mountinfo(5) describes.
+
+    Attributes:
+        kind: that of its file system.
+        options: those of the mount alone.
+        read_only: whether the mount is, or the file system.
+    """
+
+    def __init__(self, entry: list[bytes]) -> None:
+        kind, *_source, of_system = entry[entry.index(b"-", 6) + 1 :]  # a source may be empty
+        self.kind = kind.decode("ascii", "replace")
+        self.options = entry[5].decode("ascii").split(",")
+        self.read_only = "ro" in self.options or b"ro" in of_system.split(b",")
+
+
+def mounted() -> dict[str, Mount]:
+    """Return the mounts that this process sees by their directories; of several at one place, the one on top."""
+    with open("/proc/self/mountinfo", "rb") as lines:
+        return {_unescaped(entry[4]): Mount(entry) for entry in map(bytes.split, lines)}
+
+
 def mounts_below(top: str) -> list[tuple[str, str]]:
     """Return the mounts strictly below a directory, parents first, each with the kind of its file system."""
-    found = {}  # type: dict[str, str]
-    with open("/proc/self/mountinfo", "rb") as lines:
-        for entry in map(bytes.split, lines):
-            target = _unescaped(entry[4])
-            if target != top and is_below(target, [top]):  # of several at one place, the last lies on top
-                found[target] = entry[entry.index(b"-", 6) + 1].decode("ascii", "replace")
-    return sorted(found.items(), key=lambda pair: _parts(pair[0]))
+    below = [(target, each.kind) for target, each in mounted().items() if target != top and is_below(target, [top])]
+    return sorted(below, key=lambda pair: _parts(pair[0]))
 
 
 def _unescaped(word: bytes) -> str:
@@ -258,15 +275,11 @@ def restrict(path: str, flags: int) -> None:
 def restrict_by_remount(path: str, flags: int) -> None:
     """Restrict without mount_setattr(2): remount each mount with its flags and the added ones."""
     path = os.path.realpath(path)
-    found = {}  # type: dict[str, int]
-    with open("/proc/self/mountinfo", "rb") as lines:
-        for entry in map(bytes.split, lines):
-            target = _unescaped(entry[4])
-            if is_below(target, [path]):  # of several at one place, the last lies on top
-                found[target] = sum({_KEPT_OPTIONS.get(option, 0) for option in entry[5].decode("ascii").split(",")})
+    found = {target: each for target, each in mounted().items() if is_below(target, [path])}
     if path not in found:
         raise OSError(errno.EINVAL, "not a mount", path)
-    for target, kept in found.items():
+    for target, each in found.items():
+        kept = sum({_KEPT_OPTIONS.get(option, 0) for option in each.options})
         try:
             mount(None, target, None, _MS_REMOUNT | _MS_BIND | kept | flags)
         except OSError as error:

@@ -8,15 +8,19 @@ import os
 import stat
 import time
 
+from . import mounts
+
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 _DEEPEST = 64
 """Levels of other users' directories that a sweep looks into."""
+_COUNTING = ("ext2", "ext3", "ext4", "tmpfs", "xfs")
+"""File systems on which a directory's links are counted: two, and one for each directory in it."""
 _ACLS = ("system.posix_acl_default", "system.posix_acl_access")
 
 
@@ -193,27 +197,41 @@ def are_open(folders: Iterable[str]) -> list[str]:
 
 
 def world_writable(skip: Collection[str], limit_s: float) -> list[str]:
-    """Return the directories below / that any user can write to, except on read-only file systems and below `skip`.
+    """Return the directories below / that any user can reach and write to, except on read-only file systems and below
+    `skip`.
 
     The uppermost come first. The search has a time limit in seconds, because a host may have very large disks.
     """
     found = []
-    pending = collections.deque("/")
+    table = mounts.mounted()
+    above_mounts = {parent for path in table for parent in _parents(path)}
+    pending = collections.deque([("/", table["/"])])
     until = time.monotonic() + limit_s
     while pending and time.monotonic() < until:
-        folder = pending.popleft()
+        folder, mount = pending.popleft()
+        if mount.read_only and folder not in above_mounts:
+            continue
         try:
             info = os.lstat(folder)
-            # Of this mount: one device may be mounted read-only here and writable there.
-            read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-            if read_only and folder.count("/") > 2:
-                continue  # Its immediate children may be writable mounts; what is deeper is not looked at.
-            if info.st_mode & stat.S_IWOTH and not read_only:
+            if info.st_mode & stat.S_IWOTH and not mount.read_only:
                 found.append(folder)
+                continue
+            if _is_closed(info) or (info.st_nlink == 2 and mount.kind in _COUNTING):
                 continue
             with os.scandir(folder) as entries:
                 below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError:
             continue
-        pending.extend(path for path in below if path not in skip)
+        pending.extend((path, table.get(path, mount)) for path in below if path not in skip)
     return found
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path != "/":
+        path = os.path.dirname(path)
+        yield path
+
+
+def _is_closed(directory: os.stat_result) -> bool:
+    """Return whether only its owner may enter a directory. If an access list lets others, the group's bits show it."""
+    return not directory.st_mode & (stat.S_IXOTH | stat.S_IXGRP)

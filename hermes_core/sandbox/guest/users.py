@@ -9,6 +9,8 @@ import errno
 import os
 import stat
 
+from . import mounts
+
 TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,7 +85,7 @@ def write_system(users: Iterable[User]) -> None:
 
     What is mounted there, or is elsewhere, may be a host's: it is left alone.
     """
-    if os.path.islink(_ETC) or any(path in (_ETC, *_PATHS) for path in _mount_points()):
+    if os.path.islink(_ETC) or not mounts.mounted().keys().isdisjoint((_ETC, *_PATHS)):
         raise OSError(errno.EXDEV, "its lists of users are not part of the sandbox's root", _ETC)
     lists = read()
     # Groups first: whoever has a name has a group's too.
@@ -148,8 +150,3 @@ def _replace(path: str, content: bytes) -> None:
         if os.path.lexists(new):
             os.unlink(new)
         raise
-
-
-def _mount_points() -> list[str]:
-    with open("/proc/self/mountinfo", "rb") as lines:
-        return [os.fsdecode(line.split()[4]) for line in lines]

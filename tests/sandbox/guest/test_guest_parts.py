@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -281,6 +283,10 @@ def test_world_writable_directories_are_found(tmp_path, monkeypatch):
     (tmp_path / "skipped").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
     (tmp_path / "file").touch()
+    for name, mode in (("closed", 0o700), ("group", 0o710)):
+        (tmp_path / name / "open").mkdir(parents=True)
+        (tmp_path / name / "open").chmod(0o777)
+        (tmp_path / name).chmod(mode)
     tmp_path.chmod(0o755)
     real = os.lstat
 
@@ -290,8 +296,34 @@ def test_world_writable_directories_are_found(tmp_path, monkeypatch):
     scan = os.scandir
     monkeypatch.setattr(removal.os, "lstat", lstat)
     monkeypatch.setattr(removal.os, "scandir", lambda path: scan(str(tmp_path) if path == "/" else path))
-    assert removal.world_writable({str(tmp_path / "skipped")}, 60.0) == [str(tmp_path / "a" / "b")]
+    found = removal.world_writable({str(tmp_path / "skipped")}, 60.0)
+    assert sorted(found) == [str(tmp_path / "a" / "b"), str(tmp_path / "group" / "open")]
     assert removal.world_writable(set(), 0.0) == []
+
+
+MOUNTED = """
+from hermes_core.sandbox.guest import mounts, namespaces, removal
+namespaces.unshare(mount=True)
+mounts.make_private()
+top = "/mnt"  # of this mount namespace alone
+def make(path, mode=0o777):
+    removal.os.makedirs(top + path)
+    removal.os.chmod(top + path, mode)
+mounts.mount("tmpfs", top, "tmpfs", 0, "mode=755")
+for path in ("/a/one", "/a/two/deep", "/a/file system", "/a/writable"):
+    make(path)
+mounts.mount("tmpfs", top + "/a/file system", "tmpfs", 0, "mode=755")
+make("/a/file system/in/it")
+mounts.mount("", top + "/a/writable", "tmpfs", 0, "mode=777")
+mounts.mount(None, top, None, 0x1021)
+print([path[len(top):] for path in removal.world_writable({"/proc", "/sys"}, 60.0) if path.startswith(top)])
+"""
+
+
+@pytest.mark.skipif(not ROOT, reason="root mounts")
+def test_world_writable_directories_are_found_on_what_is_mounted_over_what_is_read_only():
+    done = subprocess.run([sys.executable, "-c", MOUNTED], capture_output=True, text=True, check=True)
+    assert done.stdout == "['/a/writable', '/a/file system/in/it']\n"
 
 
 def test_a_missing_tree_is_removed_already(tmp_path):

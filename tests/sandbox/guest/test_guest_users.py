@@ -119,7 +119,7 @@ def test_lists_that_are_left_alone(system: Path, spoil: Callable[[Path], None]) 
 
 @pytest.mark.parametrize("name", ["", "passwd", "group"])
 def test_what_is_mounted_there_is_left_alone(system: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(users, "_mount_points", lambda: ["/", str(system / name)])
+    monkeypatch.setattr(users.mounts, "mounted", lambda: {"/": None, str(system / name): None})
     with pytest.raises(OSError, match="not part of the sandbox's root"):
         users.write_system(ONE)
     assert users.read() == (PASSWD, GROUP)
