@@ -172,6 +172,13 @@ def _records_fit_the_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def times(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """`times(some, many)`: how often to try what happens by chance, in `make test` and in `make test-all`."""
+    thorough = request.config.getoption("--hypothesis-profile") == "thorough"
+    return lambda some, many: many if thorough else some
+
+
+@pytest.fixture(scope="session")
 def require() -> Callable[[str, str | None], None]:
     """`require("docker", reason)`: skip with the reason, or fail if HERMES_REQUIRE names it; None means it is there."""
     named = set(re.split(r"[,\s]+", os.environ.get("HERMES_REQUIRE", "")))

@@ -135,6 +135,7 @@ def test_left_and_come_back_to(person: Any, environ: dict[str, str]) -> None:
     assert shells(environ) == []
 
 
+@pytest.mark.full
 def test_killed_and_come_back_to(person: Any) -> None:
     first = person()
     sandbox = first.sees(r"in sandbox (\S+);").group(1).decode()

@@ -385,6 +385,7 @@ async def test_what_a_model_says(runtime):
     assert records["too much for us"]["stop_reason"] == "length"
 
 
+@pytest.mark.full
 async def test_an_endpoint_that_fails_is_no_zero(runtime):
     says = {f"at once, {fault.status}": [fault] for fault in (Fault(400, "no tools"), *map(Fault, (401, 404, 500)))}
     says |= {"at once, no JSON": [Fault(200, body=b"<html>")]}

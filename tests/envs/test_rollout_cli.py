@@ -241,6 +241,7 @@ async def test_a_password_in_the_endpoints_url_is_in_no_file(run, dataset, tmp_p
     assert not any("sekret-pw" in text for text in texts)
 
 
+@pytest.mark.full
 def test_validate_lists_what_is_wrong_and_what_is_flaky(run, dataset):
     flaky = {"id": "flaky", "check": "test -f a && test $(( $(date +%s%N) / 1000 % 2 )) = 0", "solution": "touch a"}
     done = run(

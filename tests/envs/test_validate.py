@@ -186,7 +186,7 @@ async def test_no_usual_cheat_solves_a_task_with_a_good_check(runtime, tasks):
     assert {"check-files", "a-daemon", "python-startup", *FEW} <= {*outcome.cheats}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cheat", "row"),
     [
@@ -310,6 +310,7 @@ async def test_what_the_infrastructure_spoils_is_not_tried_and_is_in_no_quaranti
         await validate(runtime, "tasks", backends={"lost": nowhere}, **given)
 
 
+@pytest.mark.full
 async def test_a_resumed_validation_goes_on_with_what_is_left(runtime, tasks, tmp_path):
     given = {"env": tasks(*PLANTED), "cheats": FEW, "repeat": 2, **ISOLATION}
     whole = await validate(runtime, "tasks", out_dir=tmp_path / "out", **given)

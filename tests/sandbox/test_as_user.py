@@ -55,6 +55,7 @@ async def test_commands(root: SlotCommands) -> None:
     await user.kill(started.process_id)
 
 
+@pytest.mark.full
 async def test_root_runs_no_program_that_the_user_put_into_path(root: SlotCommands) -> None:
     user = AsUser(root, "task")
     for name in ("sh", "setpriv", "su", "id"):
@@ -65,6 +66,7 @@ async def test_root_runs_no_program_that_the_user_put_into_path(root: SlotComman
     await user.remove("/home/task/bin", recursive=True)
 
 
+@pytest.mark.full
 async def test_files(root: SlotCommands) -> None:
     user = AsUser(root, "task")
     await user.write_file("/home/task/a/b", b"one\0\xff", mode=0o640)
@@ -105,6 +107,7 @@ async def test_it_has_the_users_rights(root: SlotCommands) -> None:
     assert (await user.run(["kill", "-0", "1"], cwd="/")).exit_code != 0
 
 
+@pytest.mark.full
 async def test_what_is_no_user_or_no_command(root: SlotCommands) -> None:
     done = await AsUser(root, "nowhere").run(["true"], cwd="/")
     assert (done.exit_code, done.error_text) == (126, "there is no user nowhere\n")

@@ -157,6 +157,7 @@ def honest(project, files, fail=("tests/test_core.py::test_double",), keep=("tes
 OFTEN = ("all is strict", "parameters", "a unittest class")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in WORKING]
 )

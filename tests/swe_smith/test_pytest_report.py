@@ -71,6 +71,7 @@ async def test_odd_node_ids_are_data_and_only_they_run(project):
     assert not (project.root / "ran").exists()
 
 
+@pytest.mark.full
 async def test_more_ids_than_an_argument_list_could_hold(project):
     project.write(
         test_many__dot__py="import pytest\nids = [str(n) * 100 for n in range(1000)]\n"
@@ -142,7 +143,7 @@ FAIL = "def test_it(): assert False\n"
 FORGED = """{"report": "finished", "outcomes": "p", "texts": [], "output": ""}"""
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("source", "status"),
     [
@@ -293,7 +294,7 @@ async def test_a_subtest_decides_by_failing_only(project):
     assert list(report.outcomes.values()) == ["passed", "failed"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("source", "outcome"),
     [

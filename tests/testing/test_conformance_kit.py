@@ -334,6 +334,7 @@ async def test_the_same_backend_unbroken_passes(name: str) -> None:
         assert result.outcome is not Outcome.FAILED, result
 
 
+@pytest.mark.full
 async def test_what_no_check_cleans_up_is_a_failure_and_is_ended() -> None:
     async with Runtime(plugins=[Plugin(Broken)]) as runtime, Rig(runtime, "broken") as rig:
 
@@ -345,6 +346,7 @@ async def test_what_no_check_cleans_up_is_a_failure_and_is_ended() -> None:
         assert [info for info in await rig.backend.list() if info.owner.startswith(f"{rig.owner}-")] == []
 
 
+@pytest.mark.full
 async def test_a_check_that_hangs_is_cut_off() -> None:
     import asyncio
 
@@ -410,6 +412,7 @@ class NoPython(Broken):
         return Without(sandbox._inner, self)
 
 
+@pytest.mark.full
 async def test_without_python_the_reason_is_the_direct_modes() -> None:
     found = await outcomes(NoPython, "exit_status", "a_terminal_on_all_three", "reset_leaves_no_file")
     assert found["exit_status"].outcome is Outcome.PASSED
@@ -419,6 +422,7 @@ async def test_without_python_the_reason_is_the_direct_modes() -> None:
     assert "isolation between slots" in found["reset_leaves_no_file[user]"].reason
 
 
+@pytest.mark.full
 async def test_levels_that_are_not_declared_and_what_is_open_are_told() -> None:
     found = await outcomes(Broken, "a_neighbours_files_can_not_be_read")
     dedicated, shared = (found[f"a_neighbours_files_can_not_be_read[{level}]"] for level in ("dedicated", "shared"))

@@ -72,34 +72,35 @@ async def over_breaking_channels(rig, *work, longest=0.05):
     assert cuts > 2
 
 
-async def test_commands_run_exactly_once_over_a_channel_that_breaks(rigged, level):
+async def test_commands_run_exactly_once_over_a_channel_that_breaks(rigged, level, times):
+    count = times(15, 40)
     async with rigged(level) as rig:
 
         async def commands(index):
             slot = rig.client.commands(index)
-            for number in range(40):
+            for number in range(count):
                 result = await slot.run(f"echo {number} >>log; echo {number}; exit {number % 7}")
                 assert (result.text, result.exit_code) == (f"{number}\n", number % 7)
-            assert (await slot.run("cat log")).text == "".join(f"{n}\n" for n in range(40))
+            assert (await slot.run("cat log")).text == "".join(f"{n}\n" for n in range(count))
 
         indexes = [await rig.index() for _ in range(6)]
         await over_breaking_channels(rig, *map(commands, indexes))
 
 
-async def test_streams_are_exact_over_a_channel_that_breaks(rigged):
+async def test_streams_are_exact_over_a_channel_that_breaks(rigged, times):
     async with rigged("shared") as rig:
         slot = await rig.slot()
         data = os.urandom(6_000_000)
         await slot.write_file("large", data)
 
         async def reading():
-            for _ in range(4):
+            for _ in range(times(2, 4)):
                 assert (await slot.read_file("large")).data == data
             result = await slot.run("cat large; echo end >&2", output_limit=32 << 20)
             assert result.stdout == data and result.stderr == b"end\n"
 
         async def writing(name):
-            for _ in range(2):
+            for _ in range(times(1, 2)):
                 result = await slot.run("md5sum", stdin=data)
                 assert result.text == (await slot.run("md5sum <large")).text
                 await slot.write_file(name, data)
@@ -108,13 +109,13 @@ async def test_streams_are_exact_over_a_channel_that_breaks(rigged):
         await over_breaking_channels(rig, reading(), writing("a"), writing("b"))
 
 
-async def test_everything_else_over_a_channel_that_breaks(rigged):
+async def test_everything_else_over_a_channel_that_breaks(rigged, times):
     async with rigged("shared") as rig:
         indexes = [await rig.index() for _ in range(4)]
 
         async def life(index):
             slot = rig.client.commands(index)
-            for number in range(5):
+            for number in range(times(2, 5)):
                 process = await slot.start("while read line; do echo got $line; done; exit 5")
                 for word in range(20):
                     await slot.write(process.process_id, b"%d\n" % word, eof=word == 19)
@@ -263,7 +264,7 @@ async def test_a_neighbours_flood_leaves_latency_bounded(rigged):
 # --- bounds ---------------------------------------------------------------------------------------------------------
 
 
-async def test_hundreds_of_commands_leave_nothing_behind(rigged):
+async def test_hundreds_of_commands_leave_nothing_behind(rigged, times):
     async with rigged("shared") as rig:
         slot = await rig.slot()
 
@@ -289,9 +290,9 @@ async def test_hundreds_of_commands_leave_nothing_behind(rigged):
             await settle()
             gc.collect()
 
-        await many(100)
+        await many(times(60, 100))
         guest, driver = os.listdir(f"/proc/{rig.guest_pid}/fd"), os.listdir("/proc/self/fd")
-        await many(300)
+        await many(times(120, 300))
         assert len(os.listdir(f"/proc/{rig.guest_pid}/fd")) <= len(guest) + 3
         assert len(os.listdir("/proc/self/fd")) <= len(driver) + 3
 
@@ -342,7 +343,7 @@ async def test_requests_that_are_too_large_are_refused_here(rigged):
         assert (await slot.run("echo fine")).text == "fine\n"
 
 
-async def test_cancelling_at_any_moment(rigged):
+async def test_cancelling_at_any_moment(rigged, times):
     async with rigged("shared") as rig:
         slot = await rig.slot()
         await slot.write_file("f", bytes(3_000_000))
@@ -358,7 +359,7 @@ async def test_cancelling_at_any_moment(rigged):
             yield rig.client.kill_slot(0)
             yield rig.client.reset_slot(3)
 
-        for _ in range(12):
+        for _ in range(times(5, 12)):
             for operation in operations():
                 task = asyncio.ensure_future(operation)
                 await asyncio.sleep(random.choice([0, 0.001, 0.003, 0.01]))

@@ -34,7 +34,7 @@ LEVELS = [
 
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("level", LEVELS)
-def test_many_come_and_go_and_nothing_is_left(host, tools, level: Isolation) -> None:
+def test_many_come_and_go_and_nothing_is_left(host, tools, times, level: Isolation) -> None:
     async def scenario() -> None:
         backend = host.backend()
 
@@ -46,7 +46,7 @@ def test_many_come_and_go_and_nothing_is_left(host, tools, level: Isolation) -> 
             assert await sandbox.status() is SandboxStatus.GONE
             return sandbox
 
-        for _ in range(5):
+        for _ in range(times(2, 5)):
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one()) for _ in range(4)]
         assert await backend.list() == []

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NAMES = ["a b", "new\nline", "-rf", "€", "'\"$`;&|", "*", "..x", ".hidden", "x" * 255, "deep/er/file"]
 
 
+@pytest.mark.full
 async def test_fifty_megabytes(kit: Kit) -> None:
     """A file of 50 MB is written and read, whole and in part."""
     slot = await kit.slot()
