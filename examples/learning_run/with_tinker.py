@@ -47,7 +47,7 @@ def main():
     options.add_argument("--skyrl", required=True, help="a Python with SkyRL's server, see docs/tinker.md")
     options.add_argument("--batches", type=int, default=80)
     options.add_argument("--warm-up", type=int, default=400, help="supervised steps before the training")
-    options.add_argument("--rate", type=float, default=1e-2, help="of the optimizer")
+    options.add_argument("--rate", type=float, default=3e-3, help="of the optimizer")
     options.add_argument("--seed", type=int, default=0)
     settings = options.parse_args()
     torch.set_num_threads(1)  # the other processor has the sandboxes

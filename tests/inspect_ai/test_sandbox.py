@@ -227,7 +227,8 @@ async def test_no_sample_waits_for_a_loop_that_is_gone(inspect_extra: None) -> N
         async def take() -> Any:
             return sandbox.shared()
 
-        return asyncio.run(take())
+        with asyncio.Runner() as runner:  # Inspect's own `asyncio.run` closes no loop
+            return runner.run(take())
 
     first = await asyncio.to_thread(elsewhere)
     assert sandbox.shared() is not first

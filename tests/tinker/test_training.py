@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,44 @@ def test_the_trainer_gets_the_tokens_that_were_sampled(
     check_share(summaries)
     assert len(rolled) == 8 * many
     assert [each.record.weight_versions for each in rolled] == [["0"]] * len(rolled)
+
+
+class Noting:
+    """A training client that notes in which order its work is asked for and done."""
+
+    def __init__(self, training: Any) -> None:
+        self._training = training
+        self.order: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._training, name)
+
+    def forward_backward(self, *given: Any) -> Any:
+        passed = self._training.forward_backward(*given)
+
+        def result() -> Any:
+            got = passed.result()
+            self.order.append("gradients")
+            return got
+
+        return SimpleNamespace(result=result)
+
+    def optim_step(self, *given: Any) -> Any:
+        self.order.append("step")
+        return self._training.optim_step(*given)
+
+
+def test_no_step_is_asked_for_before_its_gradients_are_there(
+    skyrl: Open, opened: Callable[..., Any], troubled: Callable[..., Any], calls_often: None
+) -> None:
+    """Of two requests that wait, SkyRL 0.4.0 sometimes does the second one first."""
+    from hermes_tinker import grpo
+
+    training = Noting(skyrl.client())
+    run = opened(troubled(), training=training, agent=summarising(skyrl.tokenizer, "chatml"))
+    (step,) = grpo(run, steps=1, groups=4, size=8, learning_rate=1e-3, substeps=2)
+    assert step.trained
+    assert training.order == ["gradients", "step"] * (len(training.order) // 2)
 
 
 def test_the_trainer_computes_the_logprobs_of_the_sampler(

@@ -61,11 +61,9 @@ def grpo(
             data = datums(rolled[part::substeps])
             if not data:
                 continue
-            # Both are sent before the first is waited for, so that Tinker does them in one go.
-            passed = run.training.forward_backward(data, loss)
-            stepped = run.training.optim_step(AdamParams(learning_rate=learning_rate))
-            outputs = passed.result().loss_fn_outputs
-            stepped.result()
+            # One after the other: of two requests that wait, SkyRL's server has done the second one first.
+            outputs = run.training.forward_backward(data, loss).result().loss_fn_outputs
+            run.training.optim_step(AdamParams(learning_rate=learning_rate)).result()
             drift = _drift(data, outputs) if drift is None else drift
             trained += len(data)
         if trained:
