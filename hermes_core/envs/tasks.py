@@ -31,8 +31,9 @@ from hermes_core.errors import CommandError, SetupFailed
 from hermes_core.plugins.hookspecs import hookimpl
 
 # The agent is dead. Its directories are not used to make new ones. Prints the values for the check's variables, one per
-# line.
-_ROOM = """set -e
+# line. Its first line is what a reader of the run sees.
+_ROOM = """# makes a home for the check, because the agent may have changed its own
+set -e
 ifs=$IFS IFS=: path=
 for part in $PATH; do
   case $part in
