@@ -35,7 +35,7 @@ def claim(state_root: str, sandbox_id: str) -> tuple[str, int]:
         FileExistsError: there is one already.
     """
     path = os.path.join(state_root, sandbox_id)
-    unnamed = os.path.join(state_root, _NEW + os.urandom(8).hex())
+    unnamed = os.path.join(state_root, f"{_NEW}{os.getpid()}-{os.urandom(8).hex()}")
     os.mkdir(unnamed, 0o700)
     holder = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(holder, fcntl.LOCK_EX)
@@ -111,6 +111,13 @@ def discard_dead(path: str) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def discard_unnamed(state_root: str, claimant: int) -> None:
+    """Remove what this process, which is dead, has begun to make and not named yet."""
+    for name in os.listdir(state_root):
+        if name.startswith(f"{_NEW}{claimant}-"):
+            remove_tree(os.path.join(state_root, name))
 
 
 def leftovers(state_root: str) -> list[str]:

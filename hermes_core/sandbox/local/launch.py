@@ -90,7 +90,7 @@ async def create(request: Mapping[str, Any]) -> dict[str, Any]:
             async with asyncio.timeout(_REPORT_S):
                 report: dict[str, Any] = marshal.loads(await _read_all(reader))
         except BaseException:
-            await complete(asyncio.to_thread(_abandon, pid, str(directory)))
+            await complete(asyncio.to_thread(_abandon, pid, directory))
             raise
         finally:
             os.close(reader)
@@ -131,14 +131,15 @@ def _spawn(request: Mapping[str, Any]) -> tuple[int, int]:
     return supervisor.pid, reader
 
 
-def _abandon(pid: int, directory: str) -> None:
+def _abandon(pid: int, directory: Path) -> None:
     """Undo a start at any stage. The first process dies with its supervisor, but holds the directory for as long as it
     takes to die."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+    directories.discard_unnamed(str(directory.parent), pid)
     deadline = time.monotonic() + _DYING_S
-    while not directories.discard_dead(directory) and os.path.lexists(directory) and time.monotonic() < deadline:
+    while not directories.discard_dead(str(directory)) and os.path.lexists(directory) and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
 
 
