@@ -14,6 +14,7 @@ import pytest
 from hermes_verifiers import worker
 
 from hermes_core import Environment, Runtime, SetupFailed, hookimpl
+from hermes_core.errors import UnknownNameError
 from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 
 pytestmark = [
@@ -92,6 +93,13 @@ async def test_rollouts_are_scored_and_recorded(tasks: dict[str, Any]) -> None:
         assert trace.info["hermes"]["mask_sample"] is False
         assert trace.info["hermes"]["timings"]["verify_s"] > 0
     assert len({trace.id for group in found.values() for trace in group}) == 9
+
+
+@pytest.mark.usefixtures("leak_check")
+async def test_a_setting_that_the_agent_has_not_is_refused_before_the_first_rollout(tasks: dict[str, Any]) -> None:
+    with pytest.raises(UnknownNameError, match="'max_turn'"):
+        async with serving(tasks, agent={"harness": {"id": "hermes_rl", "settings": {"max_turn": 3}}}):
+            pytest.fail("it serves")
 
 
 async def test_the_reference_solutions_are_valid(tasks: dict[str, Any]) -> None:

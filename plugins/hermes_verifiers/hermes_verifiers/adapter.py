@@ -201,8 +201,17 @@ class HermesEnv(SingleAgentEnv, vf.Env[HermesEnvConfig]):
         self._open = AsyncExitStack()
 
     async def start(self) -> None:
-        """Open the run."""
-        await self._open.enter_async_context(worker_of(self.taskset.config).open())
+        """Open the run.
+
+        Raises:
+            HermesError: there is no such agent or setting of it, or as `Worker.open` says.
+        """
+        async with AsyncExitStack() as opening:
+            run = await opening.enter_async_context(worker_of(self.taskset.config).open())
+            harness = self.config.agent.harness
+            if isinstance(harness, HermesHarnessConfig):
+                run.session.runtime.agent_settings({**DEFAULTS, **harness.settings}, harness.agent)
+            self._open = opening.pop_all()
 
     async def stop(self) -> None:
         """End the sandboxes, unless a rollout still needs them."""
