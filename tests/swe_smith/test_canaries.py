@@ -154,13 +154,8 @@ def honest(project, files, fail=("tests/test_core.py::test_double",), keep=("tes
     return project.place(fail, keep)
 
 
-OFTEN = ("all is strict", "parameters", "a unittest class")
-
-
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.full) for name in WORKING]
-)
+@pytest.mark.parametrize("name", WORKING)
 async def test_they_work_in_any_honest_project(project, name):
     files, ids = WORKING[name]
     placed = honest(project, files, **ids)

@@ -203,27 +203,32 @@ def world_writable(skip: Collection[str], limit_s: float) -> list[str]:
     The uppermost come first. The search has a time limit in seconds, because a host may have very large disks.
     """
     found = []
-    table = mounts.mounted()
+    table = {path: (mount.read_only, mount.kind in _COUNTING) for path, mount in mounts.mounted().items()}
     above_mounts = {parent for path in table for parent in _parents(path)}
-    pending = collections.deque([("/", table["/"])])
+    pending = collections.deque([("/", _of_root(table))])
     until = time.monotonic() + limit_s
     while pending and time.monotonic() < until:
-        folder, mount = pending.popleft()
-        if mount.read_only and folder not in above_mounts:
+        folder, (read_only, counting) = pending.popleft()
+        if read_only and folder not in above_mounts:
             continue
         try:
             info = os.lstat(folder)
-            if info.st_mode & stat.S_IWOTH and not mount.read_only:
+            if info.st_mode & stat.S_IWOTH and not read_only:
                 found.append(folder)
                 continue
-            if _is_closed(info) or (info.st_nlink == 2 and mount.kind in _COUNTING):
+            if _is_closed(info) or (info.st_nlink == 2 and counting):
                 continue
             with os.scandir(folder) as entries:
                 below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError:
             continue
-        pending.extend((path, table.get(path, mount)) for path in below if path not in skip)
+        pending.extend((path, table.get(path, (read_only, counting))) for path in below if path not in skip)
     return found
+
+
+def _of_root(table: dict[str, tuple[bool, bool]]) -> tuple[bool, bool]:
+    """Return what is known of the mount of /, which the table has not where the root is no mount (chroot)."""
+    return table.get("/") or (bool(os.statvfs("/").f_flag & os.ST_RDONLY), False)
 
 
 def _parents(path: str) -> Iterator[str]:

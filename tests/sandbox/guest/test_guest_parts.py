@@ -326,6 +326,13 @@ def test_world_writable_directories_are_found_on_what_is_mounted_over_what_is_re
     assert done.stdout == "['/a/writable', '/a/file system/in/it']\n"
 
 
+def test_world_writable_directories_are_found_where_the_root_is_no_mount(monkeypatch):
+    table = {path: mount for path, mount in removal.mounts.mounted().items() if path != "/"}
+    expected = removal.world_writable({"/proc", "/sys", "/home", "/opt", "/usr"}, 60.0)
+    monkeypatch.setattr(removal.mounts, "mounted", lambda: table)
+    assert removal.world_writable({"/proc", "/sys", "/home", "/opt", "/usr"}, 60.0) == expected
+
+
 def test_a_missing_tree_is_removed_already(tmp_path):
     removal.remove_tree(str(tmp_path / "missing"))
     (tmp_path / "link").symlink_to(tmp_path)
