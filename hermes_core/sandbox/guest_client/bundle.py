@@ -61,7 +61,7 @@ def payload() -> bytes:
     modules = {path.stem: path for path in sorted((Path(__file__).parents[1] / "guest").glob("*.py"))}
     sources = {name: path.read_text("utf-8") for name, path in modules.items()}
     compiled = {name: _compiled(name, path) for name, path in modules.items()}
-    packed = zlib.compress(marshal.dumps((sources, MAGIC_NUMBER, marshal.dumps(compiled)), _OLD_MARSHAL), 6)
+    packed = zlib.compress(marshal.dumps((sources, MAGIC_NUMBER, marshal.dumps(compiled)), _OLD_MARSHAL), 1)
     return struct.pack(">I", len(packed)) + packed
 
 
