@@ -251,7 +251,7 @@ def serve(listener: socket.socket, state_dir: str) -> NoReturn:
     confine.become_subreaper()
     loop = Loop()
     Daemon(loop, listener, state_dir)
-    gc.collect()
     gc.freeze()  # what is here now stays: collections need not look at it, nor forked parents copy it
+    gc.enable()
     loop.run()
     os._exit(0)

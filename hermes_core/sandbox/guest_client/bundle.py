@@ -21,7 +21,8 @@ LOADER = """
 import sys
 if sys.version_info < (3, 7):
     sys.stderr.write("python3 is %d.%d, and the guest needs 3.7" % sys.version_info[:2]); sys.exit(5)
-import importlib, marshal, os, zlib
+import gc, importlib, marshal, os, zlib
+gc.disable()
 from importlib.machinery import ModuleSpec
 def rd(n):
     b = b""
@@ -44,8 +45,13 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 from hermes_guest.main import main
 main(sys.argv[1], sys.argv[2] == "join")
+sys.stderr.flush()
+os._exit(0)
 """
-"""Receives the payload on standard input and runs it as the package `hermes_guest`. Nothing touches the disk."""
+"""Receives the payload on standard input and runs it as the package `hermes_guest`. Nothing touches the disk.
+
+What it loads does not become garbage, and taking it down takes a third of the time that an interpreter needs to start.
+"""
 
 _OLD_MARSHAL = 2
 """A version of marshal's format that every Python reads."""

@@ -277,6 +277,7 @@ def creation(
     sandbox_id, isolated = wanted["record"]["sandbox_id"], wanted["record"]["isolation"] != "shared"
     by_user = isolated and not probe.namespaces
     over_system = wanted["record"]["isolation"] == _OWN_ROOTS and wanted["root"] is None
+    record = dict(wanted["record"], created=time.time(), user_namespace=by_user)
     shown = view.View((), (), ())
     if isolated:
         unseen = [*hidden, place]  # other slots' files are an ordinary user's own
@@ -297,7 +298,8 @@ def creation(
         "users": wanted["users"],
         "command": wanted["command"],
         "environment": view.base_environment({processes.MARKER: sandbox_id}),
-        "record": dict(wanted["record"], created=time.time(), user_namespace=by_user),
+        "record": record,
+        "record_json": json.dumps(record),  # a supervisor has no time to import it
     }
 
 
