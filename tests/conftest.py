@@ -112,7 +112,6 @@ def in_shares(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the thousands of tests, which all stay until the end."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -659,12 +659,12 @@ async def _mcp_servers(context: RolloutContext, item: Item, rollout: Rollout) ->
     """Connect to the MCP servers of the run and of the item.
 
     Raises:
-        SetupFailed: a server in the slot can't be used, or the item may not have one of its servers.
-        InfraError: a server of the driver can't be used.
+        SetupFailed: a server of the item can't be used, or the item may not have it.
+        InfraError: a server of the run can't be used.
     """
     own = {**context.environment.mcp_servers(item)}
-    servers = {**own, **context.mcp_servers}
-    for name in own.keys() - context.mcp_servers.keys():
+    of_item = own.keys() - context.mcp_servers.keys()
+    for name in of_item:
         try:
             check_server_name(name)
         except UsageError as error:
@@ -679,7 +679,7 @@ async def _mcp_servers(context: RolloutContext, item: Item, rollout: Rollout) ->
     user = context.environment.agent_user(item)
     if commands is not None and user is not None:
         commands = AsUser(commands, user)
-    async with open_servers(servers, commands) as opened:
+    async with open_servers({**own, **context.mcp_servers}, commands, of_item=of_item) as opened:
         yield opened
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ async def check_servers(servers: Mapping[str, McpServer]) -> None:
     try:
         async with open_servers({name: server for name, server in servers.items() if server.on_driver}, None):
             pass
-    except (InfraError, SetupFailed) as error:
+    except InfraError as error:
         raise ConfigError(error.message, hint=error.hint) from error
 
 
@@ -54,15 +54,18 @@ class OpenServers:
 
 
 @asynccontextmanager
-async def open_servers(servers: Mapping[str, McpServer], commands: SlotCommands | None) -> AsyncIterator[OpenServers]:
+async def open_servers(
+    servers: Mapping[str, McpServer], commands: SlotCommands | None, *, of_item: Collection[str] = ()
+) -> AsyncIterator[OpenServers]:
     """Connect to servers, all at the same time. They are closed at the end of the block.
 
     Args:
         commands: those of the slot, for servers that run there.
+        of_item: the names of those that the item brings; the others are the run's.
 
     Raises:
-        SetupFailed: a server in the slot can't be used.
-        InfraError: a server of the driver can't be used, or the sandbox is gone.
+        SetupFailed: a server of the item can't be used.
+        InfraError: a server of the run can't be used, which is no fault of the item; or the sandbox is gone.
     """
     if not servers:
         yield OpenServers()
@@ -79,7 +82,7 @@ async def open_servers(servers: Mapping[str, McpServer], commands: SlotCommands 
             await connection.open()
             return tools_of(connection)
         except ServerFailed as error:
-            kind: type[HermesError] = InfraError if connection.server.on_driver else SetupFailed
+            kind: type[HermesError] = SetupFailed if connection.name in of_item else InfraError
             raise kind(error.message, hint=error.hint) from error
 
     async def reopen() -> None:

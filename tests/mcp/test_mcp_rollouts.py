@@ -27,6 +27,7 @@ from hermes_core import (
 )
 from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.session import Tools
+from hermes_core.envs.validate import validate
 from hermes_core.errors import ConfigError
 from hermes_core.mcp import processes
 from hermes_core.mcp.servers import McpServer
@@ -189,12 +190,42 @@ async def test_a_server_that_was_killed_between_two_parts_is_started_again(
     assert summary.complete and [answer.get("output") for answer in answers] == ['{"text": "x"}'] * 2, answers
 
 
-async def test_a_server_that_fails_in_the_slot_is_a_failure_of_the_setup(tmp_path: Path) -> None:
-    async with driving(tmp_path, odd=odd("exits")) as context:
+@pytest.mark.parametrize(
+    ("of_item", "of_run", "kind"),
+    [
+        ({"odd": odd("exits")}, {}, FailureKind.SETUP),
+        ({}, {"odd": odd("exits")}, FailureKind.INFRA),
+        ({"odd": odd("normal")}, {"odd": odd("exits")}, FailureKind.INFRA),
+    ],
+    ids=["the item's", "the run's", "the run's instead of the item's"],
+)
+async def test_a_server_that_fails_in_the_slot_is_the_fault_of_the_item_if_that_brings_it(
+    tmp_path: Path, of_item: dict[str, McpServer], of_run: dict[str, McpServer], kind: FailureKind
+) -> None:
+    environment = Adding()
+    environment.own = of_item
+    async with driving(tmp_path, environment, **of_run) as context:
         rollout = DrivenRollout(context, ITEM)
         assert not await rollout.begin()
         failure = (await rollout.end()).failure
-    assert failure is not None and failure.kind is FailureKind.SETUP and "no licence" in failure.message
+    assert failure is not None and failure.kind is kind and "no licence" in failure.message
+
+
+class Solved(Adding):
+    """The same, with a reference solution."""
+
+    @hookimpl
+    async def solve_trajectory(self, item: Any, rollout: Any) -> None:
+        await rollout.commands.run("echo 5 > sum")
+
+
+async def test_a_server_of_the_run_that_no_slot_can_start_says_nothing_about_the_items(tmp_path: Path) -> None:
+    async with Runtime(load_entry_points=False) as runtime:
+        outcome = await validate(
+            runtime, Solved(), mcp={"odd": odd("exits")}, infra_retries=0, out_dir=tmp_path / "out", **SHARED
+        )
+    assert not outcome.complete and outcome.findings == []
+    assert json.loads((tmp_path / "out/quarantine.json").read_text())["items"] == []
 
 
 async def test_a_server_of_the_driver_that_fails_ends_the_run_at_its_start(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("mcp")
 
-from hermes_core.errors import ErrorKind, SetupFailed
+from hermes_core.errors import ErrorKind, InfraError
 from hermes_core.mcp.opening import OpenServers, open_servers
 from hermes_core.mcp.servers import McpServer
 from hermes_core.mcp.tools import tool_name
@@ -128,9 +128,9 @@ LIES = {
 }
 
 
-async def test_a_server_that_can_not_be_used_is_a_failure_of_the_setup(slot: SlotCommands) -> None:
+async def test_a_server_that_can_not_be_used_says_why(slot: SlotCommands) -> None:
     async def attempt(how: str) -> str:
-        with pytest.raises(SetupFailed) as caught:
+        with pytest.raises(InfraError) as caught:
             async with opened(slot, odd=odd(how, startup_timeout_s=5 if how == "never-starts" else 60)):
                 pytest.fail("it was opened")
         assert "'odd'" in caught.value.message and caught.value.hint
@@ -142,7 +142,7 @@ async def test_a_server_that_can_not_be_used_is_a_failure_of_the_setup(slot: Slo
 
 
 async def test_a_missing_program(slot: SlotCommands) -> None:
-    with pytest.raises(SetupFailed, match=r"'web'.*no-such-program") as caught:
+    with pytest.raises(InfraError, match=r"'web'.*no-such-program") as caught:
         async with opened(slot, web=McpServer(command="no-such-program"), odd=odd("normal")):
             pytest.fail("it was opened")
     assert "image" in str(caught.value.hint)
@@ -186,7 +186,7 @@ async def test_what_servers_say_otherwise(slot: SlotCommands) -> None:
         assert len({*names}) == 4 and all(len(name) <= 64 for name in names)
         assert (await call(names[0], text="x")).success
         assert [name for name in call.tools if name.startswith("some__")] == ["some__t7", "some__t3"]
-    with pytest.raises(SetupFailed, match="no tool 't777'") as caught:
+    with pytest.raises(InfraError, match="no tool 't777'") as caught:
         async with opened(slot, odd=odd("several", tools=("t777",))):
             pytest.fail("it was opened")
     assert "did you mean" in str(caught.value.hint)
