@@ -60,6 +60,28 @@ def short_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def changed_fields(kept: Mapping[str, Any], value: Mapping[str, Any], redact: Redact | None = None) -> list[str]:
+    """Return the names of fields that are not as they were when the short fields of a mapping were kept as plain JSON.
+
+    Fields that are new, and values that are not plain JSON themselves, are left out: these may have another text in
+    each process.
+    """
+    now, clean = short_fields(value), Cleaner(redact)
+    return [
+        name
+        for name, then in kept.items()
+        if name not in now or (_is_plain(now[name]) and clean(now[name], name) != then)
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(part) for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, bool, int, float))
+
+
 def _size(value: Any, most: int) -> int:
     """Return about how many characters a value has as JSON. The count ends early if there are more than `most`."""
     if isinstance(value, (str, bytes)):

@@ -19,12 +19,12 @@ from hermes_core.agents.failures import EndpointDown
 from hermes_core.aio import alongside
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import RunOptions, agent_settings, check_price
-from hermes_core.envs.plain import json_line
+from hermes_core.envs.plain import Redact, changed_fields, json_line
 from hermes_core.envs.prefetch import Prefetch
 from hermes_core.envs.rollout import RolloutContext, begin, run_rollout
 from hermes_core.envs.session import Session, Tools, broken, open_session, versions
 from hermes_core.envs.stalls import STALLS
-from hermes_core.envs.store import TRAJECTORIES, OutputFolder
+from hermes_core.envs.store import TRAJECTORIES, Changes, OutputFolder
 from hermes_core.envs.summary import Key, NoProgress, Progress, RunSummary, Tally
 from hermes_core.envs.trajectory import Trajectory
 from hermes_core.errors import (
@@ -143,7 +143,8 @@ async def run_rollouts(
             if chosen.quarantine is not None:
                 about["quarantine"] = chosen.quarantine
             again = None if retry_failed is None else {*retry_failed, FailureKind.CANCELLED}
-            begin = functools.partial(run.folder.open, resume=resume, again=again, items=run.jobs.item_ids)
+            changes = run.jobs.changes(session.redact)
+            begin = functools.partial(run.folder.open, resume=resume, again=again, changes=changes)
             await in_thread(begin, session.configuration(), about, run.tally)
         stalls = None if run.folder is None else run.folder.path / STALLS
         async with session.sandboxes(run.count_left(), start=run.jobs.need_slots, stalls=stalls) as context:
@@ -220,8 +221,8 @@ class Jobs:
     def __init__(self, session: Session, group_size: int) -> None:
         environment = session.environment
         self._group_size = group_size
-        self.item_ids: dict[str, None] = {}
-        """The items' ids, in order."""
+        self.item_ids: dict[str, int] = {}
+        """The items' places in the dataset by their ids, in order."""
         self.need_slots = False
         """Whether one of them needs a slot."""
         try:
@@ -233,14 +234,14 @@ class Jobs:
             raise broken(environment, "items() or item_id()", error) from error
 
     def _check(self, environment: Environment, tools: Tools, backend: Backend) -> None:
-        for item in self._items:
+        for number, item in enumerate(self._items):
             item_id = environment.item_id(item)
             if item_id in self.item_ids:
                 raise DatasetError(
                     f"two items of environment {environment.name!r} have the id {item_id!r}",
                     hint="give each item an id of its own",
                 )
-            self.item_ids[item_id] = None
+            self.item_ids[item_id] = number
             try:
                 self.need_slots |= tools.need_slot(item, item_id)
             except UnknownNameError as error:
@@ -261,15 +262,27 @@ class Jobs:
         """Return the number of rollouts that are not done."""
         return sum(not done((item_id, index)) for item_id in self.item_ids for index in range(self._group_size))
 
+    def changes(self, redact: Redact) -> Changes:
+        """Return a function that compares what a record has kept of an item with the item as it is now."""
+        fields = functools.lru_cache(64)(
+            lambda number: {**self._items[number]}
+        )  # records of one item are near each other
+
+        def changed(item_id: str, kept: Mapping[str, Any]) -> list[str] | None:
+            number = self.item_ids.get(item_id)
+            return None if number is None else changed_fields(kept, fields(number), redact)
+
+        return changed
+
     def items_left(self, done: Callable[[Key], bool]) -> Iterator[Item]:
         """Yield the items that have rollouts which are not done."""
-        for number, item_id in enumerate(self.item_ids):
+        for item_id, number in self.item_ids.items():
             if not all(done((item_id, index)) for index in range(self._group_size)):
                 yield self._items[number]
 
     def left(self, done: Callable[[Key], bool]) -> Iterator[Job]:
         """Yield the rollouts that are not done."""
-        for number, item_id in enumerate(self.item_ids):
+        for item_id, number in self.item_ids.items():
             item: Item | None = None
             for index in range(self._group_size):
                 if not done((item_id, index)):

@@ -26,6 +26,10 @@ RESULTS, TABLE, QUARANTINE = "validation.json", "validation.md", "quarantine.jso
 SUPERSEDED = "superseded.jsonl"
 """Lines that earlier sessions wrote for rollouts that a resumed session does again."""
 
+Changes = Callable[[str, Mapping[str, Any]], list[str] | None]
+"""Gets an item's id, and what a record has kept of the item. Returns the names of fields that have changed since; None
+if there is no such item."""
+
 _NAMED = 5
 """Number of items that a message names."""
 
@@ -101,7 +105,7 @@ class OutputFolder:
         *,
         resume: bool,
         again: Collection[FailureKind] | None = None,
-        items: Collection[str] | None = None,
+        changes: Changes | None = None,
     ) -> None:
         """Start a run here, or continue the one that is here.
 
@@ -110,12 +114,12 @@ class OutputFolder:
             about: other information for `run.json` (versions, seed, …).
             tally: gets the records that are here already and stay.
             again: failures of these kinds are done again; None is all kinds.
-            items: the ids of the dataset's items, which must include those of all records here; None is not checked.
+            changes: compares items with those of the records here that stay; None compares nothing.
 
         Raises:
             UsageError: there is a run here and `resume` is not set; or it has another configuration, and the differing
-                keys are named; or it has records of items that are not in the dataset; or a line in the middle of its
-                records is not a record; or its files can't be written.
+                keys are named; or it has records of items that are not in the dataset, or have changed; or a line in
+                the middle of its records is not a record; or its files can't be written.
         """
         trajectories = self.path / TRAJECTORIES
         try:
@@ -129,7 +133,7 @@ class OutputFolder:
                 log.warning("%s holds no run to resume: a new run begins there", self.path)
             self._begun = not held
             if held:
-                self._recover(trajectories, tally, again, items)
+                self._recover(trajectories, tally, again, changes)
             self._file = os.open(trajectories, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._file).st_size
         except OSError as error:
@@ -204,7 +208,7 @@ class OutputFolder:
         trajectories: Path,
         tally: Tally,
         again: Collection[FailureKind] | None,
-        items: Collection[str] | None,
+        changes: Changes | None,
     ) -> None:
         """Read the records that are here, and keep one line of each rollout that is not done again."""
         size = trajectories.stat().st_size
@@ -213,6 +217,7 @@ class OutputFolder:
                 tally.count_usage(record)
         kept: set[int] = set()
         gone: dict[str, None] = {}
+        changed: dict[str, list[str]] = {}
         number = 0
         for number, line, end in _lines(trajectories):
             place = f"{trajectories}, line {number}"
@@ -224,16 +229,21 @@ class OutputFolder:
                 log.warning("%s: the last line is torn, as after a crash; its rollout runs again", self.path)
                 continue
             key = (record.item_id, record.rollout_index)
-            if items is not None and record.item_id not in items:
+            changed_now = [] if changes is None else changes(record.item_id, record.item)
+            if changed_now is None:
                 gone[record.item_id] = None
             failed = record.failure is not None and (again is None or record.failure.kind in again)
             if not failed and not tally.was_done_before(key):
                 kept.add(number)
                 tally.add(record, earlier=True)
+                if changed_now:
+                    changed.setdefault(record.item_id, changed_now)
             else:
                 tally.count_usage(record)
         if gone:
             raise self._without_items(list(gone))
+        if changed:
+            raise self._with_others(changed)
         if number != len(kept):
             self._keep_only(kept, trajectories)
 
@@ -241,6 +251,14 @@ class OutputFolder:
         named = ", ".join(gone[:_NAMED]) + (", …" if len(gone) > _NAMED else "")
         return UsageError(
             f"the run in {self.path} has rollouts of {len(gone)} items that the dataset no longer has: {named}",
+            hint="resume with the dataset that it began with, which may have grown, or choose another folder",
+        )
+
+    def _with_others(self, changed: Mapping[str, list[str]]) -> UsageError:
+        named = ", ".join(f"{item_id} ({', '.join(changed[item_id])})" for item_id in [*changed][:_NAMED])
+        more = ", …" if len(changed) > _NAMED else ""
+        return UsageError(
+            f"the run in {self.path} has rollouts of {len(changed)} items that have changed since: {named}{more}",
             hint="resume with the dataset that it began with, which may have grown, or choose another folder",
         )
 

@@ -405,7 +405,8 @@ class _Work:
             "group_size": len(self.agents),
         }
         there = (folder.path / TRAJECTORIES).exists()
-        folder.open(configuration, about, run.tally, resume=resume and there, again=_AGAIN, items=run.jobs.item_ids)
+        changes = run.jobs.changes(session.redact)
+        folder.open(configuration, about, run.tally, resume=resume and there, again=_AGAIN, changes=changes)
         if there:
             for record in read_records(folder.path):
                 take(record)

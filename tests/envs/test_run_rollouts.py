@@ -637,6 +637,22 @@ async def test_a_run_is_resumed_by_item_whatever_their_order_and_not_with_a_data
     assert [json.loads(line)["item_id"] for line in after[len(before) :].splitlines()] == ["new"]
 
 
+async def test_a_run_is_not_resumed_with_items_that_have_changed(runtime, tasks, tmp_path):
+    out = tmp_path / "run"
+
+    async def run(rows, *, resume=True):
+        return await run_rollouts(runtime, "tasks", "oracle", env=tasks(rows), out_dir=out, resume=resume, **ISOLATION)
+
+    await run(TASKS, resume=False)
+    before = (out / "trajectories.jsonl").read_bytes()
+    others = [{**TASKS[0], "check": "true"}, *TASKS[1:]]
+    with pytest.raises(UsageError, match=rf"1 items that have changed since: {TASKS[0]['id']} \(check\)"):
+        await run(others)
+    assert (out / "trajectories.jsonl").read_bytes() == before
+    await run([{**TASKS[0], "id": "new", "check": "true"}, *TASKS])
+    assert (out / "trajectories.jsonl").read_bytes().startswith(before)
+
+
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 4))])
 async def test_cancelled_at_any_moment_it_ends_at_once_and_can_be_resumed(runtime, tasks, tmp_path, seed):

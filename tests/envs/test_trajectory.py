@@ -8,7 +8,7 @@ import pytest
 from hermes_core.agents.base import CallError, CallErrorKind, CallRecord, TurnRecord
 from hermes_core.envs.command_log import MOST_COMMANDS
 from hermes_core.envs.group import Rolled
-from hermes_core.envs.plain import MAX_PATCH, MAX_TEXT, json_line, plain
+from hermes_core.envs.plain import MAX_PATCH, MAX_TEXT, changed_fields, json_line, plain
 from hermes_core.envs.record import record_schema
 from hermes_core.envs.tokens import SPELT
 from hermes_core.envs.trajectory import Trajectory, failure_kind
@@ -81,6 +81,15 @@ def test_the_short_fields_of_an_item_are_kept():
     assert new(item=item).to_record().item == {"id": "a", "n": 1, "tests": ["t"] * 10, "é": None}
     many = new(item={f"field {number}": "x" * 3000 for number in range(100)}).to_record()
     assert list(many.item) == [f"field {number}" for number in range(10)]
+
+
+def test_an_item_s_fields_that_are_not_as_a_record_has_them_are_named():
+    item = {"id": "a", "n": 1.5, "tests": ("t", {"u": None}), "key": "a sekret", "odd": object(), "names": {"x", "y"}}
+    hide = lambda text: text.replace("sekret", "***")  # noqa: E731
+    kept = json.loads(new(item=item).to_record(hide).line())["item"]
+    assert changed_fields(kept, {**item, "odd": object(), "new": 1, "text": "x" * 5000}, hide) == []
+    assert changed_fields(kept, {**item, "tests": ["t", {"u": 0}], "key": "another sekret"}, hide) == ["tests", "key"]
+    assert changed_fields(kept, {"id": "a", "n": "x" * 5000}, hide) == ["n", "tests", "key", "odd", "names"]
 
 
 def test_what_the_model_and_the_hooks_wrote_is_redacted():
