@@ -264,13 +264,14 @@ class Jobs:
 
     def changes(self, redact: Redact) -> Changes:
         """Return a function that compares what a record has kept of an item with the item as it is now."""
-        fields = functools.lru_cache(64)(
-            lambda number: {**self._items[number]}
-        )  # records of one item are near each other
+
+        @functools.lru_cache(64)  # records of one item are near each other
+        def item(number: int) -> Item:
+            return self._items[number]
 
         def changed(item_id: str, kept: Mapping[str, Any]) -> list[str] | None:
             number = self.item_ids.get(item_id)
-            return None if number is None else changed_fields(kept, fields(number), redact)
+            return None if number is None else changed_fields(kept, item(number), redact)
 
         return changed
 
