@@ -132,6 +132,8 @@ class ToolBackend:
         self._add_pools(profiles)
         self._images: SingleFlight[str | ImageError] = SingleFlight("the image", keep=True, go_on=True)
         """The names of images that are ready, or why they can't be had."""
+        self._failing: dict[tuple[str, Image], float] = {}
+        """Since when an image can't be made ready, in the loop's time."""
         self._tools = tools
         self.default_timeout_s = self._pool(default_profile).config.execution_timeout_s
 
@@ -342,16 +344,27 @@ class ToolBackend:
             raise plugin_fault(self.backend, "prepare_image", error) from error
 
     async def _image_within(self, image: Image, profile: str, patience_s: float) -> str:
-        """Return the name of an image that is ready. Failures that may pass are tried again for this long."""
+        """Return the name of an image that is ready.
+
+        Failures that may pass are tried again for this long, counted from the first failure in a row, whoever asked
+        then: who asks later is told at the first attempt.
+        """
         loop, pause = asyncio.get_running_loop(), FIRST_PAUSE_S
-        deadline = loop.time() + patience_s
         while True:
             try:
-                return await self.prepare_image(image, profile=profile)
+                name = await self.prepare_image(image, profile=profile)
             except InfraError as error:
-                if not retryable(error) or loop.time() + pause > deadline:
+                if not retryable(error):
                     raise
-                log.warning("image %s could not be made, and is tried again: %s", image, error)
+                if (profile, image) not in self._failing:
+                    self._failing[profile, image] = loop.time()
+                    said = "image %s could not be made, and is tried again for %g s: %s"
+                    log.warning(said, image, patience_s, error)
+                if loop.time() + pause > self._failing[profile, image] + patience_s:
+                    raise
+            else:
+                self._failing.pop((profile, image), None)
+                return name
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 

@@ -156,6 +156,26 @@ async def test_a_failure_that_may_pass_is_tried_again_for_as_long_as_one_waits_f
     assert builder.begun.count("b") > 2
 
 
+async def test_the_time_for_a_failure_that_may_pass_is_that_of_all_who_need_the_image(
+    builder: Builder, backend: ToolBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hermes_core.tool_backend.FIRST_PAUSE_S", 0.01)
+    builder.gate.set()
+    builder.failures = {"a": [ProvisionError("away")]}
+    wanted = [backend.acquire(image=ImageBuild(Path("a")), timeout_s=0.2) for _ in range(3)]
+    assert {type(each) for each in await asyncio.gather(*wanted, return_exceptions=True)} == {ProvisionError}
+    await asyncio.sleep(0.2)  # a last attempt is not made if the pause before it would end too late
+    tries = len(builder.begun)
+    with pytest.raises(ProvisionError, match="away"):
+        await backend.acquire(image=ImageBuild(Path("a")), timeout_s=0.2)
+    assert len(builder.begun) == tries + 1, "a rollout that is begun anew waits as long again"
+    assert len([each for each in caplog.records if "tried again for 0.2 s" in each.message]) == 1
+    builder.failures.clear()
+    with pytest.raises(PolicyError, match="default@built-a"):
+        await backend.acquire(image=ImageBuild(Path("a")))
+    assert backend._failing == {}
+
+
 async def test_the_pool_gets_the_name_of_the_image(builder: Builder, backend: ToolBackend) -> None:
     builder.gate.set()
     with pytest.raises(PolicyError, match="default@built-a"):  # as it would of any image, as local sandboxes have none

@@ -260,7 +260,7 @@ _SIGNS: tuple[tuple[type[ProvisionError], tuple[str, ...], str], ...] = (
     (
         RegistryUnreachable,
         ("dial tcp", "no such host", "timeout", "connection refused", "tls", "x509", "eof", "canceled"),
-        f"check the daemon's network and proxy; {_LOAD}",
+        f"check the image's name, and the daemon's network and proxy; {_LOAD}",
     ),
 )
 """Texts in the daemon's messages that identify a failure. The first one that is found counts."""
