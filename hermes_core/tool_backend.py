@@ -714,7 +714,8 @@ def check_builds(backend: Backend, image: Image | None) -> None:
     if isinstance(image, ImageBuild) and not backend.capabilities.builds:
         raise PolicyError(
             f"backend {backend.name!r} builds no images, and {image} is to be built",
-            hint="use a backend that builds images, such as one with containers, or name an image that exists",
+            hint="use a backend that builds images, such as one with containers; name an image that exists; or see in "
+            "the environment's settings (`hermes-rl envs NAME`) whether it works without",
         )
 
 

@@ -174,12 +174,15 @@ class Quarantine:
             raise ConfigError(f"the quarantine {self.path} leaves out every item", hint="mend the dataset")
         if self.file.dataset is None or self.file.dataset.fingerprint != here.dataset:
             self._tell_differences(here)
-        level = logging.WARNING if known else logging.INFO
-        log.log(level, "the quarantine %s leaves out %d of %d items", self.path, len(known), len(here.items))
+        log.warning("the quarantine %s leaves out %d of %d items", self.path, len(known), len(here.items))
 
     def _tell_differences(self, here: Fingerprints) -> None:
         if self.file.dataset is not None:
-            log.warning("the quarantine %s was made of another state of this dataset", self.path)
+            log.warning(
+                "the quarantine %s was made of another state of this dataset: validate it again, as items that were "
+                "sound may have changed",
+                self.path,
+            )
         if unknown := self.item_ids - here.items.keys():
             log.warning("the quarantine %s names items that the dataset does not have: %s", self.path, _some(unknown))
         changed = {

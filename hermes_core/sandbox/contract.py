@@ -197,8 +197,8 @@ class SandboxConfig(BaseModel):
     """Memory that each process of a slot may allocate, in MiB (`RLIMIT_DATA`); None is no limit. Neither the sum over
     processes nor the memory that they share is limited. Needs Python in the sandbox."""
     visible_paths: tuple[str, ...] = ()
-    """More paths of the sandbox (on `local`: of the host) that slots of level `namespace` can read. At `private-root`
-    slots see what every user may read of them."""
+    """More paths of the sandbox that slots of level `namespace` can read; on `local` and `ssh`, more paths of the host
+    that a sandbox shows at any level but `shared`. At `private-root` slots see what every user may read of them."""
     share_network: bool = False
     """Whether slots of level `private-root` have the sandbox's network, which they then share, instead of a loopback of
     their own."""

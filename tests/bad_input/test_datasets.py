@@ -114,7 +114,8 @@ def swe_row(swe, tmp_path, monkeypatch):
         ({"repo": "../../x"}, ["field 'repo' must have the right form, not '../../x'", "owner/name"]),
         ({"repo": "swesmith/hermes__ledgerlin.1ed6e711"}, ["is not in swe/repos.json", "did you mean"]),
         ({"base_commit": "main"}, ["field 'base_commit'", "40 hexadecimal digits"]),
-        ({"base_commit": "0" * 40}, ["could be of several variants", "set variant to"]),
+        ({"base_commit": "0" * 40}, ["could be of several variants", "set variant to", "add its test_patch"]),
+        ({"test_patch": "diff"}, ["field 'base_commit' is missing", "one of SWE-bench"]),
         ({"instance_id": None}, ["field 'instance_id' is missing"]),
     ],
     ids=str,
@@ -232,7 +233,7 @@ def test_a_bundle_that_is_broken_is_the_datasets_fault(hermes, swe, swe_row, tmp
     bundle.write_bytes((swe / "ledgerline.bundle").read_bytes()[:200])
     done = hermes(*SWE, option, *level)
     assert done.code == 3
-    assert "is the bundle whole, and of that commit?" in done.out
+    assert "is the bundle whole, and is this commit in it?" in done.out
     done.has_no_noise()
 
 

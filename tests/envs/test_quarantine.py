@@ -104,7 +104,8 @@ async def test_items_may_be_added_and_what_is_gone_or_changed_is_named(runtime, 
     file = quarantine("a", "b", "z")
     assert await ids_of(runtime, Letters("bacdef", b="another"), file) == ["c", "d", "e", "f"]
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        f"the quarantine {file} was made of another state of this dataset",
+        f"the quarantine {file} was made of another state of this dataset: validate it again, as items that were sound "
+        "may have changed",
         f"the quarantine {file} names items that the dataset does not have: z",
         "these items were changed after they were validated, and are left out all the same: b",
         f"the quarantine {file} leaves out 2 of 6 items",

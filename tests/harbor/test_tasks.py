@@ -161,6 +161,14 @@ async def test_an_items_content_is_all_of_its_folder(tmp_path):
     assert len({*seen}) == len(seen) and await content() == seen[-1]
 
 
+async def test_a_folder_that_lacks_its_task_toml_is_named(tmp_path, caplog):
+    for name in "ab":
+        write_task(tmp_path / name, "")
+    (tmp_path / "b/task.toml").unlink()
+    assert [item["id"] for item in (await set_up(tmp_path)).items()] == ["a"]
+    assert [each.getMessage() for each in caplog.records] == [f"{tmp_path / 'b'} is no task, as it has no task.toml"]
+
+
 async def test_keys_without_a_meaning_are_logged(tmp_path, caplog):
     write_task(tmp_path / "a", "[agent]\ntimeout_secs = 1")
     await set_up(tmp_path)

@@ -122,6 +122,9 @@ def task_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DatasetError(f"there is no folder {folder}", hint="dataset_name is a task's folder, or a folder of tasks")
     found = sorted(path.parent for path in folder.glob("*/task.toml") if path.is_file())
+    for path in sorted(folder.glob("*/instruction.md")):
+        if path.parent not in found:
+            log.warning("%s is no task, as it has no task.toml", path.parent)
     if not found:
         raise DatasetError(f"no task.toml in {folder} or in a folder in it", hint="name a task, or a folder of tasks")
     return found

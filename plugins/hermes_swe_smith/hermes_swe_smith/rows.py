@@ -216,6 +216,10 @@ def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> V
         if config.variant != "swe-smith" and "base_commit" not in fields:
             raise DatasetError(f"{where}, field 'base_commit' is missing", hint=f"variant={config.variant} needs it")
         return config.variant
+    if "base_commit" not in fields and fields.get("test_patch"):
+        raise DatasetError(
+            f"{where}, field 'base_commit' is missing", hint="a row with a test_patch is one of SWE-bench, which has it"
+        )
     if "base_commit" not in fields:
         return "swe-smith"
     mirror = str(fields["repo"]).startswith(_MIRRORS)
@@ -228,7 +232,8 @@ def _variant(fields: Mapping[str, Any], where: str, config: SweSmithConfig) -> V
     present = ", ".join(sorted(set(fields) & {"base_commit", "created_at", "text", "test_patch"}))
     raise DatasetError(
         f"{where}: a row with {present} and repo {str(fields['repo'])!r} could be of several variants",
-        hint="set variant to swe-smith-2025 (base_commit is the buggy tree) or to oracle (see patch_is)",
+        hint="set variant to swe-smith-2025 (base_commit is the buggy tree) or to oracle (see patch_is); or, if it is "
+        "one of SWE-bench, add its test_patch",
     )
 
 
@@ -263,4 +268,4 @@ def _field_hint(place: str) -> str:
         "repo": "owner/name, or swesmith/<owner>__<name>.<commit8>",
         "patch_is": "bug or fix: what `patch` makes of the tree",
         "base_commit": "a full commit id: 40 hexadecimal digits",
-    }.get(place, "see the fields of SWE-smith in the plugin's README")
+    }.get(place, "the fields of each kind of row are in the plugin's README, and in docs/swe-datasets.md")

@@ -250,7 +250,7 @@ async def prepare_repository(
             if source.bundle is None:
                 raise SetupFailed(f"{what} can't be cloned: {refused.message}", hint="check repo_base_url") from refused
             raise DatasetError(
-                f"{what}: {refused.message}", hint="is the bundle whole, and of that commit?"
+                f"{what}: {refused.message}", hint="is the bundle whole, and is this commit in it?"
             ) from refused
         if source.bundle is not None:
             await commands.remove(f"{directory}/source.bundle")
