@@ -138,7 +138,7 @@ async def test_an_index_that_slots_can_reach_is_told(docker_images, caplog, monk
         port = index.getsockname()[1]
         monkeypatch.setenv("UV_INDEX_URL", f"http://127.0.0.1:{port}/simple")
         (line,) = await told("user")
-        assert f"127.0.0.1:{port}" in line and "network: none or setup" in line
+        assert f"127.0.0.1:{port}" in line and "network: setup, or none" in line
         assert await told("namespace") == []
 
 

@@ -159,7 +159,7 @@ async def test_the_unsound_is_refused_with_its_reason(runtime, where, tmp_path):
     found = await unsound(runtime, where, tmp_path, names)
     assert [each.agent for each in found["the tests pass with the bug"]] == ["nop"]
     (told,) = found["a kept test fails with the bug"]
-    doubts = ["1 of 2 PASS_TO_PASS tests fail with the bug: tests/test_core.py::test_four"]
+    doubts = ["1 of 2 PASS_TO_PASS tests do not pass with the bug: tests/test_core.py::test_four"]
     assert (told.agent, told.rewards, told.doubts) == ("nop", [0.0], doubts)
     assert [each.agent for each in found["the tests fail without the bug"]] == ["oracle"]
     (gone,) = found["the tests are not there"]

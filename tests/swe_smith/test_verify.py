@@ -64,15 +64,15 @@ def test_only_passed_is_passed(task, outcome):
     [
         ("nop", BROKEN, None),
         ("nop", ["t.py::a"], "1 of 2 FAIL_TO_PASS tests pass with the bug: t.py::b"),
-        ("nop", [*BROKEN, "t.py::d"], "1 of 2 PASS_TO_PASS tests fail with the bug: t.py::d"),
+        ("nop", [*BROKEN, "t.py::d"], "1 of 2 PASS_TO_PASS tests do not pass with the bug: t.py::d"),
         (
             "nop",
             ["t.py::c"],
             "2 of 2 FAIL_TO_PASS tests pass with the bug: t.py::a, t.py::b; "
-            "1 of 2 PASS_TO_PASS tests fail with the bug: t.py::c",
+            "1 of 2 PASS_TO_PASS tests do not pass with the bug: t.py::c",
         ),
         ("oracle", [], None),
-        ("oracle", ["t.py::a"], "1 of 2 FAIL_TO_PASS tests fail with the fix: t.py::a"),
+        ("oracle", ["t.py::a"], "1 of 2 FAIL_TO_PASS tests do not pass with the fix: t.py::a"),
     ],
 )
 def test_listed_tests_that_do_not_behave_as_listed_are_named(task, agent, failing, said):
@@ -89,7 +89,7 @@ def test_nothing_is_said_of_tests_that_did_not_end(task):
 def test_what_the_score_leaves_out_is_told_of_without_names(task):
     _, details = score(task, report("t.py::a"), SweSmithConfig(score_include_fail_to_pass=False))
     row = {"FAIL_TO_PASS": BROKEN, "PASS_TO_PASS": KEPT}
-    assert doubt(row, "oracle", details) == "1 of 2 FAIL_TO_PASS tests fail with the fix"
+    assert doubt(row, "oracle", details) == "1 of 2 FAIL_TO_PASS tests do not pass with the fix"
 
 
 @pytest.mark.parametrize(("pytest_status", "known"), [(0, True), (1, True), (5, True), (2, False), (4, False)])

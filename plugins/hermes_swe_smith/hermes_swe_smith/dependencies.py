@@ -267,7 +267,8 @@ class Installer:
             kind = InfraError if pip_was_cut_off(done.error_text) else SetupFailed
             raise kind(
                 f"preparing the test environment failed at {what}: {reason}",
-                hint="check the pins, the network and the package index (PIP_INDEX_URL), or raise install_timeout_s",
+                hint="check the pins, the package index (PIP_INDEX_URL) and the network, which a profile with network: "
+                "none and --confine take away; or raise install_timeout_s",
             )
         return done
 

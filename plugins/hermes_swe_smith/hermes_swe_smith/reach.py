@@ -176,7 +176,7 @@ class Reach:
             self._reached.update(new)
             log.warning(
                 "agents can reach %s from their slots, and may download solutions there: use --isolation namespace, or "
-                "a profile with network: none or setup, whichever the backend offers",
+                "a profile with network: setup, or none where the setup needs no network, as the backend offers it",
                 ", ".join(new),
             )
 

@@ -117,7 +117,7 @@ def doubt(item: Item, agent: str, details: Mapping[str, Any]) -> str | None:
             known = details.get("failing" if passes else "passing", ())
             names = [node_id for node_id in item[listed] if node_id in known][:5]
             tree = "with the bug" if agent == "nop" else "with the fix"
-            what = f"{wrong} of {total} {listed} tests {'fail' if passes else 'pass'} {tree}"
+            what = f"{wrong} of {total} {listed} tests {'do not pass' if passes else 'pass'} {tree}"
             said.append(f"{what}: {', '.join(names)}" if names else what)
     return "; ".join(said) or None
 
