@@ -192,7 +192,10 @@ def _checked(model: type[Row], row: Mapping[str, Any]) -> Row:
     try:
         return model.model_validate(row)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)
+        first = next(
+            (each for each in errors if each["type"] == "extra_forbidden"), errors[0]
+        )  # a missing one misspelt
         field = ".".join(str(part) for part in first["loc"]) or "?"
         raise _WrongField(f", field {field!r} {requirement(first)}", field) from error
 

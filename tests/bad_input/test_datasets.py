@@ -33,6 +33,7 @@ SWE = ["rollout", "swe-smith", "--agent", "oracle", "--env.repo_base_url=swe"]
         ({"id": "x", "prompt": "p", "check": " "}, ["line 2, field 'check' must be a shell command or a list"]),
         ({"id": "x", "prompt": "p", "check": "a\0b"}, ["line 2, field 'check' holds a NUL byte"]),
         ({"id": "x", "prompt": "p", "check": "true", "solutoin": "y"}, ["line 2, field 'solutoin' is not known"]),
+        ({"id": "x", "prompt": "p", "chekc": "true"}, ["line 2, field 'chekc' is not known"]),
         ({"id": "good", "prompt": "p", "check": "true"}, ["two items of environment 'tasks' have the id 'good'"]),
     ],
     ids=repr,

@@ -122,6 +122,13 @@ async def test_a_folder_of_tasks(tmp_path: Path) -> None:
     )
 
 
+async def test_a_folder_of_harbor_s_tasks_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/task.toml").touch()
+    with pytest.raises(DatasetError, match=r"has a task.json .*tasks of harbor"):
+        await loaded(dataset_name=str(tmp_path))
+
+
 async def test_rows_for_skyrl(tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks", 3, source="ubuntu:22.04")
     rows = [

@@ -90,6 +90,8 @@ def read_tasks(config: EndlessConfig) -> Iterable[Task | Refused]:
         folders = [(top.resolve(), None)]
     elif top.is_dir() and (found := sorted(path.parent for path in top.glob("*/task.json"))):
         folders = [(folder, None) for folder in found]
+    elif top.is_dir() and any(top.glob("*/task.toml")):
+        raise DatasetError(f"no folder in {top} has a task.json", hint="folders with a task.toml are tasks of harbor")
     else:
         folders = list(_folders_of_rows(config))
     for folder, limit in folders:
