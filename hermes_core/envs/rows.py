@@ -193,9 +193,8 @@ def _checked(model: type[Row], row: Mapping[str, Any]) -> Row:
         return model.model_validate(row)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        first = next(
-            (each for each in errors if each["type"] == "extra_forbidden"), errors[0]
-        )  # a missing one misspelt
+        unknown = (each for each in errors if each["type"] == "extra_forbidden")
+        first = next(unknown, errors[0])  # what is missing may be misspelt
         field = ".".join(str(part) for part in first["loc"]) or "?"
         raise _WrongField(f", field {field!r} {requirement(first)}", field) from error
 
