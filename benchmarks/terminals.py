@@ -3,7 +3,7 @@
 Both sides run the same environment on the same tasks, five kinds of them, with the agent `oracle`: `%post` as root, the
 tests of the initial state, the reference solution as the task's user, the tests of the final state. Ours is at level
 `private-root`: every slot is one of a container. The reference is at level `dedicated`: each rollout has a container,
-which is made for it and removed after it. Both take turns, with half of the tasks each time.
+which is made for it and removed after it. Both take turns, with all of the tasks each time.
 
 A slot is ready when the rollout's setup can begin in it: this is the time from the request for it, with its wait for a
 container. The first rollouts of ours wait for the one container.
@@ -55,7 +55,7 @@ async def rows(quick: bool) -> Rows:
         for case in (RATE, READY):
             yield case.left_out(reason)
         return
-    count, turns = (QUICK, 1) if quick else (TASKS // TURNS, TURNS)
+    count, turns = (QUICK, 1) if quick else (TASKS, TURNS)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch, ExitStack() as stack:
         tag = f"hermes-bench-terminals:{uuid.uuid4().hex[:12]}"
         image = await asyncio.to_thread(stack.enter_context, image_with_pytest(IMAGE, tag))
