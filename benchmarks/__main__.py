@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
@@ -78,10 +79,12 @@ async def _run(names: Sequence[str], quick: bool, as_json: bool) -> int:
     about = machine()
     rows: list[Row] = []
     failed: dict[str, str] = {}
+    took_s: dict[str, float] = {}
     if not as_json:
         print("  ".join(f"{key}: {value}" for key, value in about.items()), end="\n\n")
         print(COLUMNS.format("benchmark", "case", "ours", "reference", "ratio", "target", "met"))
     for name in names:
+        began = time.monotonic()
         try:
             async for row in BENCHMARKS[name](quick):
                 rows.append(row)
@@ -90,12 +93,15 @@ async def _run(names: Sequence[str], quick: bool, as_json: bool) -> int:
         except Exception as error:
             traceback.print_exc()
             failed[name] = f"{type(error).__name__}: {error}"
+        took_s[name] = round(time.monotonic() - began, 1)
     if as_json:
-        about = {"machine": about, "quick": quick, "rows": [row.to_dict() for row in rows], "failed": failed}
+        told = [row.to_dict() for row in rows]
+        about = {"machine": about, "quick": quick, "rows": told, "failed": failed, "took_s": took_s}
         print(json.dumps(about, indent=1))
     else:
         missed = [f"{row.benchmark} ({row.case})" for row in rows if row.met is False]
         print(f"\n{sum(row.met is True for row in rows)} targets met, {len(missed)} missed", *missed, sep="\n  ")
+        print(f"took {sum(took_s.values()):.0f} s:", ", ".join(f"{name} {each:.0f}" for name, each in took_s.items()))
         for name, text in failed.items():
             print(f"{name} failed: {text}")
     return 1 if failed else 0

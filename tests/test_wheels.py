@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -366,18 +367,35 @@ def build(project: Path, into: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def core_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(ROOT, tmp_path_factory.mktemp("core_wheel"))
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel of each of our distributions, by its package. They are built once, for all worker processes."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder = folder / "wheels"
+    folder.mkdir(exist_ok=True)
+    projects = [ROOT, *sorted(project.parent for project in ROOT.glob("plugins/*/pyproject.toml"))]
+    names = ["hermes_core", *(project.name for project in projects[1:])]
+    with (folder / "lock").open("w") as lock, ThreadPoolExecutor() as several:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wheels = several.map(lambda project, name: built(project, folder / name), projects, names)
+        return dict(zip(names, wheels, strict=True))
+
+
+def built(project: Path, into: Path) -> Path:
+    """The wheel of a project, which is built if there is none."""
+    return next(into.glob("*.whl"), None) or build(project, into)
 
 
 @pytest.fixture(scope="module")
-def plugin_wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheel of every other distribution, by its package."""
-    plugins = sorted(project.parent for project in ROOT.glob("plugins/*/pyproject.toml"))
-    folder = tmp_path_factory.mktemp("plugin_wheels")
-    with ThreadPoolExecutor() as several:
-        wheels = several.map(lambda plugin: build(plugin, folder / plugin.name), plugins)
-        return dict(zip((plugin.name for plugin in plugins), wheels, strict=True))
+def core_wheel(wheels: dict[str, Path]) -> Path:
+    return wheels["hermes_core"]
+
+
+@pytest.fixture(scope="module")
+def plugin_wheels(wheels: dict[str, Path]) -> dict[str, Path]:
+    """The wheel of every distribution but the core, by its package."""
+    return {name: wheel for name, wheel in wheels.items() if name != "hermes_core"}
 
 
 @pytest.fixture(scope="module")
@@ -439,9 +457,10 @@ def test_the_core_alone(core_wheel: Path, dependencies: Path, tmp_path: Path) ->
 
 
 @pytest.mark.full  # installs wheels once more
-def test_the_core_and_the_swe_smith_plugin(core_wheel: Path, dependencies: Path, tmp_path: Path) -> None:
-    wheel = build(ROOT / "plugins" / "hermes_swe_smith", tmp_path)
-    both = installed(tmp_path / "venv", dependencies, core_wheel, wheel)
+def test_the_core_and_the_swe_smith_plugin(
+    core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
+) -> None:
+    both = installed(tmp_path / "venv", dependencies, core_wheel, plugin_wheels["hermes_swe_smith"])
     plugin = both.listed("plugins")["swe-smith"]
     assert (plugin["status"], plugin["distribution"]) == ("loaded", "hermes-rl-swe-smith")
     environments = both.listed("envs")

@@ -94,6 +94,7 @@ async def test_items_are_rolled_out_and_what_came_of_them_is_written(
 
 
 @pytest.mark.root
+@pytest.mark.stress  # evaluation is tested with tasks that take less, and these tasks in training
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tasks ask for isolation by user; root has it")
 async def test_the_demo_tasks_of_swe_smith(evaluate: Evaluate, tmp_path: Path) -> None:
     from hermes_swe_smith.demo import play

@@ -30,11 +30,10 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 @pytest.mark.parametrize(
     ("form", "wire", "compacts", "group_size"),
     [
-        # Each form, each wire, and compaction; `rollout` is tested with the same in tests/envs/test_exact_rollouts.py.
-        ("chatml", "sglang", True, 2),
+        # The wire that `rollout` does not have, and compaction. Every form, and each of the other wires, with the same
+        # recording: tests/envs/test_exact_rollouts.py.
         ("llama3", "atropos", False, 2),
-        ("qwen3", "completions", True, 2),
-        ("llama3", "tokens", True, 2),
+        ("chatml", "sglang", True, 2),
         *(
             pytest.param(*each, marks=pytest.mark.stress)
             for each in (

@@ -62,14 +62,15 @@ async def test_items_that_can_not_be_had_end_it_when_what_runs_is_sent(
 
 
 @pytest.mark.usefixtures("leak_check")
-async def test_fifty_batches_with_failures_and_a_dead_api(
-    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path
+@pytest.mark.parametrize("batches", [20, pytest.param(50, marks=pytest.mark.stress)])
+async def test_many_batches_with_failures_and_a_dead_api(
+    make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path, batches: int
 ) -> None:
     env = make_env(
         token_server.base_url,
         "vllm",
         rollout_server_url=run_api.url,
-        total_steps=50,
+        total_steps=batches,
         infra_retries=0,
         max_num_workers=4,
     )
@@ -92,8 +93,8 @@ async def test_fifty_batches_with_failures_and_a_dead_api(
     trainer = make_trainer(run_api.url)
     async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
         serving_task = tasks.create_task(env.env_manager())
-        training = tasks.create_task(trainer.run(50))
-        while len(trainer.batches) < 20:
+        training = tasks.create_task(trainer.run(batches))
+        while len(trainer.batches) < batches // 2:
             await asyncio.sleep(0.1)
         run_api.kill()
         await asyncio.sleep(1)
@@ -104,14 +105,14 @@ async def test_fifty_batches_with_failures_and_a_dead_api(
     records = {record["trajectory_id"]: record for record in lines(tmp_path / "data/groups.trajectories.jsonl")}
     for trajectory_id, _ in trainer.sequences():
         assert records[trajectory_id]["mask_sample"] is False
-    assert env.metrics.totals["failures_infra"] > 10
+    assert env.metrics.totals["failures_infra"] > batches // 5
     assert all(record["reward"] is None for record in records.values() if record["failure"])
     assert env.api.counts["registered"] == 2
     assert env.crew.tasks == set()
 
 
 @pytest.mark.usefixtures("leak_check")
-@pytest.mark.parametrize("trouble", [404, 503, 401, "hang"])
+@pytest.mark.parametrize("trouble", [401, "hang", *(pytest.param(n, marks=pytest.mark.stress) for n in (404, 503))])
 async def test_trouble_of_the_model_server_that_passes_costs_no_rollout(
     make_env: Any, token_server: Any, run_api: Any, make_trainer: Any, tmp_path: Path, trouble: Any
 ) -> None:

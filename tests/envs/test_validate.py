@@ -181,7 +181,7 @@ async def test_no_usual_cheat_solves_a_task_with_a_good_check(runtime, tasks):
         "files": {"check.py": "assert open('out.txt').read() == '42\\n'"},
         "solution": "echo 42 >out.txt",
     }
-    outcome = await validate(runtime, "tasks", env=tasks(SOUND, hidden), cheats=True, concurrency=3, **ISOLATION)
+    outcome = await validate(runtime, "tasks", env=tasks(hidden), cheats=True, concurrency=3, **ISOLATION)
     assert outcome.sound, outcome.to_dict()
     assert {"check-files", "a-daemon", "python-startup", *FEW} <= {*outcome.cheats}
 

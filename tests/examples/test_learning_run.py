@@ -88,7 +88,7 @@ def with_trl(with_torch: None, require: Callable[[str, str | None], None]) -> No
     require("trl", None if there else 'trl is not installed; `make setup EXTRAS="torch trl"`')
 
 
-@pytest.mark.full
+@pytest.mark.stress  # TRL's trainer and our environments: tests/trl
 def test_trl_trains_on_the_same_environment(with_trl: None, tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLE / "with_trl.py", "--out", tmp_path / "run", "--batches", "2", "--warm-up", "30"]
     environment = {**os.environ, "HERMES_PLUGINS": "", "HF_HUB_OFFLINE": "1"}

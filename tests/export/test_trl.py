@@ -90,7 +90,7 @@ def trained(rows: Any, tokenizer: Any, folder: Path, **options: Any) -> list[tup
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("parquet", [False, True])
+@pytest.mark.parametrize("parquet", [pytest.param(False, marks=pytest.mark.stress), True])
 def test_trl_trains_on_our_tokens_and_labels(
     run: Path, tokenizers: Callable[[str], Any], datasets_extra: Any, tmp_path: Path, parquet: bool
 ) -> None:

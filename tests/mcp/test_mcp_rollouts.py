@@ -190,6 +190,7 @@ async def test_a_server_that_was_killed_between_two_parts_is_started_again(
     assert summary.complete and [answer.get("output") for answer in answers] == ['{"text": "x"}'] * 2, answers
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("of_item", "of_run", "kind"),
     [

@@ -177,9 +177,9 @@ WAYS = {
 
 def _marks(shell: str, way: str) -> Any:
     """Shells differ in which of their processes stays: in a pipe, and in a subshell."""
-    if shell == "bash":
-        return () if way == "plain" else pytest.mark.full
-    return pytest.mark.full if way in ("plain", "through a pipe", "in a subshell of a subshell") else pytest.mark.stress
+    if (shell, way) == ("bash", "plain"):
+        return ()
+    return pytest.mark.full if way in ("through a pipe", "in a subshell of a subshell") else pytest.mark.stress
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,15 @@ _MISSING = {
     "namespace": None if _NAMESPACES else f"no namespaces: {_PROBED['reason']}",
 }
 _FAST = next((level for level, missing in _MISSING.items() if missing is None), "shared")
-"""The level that whoever runs the tests would get. What does not depend on the level is `full` at the others."""
+"""The level that whoever runs the tests would get. What does not depend on the level is `full` at the next stronger
+one, and `stress` at `shared`, where a slot is the same with less around it."""
 
 
 def _level(name: str) -> Any:
     missing = _MISSING.get(name)
     marks = [] if missing is None else [pytest.mark.skipif(True, reason=missing)]
-    return pytest.param(name, marks=marks if name == _FAST else [*marks, pytest.mark.full])
+    elsewhere = pytest.mark.stress if name == "shared" else pytest.mark.full
+    return pytest.param(name, marks=marks if name == _FAST else [*marks, elsewhere])
 
 
 LEVELS = [_level(name) for name in ("shared", "user", "namespace")]

@@ -100,9 +100,11 @@ async def everything_is_there(tools: ToolBackend, said: list[dict[str, Any]]) ->
     return found
 
 
-async def test_a_killed_driver_s_processes_go_on(tmp_path: Path) -> None:
+async def test_a_living_driver_s_sandboxes_are_its_own_and_a_killed_one_s_processes_go_on(tmp_path: Path) -> None:
     first = await Driver.start(tmp_path)
     await first.says("done")
+    with pytest.raises(UsageError, match="another driver that lives"):
+        Checkpoint(tmp_path, "other")
     await first.kill()
     async with next_driver(tmp_path) as tools:
         assert await everything_is_there(tools, []) == COUNT
@@ -154,18 +156,6 @@ async def test_past_the_time_limit_nothing_is_left(tmp_path: Path) -> None:
         await backend.aclose()
     async with next_driver(tmp_path, ttl_s=2.0) as tools:
         assert await tools.take_over() == []
-
-
-async def test_a_living_driver_s_sandboxes_are_its_own(tmp_path: Path) -> None:
-    first = await Driver.start(tmp_path, count=1)
-    await first.says("done")
-    try:
-        with pytest.raises(UsageError, match="another driver that lives"):
-            Checkpoint(tmp_path, "other")
-    finally:
-        await first.kill()
-    async with next_driver(tmp_path) as tools:
-        assert len(await tools.take_over()) == driver.SLOTS
 
 
 async def test_let_live_and_taken_over(tmp_path: Path) -> None:

@@ -229,12 +229,12 @@ async def test_cuts_in_the_middle_of_commands(server: Any, tool_backend: Maker) 
 
         async def cutter() -> None:
             while running:
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(1)
                 server.cut()
 
         async with asyncio.TaskGroup() as group:
             cutting = group.create_task(cutter())
-            for _ in range(5):
+            for _ in range(2):
                 results = await backend.execute_batch(
                     [(slot, "bash", {"command": f"({script}) | tee out | sha256sum"}) for slot in slots], timeout_s=60
                 )
@@ -243,7 +243,7 @@ async def test_cuts_in_the_middle_of_commands(server: Any, tool_backend: Maker) 
             running = False
             cutting.cancel()
         for slot in slots:
-            assert (await bash(backend, slot, "wc -l < ran")).output.strip() == "5"
+            assert (await bash(backend, slot, "wc -l < ran")).output.strip() == "2"
             read = await bash(backend, slot, "cat out")
             assert read.error_kind is None
 

@@ -43,7 +43,7 @@ def test_tasks(server: Any, place: Path, tmp_path: Path, agent: str, reward: flo
     assert [record["reward"] for record in found] == [reward] * 6
 
 
-@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), pytest.param("nop", 0.0, marks=pytest.mark.stress)])
 def test_swe_smith(server: Any, place: Path, tmp_path: Path, agent: str, reward: float) -> None:
     demo_tasks.write(tmp_path)
     dataset = (f"--env.dataset_name={tmp_path}/tasks.jsonl", f"--env.repo_base_url={tmp_path}")

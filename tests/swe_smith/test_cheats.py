@@ -193,7 +193,7 @@ def places(mark, others=OTHERS):
 
 # A few of each kind are tried everywhere; the rest differ in nothing that depends on the place.
 in_one_place = pytest.mark.parametrize("where", places(pytest.mark.stress), indirect=True)
-on_a_disk_of_its_own = pytest.mark.parametrize("where", places(pytest.mark.full, OTHERS[:1]), indirect=True)
+on_a_disk_of_its_own = pytest.mark.parametrize("where", places(pytest.mark.stress, OTHERS[:1]), indirect=True)
 
 
 @pytest.fixture(params=places(pytest.mark.full))
@@ -249,10 +249,8 @@ ONE_OF_A_SORT = (
     "conftest",
     "pytest-module",
     "patched-calls",
-    "git-hooks",
-    "fake-programs",
 )
-"""But for the ones that look for the fix: reading the whole system takes ten seconds."""
+"""The ones that look for the fix are not among them: reading the whole system takes ten seconds."""
 TAMPERS = {"patched-calls", "item-runtest", "gc-hunter", "settrace"}
 SPARES_THE_TESTS = {"nothing", "conftest", "git-hooks", "background-process", "looks-for-the-fix", "fake-programs"}
 """They score nothing, but not by breaking the tests."""
@@ -283,6 +281,7 @@ def as_expected(by_name):
 
 
 @pytest.mark.full  # one of each kind is above
+@in_one_place
 async def test_attacks_from_within_the_tests_process_score_nothing(where, tmp_path, swe_dataset):
     tampering(await no_points(IN_PROCESS, where, tmp_path, swe_dataset), set(IN_PROCESS))
 
@@ -341,7 +340,8 @@ async def test_a_disk_that_a_neighbour_has_filled_is_no_0(where, tmp_path, swe_d
 @pytest.mark.parametrize(
     ("where", "names"),
     [pytest.param(HERE, HONEST, id=f"{HERE}-all")]
-    + [pytest.param(each, ODD_BUT_HONEST, id=f"{each}-odd") for each in OTHERS],
+    + [pytest.param(OTHERS[0], ODD_BUT_HONEST, id=f"{OTHERS[0]}-odd", marks=pytest.mark.stress)]
+    + [pytest.param(each, ODD_BUT_HONEST, id=f"{each}-odd") for each in OTHERS[1:]],
     indirect=["where"],
 )
 async def test_honest_work_scores_in_full(where, names, tmp_path, swe_dataset):

@@ -30,7 +30,7 @@ SHAPES = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("agent", ["oracle", "nop"])
+@pytest.mark.parametrize("agent", ["oracle", pytest.param("nop", marks=pytest.mark.stress)])
 async def test_honest_work_in_odd_projects(tmp_path, agent):
     tasks = write(tmp_path, SHAPES)
     details, rewards = {}, {}

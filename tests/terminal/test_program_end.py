@@ -170,12 +170,7 @@ ENDINGS = [
     *(
         pytest.param(backend, program, ending, id=f"{backend}-{name}-{ending}", marks=FULL)
         for backend in ELSEWHERE
-        for name, program, ending in (
-            ("terminal", EXIT, "exception"),
-            ("terminal", EXIT, "SIGINT"),
-            ("runtime", RUNTIME, "os._exit"),
-            ("runtime", RUNTIME, "SIGTERM"),
-        )
+        for name, program, ending in (("terminal", EXIT, "SIGINT"), ("runtime", RUNTIME, "os._exit"))
     ),
 ]
 

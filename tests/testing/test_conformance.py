@@ -14,6 +14,9 @@ from hermes_core.testing.conformance import GROUPS
 pytest_plugins = ["hermes_core.testing.conformance.plugin"]
 
 
+OF_THE_GUEST = ("commands", "processes", "files")
+"""The groups in which one host is like another."""
+
 OF_A_BACKEND = ("contract", "pools", "failure")
 """The groups that no other tests of `make test` stand for: those of the guest do for most, on local sandboxes."""
 
@@ -40,19 +43,28 @@ def test_docker(conformance_check: Callable[[], None]) -> None:
     "docker",
     config={"image": "hermes-test-python:bookworm", "slot_user": "root"},
     isolation="dedicated",
-    groups=("commands", "processes", "files"),
+    groups=OF_THE_GUEST,
     plugins=(hermes_docker,),
 )
 def test_docker_with_slots_that_are_root(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 
+ON_SSH = {
+    "config": {"host": "hermes-test", "config_file": os.environ.get("HERMES_TEST_SSH_CONFIG", "")},
+    "isolation": "namespace",
+    "plugins": (hermes_ssh,),
+}
+
+
 @pytest.mark.usefixtures("ssh_config")
-@pytest.mark.conformance(
-    "ssh",
-    config={"host": "hermes-test", "config_file": os.environ.get("HERMES_TEST_SSH_CONFIG", "")},
-    isolation="namespace",
-    plugins=(hermes_ssh,),
-)
+@pytest.mark.conformance("ssh", groups=[group for group in GROUPS if group not in OF_THE_GUEST], **ON_SSH)
 def test_ssh(conformance_check: Callable[[], None]) -> None:
+    conformance_check()
+
+
+@pytest.mark.stress
+@pytest.mark.usefixtures("ssh_config")
+@pytest.mark.conformance("ssh", groups=OF_THE_GUEST, **ON_SSH)
+def test_a_guest_on_ssh(conformance_check: Callable[[], None]) -> None:
     conformance_check()

@@ -147,7 +147,7 @@ def test_it_trains_on_the_tokens_of_the_server_which_gets_its_weights(served: Se
     assert not all(bool((one == other).all()) for one, other in pairs), "the weights did not move"
 
 
-@pytest.mark.parametrize("breaks", ["sandbox", "verifier"])
+@pytest.mark.parametrize("breaks", ["sandbox", pytest.param("verifier", marks=pytest.mark.stress)])
 def test_what_fails_in_the_middle_is_left_out(breaks: str, served: Served, train: Train, sandboxes: Path) -> None:
     environment = Notes()
 

@@ -220,7 +220,7 @@ def sequence_of(sample: Any) -> TrainedSequence:
     return TrainedSequence(sample.input_ids.tolist(), masks, sample.old_log_probs.tolist())
 
 
-@pytest.mark.parametrize(("form", "groups"), sizes("qwen3", "llama3"))
+@pytest.mark.parametrize(("form", "groups"), sizes("qwen3"))
 def test_all_sequences_of_a_summarised_conversation_are_trained_on(
     served: Served, tokenizer: Any, form: str, groups: int, record_property: Callable[[str, object], None]
 ) -> None:

@@ -314,9 +314,9 @@ ONE_OF_EACH_MODULE = (
 )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
-    "name", [name if name in ONE_OF_EACH_MODULE else pytest.param(name, marks=pytest.mark.full) for name in NAMES]
+    "name", [name if name in ONE_OF_EACH_MODULE else pytest.param(name, marks=pytest.mark.stress) for name in NAMES]
 )
 def test_time_is_linear_in_the_length(name: str) -> None:
     """Sixteen times the text takes nowhere near 256 times as long, whatever is repeated."""

@@ -12,6 +12,7 @@ import pytest
 SIZE = 160_000_000
 
 
+@pytest.mark.full
 @pytest.mark.loop_stall(0.2)  # to put the pieces together is one copy of it
 async def test_a_large_tree_in_one_piece_does_not_stall_the_loop(rigged, loop_lag):
     async with rigged("shared") as rig:

@@ -55,7 +55,13 @@ GRANTED = [
 ]
 """The levels of this host; the first is the one that one gets here, and what does not depend on it is tested there."""
 
-PLACES = [GRANTED[0], *(pytest.param(each, marks=pytest.mark.full) for each in [*GRANTED[1:], "direct"])]
+
+def _marks(place: str) -> Any:
+    """At `shared` a slot is what it is elsewhere, with less around it."""
+    return pytest.mark.stress if place == Isolation.SHARED.label else pytest.mark.full
+
+
+PLACES = [GRANTED[0], *(pytest.param(each, marks=_marks(each)) for each in [*GRANTED[1:], "direct"])]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
