@@ -167,6 +167,7 @@ def test_the_shells_of_one_owner_leave_each_other_alone(person: Any) -> None:
     assert neighbour.exit_status() == 4
 
 
+@pytest.mark.full
 def test_wrong_use(person: Any, environ: dict[str, str]) -> None:
     unknown = person("no-such-sandbox")
     assert unknown.exit_status() == 2 and b"no-such-sandbox" in unknown.seen

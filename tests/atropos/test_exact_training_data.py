@@ -30,8 +30,8 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
 @pytest.mark.parametrize(
     ("form", "wire", "compacts", "group_size"),
     [
-        # The wire that `rollout` does not have, and compaction. Every form, and each of the other wires, with the same
-        # recording: tests/envs/test_exact_rollouts.py.
+        # The wire that `rollout` does not have, and the form and the wire that tests/envs/test_exact_rollouts.py, which
+        # has the same recording, leaves to this test.
         ("llama3", "atropos", False, 2),
         ("chatml", "sglang", True, 2),
         *(

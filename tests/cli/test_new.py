@@ -105,6 +105,7 @@ def test_words_are_joined_by_either_sign(name: str, tmp_path: Path) -> None:
     assert new("tool", name, "--dir", str(tmp_path)).exit_code == 0
 
 
+@pytest.mark.full  # so do those of all kinds, installed, in tests/test_wheels.py
 def test_the_package_passes_its_tests(tmp_path: Path) -> None:
     assert new(QUICK, "my-first", "--dir", str(tmp_path)).exit_code == 0
     folder = tmp_path / "my-first"

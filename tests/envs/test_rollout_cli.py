@@ -427,7 +427,8 @@ async def test_an_interrupted_run_ends_at_once_with_130_and_leaves_no_process(en
     assert {one["failure"]["kind"] for one in records(tmp_path / "out") if one["failure"]} == {"cancelled"}
 
 
-@pytest.mark.parametrize(("kills", "items"), [(2, 6), pytest.param(8, 30, marks=pytest.mark.full)])
+@pytest.mark.full  # runs that were cancelled are resumed in test_run_rollouts.py
+@pytest.mark.parametrize(("kills", "items"), [(3, 10), pytest.param(8, 30, marks=pytest.mark.stress)])
 async def test_killed_again_and_again_it_is_resumed_until_each_rollout_is_scored_once(
     environ, dataset, tmp_path, run, mark, kills, items
 ):

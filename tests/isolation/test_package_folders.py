@@ -91,6 +91,7 @@ def test_no_slot_finds_them(started) -> None:
         assert "found" not in ran.out and ran.err.count("No module named") == 2, ran
 
 
+@pytest.mark.full  # that no slot finds them is above
 def test_what_is_named_is_there_again_and_nothing_else(started) -> None:
     named = [str(_places()["pipx"]), str(_places()["the distribution"] / f"{NAME}.py")]
     with started("a", visible_paths=named) as driver:
@@ -98,6 +99,7 @@ def test_what_is_named_is_there_again_and_nothing_else(started) -> None:
         assert found == sorted([f"{named[0]}/{NAME}.py", named[1]])
 
 
+@pytest.mark.full  # environments are made in tests/swe_smith
 def test_virtual_environments_can_still_be_made_and_filled(started) -> None:
     with started("a") as driver:
         ran = driver.run("a", "git --version && python3 -m venv --without-pip v", timeout_s=60)

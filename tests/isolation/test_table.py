@@ -198,6 +198,7 @@ def test_what_is_the_drivers_is_not_there(drivers: Any, level: str) -> None:
 # --- what is open, as documented -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_at_shared_everything_is_open(ordinary: Any) -> None:
     with ordinary.started("shared", "a", "b") as driver:
         victim = Victim(driver)

@@ -179,7 +179,7 @@ async def test_let_live_and_taken_over(tmp_path: Path) -> None:
         assert await tools.commands(fresh).processes() == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("field", ["instance", "boot_id", "began", "creation_id"])
 async def test_another_sandbox_is_not_taken_for_it(tmp_path: Path, field: str) -> None:
     first = await Driver.start(tmp_path, count=1)

@@ -202,6 +202,7 @@ async def test_tools_of_the_registry_and_unknown_ones(backend):
     assert "'outside' is a driver tool" in (await backend.execute(slot, outside, {})).error
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("loop_lag")
 @pytest.mark.loop_stall(0.25)
 async def test_fifty_slots_sleep_at_once(local, level):

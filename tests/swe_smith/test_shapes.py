@@ -44,7 +44,6 @@ ALL = list(SHAPES)
 @pytest.mark.parametrize(
     ("where", "names"),
     [
-        pytest.param("local", ALL[-1:], id="local-one"),
         pytest.param("local", ALL[::2], id="local-half", marks=[pytest.mark.full, pytest.mark.long]),
         pytest.param("local", ALL[1::2], id="local-others", marks=[pytest.mark.stress, pytest.mark.long]),
         pytest.param("docker", ALL[::6], id="docker-some", marks=[pytest.mark.full, pytest.mark.long]),

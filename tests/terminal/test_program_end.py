@@ -175,7 +175,7 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parts[-3])
 @pytest.mark.parametrize(("place", "program", "ending"), ENDINGS, indirect=["place"])
 async def test_however_it_ends(place: dict[str, Any], program: str, ending: str, python: str) -> None:

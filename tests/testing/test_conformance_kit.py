@@ -515,6 +515,10 @@ def test_the_command(tmp_path: Path) -> None:
     done = command("local", "--config", str(profile), "--check", "exit_status", "--json")
     assert done.exit_code == 0, done.output
     assert [each["outcome"] for each in json.loads(done.stdout)["checks"]] == ["passed"]
+
+
+@pytest.mark.full
+def test_the_command_s_last_line_is_what_came_of_the_checks() -> None:
     assert "1 passed" in command("local", "--check", "exit_status").output
 
 

@@ -245,6 +245,7 @@ async def test_fork_storms(own_rig, program):
     assert (await slot.run("echo usable; ls -A")).text == "usable\n"
 
 
+@pytest.mark.full  # storms that end with their command are above
 @STORMS
 async def test_fork_storms_at_a_time_limit(own_rig, program):
     index, slot = await fresh(own_rig)

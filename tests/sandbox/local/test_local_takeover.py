@@ -82,7 +82,7 @@ async def test_a_restarted_driver_goes_on_with_its_sandbox(tmp_path: Path) -> No
         assert await runtime.backend("local").list(owner) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.full  # two that live are kept apart: see below
 @pytest.mark.parametrize("change", ["owner", "profile"])
 async def test_another_owner_or_profile_makes_its_own(tmp_path: Path, change: str) -> None:
     owner, mark = f"test-{uuid.uuid4().hex[:8]}", f"8{uuid.uuid4().int % 10**6:06d}"

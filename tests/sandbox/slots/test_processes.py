@@ -252,6 +252,7 @@ async def test_characters_cut_by_a_read(kit: Kit) -> None:
     same(seen.decode(), text, "the text")
 
 
+@pytest.mark.full  # a question of size
 async def test_a_gigabyte_is_held_to_its_buffer(kit: Kit) -> None:
     """A process that writes 1 GB is held to its buffer: neither driver nor guest grows."""
     slot = await kit.lease()

@@ -87,7 +87,6 @@ async def test_tasks_of_a_small_repository(runtime: Runtime, tmp_path: Path) -> 
         assert row["difficulty"]["level"] in ("easy", "medium", "hard")
         assert row["FAIL_TO_PASS"][0] in row["problem_statement"]
         assert "  # twice" in row["patch"] or "sign" in row["patch"]
-    await check(runtime, tmp_path / "out")
 
 
 AWKWARD: dict[str, str | bytes] = {
