@@ -509,26 +509,8 @@ def test_an_adapter_alone_is_light_and_says_which_version_it_was_tested_with(
 
 @pytest.mark.long
 @pytest.mark.full
-def test_authors_code_is_checked_against_the_installed_packages(
+def test_authors_code_passes_the_type_checker_and_what_new_writes_also_its_tests_untouched(
     core_wheel: Path, plugin_wheels: dict[str, Path], dependencies: Path, tmp_path: Path
-) -> None:
-    all_of_them = installed(tmp_path / "venv", dependencies, core_wheel, *plugin_wheels.values())
-    write(tmp_path / "project", TYPED)
-    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
-    check = ("python", "-m", "mypy", "--config-file", tmp_path / "mypy.ini")
-    done = all_of_them.run(*check, tmp_path / "project" / "author")
-    assert done.returncode == 0, done.stdout + done.stderr
-    script = tmp_path / "project" / "author" / "script.py"
-    script.write_text(script.read_text() + "\nDockerConfig(image=1)\nModalEmulator(port='80')\nreveal_type(BACKENDS)\n")
-    wrong = all_of_them.run(*check, script)
-    assert wrong.stdout.count("error: ") == 2, wrong.stdout
-    assert "hermes_docker.backend.DockerBackend, hermes_ssh.backend.SshBackend" in wrong.stdout
-
-
-@pytest.mark.long
-@pytest.mark.full
-def test_what_new_writes_passes_its_tests_and_the_type_checker_untouched(
-    core_wheel: Path, dependencies: Path, tmp_path: Path
 ) -> None:
     core = installed(tmp_path / "core", dependencies, core_wheel)
     folder = tmp_path / "empty"
@@ -537,13 +519,25 @@ def test_what_new_writes_passes_its_tests_and_the_type_checker_untouched(
     for kind, package in packages.items():
         core.hermes("new", kind, package.name, "--dir", folder)
     wheels = [build(package, tmp_path / kind) for kind, package in packages.items()]
-    together = installed(tmp_path / "together", dependencies, core_wheel, *wheels)
+    together = installed(tmp_path / "together", dependencies, core_wheel, *plugin_wheels.values(), *wheels)
     assert {f"my-{kind}" for kind in KINDS} <= {name for name, row in together.listed("plugins").items()}
+    # One cache for all: most of what the type checker reads is our own packages.
+    mypy = ["mypy", "--cache-dir", tmp_path / "cache"]
     for package in packages.values():
-        # One cache for all: most of what the type checker reads is our own packages.
-        for check in (["pytest", "-q", "-p", "no:asyncio"], ["mypy", "--cache-dir", tmp_path / "cache"]):
+        for check in (["pytest", "-q", "-p", "no:asyncio"], mypy):
             done = together.run("python", "-P", "-m", *check, cwd=package)
             assert done.returncode == 0, f"{check[0]} of {package.name}: {done.stdout}{done.stderr}"
+
+    write(tmp_path / "project", TYPED)
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+    check = ("python", "-m", *mypy, "--config-file", tmp_path / "mypy.ini")
+    done = together.run(*check, tmp_path / "project" / "author")
+    assert done.returncode == 0, done.stdout + done.stderr
+    script = tmp_path / "project" / "author" / "script.py"
+    script.write_text(script.read_text() + "\nDockerConfig(image=1)\nModalEmulator(port='80')\nreveal_type(BACKENDS)\n")
+    wrong = together.run(*check, script)
+    assert wrong.stdout.count("error: ") == 2, wrong.stdout
+    assert "hermes_docker.backend.DockerBackend, hermes_ssh.backend.SshBackend" in wrong.stdout
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:

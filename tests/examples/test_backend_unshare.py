@@ -37,9 +37,7 @@ def test_the_document_shows_the_very_file() -> None:
 
 @pytest.mark.long
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "groups", [("contract", "commands", "processes", "files", "slots"), ("pools", "failure", "leaks", "speed")]
-)
+@pytest.mark.parametrize("groups", [("contract", "commands", "slots"), ("pools", "failure", "leaks", "speed")])
 def test_it_passes_the_kit(
     installed: Path, groups: tuple[str, ...], require: Callable[[str, str | None], None]
 ) -> None:

@@ -17,7 +17,8 @@ async def test_a_forged_reward_scores_zero_and_is_recorded(runtime, tmp_path):
 
 
 async def test_a_daemon_that_writes_the_reward_later_is_dead(runtime, tmp_path):
-    daemon = HIDDEN_DAEMON.replace("sleep 0.5", "sleep 4")  # on a busy machine, the tests begin later
+    # It waits for the tests: written before them, the reward would be found out, however late they begin.
+    daemon = HIDDEN_DAEMON.replace("while :", "while [ ! -e /tests ]; do sleep 0.1; done; while :")
     assert daemon != HIDDEN_DAEMON
     for image in (BUSYBOX, PYTHON):
         write_task(tmp_path / "task", test="echo 0 >/logs/verifier/reward.txt\nsleep 5", image=image)

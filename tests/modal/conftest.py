@@ -60,7 +60,7 @@ def own_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModalEmulator]:
         yield _point(monkeypatch, made)
 
 
-@pytest.fixture(params=["v2", pytest.param("v1", marks=pytest.mark.full)])
+@pytest.fixture(params=["v2", pytest.param("v1", marks=pytest.mark.stress)])
 def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each of Modal's two kinds of sandbox."""
     if request.param == "v1":

@@ -20,7 +20,7 @@ from hermes_core.tools.registry import ToolRegistry
 
 pytestmark = pytest.mark.usefixtures("workable")
 
-TRAJECTORIES, LEASES_OF_EACH = 200, 5
+LEASES_OF_EACH = 5
 SANDBOXES, SLOTS = 5, 10
 DEADLINE_S = 120.0
 
@@ -42,9 +42,16 @@ def in_order(tools: ToolBackend) -> list[str]:
 
 
 @pytest.mark.full  # a question of size
-@pytest.mark.parametrize("v2", ["1", pytest.param("0", marks=pytest.mark.stress)])
-async def test_a_thousand_leases_while_a_sandbox_dies_every_second(
-    own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch, v2: str
+@pytest.mark.parametrize(
+    ("v2", "trajectories"),
+    [
+        ("1", 60),
+        pytest.param("1", 200, marks=pytest.mark.stress),
+        pytest.param("0", 200, marks=pytest.mark.stress),
+    ],
+)
+async def test_hundreds_of_leases_while_a_sandbox_dies_every_second(
+    own_emulator: ModalEmulator, monkeypatch: pytest.MonkeyPatch, v2: str, trajectories: int
 ) -> None:
     monkeypatch.setenv("MODAL_SANDBOX_V2", v2)
     backend = ModalBackend()
@@ -99,11 +106,11 @@ async def test_a_thousand_leases_while_a_sandbox_dies_every_second(
         wrong = in_order(tools)
         killer = asyncio.create_task(deaths_every_second())
         async with asyncio.TaskGroup() as group:
-            for number in range(TRAJECTORIES):
+            for number in range(trajectories):
                 group.create_task(trajectory(number))
         over.set()
         await killer
-        assert sum(outcomes.values()) == TRAJECTORIES * LEASES_OF_EACH
+        assert sum(outcomes.values()) == trajectories * LEASES_OF_EACH
         assert outcomes["done"] > outcomes["infra"], outcomes
         assert deaths > 0 and wrong == []
         slots = await asyncio.gather(*(tools.acquire(f"last-{n}") for n in range(SANDBOXES * SLOTS)))

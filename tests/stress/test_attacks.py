@@ -510,7 +510,7 @@ async def test_honest_work_among_odd_things_scores_in_full(where, tmp_path, data
     assert {name: (r["failure"], r["details"], said.get(name)) for name, r in wrong.items()} == {}
 
 
-@pytest.mark.full
+@pytest.mark.stress
 async def test_what_takes_the_place_of_tests_gets_nothing(tmp_path):
     dataset = write_beside(tmp_path)
     table = {**SHADOWS, "the fix": FIX.replace("ledgerline/", "src/ledgerline/")}

@@ -263,12 +263,19 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
     assert by_name["pytest-module"]["removed"] == ["pytest.py"]
 
 
+MORE = [name for name in cheats.SCRIPTS if name in cheats.OF_EACH_KIND and name not in ONE_OF_A_SORT]
+ALL_OTHERS = [name for name in cheats.SCRIPTS if name not in (*ONE_OF_A_SORT, *MORE)]
+
+
 @pytest.mark.long
-@pytest.mark.full
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(MORE, marks=pytest.mark.full), pytest.param(ALL_OTHERS, marks=pytest.mark.stress)],
+    ids=["of each kind", "all others"],
+)
 @in_one_place
-async def test_all_other_cheats_score_nothing(where, tmp_path, swe_dataset):
-    others = [name for name in cheats.SCRIPTS if name not in ONE_OF_A_SORT]
-    as_expected(await no_points(others, where, tmp_path, swe_dataset))
+async def test_other_cheats_score_nothing(where, tmp_path, swe_dataset, names):
+    as_expected(await no_points(names, where, tmp_path, swe_dataset))
 
 
 def as_expected(by_name):
