@@ -58,6 +58,7 @@ def test_the_quick_mode_has_every_figure():
     assert targets == {"shared": None, "user": ">= 0.7x" if os.geteuid() == 0 else None, "namespace": None}
 
 
+@pytest.mark.full
 def test_one_benchmark_as_a_table():
     done = run("--quick", "--only", "startup")
     assert done.returncode == 0, done.stderr

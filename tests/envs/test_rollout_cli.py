@@ -318,6 +318,7 @@ def flavours(tmp_path):
     return {"HERMES_PROFILES_FILE": str(path)}
 
 
+@pytest.mark.full  # test_validate.py has two
 def test_validate_on_several_backends_tells_how_they_differ(run, dataset, tmp_path, flavours):
     row = {"id": "apart", "check": "test -f a && test $FLAVOUR = one", "solution": "touch a"}
     several = ["--backends", "local:one,local:two", "--backend.max_processes=100"]

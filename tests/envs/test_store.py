@@ -151,6 +151,7 @@ def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path):
     assert list((tmp_path / "runs").iterdir()) == [], "nothing was recorded"
 
 
+@pytest.mark.full
 def test_processes_that_begin_at_once_have_folders_of_their_own(tmp_path):
     script = """
 import pathlib, sys, time

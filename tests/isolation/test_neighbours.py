@@ -99,6 +99,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.full
 @FLOODS
 def test_nor_do_those_that_were_all_let_through_at_once(attacked: Any) -> None:
     """The limit is looked at before a sender waits for room: so many more than it allows can be on their way."""
@@ -315,6 +316,7 @@ def test_no_leftover_in_a_workspace_that_its_slot_has_opened(root: Any) -> None:
         assert driver.run("b", f"find . -user {uid}; cat mine").out == "mine\n"
 
 
+@pytest.mark.full
 def test_no_leftover_where_the_group_may_write(root: Any) -> None:
     with root.started("user", "a", "b") as driver:
         uid = driver.run("a", "id -u").out.strip()
@@ -325,6 +327,7 @@ def test_no_leftover_where_the_group_may_write(root: Any) -> None:
         assert driver.run("b", f"find /tmp -user {uid}; cat /tmp/ours/theirs/mine").out == "mine\n"
 
 
+@pytest.mark.full
 def test_a_directory_that_becomes_roots_keeps_no_access_list(root: Any) -> None:
     with root.started("user", "a", "b") as driver:
         made = driver.run("a", "mkdir -m 777 /tmp/ours && setfacl -m u:$(id -u):rwx -d -m u:$(id -u):rwx /tmp/ours")

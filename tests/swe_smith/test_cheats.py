@@ -244,7 +244,6 @@ async def no_points(names, where, tmp_path, swe_dataset):
 
 
 ONE_OF_A_SORT = (
-    "nothing",
     "edits-the-tests",
     "conftest",
     "pytest-module",
@@ -263,7 +262,7 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
     assert by_name["pytest-module"]["removed"] == ["pytest.py"]
 
 
-MORE = [name for name in cheats.SCRIPTS if name in cheats.OF_EACH_KIND and name not in ONE_OF_A_SORT]
+MORE = ["nothing", *(name for name in cheats.OF_EACH_KIND if name not in ONE_OF_A_SORT)]
 ALL_OTHERS = [name for name in cheats.SCRIPTS if name not in (*ONE_OF_A_SORT, *MORE)]
 
 

@@ -248,6 +248,7 @@ def test_much_of_the_same_is_soon_looked_through(text: str, old: str) -> None:
     assert time.thread_time() - began < 30
 
 
+@pytest.mark.full
 def test_long_quotations_are_not_anchored() -> None:
     lines = ["x y"] * 300_000
     with pytest.raises(ReplaceError, match="not found"):

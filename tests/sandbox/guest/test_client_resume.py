@@ -264,6 +264,7 @@ async def test_a_neighbours_flood_leaves_latency_bounded(rigged):
 # --- bounds ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_hundreds_of_commands_leave_nothing_behind(rigged, times):
     async with rigged("shared") as rig:
         slot = await rig.slot()

@@ -233,6 +233,7 @@ async def test_what_cannot_be_read_is_left_out(own_rig):
         assert sorted(tar.getnames()) == ["f", "locked"]
 
 
+@pytest.mark.full
 async def test_a_tree_that_changes_meanwhile(slot):
     """Files shrink, vanish and turn into pipes: the archive is whole all the same."""
     await slot.run("mkdir t; for i in $(seq 200); do head -c 20000 /dev/urandom >t/$i; done")

@@ -32,6 +32,7 @@ LEVELS = [
 ]
 
 
+@pytest.mark.full  # the kit does it as well
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("level", LEVELS)
 def test_many_come_and_go_and_nothing_is_left(host, tools, times, level: Isolation) -> None:
