@@ -78,7 +78,7 @@ async def test_a_slow_server_that_gives_signs_of_life_is_waited_for(caplog):
             each.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
         await endpoint.aclose()
-    [text] = warned(caplog)
+    *_, text = warned(caplog)  # on a busy machine, a list of models may come too late once, which is told before
     assert "still lists its models" in text
     assert "repeated after 4 s" in text
 

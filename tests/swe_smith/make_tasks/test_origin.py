@@ -28,7 +28,8 @@ def repository(tmp_path: Path) -> Path:
 
 def unpacked(origin: Origin, to: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(b"".join(origin.archive()))) as tar:
-        tar.extractall(to, filter="data")
+        # Debian 12's Python has no filters, and newer ones warn where none is named.
+        tar.extractall(to, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return to
 
 
