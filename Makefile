@@ -22,7 +22,7 @@ help:
 	@echo 'make demo       the whole way once, on tasks that come with the SWE-smith plugin'
 	@echo 'make test       every promise once, in minutes and without a server (ARGS="-k name" goes to pytest)'
 	@echo 'make test-all   also on every backend, at other levels, with every extra that is here'
-	@echo 'make stress     real tasks while drivers, channels and sandboxes die, and everything everywhere (hours)'
+	@echo 'make stress     real tasks while drivers, channels and sandboxes die, and everything everywhere (long)'
 	@echo 'make lint       ruff, formatting, mypy --strict, the layers of imports'
 	@echo 'make format     let ruff format and mend what it can'
 	@echo 'make docs       the documentation as a site in build/docs; broken links are errors'
