@@ -108,6 +108,8 @@ FILLED = {
 }
 """What the agent holds beside its work is freed before its work is given up; what it holds in its checkout counts."""
 
+GIVES_NO_REWARD = ("a full disk and no work", "a full checkout")
+
 BESIDE = {
     "hoards": "head -c 1G /dev/zero >~/fill; sleep 25",
     "solves beside a hoarder": f"{FIX}; sleep 3",
@@ -227,9 +229,8 @@ async def scores(names, where, tmp_path, swe_dataset, **env):
                 **env,
             },
             on_record=lambda record: records.update({record["item_id"]: record}),
-            concurrency=2,
             infra_retries=0,
-            **where,
+            **{"concurrency": 2, **where},
         )
     assert set(records) == set(names)
     return records, agent.said
@@ -320,14 +321,14 @@ async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_datas
 
 @pytest.mark.full
 @on_a_disk_of_its_own
-@pytest.mark.parametrize("name", FILLED)
-async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, name, tmp_path, swe_dataset):
-    where = {**where, "backend_config": {"tmpfs_size": 120}}
-    records, said = await scores([name], where, tmp_path, swe_dataset, max_workspace_bytes=64 << 20)
-    assert records[name]["failure"] is None, (records[name], said)
-    assert "No space" in json.dumps(said[name])
-    expected = 0.0 if name in ("a full disk and no work", "a full checkout") else 1.0
-    assert records[name]["reward"] == expected, (records[name], said)
+async def test_a_full_disk_takes_no_reward_and_gives_no_way_out(where, tmp_path, swe_dataset):
+    # One at a time: each has the disk for itself, and finds it empty again.
+    where = {**where, "backend_config": {"tmpfs_size": 120}, "concurrency": 1}
+    records, said = await scores(FILLED, where, tmp_path, swe_dataset, max_workspace_bytes=64 << 20)
+    assert {name: record["failure"] for name, record in records.items() if record["failure"]} == {}, said
+    assert [name for name in FILLED if "No space" not in json.dumps(said[name])] == []
+    expected = {name: 0.0 if name in GIVES_NO_REWARD else 1.0 for name in FILLED}
+    assert {name: record["reward"] for name, record in records.items()} == expected, (records, said)
 
 
 @pytest.mark.full

@@ -13,7 +13,6 @@ from hermes_swe_smith import dependencies, workspace
 from hermes_core.agents.base import AgentResult, StopReason
 from hermes_core.envs.rescore import rescore
 from hermes_core.envs.runner import run_rollouts
-from hermes_core.envs.validate import validate
 from hermes_core.errors import PolicyError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.contract import Isolation
@@ -69,13 +68,6 @@ def rows_of(dataset):
 def dataset_with(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-@pytest.mark.full  # so says test_demo.py too
-async def test_the_tasks_that_ship_are_sound(runtime):
-    outcome = await validate(runtime, "swe-smith", env={"dataset_name": "demo"}, isolation="user", concurrency=2)
-    assert outcome.sound, outcome.unsound
-    assert outcome.items == 4
 
 
 async def test_slots_that_are_root_could_read_the_fix(runtime):
@@ -194,13 +186,15 @@ async def test_a_repository_from_a_url_with_nothing_known_of_it(runtime, swe_dat
         "repo_base_url": f"file://{tmp_path / 'upstream'}",
         "patch_is": "fix",
     }
+    looks = "ls .venv/lib/python3*/site-packages; cat .venv/../ledgerline/README.md"
+    mends = f"cd ledgerline && git apply <<'END'\n{fix}END"
     # `shared`, for this URL is a path of this host.
-    look = Shell("ls .venv/lib/python3*/site-packages; cat .venv/../ledgerline/README.md")
-    for agent, reward in (("oracle", 1.0), (look, 0.0)):
-        records = await roll_out(runtime, agent, env=env, isolation="shared", allow_unisolated=True)
-        record = records[row["instance_id"]]
-        assert (record["failure"], record["reward"]) == (None, reward)
-    said = json.loads(record["messages"][-1]["content"])["output"]
+    agent = Shell(f"{looks}; {mends}")
+    (record,) = (await roll_out(runtime, agent, env=env, isolation="shared", allow_unisolated=True)).values()
+    answer = json.loads(record["messages"][-1]["content"])
+    assert answer["exit_code"] == 0, answer  # so the bug was there
+    assert (record["failure"], record["reward"]) == (None, 1.0)
+    said = answer["output"]
     assert "pytest" in said
     assert "ledgerline-1.0.dist-info" in said
     assert "\nledgerline\n" not in said, "the project's own code is in the environment"

@@ -19,13 +19,14 @@ from typing import Any
 
 import hermes_swe_smith
 import pytest
-from hermes_swe_smith import demo_tasks
+from click.testing import CliRunner, Result
 from hermes_swe_smith.make_tasks.kinds import kinds
 from hermes_swe_smith.make_tasks.making import Wanted, _broken, _unfit, make_tasks
 from hermes_swe_smith.make_tasks.progress import JsonProgress, PlainProgress, Standing, progress_for
 from hermes_swe_smith.make_tasks.statement import from_template, plain
 
 from hermes_core import DatasetError, PytestReport, ReportStatus, UnknownNameError, UsageError
+from hermes_core.cli.main import main
 from hermes_core.envs.options import RunOptions
 from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
@@ -160,9 +161,9 @@ async def test_tasks_of_an_awkward_repository(runtime: Runtime, tmp_path: Path) 
 @pytest.mark.full
 @pytest.mark.long
 async def test_a_killed_run_goes_on_and_gives_the_same_tasks(tmp_path: Path) -> None:
-    demo_tasks.write(tmp_path)
+    repo = repository(tmp_path / "small", SMALL)
     (tmp_path / "needs.txt").write_text("\n".join(PYTEST))
-    command = [sys.executable, "-m", "hermes_core", "make-tasks", str(tmp_path / demo_tasks.BUNDLE)]
+    command = [sys.executable, "-m", "hermes_core", "make-tasks", str(repo)]
     command += ["--requirements", str(tmp_path / "needs.txt"), "--count", "3", "--runs", "1", "--seed", "5"]
     command += ["--concurrency", "2", "--progress", "none"]
     env = {**os.environ, "HERMES_PLUGINS": "swe-smith"}
@@ -226,21 +227,20 @@ async def test_tests_are_not_run_unisolated_unless_asked(runtime: Runtime, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.full
-def test_the_command_lists_the_kinds_and_refuses_others() -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "HERMES_PLUGINS": "swe-smith"}
-        command = [sys.executable, "-m", "hermes_core", "make-tasks", *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+def test_the_command_lists_the_kinds_and_refuses_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_PLUGINS", "swe-smith")
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["make-tasks", *arguments])
 
     listed = json.loads(run("--list-kinds", "--json").stdout)
     assert [each["kind"] for each in listed] == list(ALL)
     assert run("--list-kinds").stdout.startswith("op-change ")
     wrong = run("nowhere", "--out", "x", "--kinds", "op-chang")
-    assert (wrong.returncode, "did you mean 'op-change'" in wrong.stderr) == (2, True)
-    assert run("nowhere").returncode == 2
+    assert (wrong.exit_code, "did you mean 'op-change'" in wrong.stderr) == (2, True)
+    assert run("nowhere").exit_code == 2
     refused = run("nowhere", "--out", "x", "--test-command", "tox")
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     assert "does not run pytest" in refused.stderr
 
 
