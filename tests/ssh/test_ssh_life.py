@@ -221,7 +221,8 @@ async def test_a_host_that_allows_no_namespaces(make_server: Callable[..., Any],
 
 
 async def test_cuts_in_the_middle_of_commands(server: Any, tool_backend: Maker) -> None:
-    script = 'echo begun >> ran; for i in $(seq 2000); do echo "line $i $(printf %0100d $i)"; done; sleep 0.2; echo end'
+    line = "printf 'line %d %0100d\\n' $i $i; [ $((i % 200)) -gt 0 ] || sleep 0.3"
+    script = f"echo begun >> ran; for i in $(seq 2000); do {line}; done; echo end"
     expected = "".join(f"line {i} {i:0100d}\n" for i in range(1, 2001)) + "end\n"
     async with tool_backend(**server.config()) as backend:
         slots = [await backend.acquire(f"t{i}") for i in range(3)]
