@@ -208,6 +208,37 @@ async def test_nobody_is_there(server: Any) -> None:
     assert not caught.value.retryable and "ssh test" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("spoken", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
+async def test_a_busy_server_drops_connections_at_first(server: Any, spoken: bytes) -> None:
+    """As sshd does beyond MaxStartups, before it has said anything; or a little later."""
+    kept: list[asyncio.Task[None]] = []
+    came = 0
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came
+        came += 1
+        if came <= 2:
+            writer.write(spoken)
+            writer.close()
+            return
+        on = await asyncio.open_connection("127.0.0.1", server.port)
+        kept.extend(asyncio.create_task(carry(*each)) for each in ((reader, on[1]), (on[0], writer)))
+
+    async with await asyncio.start_server(take, "127.0.0.1", 0) as gate:
+        port = gate.sockets[0].getsockname()[1]
+        for path in (server.config_file, server.known_hosts):
+            path.write_text(path.read_text().replace(str(server.port), str(port)))
+        assert (await probe(server))["root"] is False
+        await asyncio.gather(*kept)
+    assert came == 3
+
+
 async def test_a_host_that_was_there_may_come_back(server: Any) -> None:
     config = SshConfig(**server.config())
     host = Host(config.access(config.all_hosts[0]), no_secret)

@@ -330,6 +330,24 @@ async def test_create_finds_what_a_lost_answer_made(server: Any, backend: SshBac
     await sandbox.terminate()
 
 
+async def test_create_after_an_answer_was_lost_and_the_host_was_gone(
+    server: Any, backend: SshBackend, place: Path
+) -> None:
+    spec = spec_of(SshConfig(**server.config(directory=str(place))))
+    making = asyncio.create_task(backend.create(spec))
+    while not place.exists():
+        await asyncio.sleep(0.005)
+    server.freeze()  # its answer does not come through
+    await asyncio.sleep(1)
+    server.stop()
+    with pytest.raises(ChannelLost, match=r"and then: .*refused"):  # not that there was never a connection
+        await making
+    server.start()
+    sandbox = await backend.create(spec)
+    assert [info.sandbox_id for info in await backend.list()] == [sandbox.id]
+    await sandbox.terminate()
+
+
 async def test_the_sandbox_is_killed(server: Any, tool_backend: Maker, marked: Any) -> None:
     async with tool_backend(**server.config()) as backend:
         slot = await backend.acquire("one")

@@ -31,8 +31,14 @@ Secret = Callable[[str], str]
 """Returns the value of a secret by its name."""
 
 
+_DROPPED = (EOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+
+
 class Unreachable(ProvisionError):
     """A host, or one on the way to it, could not be reached, or dropped the connection while it was being made."""
+
+    dropped = False
+    """Whether it answered and then dropped the connection, as a busy server does: another one may be kept."""
 
 
 class LoginRefused(ProvisionError):
@@ -232,9 +238,12 @@ def _explained(hop: Hop) -> Iterator[None]:
         yield
     except (paramiko.SSHException, EOFError, OSError) as error:
         reason = str(error) or type(error).__name__
-        raise Unreachable(
+        unreachable = Unreachable(
             f"host {hop.name!r} ({hop}) can't be reached: {reason}", hint=f"does `ssh {hop.name} true` work?"
-        ) from error
+        )
+        # If it happens before the server's first line, the library raises another error with this one as its context.
+        unreachable.dropped = any(isinstance(each, _DROPPED) for each in (error, error.__context__))
+        raise unreachable from error
 
 
 def _reach(hop: Hop, through: paramiko.Transport | None, processes: list[Any], limit_s: float) -> Any:

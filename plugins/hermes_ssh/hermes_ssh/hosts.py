@@ -39,6 +39,7 @@ _ANSWER_S = 90.0
 _LONGEST_ASIDE_S = 600.0
 _NO_PYTHON = (5, 126, 127)
 _TRIES = 4
+_PAUSES_S = (0.1, 0.4, 1.6)
 
 
 class Host:
@@ -72,19 +73,29 @@ class Host:
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Have our program on the host do something, and return its answer.
 
-        Every request may be carried out twice, so it is repeated if the connection is cut.
+        Every request may be carried out twice, so it is repeated if the connection is cut or dropped.
 
         Raises:
             PolicyError, ConfigError, ProvisionError: the host refuses; gives the reason.
             Unreachable, HostKeyError, LoginRefused: there is no connection.
-            ChannelLost: the connection was cut repeatedly; the request may have been carried out.
+            ChannelLost: the connection was cut; the request may have been carried out.
         """
-        for _ in range(_TRIES - 1):
+        cut: ChannelLost | None = None
+        pauses = iter(_PAUSES_S)
+        while True:
             try:
                 return await self._ask_once(request)
-            except ChannelLost as error:
-                log.info("host %s: asking again: %s", self.name, error)
-        return await self._ask_once(request)
+            except (ChannelLost, Unreachable) as error:
+                if isinstance(error, ChannelLost):
+                    cut = error
+                again = isinstance(error, ChannelLost) or error.dropped
+                pause_s = next(pauses, None) if again else None
+                if pause_s is None:
+                    if cut is None or cut is error:
+                        raise
+                    raise ChannelLost(f"{cut.message}, and then: {error.message}", hint=error.hint) from error
+                log.info("host %s: asking again: %s", self.name, error.message)
+            await asyncio.sleep(pause_s)
 
     async def _ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
         channel = await self.open(request)
