@@ -241,7 +241,7 @@ def _explained(hop: Hop) -> Iterator[None]:
         unreachable = Unreachable(
             f"host {hop.name!r} ({hop}) can't be reached: {reason}", hint=f"does `ssh {hop.name} true` work?"
         )
-        # If it happens before the server's first line, the library raises another error with this one as its context.
+        # Before the server's first line, the library raises an error of its own, which has the dropping as its context.
         unreachable.dropped = any(isinstance(each, _DROPPED) for each in (error, error.__context__))
         raise unreachable from error
 
