@@ -32,6 +32,7 @@ Secret = Callable[[str], str]
 
 
 _DROPPED = (EOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+"""What is raised if a server that was reached ends the connection."""
 
 
 class Unreachable(ProvisionError):

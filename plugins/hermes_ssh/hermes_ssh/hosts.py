@@ -40,6 +40,7 @@ _LONGEST_ASIDE_S = 600.0
 _NO_PYTHON = (5, 126, 127)
 _TRIES = 4
 _PAUSES_S = (0.1, 0.4, 1.6)
+"""Seconds to wait before a request is sent for the second, third and fourth time."""
 
 
 class Host:
