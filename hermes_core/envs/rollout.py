@@ -692,10 +692,11 @@ async def _make_cwd(rollout: Rollout, cwd: str | Cwd | None) -> None:
     if cwd is None:
         return
     directory = start_directory(cwd, rollout.slot.image) or rollout.slot.workspace_dir
-    made = await rollout.commands.run(["mkdir", "-p", "--", directory], cwd=rollout.slot.workspace_dir)
+    argv = ["mkdir", "-p", "--", directory]
+    made = await rollout.commands.run(argv, cwd=rollout.slot.workspace_dir, merge_stderr=True)
     if not made.ok:
         raise SetupFailed(
-            f"the item's cwd {directory!r} can't be made: {made.error_text.strip()}",
+            f"the item's cwd {directory!r} can't be made: {made.text.strip()}",
             hint="name a directory of its image, or one below the workspace",
         )
 

@@ -99,9 +99,9 @@ async def _attempt(pooled: PooledSandbox, key: str, build: Build, call: Call, *,
         return directory
     for path in (mark, directory):
         await _remove(commands, path)  # remains of an attempt of an earlier driver
-    made = await commands.run(["mkdir", "-p", "--", directory])
+    made = await commands.run(["mkdir", "-p", "--", directory], merge_stderr=True)
     if not made.ok:
-        raise ProvisionError(f"can't make {directory}: {made.error_text.strip()}", sandbox_id=pooled.sandbox.id)
+        raise ProvisionError(f"can't make {directory}: {made.text.strip()}", sandbox_id=pooled.sandbox.id)
     try:
         await build(pooled.client.commands(PREPARE, call), directory)
         if not private:
@@ -126,9 +126,9 @@ async def _is_there(commands: SlotCommands, path: str) -> bool:
 async def _protect(commands: SlotCommands, directory: str) -> None:
     """Remove write permissions for others, which an archive or an installer may have set, because every slot will use
     it."""
-    done = await commands.run(["chmod", "-R", "go-w", "--", directory])
+    done = await commands.run(["chmod", "-R", "go-w", "--", directory], merge_stderr=True)
     if not done.ok:
-        raise ProvisionError(f"can't protect {directory}: {done.error_text.strip()[-500:]}")
+        raise ProvisionError(f"can't protect {directory}: {done.text.strip()[-500:]}")
 
 
 async def _undo(commands: SlotCommands, directory: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_core import CommandResult, DatasetError, Isolation, LeasedSlot, SetupFailed, SlotCommands
+from hermes_core import CommandError, CommandResult, DatasetError, Isolation, LeasedSlot, SetupFailed, SlotCommands
 
 PREPARE_TIMEOUT_S = 120.0
 
@@ -123,6 +123,9 @@ for each in "$@"; do
 done
 """
 
+# Prints the end of a file. Arguments: its path, and how many bytes.
+_TAIL = '[ -L "$1" ] || [ ! -f "$1" ] || tail -c "$2" "$1" 2>/dev/null'
+
 # Arguments: a user's name or number, and a command.
 _AS_USER = """
 name=$1
@@ -163,9 +166,11 @@ def directory(leased: LeasedSlot, workdir: str | None) -> str:
     return workdir or (slot.image and slot.image.workdir) or slot.workspace_dir
 
 
-def sh(script: str, *arguments: str) -> list[str]:
-    """Return the command that runs a script of ours."""
-    return ["/bin/sh", "-c", script, "hermes-harbor", *arguments]
+async def script(commands: SlotCommands, source: str, *arguments: str) -> CommandResult:
+    """Run a script of ours. Its messages are in its output: without a guest, each stream more is a program more that
+    the provider has to start."""
+    argv = ["/bin/sh", "-c", source, "hermes-harbor", *arguments]
+    return await commands.run(argv, cwd="/", timeout_s=PREPARE_TIMEOUT_S, merge_stderr=True)
 
 
 async def begin(leased: LeasedSlot) -> Beginning:
@@ -174,10 +179,10 @@ async def begin(leased: LeasedSlot) -> Beginning:
     Raises:
         SetupFailed: the slot is not root, or the sandbox's file system can't be changed.
     """
-    done = await leased.commands.run(sh(_BEGIN, *_WATCHED), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    done = await script(leased.commands, _BEGIN, *_WATCHED)
     lines = done.text.splitlines()
     if not done.ok or "not root" in lines:
-        reason = done.error_text.strip()[-500:] or "it is another user"
+        reason = "it is another user" if done.ok else done.text.strip()[-500:]
         raise SetupFailed(
             f"the slot can't be root of a file system of its own: {reason}",
             hint="use level private-root, or dedicated and leave out the setting for the sandbox's user",
@@ -194,17 +199,17 @@ async def kill_others(commands: SlotCommands, beginning: Beginning) -> str | Non
     In a sandbox without a guest, core finds only the processes that did not hide from it.
     """
     keep = f" {' '.join(beginning.processes)} "
-    done = await commands.run(sh(_KILL, keep, beginning.spared), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
-    return None if done.ok else done.text.strip()[-200:] or done.error_text.strip()[-200:] or "the shell was killed"
+    done = await script(commands, _KILL, keep, beginning.spared)
+    return None if done.ok else done.text.strip()[-200:] or "the shell was killed"
 
 
 async def clear(commands: SlotCommands, beginning: Beginning) -> Cleared:
     """Make /tests and /logs/verifier empty, and return what the agent forged and planted."""
-    done = await commands.run(sh(_CLEAR, *beginning.absent), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    done = await script(commands, _CLEAR, *beginning.absent)
     lines = done.text.splitlines()
     forged = _after("forged ", lines)
     if not done.ok:
-        forged += (f"/tests and /logs can't be made anew: {done.error_text.strip()[-200:]}",)
+        forged += (f"/tests and /logs can't be made anew: {done.text.strip()[-200:]}",)
     return Cleared(forged, _after("removed ", lines))
 
 
@@ -214,16 +219,24 @@ async def tidy(commands: SlotCommands, beginning: Beginning) -> None:
     Raises:
         SetupFailed: they can't be removed.
     """
-    done = await commands.run(sh(_TIDY, *beginning.absent), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    done = await script(commands, _TIDY, *beginning.absent)
     if not done.ok:
-        raise SetupFailed(f"the last step's tests can't be removed: {done.error_text.strip()[-200:]}")
+        raise SetupFailed(f"the last step's tests can't be removed: {done.text.strip()[-200:]}")
 
 
 async def kinds(commands: SlotCommands, *paths: str) -> list[str]:
     """Return the kind of each path, without following links: `file`, `dir`, `link`, `other` or `none`."""
-    done = await commands.run(sh(_KINDS, *paths), cwd="/", timeout_s=PREPARE_TIMEOUT_S)
+    done = await script(commands, _KINDS, *paths)
     found = done.text.splitlines()
     return found if len(found) == len(paths) else ["other"] * len(paths)
+
+
+async def tail(commands: SlotCommands, path: str) -> str:
+    """Return the end of a file, of at most `MAX_OUTPUT` bytes; nothing if it is no plain file."""
+    try:
+        return (await script(commands, _TAIL, path, str(MAX_OUTPUT))).text
+    except CommandError:
+        return ""
 
 
 async def upload(commands: SlotCommands, folder: Path, target: str, max_bytes: int) -> None:
@@ -255,20 +268,27 @@ async def run_script(
         output: a file for its output.
         programs: a directory that comes first in its `PATH`.
     """
-    await commands.run(["chmod", "+x", path])  # by root, whoever runs it
+    quoted = shlex.quote(path)
+    executable = f"chmod +x {quoted} 2>/dev/null"
+    if not is_root(user):
+        await script(commands, executable)
     to_file = "" if output is None else f" >{shlex.quote(output)} 2>&1"
     first = "" if programs is None else f"PATH={programs}:$PATH; export PATH; "
-    return await run_as(commands, f"{first}{shlex.quote(path)}{to_file}", user=user, env=env, timeout_s=timeout_s)
+    command = f"{executable}; {first}{quoted}{to_file}"
+    return await run_as(commands, command, user=user, env=env, timeout_s=timeout_s)
 
 
 async def run_as(
     commands: SlotCommands, command: str, *, user: str | int | None, env: Mapping[str, str], timeout_s: float | None
 ) -> CommandResult:
     """Run a shell command as root, or as another user of the image."""
-    root = user in (None, 0, "0", "root")
-    return await commands.run(
-        command if root else sh(_AS_USER, str(user), command), env=env, timeout_s=timeout_s, merge_stderr=True
-    )
+    as_user = ["/bin/sh", "-c", _AS_USER, "hermes-harbor", str(user), command]
+    return await commands.run(command if is_root(user) else as_user, env=env, timeout_s=timeout_s, merge_stderr=True)
+
+
+def is_root(user: str | int | None) -> bool:
+    """Return whether a user of a task is root, which it is if none is named."""
+    return user in (None, 0, "0", "root")
 
 
 def _after(prefix: str, lines: list[str]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from hermes_core import (
 )
 from hermes_harbor.cheats import cheats
 from hermes_harbor.config import HarborConfig
-from hermes_harbor.container import begin, directory, run_script, upload
+from hermes_harbor.container import begin, directory, is_root, run_script, script, upload
 from hermes_harbor.healthcheck import wait_until_healthy
 from hermes_harbor.packages import packages_of
 from hermes_harbor.repository import Checkout, fetched, repository_of
@@ -162,7 +162,7 @@ class HarborEnvironment(Environment):
     def agent_user(self, item: Item) -> str | None:
         """Return the `agent.user` of the task, or of its steps, unless it is root."""
         user = self._task(item).parts[0].agent.user
-        return None if user in (None, 0, "0", "root") else str(user)
+        return None if is_root(user) else str(user)
 
     def agent_timeout_s(self, item: Item) -> float | None:
         """Return the `agent.timeout_sec` of the task, or of its first step."""
@@ -182,7 +182,7 @@ class HarborEnvironment(Environment):
         task, commands = self._task(item), rollout.commands
         beginning = await begin(rollout)
         if task.image is None:  # which would have made it
-            await commands.run(["mkdir", "-p", "--", directory(rollout, task.workdir)], cwd="/")
+            await script(commands, 'mkdir -p -- "$1"', directory(rollout, task.workdir))
         if (check := task.toml.environment.healthcheck) is not None:
             await wait_until_healthy(commands, check, "environment.healthcheck")
         await prepare_part(rollout, task, task.parts[0], self.config)

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from hermes_core import DatasetError, SlotCommands
-from hermes_harbor.container import OFFERED, upload
+from hermes_harbor.container import OFFERED, script, upload
 
 _PIP = {"PIP_CONFIG_FILE": "/dev/null", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 """Without the settings that an agent may have left."""
@@ -65,7 +65,7 @@ async def offer(commands: SlotCommands, packages: Packages, max_bytes: int) -> N
     """
     if packages.folder is None:
         return
-    await commands.run(["rm", "-rf", OFFERED], cwd="/")
+    await script(commands, 'rm -rf "$1"', OFFERED)
     await upload(commands, packages.folder, OFFERED, max_bytes)
     if "APT_CONFIG" in packages.variables:
         await commands.write_file(f"{OFFERED}/.apt.conf", _APT.encode(), mode=0o644)

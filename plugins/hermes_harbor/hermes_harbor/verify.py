@@ -21,6 +21,8 @@ from hermes_harbor.container import (
     kill_others,
     kinds,
     run_script,
+    script,
+    tail,
     tidy,
     upload,
 )
@@ -29,6 +31,10 @@ from hermes_harbor.rewards import MAX_REWARD_BYTES, rewards_in, the_reward
 from hermes_harbor.tasks import Part, Place, Task
 
 LOGS = "/logs/verifier"
+REWARDS = ("reward.json", "reward.txt")
+"""The files that tests write their reward to. The first that is there counts."""
+REPORT = "ctrf.json"
+"""The file with how many tests passed and failed, where tests write one."""
 OUTPUT_KEPT = 4000
 """Number of characters of the tests' output that the record keeps."""
 SAID = 500
@@ -120,7 +126,7 @@ class Verification:
         async with self.rollout.fresh_slot(image=place.image, cwd=cwd, env=place.variables) as fresh:
             commands = fresh.commands
             try:
-                await commands.run(["mkdir", "-p", "--", directory(fresh, place.workdir)], cwd="/")
+                await script(commands, 'mkdir -p -- "$1"', directory(fresh, place.workdir))
                 beginning = await begin(fresh)
                 await lay_out(commands, collection)
                 await tidy(commands, beginning)  # an artifact may have brought a reward
@@ -160,26 +166,27 @@ class Verification:
             programs=packages.programs,
         )
         await kill_others(commands, beginning)
-        output = ran.text + await _output(commands)
+        output = ran.text + await tail(commands, f"{LOGS}/test-stdout.txt")
         details = {**details, "exit_code": ran.returncode, "output": output.strip()[-OUTPUT_KEPT:]}
         if ran.timed_out:
             return Verdict(0.0, {**details, "reason": f"the tests did not end within {limit_s:g} s"})
+        left = await _left(commands)
         try:
-            rewards = await _rewards(commands)
+            rewards = await _rewards(commands, left)
             reward = the_reward(rewards, config.reward_key, config.least_reward, config.most_reward)
         except VerifierError as error:
-            await self._check_tools(commands, part, output, error)
+            await self._check_tools(part, output, left, error)
             where = f", step {part.name!r}" if part.name else ""
             said = output.strip()[-SAID:]
             ending = f"; the end of their output: {said}" if said else "; they printed nothing"
             raise VerifierError(f"task {self.task.id!r}{where}: {error.message}{ending}", hint=error.hint) from error
         if reward <= config.least_reward:
-            await self._check_tools(commands, part, output, None)
+            await self._check_tools(part, output, left, None)
         if len(rewards) > 1 or "reward" not in rewards:
             details["rewards"] = rewards
-        return Verdict(reward, {**details, **await _counts(commands)}, rewards)
+        return Verdict(reward, {**details, **await _counts(commands, left)}, rewards)
 
-    async def _check_tools(self, commands: SlotCommands, part: Part, output: str, cause: VerifierError | None) -> None:
+    async def _check_tools(self, part: Part, output: str, left: Mapping[str, str], cause: VerifierError | None) -> None:
         """Tell tests that failed for want of their own tools from tests that failed.
 
         A test script that makes a report (`ctrf.json`) and has made none did not get as far as the tests. If its output
@@ -189,7 +196,7 @@ class Verification:
             TestsCouldNotRun: they could not.
         """
         missing = _NO_TOOLS.search(output)
-        if missing is None or not await _report_is_missing(commands, part):
+        if missing is None or left[REPORT] != "none" or not await _makes_report(part):
             return
         raise TestsCouldNotRun(
             f"the tests of task {self.task.id!r} could not run: {_line_around(output, missing)}",
@@ -203,18 +210,22 @@ def tampered(reasons: list[str]) -> Verdict:
     return Verdict(0.0, {"reason": reason, "tampered": reasons})
 
 
-async def _rewards(commands: SlotCommands) -> Mapping[str, float]:
+async def _left(commands: SlotCommands) -> Mapping[str, str]:
+    """Return the kind of everything by which tests say what came of them: of the directories, and of the files."""
+    paths = ("/logs", LOGS, *(f"{LOGS}/{name}" for name in (*REWARDS, REPORT)))
+    return dict(zip(("/logs", LOGS, *REWARDS, REPORT), await kinds(commands, *paths), strict=True))
+
+
+async def _rewards(commands: SlotCommands, left: Mapping[str, str]) -> Mapping[str, float]:
     """Return the rewards that the tests wrote, by name.
 
     Raises:
         VerifierError: there are none, or they can't be used.
     """
-    names = ("reward.json", "reward.txt")
-    logs, directory, *found = await kinds(commands, "/logs", LOGS, *(f"{LOGS}/{name}" for name in names))
-    if (logs, directory) != ("dir", "dir"):
+    if (left["/logs"], left[LOGS]) != ("dir", "dir"):
         raise VerifierError(f"{LOGS} is no directory any more, so the tests' reward can't be trusted")
-    for name, kind in zip(names, found, strict=True):
-        if kind == "none":
+    for name in REWARDS:
+        if (kind := left[name]) == "none":
             continue
         if kind != "file":
             raise VerifierError(f"{name} is a {kind} and no file, so it can't be trusted")
@@ -228,32 +239,22 @@ async def _rewards(commands: SlotCommands) -> Mapping[str, float]:
     )
 
 
-async def _report_is_missing(commands: SlotCommands, part: Part) -> bool:
+async def _makes_report(part: Part) -> bool:
+    """Return whether the test script names the report."""
     scripts = [folder / "test.sh" for folder in part.tests if (folder / "test.sh").is_file()]
-    asks = bool(scripts) and b"ctrf" in await asyncio.to_thread(scripts[-1].read_bytes)
-    return asks and await kinds(commands, f"{LOGS}/ctrf.json") == ["none"]
+    return bool(scripts) and b"ctrf" in await asyncio.to_thread(scripts[-1].read_bytes)
 
 
-async def _counts(commands: SlotCommands) -> dict[str, Any]:
+async def _counts(commands: SlotCommands, left: Mapping[str, str]) -> dict[str, Any]:
     """Return how many tests passed and failed, as the report says, if there is one. It decides nothing."""
+    if left[REPORT] != "file":
+        return {}
     try:
-        report = await commands.read_file(f"{LOGS}/ctrf.json", limit=MAX_OUTPUT)
+        report = await commands.read_file(f"{LOGS}/{REPORT}", limit=MAX_OUTPUT)
         summary = json.loads(report.data)["results"]["summary"]
         return {key: int(summary[key]) for key in ("passed", "failed")}
     except (CommandError, ValueError, RecursionError, KeyError, TypeError, OverflowError):
         return {}
-
-
-async def _output(commands: SlotCommands) -> str:
-    path = f"{LOGS}/test-stdout.txt"
-    try:
-        if await kinds(commands, path) != ["file"]:
-            return ""
-        size = (await commands.stat(path)).size
-        tail = await commands.read_file(path, offset=max(0, size - MAX_OUTPUT), limit=MAX_OUTPUT)
-    except CommandError:
-        return ""
-    return tail.data.decode("utf-8", "replace")
 
 
 def _line_around(text: str, found: re.Match[str]) -> str:
