@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import tomllib
 import venv
 import zipfile
 from collections.abc import Mapping
@@ -521,18 +522,21 @@ def test_authors_code_passes_the_type_checker_and_what_new_writes_also_its_tests
     wheels = [build(package, tmp_path / kind) for kind, package in packages.items()]
     together = installed(tmp_path / "together", dependencies, core_wheel, *plugin_wheels.values(), *wheels)
     assert {f"my-{kind}" for kind in KINDS} <= {name for name, row in together.listed("plugins").items()}
-    # One cache for all: most of what the type checker reads is our own packages.
-    mypy = ["mypy", "--cache-dir", tmp_path / "cache"]
     for package in packages.values():
-        for check in (["pytest", "-q", "-p", "no:asyncio"], mypy):
-            done = together.run("python", "-P", "-m", *check, cwd=package)
-            assert done.returncode == 0, f"{check[0]} of {package.name}: {done.stdout}{done.stderr}"
-
+        done = together.run("python", "-P", "-m", "pytest", "-q", "-p", "no:asyncio", cwd=package)
+        assert done.returncode == 0, f"pytest of {package.name}: {done.stdout}{done.stderr}"
     write(tmp_path / "project", TYPED)
-    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
-    check = ("python", "-m", *mypy, "--config-file", tmp_path / "mypy.ini")
-    done = together.run(*check, tmp_path / "project" / "author")
+    # All in one run, as most of what mypy reads is our own packages; of the new ones, what their own settings ask for.
+    checked = [tmp_path / "project" / "author"]
+    for kind, package in packages.items():
+        settings = tomllib.loads((package / "pyproject.toml").read_text())["tool"]["mypy"]
+        assert settings == {"strict": True, "files": [f"my_{kind}", "tests"]}
+        checked += [package / each for each in settings["files"]]
+    check = ("python", "-P", "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache")
+    done = together.run(*check, *checked)
     assert done.returncode == 0, done.stdout + done.stderr
+    files = sum(len([*folder.rglob("*.py")]) for folder in checked)
+    assert f"in {files} source files" in done.stdout
     script = tmp_path / "project" / "author" / "script.py"
     script.write_text(script.read_text() + "\nDockerConfig(image=1)\nModalEmulator(port='80')\nreveal_type(BACKENDS)\n")
     wrong = together.run(*check, script)

@@ -32,8 +32,8 @@ WIRES = {"atropos": "vllm", "tokens": "vllm", "completions": "vllm", "sglang": "
     [
         # The wire that `rollout` does not have, and the form and the wire that tests/envs/test_exact_rollouts.py, which
         # has the same recording, leaves to this test.
-        ("llama3", "atropos", False, 2),
-        ("chatml", "sglang", True, 2),
+        ("llama3", "atropos", False, 1),
+        ("chatml", "sglang", True, 1),
         *(
             pytest.param(*each, marks=pytest.mark.stress)
             for each in (

@@ -47,7 +47,7 @@ class Solver:
 @pytest.mark.parametrize(
     ("backend", "every"),
     [
-        ("local", 4),  # all of them are scored by tests/verifiers/test_swe_tasks.py as well
+        ("local", 8),  # all of them are scored by tests/verifiers/test_swe_tasks.py as well
         pytest.param("local", 1, marks=pytest.mark.stress),
         pytest.param("docker", 1, marks=pytest.mark.stress),
     ],

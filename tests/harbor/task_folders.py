@@ -95,7 +95,9 @@ env = {WHOM = "${NOT_SET_ANYWHERE:-you}"}
         "",
         "run",
         written={
-            "test": TEST + f'echo "{{\\"reward\\": $(cat {REWARD}.txt), \\"speed\\": 0.5}}" >{REWARD}.json\n'
+            "test": TEST
+            + f'echo "{{\\"reward\\": $(cat {REWARD}.txt), \\"speed\\": 0.5}}" >{REWARD}.json\n'
+            + f"echo 0.5 >{REWARD}.txt\n"
         },
     ),
     "healthcheck": Folder(

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
 from hermes_harbor.cheats import FORGERIES, HIDDEN_DAEMON
 
 from hermes_core.envs.validate import validate
-from tests.harbor.harbor_tasks import BUSYBOX, PYTHON, Shell, roll_out, write_task
+from tests.harbor.harbor_tasks import BUSYBOX, PYTHON, Shell, roll_out, roll_out_here, write_task
 
 
-async def test_a_forged_reward_scores_zero_and_is_recorded(runtime, tmp_path):
-    write_task(tmp_path / "task")
-    for name, command in FORGERIES.items():
-        record = (await roll_out(runtime, tmp_path, Shell(command)))["task"]
+async def check_forgeries(run, runtime, dataset, names):
+    write_task(dataset / "task")
+    for name in names:
+        record = (await run(runtime, dataset, Shell(FORGERIES[name])))["task"]
         assert (record["reward"], record["failure"]) == (0.0, None), name
         assert record["details"]["tampered"] and "tampered with" in record["details"]["reason"], name
+
+
+@pytest.mark.full
+async def test_a_forged_reward_scores_zero_and_is_recorded(host_runtime, tmp_path):
+    await check_forgeries(roll_out_here, host_runtime, tmp_path, FORGERIES)
+
+
+async def test_so_it_is_in_a_container(runtime, tmp_path):
+    await check_forgeries(roll_out, runtime, tmp_path, ("reward-before-the-tests", "logs-are-a-file"))
 
 
 async def test_a_daemon_that_writes_the_reward_later_is_dead(runtime, tmp_path):
@@ -79,18 +89,19 @@ async def test_an_agent_that_breaks_its_sandbox_scores_zero(runtime, tmp_path):
         assert (record["reward"], record["failure"]) == (0.0, None), command
 
 
-async def test_validate_tries_cheats_and_finds_the_task_with_weak_tests(runtime, tmp_path):
+@pytest.mark.full
+async def test_validate_tries_cheats_and_finds_the_task_with_weak_tests(host_runtime, tmp_path):
     write_task(tmp_path / "tasks" / "good")
     write_task(
         tmp_path / "tasks" / "weak",
         test="if [ -e /app/out ]; then echo 1; else echo 0; fi >/logs/verifier/reward.txt",
     )
     outcome = await validate(
-        runtime,
+        host_runtime,
         "harbor",
-        env={"dataset_name": str(tmp_path / "tasks")},
+        env={"dataset_name": str(tmp_path / "tasks"), "accept": ["image"]},
         cheats=["reward-before-the-tests", "linked-logs", "hidden-daemon", "planted-tests", "empty-files"],
-        backend="docker",
+        backend="local",
         concurrency=2,
     )
     assert [(each.item_id, str(each.reason), each.agent) for each in outcome.findings] == [

@@ -7,25 +7,8 @@ import contextlib
 import docker
 import pytest
 
-from hermes_core.envs.validate import validate
 from hermes_core.errors import PolicyError, UsageError
-from tests.harbor.harbor_tasks import BUSYBOX, PYTHON, TEST, Shell, roll_out, write_task
-
-
-async def test_the_solution_scores_one_and_nothing_zero(runtime, tmp_path):
-    write_task(tmp_path / "tasks" / "small")
-    write_task(tmp_path / "tasks" / "python", image=PYTHON)
-    write_task(tmp_path / "tasks" / "status", test=TEST + "exit 7\n")
-    write_task(
-        tmp_path / "tasks" / "json",
-        test=TEST + 'echo "{\\"reward\\": $(cat /logs/verifier/reward.txt)}" >/logs/verifier/reward.json\n'
-        "echo 0.5 >/logs/verifier/reward.txt",
-    )
-    outcome = await validate(
-        runtime, "harbor", env={"dataset_name": str(tmp_path / "tasks")}, concurrency=2, backend="docker"
-    )
-    assert outcome.sound, outcome.unsound
-    assert outcome.items == 4
+from tests.harbor.harbor_tasks import BUSYBOX, PYTHON, Shell, roll_out, write_task
 
 
 async def test_what_the_agent_finds(runtime, tmp_path):
@@ -96,48 +79,6 @@ async def test_a_task_whose_image_is_built(runtime, tmp_path):
     assert (record["reward"], record["failure"]["kind"]) == (None, "image")
     with contextlib.closing(docker.from_env()) as client:
         client.images.remove(image, force=True)
-
-
-BAD = {
-    "missing": ("echo the pipe broke", "neither reward.json nor reward.txt; the end of their output: the pipe broke"),
-    "empty": (": >/logs/verifier/reward.txt", "is empty"),
-    "nan": ("echo nan >/logs/verifier/reward.txt", "not finite"),
-    "high": ("echo 1.5 >/logs/verifier/reward.txt", "not between 0 and 1"),
-    "word": ("echo passed >/logs/verifier/reward.txt", "no reward"),
-    "huge": ("dd if=/dev/zero bs=1024 count=200 2>/dev/null | tr '\\0' 0 >/logs/verifier/reward.txt", "more than"),
-    "link": ("echo 1 >/r; ln -s /r /logs/verifier/reward.txt", "is a link"),
-    "directory": ("mkdir /logs/verifier/reward.txt", "is a dir"),
-    "moved": ("mkdir /v; echo 1 >/v/reward.txt; rm -r /logs/verifier; ln -s /v /logs/verifier", "can't be trusted"),
-    "json": ('echo 1 >/logs/verifier/reward.txt; echo \'{"a": 1, "b": 1}\' >/logs/verifier/reward.json', "a, b"),
-    "broken json": ("echo 1 >/logs/verifier/reward.txt; echo '{' >/logs/verifier/reward.json", "no reward"),
-}
-
-
-async def test_what_is_no_reward_is_a_failure_of_the_verifier_and_no_zero(runtime, tmp_path):
-    for name, (test, _) in BAD.items():
-        write_task(tmp_path / "tasks" / name, test=test)
-    records = await roll_out(runtime, tmp_path / "tasks", "nop")
-    for name, (_, reason) in BAD.items():
-        record = records[name]
-        assert (record["reward"], record["failure"]["kind"]) == (None, "verifier"), name
-        assert f"task '{name}'" in record["failure"]["message"] and reason in record["failure"]["message"], name
-
-
-NO_TOOLS = "echo 'curl: (6) Could not resolve host: astral.sh'\nuvx pytest --ctrf /logs/verifier/ctrf.json\n"
-
-
-async def test_tests_without_their_tools_are_told_apart(runtime, tmp_path, caplog):
-    reward = "echo 0 >/logs/verifier/reward.txt\n"
-    write_task(tmp_path / "tasks" / "lacking", test=NO_TOOLS + reward)
-    write_task(tmp_path / "tasks" / "silent", test=NO_TOOLS)
-    write_task(tmp_path / "tasks" / "reported", test=NO_TOOLS + "echo '{}' >/logs/verifier/ctrf.json\n" + reward)
-    write_task(tmp_path / "tasks" / "solved", test=NO_TOOLS + "echo 1 >/logs/verifier/reward.txt\n")
-    records = await roll_out(runtime, tmp_path / "tasks", "nop")
-    for name in ("lacking", "silent"):
-        assert (records[name]["reward"], records[name]["failure"]["kind"]) == (None, "verifier")
-        assert "could not run: curl: (6) Could not resolve host" in records[name]["failure"]["message"]
-    assert [records[name]["reward"] for name in ("reported", "solved")] == [0.0, 1.0]
-    assert "2 of 4 verifications lacked their own tools" in caplog.text
 
 
 async def test_slots_that_are_not_root_are_refused_at_the_start(runtime, tmp_path):

@@ -62,7 +62,7 @@ async def test_steps_that_an_agent_does_not_come_to_count_zero(host_runtime, tmp
         (Shell(*does("one")), 1 / 3),
         (Shell(*does("one"), None, *does("two"), "sleep 60", None, *does("three")), 2 / 3),
     ):
-        records = await roll_out(host_runtime, tmp_path, agent)
+        records = await roll_out(host_runtime, tmp_path / "task", agent)
         assert records["task"]["reward"] == pytest.approx(reward)
         assert records["task"]["details"]["reason"] == "the agent stopped before the last step"
     assert records["task"]["stop_reason"] == "time_limit"

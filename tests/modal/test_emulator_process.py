@@ -177,9 +177,8 @@ WAYS = {
 
 def _marks(shell: str, way: str) -> Any:
     """Shells differ in which of their processes stays: in a pipe, and in a subshell."""
-    if (shell, way) == ("bash", "plain"):
-        return ()
-    return pytest.mark.full if way in ("through a pipe", "in a subshell of a subshell") else pytest.mark.stress
+    tried = (("bash", "plain"), ("sh", "through a pipe"), ("bash", "in a subshell of a subshell"))
+    return () if (shell, way) in tried else pytest.mark.stress
 
 
 @pytest.mark.parametrize(

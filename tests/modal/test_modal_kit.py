@@ -32,7 +32,7 @@ def failures(tmp_path: Path, *options: str) -> list[str]:
     return [f"{each['name']}: {each['reason']}" for each in checks if each["outcome"] == "failed"]
 
 
-@pytest.mark.parametrize("version", ["v2", pytest.param("v1", marks=pytest.mark.full)], indirect=True)
+@pytest.mark.parametrize("version", ["v2", pytest.param("v1", marks=pytest.mark.stress)], indirect=True)
 def test_the_contract(emulator: ModalEmulator, version: str, tmp_path: Path) -> None:
     assert failures(tmp_path, "--group", "contract") == []
 

@@ -49,7 +49,6 @@ OTHERS = [name for name in ALL if name not in SOME]
     [
         pytest.param("local", SOME, id="local-some", marks=[pytest.mark.full, pytest.mark.long]),
         pytest.param("local", OTHERS, id="local-others", marks=[pytest.mark.stress, pytest.mark.long]),
-        pytest.param("docker", ALL[::6], id="docker-some", marks=[pytest.mark.full, pytest.mark.long]),
         pytest.param("docker", ALL, id="docker-all", marks=[pytest.mark.stress, pytest.mark.long]),
     ],
     indirect=["where"],

@@ -246,7 +246,9 @@ async def test_fork_storms(own_rig, program):
 
 
 @pytest.mark.full  # storms that end with their command are above
-@STORMS
+@pytest.mark.parametrize(
+    "program", [pytest.param(BOMB, id="bomb", marks=pytest.mark.stress), pytest.param(COMET, id="comet")]
+)
 async def test_fork_storms_at_a_time_limit(own_rig, program):
     index, slot = await fresh(own_rig)
     await slot.write_file("storm.py", program.encode())
