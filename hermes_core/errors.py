@@ -5,7 +5,6 @@ This module is also loaded on hosts with Python 3.7.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any, TypeVar
@@ -236,6 +235,8 @@ class ModelError(HermesError):
 def nearest_hint(name: str, known: Iterable[str]) -> str:
     """Return one line that names the known word nearest to `name`, and lists the known words if there are few or none
     is near."""
+    import difflib  # which most programs that import this module never need
+
     names = sorted(known)
     listed = ", ".join(names[:LISTED]) + (f", … ({len(names)} in all)" if len(names) > LISTED else "")
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

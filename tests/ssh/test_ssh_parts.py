@@ -7,6 +7,7 @@ import getpass
 import json
 import subprocess
 import sys
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
@@ -166,15 +167,23 @@ def test_what_is_sent_runs_through_any_shell() -> None:
     assert "\n" not in line and "!" not in line
     for shell in ("/bin/sh", "/bin/bash"):
         command = [shell, "-c", remote.command_line(sys.executable)]
-        message = remote.message({"op": "list", "directory": "/nonexistent", "usual": ""})
-        done = subprocess.run(command, input=message, capture_output=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == MARK + b'{"sandboxes": []}'
+        for same_bytecode in (None, True, False):
+            message = remote.message({"op": "list", "directory": "/nonexistent", "usual": ""}, same_bytecode)
+            done = subprocess.run(command, input=message, capture_output=True)
+            assert done.returncode == 0, done.stderr
+            answer = json.dumps({"sandboxes": [], "magic": MAGIC_NUMBER.hex()})
+            assert done.stdout == MARK + answer.encode()
+
+
+def test_a_python_whose_bytecode_is_known_gets_what_it_can_use_alone() -> None:
+    request: dict[str, str] = {}
+    unknown, same, another = (len(remote.message(request, same_bytecode)) for same_bytecode in (None, True, False))
+    assert another < same < unknown
 
 
 def test_what_is_sent_is_as_old_as_it_says() -> None:
-    for name, source in remote._sources().items():
-        ast.parse(source, name, feature_version=(3, 7))
+    for name, file in remote._modules().items():
+        ast.parse(file.read_text("utf-8"), name, feature_version=(3, 7))
 
 
 @pytest.mark.parametrize("version", [OLDEST, *NEWER])

@@ -1,4 +1,4 @@
-"""Packs the guest's modules into one payload, and the loader that `python3 -c` runs to receive it."""
+"""Packs modules for a Python elsewhere, such as the guest's, and the loader that `python3 -c` runs to receive those."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import functools
 import marshal
 import struct
 import zlib
+from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 NO_GUEST = 4
 """The exit status of a bridge that has found no guest to join."""
@@ -59,22 +61,37 @@ _OLD_MARSHAL = 2
 
 @functools.cache
 def payload() -> bytes:
-    """Return the guest's modules as the loader expects them: a 32-bit big-endian length, then compressed data.
+    """Return the guest's modules as the loader expects them: a 32-bit big-endian length, then compressed data."""
+    modules = {path.stem: path for path in sorted((Path(__file__).parents[1] / "guest").glob("*.py"))}
+    return packed(modules, "<guest>/{}.py")
+
+
+def packed(modules: Mapping[str, Path], shown: str, *more: str, same_bytecode: bool | None = None) -> bytes:
+    """Return modules for a Python elsewhere: a 32-bit big-endian length, then compressed data of `marshal`.
 
     They are sent as sources, for any Python, and compiled, for a Python whose bytecode is ours: compiling takes as
     long as all else that the guest does at its start.
+
+    Args:
+        modules: their files by name.
+        shown: the files' names in tracebacks, where {} stands for a module's.
+        more: texts that follow the sources, our magic number and the code.
+        same_bytecode: whether its bytecode is ours, if that is known. Then what it does not need is left out.
     """
-    modules = {path.stem: path for path in sorted((Path(__file__).parents[1] / "guest").glob("*.py"))}
-    sources = {name: path.read_text("utf-8") for name, path in modules.items()}
-    compiled = {name: _compiled(name, path) for name, path in modules.items()}
-    packed = zlib.compress(marshal.dumps((sources, MAGIC_NUMBER, marshal.dumps(compiled)), _OLD_MARSHAL), 1)
-    return struct.pack(">I", len(packed)) + packed
+    sources, compiled = {}, {}
+    if not same_bytecode:
+        sources = {name: path.read_text("utf-8") for name, path in modules.items()}
+    if same_bytecode is not False:
+        compiled = {name: _compiled(name, path, shown.format(name)) for name, path in modules.items()}
+    content: Any = (sources, MAGIC_NUMBER, marshal.dumps(compiled), *more)
+    data = zlib.compress(marshal.dumps(content, _OLD_MARSHAL), 1)
+    return struct.pack(">I", len(data)) + data
 
 
-def _compiled(name: str, path: Path) -> CodeType | None:
+def _compiled(name: str, path: Path, shown: str) -> CodeType | None:
     """Return a module's code, from Python's own cache if possible, without our paths."""
     code = SourceFileLoader(name, str(path)).get_code(name)
-    return code and _renamed(code, f"<guest>/{name}.py")
+    return code and _renamed(code, shown)
 
 
 def _renamed(code: CodeType, file: str) -> CodeType:

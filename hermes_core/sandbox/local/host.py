@@ -4,12 +4,11 @@ One program with two ways in. `local` calls these functions, and its launcher do
 `ssh` sends them to a host and calls `main` there. So they take plain data, and need Python >= 3.7 and its standard
 library alone.
 """
-# pathlib is slow to import
+# pathlib is slow to import, and so are hashlib and dataclasses: each request over a connection waits for them.
 # ruff: noqa: PTH100, PTH103, PTH106, PTH111, PTH112, PTH118, PTH123, PTH208
 
 from __future__ import annotations
 
-import hashlib
 import json
 import marshal
 import os
@@ -18,7 +17,8 @@ import signal
 import stat
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from importlib._bootstrap_external import MAGIC_NUMBER
+from typing import NamedTuple
 
 from hermes_core.errors import ConfigError, HermesError, InfraError, PolicyError
 from hermes_core.sandbox.guest import mounts
@@ -48,8 +48,7 @@ _USERNS_HINT = (
 )
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(NamedTuple):
     """What a host allows an account: the result of `guest.probe.what_a_host_allows`."""
 
     root: bool
@@ -68,8 +67,7 @@ class Probe:
         return self.namespaces or self.user_namespaces
 
 
-@dataclass(frozen=True)
-class SandboxRecord:
+class SandboxRecord(NamedTuple):
     """The contents of a sandbox's `record.json`, which its supervisor writes once it runs."""
 
     sandbox_id: str
@@ -82,10 +80,10 @@ class SandboxRecord:
     """Process id and start time."""
     init: tuple[int, int]
     """Process id and start time of the first process; the id is the one seen from outside."""
+    environment: dict[str, str]
     uid_base: int | None = None
     has_image: bool = False
     """Whether the roots of its slots start from a directory of their own, at `slot_root`."""
-    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def slot_root(self) -> str | None:
@@ -105,7 +103,7 @@ class SandboxRecord:
         for key in ("supervisor", "init"):
             pid, started = values[key]
             identities[key] = (int(pid), int(started))
-        return cls(**dict(values, **identities))
+        return cls(**{"environment": {}, **values, **identities})
 
 
 # --- the directory of all of them ----------------------------------------------------------------------------------
@@ -154,6 +152,8 @@ def sweep(place: str) -> int:
 
 def sandbox_id_of(creation_id: str) -> str:
     """Return the id of the one sandbox that can have this creation id on a host."""
+    import hashlib
+
     return directories.PREFIX + hashlib.sha256(creation_id.encode()).hexdigest()[:20]
 
 
@@ -365,8 +365,8 @@ def end(place: str, record: SandboxRecord) -> None:
 
 
 def main(request: dict[str, Any]) -> None:
-    """Carry out a request that came over a connection, and answer with JSON. For `enter`, become a program in a
-    sandbox."""
+    """Carry out a request that came over a connection, and answer with JSON: also with the magic number of our
+    bytecode, as `magic`. For `enter`, become a program in a sandbox."""
     os.write(1, MARK)
     place = place_of(request["directory"], request["usual"])
     if request["op"] == "enter":
@@ -378,7 +378,7 @@ def main(request: dict[str, Any]) -> None:
         answer = {"error": error.message, "hint": error.hint, "kind": kind}
     except OSError as error:
         answer = {"error": f"{error.strerror or error}: {error.filename or ''}", "hint": None, "kind": "infra"}
-    os.write(1, json.dumps(answer).encode("ascii"))
+    os.write(1, json.dumps(dict(answer, magic=MAGIC_NUMBER.hex())).encode("ascii"))
 
 
 def _create(place: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -433,7 +433,7 @@ def _enter(place: str, request: dict[str, Any]) -> int:
 
 
 def _told(place: str, record: SandboxRecord) -> dict[str, Any]:
-    return dict(asdict(record), workspace_base=workspace_base(place, record), running=runs(place, record.sandbox_id))
+    return dict(record._asdict(), workspace_base=workspace_base(place, record), running=runs(place, record.sandbox_id))
 
 
 def _find(place: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What a local sandbox sees of this host: the system's directories and our interpreter, but nothing of the driver's
 own."""
+# pathlib is slow to import, and hosts of `ssh` wait for it
+# ruff: noqa: PTH109, PTH110, PTH112, PTH114, PTH119, PTH120
 
 from __future__ import annotations
 
@@ -10,8 +12,7 @@ import stat
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from hermes_core.errors import ConfigError, PolicyError
 from hermes_core.sandbox.guest import mounts
@@ -28,8 +29,7 @@ _BYTECODE = "__pycache__"  # a quarter of all directories, and no packages in th
 _INSTALLER = "pip"  # without it every new virtual environment would have to unpack one of its own
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """The allow-list for a sandbox's root, as `mounts.build_root` takes it."""
 
     binds: tuple[tuple[str, str, bool], ...]
@@ -48,7 +48,7 @@ def interpreter_prefixes() -> tuple[str, ...]:
     Raises:
         PolicyError: one of them contains the driver's home.
     """
-    found = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter()).parent.parent)}
+    found = {sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.path.dirname(interpreter()))}
     prefixes = tuple(sorted(map(os.path.normpath, found)))
     for home in homes():
         if is_below(home, prefixes) and not is_below(home, mounts.SYSTEM_DIRECTORIES):
@@ -86,14 +86,14 @@ def view(
         path for path in sorted({*(_driver_directories() if own is None else own), *unseen}) if _can_mask(path, shown)
     ]
     for path in unseen:
-        if path not in masks and Path(path).exists() and is_below(path, [*mounts.SYSTEM_DIRECTORIES, *shown]):
+        if path not in masks and os.path.exists(path) and is_below(path, [*mounts.SYSTEM_DIRECTORIES, *shown]):
             raise ConfigError(
                 f"hidden_paths: {path} can't be hidden: it is not a directory, or programs need it",
                 hint="name a directory that nothing in the sandbox needs",
             )
     found = package_folders(interpreter_prefixes()) if packages is None else packages
     # They may be gone since the search, and nothing can be mounted where there is nothing.
-    apart = [path for path in found if Path(path).is_dir() and not is_below(path, [*masks, *named])]
+    apart = [path for path in found if os.path.isdir(path) and not is_below(path, [*masks, *named])]
     installers = [f"{path}/{_INSTALLER}" for path in apart]
     masks = sorted({*masks, *apart})
     binds, symlinks = mounts.system_binds([*shown, *installers], masks)
@@ -112,7 +112,7 @@ def package_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 def search_packages(prefixes: tuple[str, ...], reading: Callable[[str], object]) -> tuple[str, ...]:
     """Search as `package_folders` does. `reading` is called with every directory before it is read."""
-    tops = [top for top in (*mounts.SYSTEM_DIRECTORIES, *prefixes) if not Path(top).is_symlink() or not _is_shown(top)]
+    tops = [top for top in (*mounts.SYSTEM_DIRECTORIES, *prefixes) if not os.path.islink(top) or not _is_shown(top)]
     wanted = {*_PACKAGE_FOLDERS, _CONDA, _CONDA_CACHE}
     found: set[str] = set()
     waiting = list(tops)
@@ -142,7 +142,7 @@ def unreadable() -> tuple[str, ...]:
     """
     found = []
     waiting = [*mounts.SYSTEM_DIRECTORIES, *mounts.PACKAGE_DIRECTORIES]
-    waiting = [top for top in waiting if Path(top).is_dir() and not Path(top).is_symlink()]
+    waiting = [top for top in waiting if os.path.isdir(top) and not os.path.islink(top)]
     while waiting:
         try:
             entries = list(os.scandir(waiting.pop()))
@@ -164,17 +164,17 @@ def unreadable() -> tuple[str, ...]:
 
 def _is_shown(link: str) -> bool:
     """Return whether the target of a top-level link is shown by itself."""
-    return is_below(os.path.realpath(link), [top for top in mounts.SYSTEM_DIRECTORIES if not Path(top).is_symlink()])
+    return is_below(os.path.realpath(link), [top for top in mounts.SYSTEM_DIRECTORIES if not os.path.islink(top)])
 
 
 def base_environment(given: Mapping[str, str] | None) -> dict[str, str]:
     """Return the whole environment of something opened in a sandbox: a minimum, and the given variables."""
-    return {"PATH": f"{Path(interpreter()).parent}:{PATH}", "LANG": "C.UTF-8", **(given or {})}
+    return {"PATH": f"{os.path.dirname(interpreter())}:{PATH}", "LANG": "C.UTF-8", **(given or {})}
 
 
 def _checked(path: str) -> str:
     absolute = os.path.normpath(path)
-    if not path.startswith("/") or not Path(path).exists():
+    if not path.startswith("/") or not os.path.exists(path):
         raise ConfigError(f"visible_paths: {path!r} is not the absolute path of something on this host")
     if absolute == "/" or absolute in _OWN_PATHS or is_below(absolute, ("/dev", "/proc")):
         raise ConfigError(
@@ -198,25 +198,25 @@ def _driver_directories() -> set[str]:
     """Return our directories that nobody in a sandbox may read."""
     found = homes()
     try:
-        found.add(str(Path.cwd()))
+        found.add(os.getcwd())
     except OSError:  # it has been removed
         pass
     if sys.prefix != sys.base_prefix:
         found.add(os.path.realpath(sys.prefix))
-    checkout = Path(__file__).resolve().parents[3]
-    if checkout.name not in ("site-packages", "dist-packages"):
-        found.add(str(checkout))
+    checkout = os.path.realpath(f"{os.path.dirname(__file__)}/../../..")
+    if os.path.basename(checkout) not in _PACKAGE_FOLDERS:
+        found.add(checkout)
     return found
 
 
 def _can_mask(path: str, shown: list[str]) -> bool:
     """Return whether a path needs to be masked, and can be without hiding what programs and our interpreter need."""
     system = {os.path.realpath(top) for top in mounts.SYSTEM_DIRECTORIES}
-    if not Path(path).is_dir() or not is_below(path, system) or path in system or path in shown:
+    if not os.path.isdir(path) or not is_below(path, system) or path in system or path in shown:
         return False
     if any(is_below(f"{top}/{name}", [path]) for top in ("/usr", "/usr/local") for name in _NEEDED):
         return False
-    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(interpreter()).parent)]
+    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(interpreter())]
     own = [os.path.realpath(part) for part in own]
     hides_some = any(is_below(part, [path]) and not any(is_below(p, [path]) for p in shown) for part in own)
     return not (is_below(path, own) or hides_some)

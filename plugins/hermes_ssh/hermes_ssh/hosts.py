@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import MAGIC_NUMBER
 from typing import Any
 
 from hermes_core import (
@@ -57,6 +58,7 @@ class Host:
         self._failures = 0
         self._reached = False
         """Whether it was ever reached. A host that once worked may come back."""
+        self._same_bytecode: bool | None = None  # whether its Python's is ours
         self._secret = secret
         self._connections: list[Connection] = []
         self._work = TaskSet()
@@ -123,7 +125,8 @@ class Host:
         )
         session.carry_stderr(channel.feed_stderr)
         try:
-            await channel.write(remote.message({**request, "directory": self.access.directory, "usual": _PLACE}))
+            given = {**request, "directory": self.access.directory, "usual": _PLACE}
+            await channel.write(remote.message(given, self._same_bytecode))
         except ChannelLost:
             pass  # it has ended already, or is cut off: its output says which
         except BaseException:
@@ -252,6 +255,7 @@ class Host:
             kind = kinds.get(str(found.get("kind")), ProvisionError)
             hint = found.get("hint")
             raise kind(f"host {self.name!r}: {str(found['error'])[:2000]}", hint=str(hint)[:2000] if hint else None)
+        self._same_bytecode = found.pop("magic", None) == MAGIC_NUMBER.hex()
         return found
 
 

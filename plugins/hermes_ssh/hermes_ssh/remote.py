@@ -6,12 +6,12 @@ import functools
 import json
 import shlex
 import struct
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hermes_core
+from hermes_core.sandbox.guest_client.bundle import packed
 
 _CORE = (
     "errors",
@@ -28,7 +28,7 @@ _LOADER = (
     "import sys\\n"
     "if sys.version_info < (3, 7):\\n"
     "    sys.stderr.write(chr(10).join([sys.version.split()[0] + chr(32) + sys.executable])); sys.exit(5)\\n"
-    "import os, json, zlib\\n"
+    "import os, json, marshal, zlib\\n"
     "def take(n):\\n"
     "    b = bytes()\\n"
     "    while len(b) < n:\\n"
@@ -36,21 +36,26 @@ _LOADER = (
     "        if len(d) == 0: sys.exit(3)\\n"
     "        b += d\\n"
     "    return b\\n"
-    "source, request = json.loads(zlib.decompress(take(int.from_bytes(take(4), sys.argv[1]))).decode())\\n"
-    "exec(source)\\n"
+    "def part(): return take(int.from_bytes(take(4), sys.argv[1]))\\n"
+    "sources, magic, code, start = marshal.loads(zlib.decompress(part()))\\n"
+    "request = json.loads(part().decode())\\n"
+    "exec(start)\\n"
 )
 
 _START = """
+import importlib
 from importlib.machinery import ModuleSpec
+code = marshal.loads(code) if magic == importlib._bootstrap_external.MAGIC_NUMBER else {}
+modules = {**sources, **code}
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        package = any(known.startswith(name + ".") for known in sources)
-        if name in sources or package: return ModuleSpec(name, self, is_package=package)
+        package = any(known.startswith(name + ".") for known in modules)
+        if name in modules or package: return ModuleSpec(name, self, is_package=package)
     def create_module(self, spec): return None
     def exec_module(self, module):
         name = module.__name__
-        if name in sources: exec(compile(sources[name], "<" + name + ">", "exec"), module.__dict__)
-sources, request = request
+        if name in modules:
+            exec(code.get(name) or compile(sources[name], "<" + name + ">", "exec"), module.__dict__)
 sys.meta_path.insert(0, Finder())
 from hermes_core.sandbox.local.host import main
 main(request)
@@ -62,13 +67,23 @@ def command_line(python: str) -> str:
     return f"exec {shlex.quote(python)} -I -S -X utf8 -c 'exec(\"{_LOADER}\")' big"
 
 
-def message(request: Mapping[str, Any]) -> bytes:
-    """Return our programs and a request to them. What follows on the stream is for the program that is entered."""
-    packed = zlib.compress(json.dumps([_START, [_sources(), request]]).encode("ascii"), 6)
-    return struct.pack(">I", len(packed)) + packed
+def message(request: Mapping[str, Any], same_bytecode: bool | None = None) -> bytes:
+    """Return our programs and a request to them. What follows on the stream is for the program that is entered.
+
+    Args:
+        same_bytecode: whether the bytecode of the host's Python is ours, if that is known.
+    """
+    asked = json.dumps(request).encode("ascii")
+    return _programs(same_bytecode) + struct.pack(">I", len(asked)) + asked
 
 
 @functools.cache
-def _sources() -> dict[str, str]:
+def _programs(same_bytecode: bool | None) -> bytes:
+    """Return our programs as `_LOADER` expects them."""
+    return packed(_modules(), "<{}>", _START, same_bytecode=same_bytecode)
+
+
+def _modules() -> dict[str, Path]:
+    """Return the files of what runs there, by the modules' names."""
     core = Path(hermes_core.__file__).parent
-    return {f"hermes_core.{name}": (core / (name.replace(".", "/") + ".py")).read_text("utf-8") for name in _CORE}
+    return {f"hermes_core.{name}": core / (name.replace(".", "/") + ".py") for name in _CORE}
