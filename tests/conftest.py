@@ -35,7 +35,7 @@ KEPT = ("HERMES_REQUIRE", "HERMES_TEST_PYTHONS", "HERMES_SWE_TASKS", "HERMES_TES
 """The variables of ours that tests do see: what has to be there, and where it is."""
 
 hypothesis.settings.register_profile("default", max_examples=5, deadline=None)
-hypothesis.settings.register_profile("thorough", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=15, deadline=None)
 hypothesis.settings.load_profile("default")  # `--hypothesis-profile` comes after it
 
 gc.disable()  # until all tests are collected: they stay to the end, and each round would go through all of them again

@@ -37,7 +37,14 @@ def test_the_document_shows_the_very_file() -> None:
 
 @pytest.mark.long
 @pytest.mark.full
-@pytest.mark.parametrize("groups", [("contract", "commands", "slots"), ("pools", "failure", "leaks", "speed")])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        ("contract", "slots"),
+        ("pools", "failure"),
+        pytest.param(("commands", "processes", "files", "leaks", "speed"), marks=pytest.mark.stress),
+    ],
+)
 def test_it_passes_the_kit(
     installed: Path, groups: tuple[str, ...], require: Callable[[str, str | None], None]
 ) -> None:

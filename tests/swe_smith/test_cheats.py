@@ -263,7 +263,9 @@ async def test_cheats_score_nothing(where, tmp_path, swe_dataset):
     assert by_name["pytest-module"]["removed"] == ["pytest.py"]
 
 
-MORE = ["nothing", *(name for name in cheats.OF_EACH_KIND if name not in ONE_OF_A_SORT)]
+SLOW = "looks-for-the-fix"
+"""It reads the whole system, for half a minute. What there is to be found: test_reach.py."""
+MORE = ["nothing", *(name for name in cheats.OF_EACH_KIND if name not in (*ONE_OF_A_SORT, SLOW))]
 ALL_OTHERS = [name for name in cheats.SCRIPTS if name not in (*ONE_OF_A_SORT, *MORE)]
 
 
@@ -304,7 +306,7 @@ def tampering(by_name, expected):
 @pytest.mark.full  # what is taken of a tree, and how much of it: test_trees.py
 @in_one_place
 async def test_what_cannot_be_taken_is_0_and_says_why(where, tmp_path, swe_dataset, monkeypatch):
-    monkeypatch.setattr(workspace, "CPU_S", 3)
+    monkeypatch.setattr(workspace, "CPU_S", 1)
     env = {"max_workspace_bytes": 64 << 20}
     records, said = await scores(UNTAKEABLE, where, tmp_path, swe_dataset, **env)
     failed = {name: (record["failure"], said[name]) for name, record in records.items() if record["failure"]}

@@ -111,10 +111,10 @@ FULL = pytest.mark.full
 
 
 def marks_of(backend: str, program: str) -> Any:
-    """The first programs run everywhere, the others on one backend: they differ in what is the driver's."""
-    if program in FIRST:
-        return () if backend == LOCAL else FULL
-    return FULL if backend == LOCAL else pytest.mark.stress
+    """The others differ in what is the driver's, so one backend is enough for them."""
+    if backend == LOCAL:
+        return () if program in FIRST else FULL
+    return FULL if program in (TERMINAL, RUNTIME) else pytest.mark.stress
 
 
 @pytest.mark.few(1)
@@ -166,7 +166,10 @@ print(terminal_tool("echo hello"), flush=True)
 # Elsewhere the one program dies with its sandboxes' transport still open, and the other lets go of it.
 ENDINGS = [
     *(pytest.param(LOCAL, EXIT, ending, id=f"{LOCAL}-terminal-{ending}") for ending in EXITS),
-    *(pytest.param(LOCAL, RUNTIME, ending, id=f"{LOCAL}-runtime-{ending}", marks=FULL) for ending in EXITS),
+    *(
+        pytest.param(LOCAL, RUNTIME, ending, id=f"{LOCAL}-runtime-{ending}", marks=FULL)
+        for ending in ("exception", "os._exit", "SIGINT")
+    ),
     *(
         pytest.param(backend, program, ending, id=f"{backend}-{name}-{ending}", marks=FULL)
         for backend in ELSEWHERE

@@ -17,6 +17,9 @@ pytest_plugins = ["hermes_core.testing.conformance.plugin"]
 OF_THE_GUEST = ("commands", "processes", "files")
 """The groups in which one host is like another."""
 
+ELSEWHERE = [group for group in GROUPS if group not in (*OF_THE_GUEST, "speed")]
+"""The groups that other backends than `local` are tried with; `speed` makes no promise, and needs a quiet machine."""
+
 OF_A_BACKEND = ("contract", "pools", "failure")
 """The groups that no other tests of `make test` stand for: those of the guest do for most, on local sandboxes."""
 
@@ -36,14 +39,14 @@ ON_DOCKER = {"config": {"image": "hermes-test-python:bookworm"}, "plugins": (her
 
 
 @pytest.mark.usefixtures("docker_images")
-@pytest.mark.conformance("docker", groups=[group for group in GROUPS if group not in OF_THE_GUEST], **ON_DOCKER)
+@pytest.mark.conformance("docker", groups=ELSEWHERE, **ON_DOCKER)
 def test_docker(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 
 @pytest.mark.stress
 @pytest.mark.usefixtures("docker_images")
-@pytest.mark.conformance("docker", groups=OF_THE_GUEST, **ON_DOCKER)
+@pytest.mark.conformance("docker", groups=[*OF_THE_GUEST, "speed"], **ON_DOCKER)
 def test_a_guest_on_docker(conformance_check: Callable[[], None]) -> None:
     """At `user`. What `full` has is slots that are root, which differ more."""
     conformance_check()
@@ -69,13 +72,13 @@ ON_SSH = {
 
 
 @pytest.mark.usefixtures("ssh_config")
-@pytest.mark.conformance("ssh", groups=[group for group in GROUPS if group not in OF_THE_GUEST], **ON_SSH)
+@pytest.mark.conformance("ssh", groups=ELSEWHERE, **ON_SSH)
 def test_ssh(conformance_check: Callable[[], None]) -> None:
     conformance_check()
 
 
 @pytest.mark.stress
 @pytest.mark.usefixtures("ssh_config")
-@pytest.mark.conformance("ssh", groups=OF_THE_GUEST, **ON_SSH)
+@pytest.mark.conformance("ssh", groups=[*OF_THE_GUEST, "speed"], **ON_SSH)
 def test_a_guest_on_ssh(conformance_check: Callable[[], None]) -> None:
     conformance_check()
