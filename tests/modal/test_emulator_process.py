@@ -144,9 +144,7 @@ def _gone(check: Callable[[], bool], limit_s: float = 15) -> bool:
     return gone
 
 
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, *(pytest.param(how, marks=pytest.mark.full) for how in (signal.SIGTERM, signal.SIGINT))]
-)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.stress)])
 def test_nothing_is_left_when_it_is_killed(how: signal.Signals, tmp_path: Path, namespaces: bool) -> None:
     if how is signal.SIGKILL and not namespaces:
         pytest.skip("plain processes outlive a kill -9 of the emulator")

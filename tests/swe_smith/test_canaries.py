@@ -155,7 +155,9 @@ def honest(project, files, fail=("tests/test_core.py::test_double",), keep=("tes
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", WORKING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.stress if n % 2 else ()) for n, name in enumerate(WORKING)]
+)
 async def test_they_work_in_any_honest_project(project, name):
     files, ids = WORKING[name]
     placed = honest(project, files, **ids)

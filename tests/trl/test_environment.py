@@ -254,7 +254,9 @@ def test_wrong_options_are_refused_before_anything_is_opened() -> None:
         HermesSpec("nothing-of-the-kind").train_dataset  # noqa: B018
 
 
-@pytest.mark.parametrize("ending", ["pass", "raise KeyboardInterrupt", "raise ValueError"])
+@pytest.mark.parametrize(
+    "ending", ["pass", "raise KeyboardInterrupt", pytest.param("raise ValueError", marks=pytest.mark.stress)]
+)
 def test_a_program_that_closes_nothing_leaves_nothing(ending: str, tmp_path: Path) -> None:
     program = (
         "from hermes_trl import HermesSpec\n"

@@ -146,7 +146,13 @@ def test_the_trainer_gets_the_tokens_that_the_model_sampled(
     )
 
 
-@pytest.mark.parametrize("breaks", ["infra", "setup", "verifier"])
+KINDS_OF_FAILURE = pytest.mark.parametrize(
+    "breaks", ["infra", *(pytest.param(kind, marks=pytest.mark.stress) for kind in ("setup", "verifier"))]
+)
+"""All kinds are in test_environment.py; these tests differ in what becomes of a rollout that failed."""
+
+
+@KINDS_OF_FAILURE
 def test_a_failed_rollout_is_replaced(served: Served, new_trainer: Callable[..., Any], breaks: str) -> None:
     item = {"breaks": breaks, "times": 3 if breaks == "infra" else 1}
     with HermesSpec(Notes(item), agent=served.agent, concurrency=4, **ISOLATION) as spec:
@@ -155,7 +161,7 @@ def test_a_failed_rollout_is_replaced(served: Served, new_trainer: Callable[...,
     assert got["failure"] == [None] * 4
 
 
-@pytest.mark.parametrize("breaks", ["infra", "setup", "verifier"])
+@KINDS_OF_FAILURE
 def test_what_is_missing_in_a_group_moves_nothing(served: Served, new_trainer: Callable[..., Any], breaks: str) -> None:
     item = {"breaks": breaks, "times": 1}
     with HermesSpec(Notes(item), agent=served.agent, concurrency=4, refills=0, infra_retries=0, **ISOLATION) as spec:

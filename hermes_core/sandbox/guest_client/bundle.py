@@ -1,4 +1,4 @@
-"""Packs modules for a Python elsewhere, such as the guest's, and the loader that `python3 -c` runs to receive those."""
+"""Packs modules for a Python elsewhere, and has the loader that `python3 -c` runs to receive those of the guest."""
 
 from __future__ import annotations
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 MARK = b"\0hermes-host\0"
 """The first output of `main`. Everything before it was printed by the account's login files."""
 
+NOT_THERE = supervisor.NOT_THERE
+"""The exit status of `main` where there is no sandbox to enter."""
+
 _DATA = "/data"
 _OWN_ROOTS = "private-root"
 _LEVELS = ("shared", "user", "namespace", _OWN_ROOTS)
@@ -427,7 +430,7 @@ def _enter(place: str, request: dict[str, Any]) -> int:
     record = find(place, request["sandbox_id"])
     if record is None or not runs(place, record.sandbox_id):
         os.write(2, b"the sandbox is not there\n")
-        return supervisor.NOT_THERE
+        return NOT_THERE
     os.write(1, b"\n")  # it is there, and what follows is its own
     return supervisor.enter(entry(place, record, request["command"], request["env"]))
 

@@ -26,7 +26,7 @@ from hermes_core import (
     TaskSet,
     begin_thread,
 )
-from hermes_core.sandbox.local.supervisor import NOT_THERE
+from hermes_core.sandbox.local.host import NOT_THERE
 from hermes_ssh import remote
 from hermes_ssh.config import Access, SshConfig
 from hermes_ssh.connect import Connection, Secret, Session, SessionRefused, Unreachable, connect
@@ -242,6 +242,7 @@ class Host:
         try:
             found = json.loads(answer)
         except ValueError:
+            self._same_bytecode = None  # its Python may be another one by now
             raise ProvisionError(
                 f"host {self.name!r} can't run our program with {self.access.python!r}: "
                 f"exit status {status}: {words[-1000:]}",
