@@ -90,7 +90,7 @@ stress: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p hermes_core $(PLUGINS:plugins/%=-p %)
+	$(BIN)/mypy -p hermes_core -p benchmarks $(PLUGINS:plugins/%=-p %)
 	$(BIN)/mypy plugins/hermes_verifiers/hermes_rl.py
 	$(BIN)/lint-imports
 

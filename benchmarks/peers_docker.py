@@ -184,6 +184,7 @@ async def _exec_run(container: str) -> AsyncIterator[Party]:
         argv = ["bash", "-c", command]
         status, output = await asyncio.get_running_loop().run_in_executor(threads, found.exec_run, argv)
         assert status == 0, f"{command!r} ended with status {status}"
+        assert isinstance(output, bytes), "a stream was not asked for"
         return len(output)
 
     async def time_out(command: str, limit_s: float) -> None:

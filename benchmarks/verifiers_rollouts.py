@@ -139,4 +139,4 @@ async def main(rollouts: int, at_a_time: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*(int(given) for given in (*sys.argv[1:], 256, 64)[:2])))
+    asyncio.run(main(*(int(given) for given in [*sys.argv[1:], "256", "64"][:2])))
