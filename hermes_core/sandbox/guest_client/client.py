@@ -268,8 +268,9 @@ class GuestClient:
             raise SandboxLost("the sandbox has ended", sandbox_id=self.sandbox.id) from cause
 
     async def _open(self) -> GuestConnection:
-        silent = time.monotonic() - self._heard
-        limit = HELLO_TIMEOUT_S if self.life is None else max(1.0, self.settings.orphan_ttl_s - silent)
+        left = self.settings.orphan_ttl_s - (time.monotonic() - self._heard)
+        # Half of what is left: an attempt that hangs must leave time for another.
+        limit = HELLO_TIMEOUT_S if self.life is None else max(1.0, left / 2)
         connection, greeting = await greet(
             self.sandbox, self.settings, self._session_id, join=self.life is not None, limit_s=limit
         )

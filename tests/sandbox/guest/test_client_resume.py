@@ -216,10 +216,30 @@ async def test_a_stalled_channel_is_replaced(rigged):
         assert (await slot.run("echo fine")).text == "fine\n"
         while not channels:  # the command may have been answered before the cut was noticed
             await asyncio.sleep(0.01)
+        await slot.run("true")  # over the new channel: from here on it is in use, and no longer being opened
         channels[-1].open.clear()
         began = time.monotonic()
         assert (await asyncio.wait_for(slot.run("echo again >>log; cat log"), 20)).text == "again\n"
         assert time.monotonic() - began < 15 and len(channels) >= 2
+
+
+async def test_a_channel_that_hangs_while_it_is_opened_leaves_time_for_another(rigged):
+    async with rigged("shared", orphan_ttl_s=6.0) as rig:
+        slot = await rig.slot()
+        plain, channels = rig.sandbox.open, []
+
+        async def first_hangs(argv, *, env=None):
+            channels.append(Meddler(await plain(argv, env=env), lambda data: data))
+            if len(channels) == 1:
+                channels[0].open.clear()
+            return channels[-1]
+
+        rig.sandbox.open = first_hangs
+        rig.sandbox.cut()
+        while not channels:
+            await asyncio.sleep(0.01)
+        assert (await asyncio.wait_for(slot.run("echo fine"), 20)).text == "fine\n"
+        assert len(channels) == 2
 
 
 async def test_a_reader_that_stalls_disturbs_nobody(rigged):
