@@ -9,8 +9,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -52,6 +52,19 @@ async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@contextmanager
+def exits_are_errors() -> Iterator[None]:
+    """Turn `sys.exit` of a plugin's code into an ordinary error: in a task, it would end the loop and all other tasks.
+
+    Raises:
+        RuntimeError: the block raised SystemExit.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
 
 
 async def complete(work: Coroutine[Any, Any, T]) -> T:

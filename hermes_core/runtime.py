@@ -242,7 +242,11 @@ class Runtime:
         filled = self.agent_settings(settings, name)
         if name.startswith(CHEAT):
             return CheatAgent(name.removeprefix(CHEAT))
-        agent: Agent = self._make(self.agents.entry(name), filled)
+        entry = self.agents.entry(name)
+        agent: Agent = self._make(entry, filled)
+        if not all(callable(getattr(agent, each, None)) for each in ("run", "aclose")):
+            hint = "give it 'async run(task)' and 'async aclose()', which it has if its class is a subclass of Agent"
+            raise PluginError(f"agent {name!r} of {entry.plugin.label} made {agent!r}, which is no Agent", hint=hint)
         return self._keep(agent)
 
     def agent_config_class(self, name: str) -> type[AgentSettings]:

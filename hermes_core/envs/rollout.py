@@ -36,6 +36,7 @@ from hermes_core.errors import (
     HermesError,
     InfraError,
     ModelError,
+    PluginError,
     PolicyError,
     SetupFailed,
     SlotLost,
@@ -568,7 +569,14 @@ async def _work(
     try:
         async with asyncio.timeout_at(ends.agent) as end:
             async with asyncio.timeout(clock.part_s) as rollout.limit:
-                return await context.agent.run(task)
+                result = await context.agent.run(task)
+        if not isinstance(result, AgentResult):
+            message = f"agent {context.agent.name!r} returned {result!r:.80}, and not the task's result"
+            raise PluginError(message, hint="end `run` with `return task.result`")
+        return result
+    except ModelError:
+        task.result.stop(StopReason.MODEL_ERROR)
+        raise
     except TimeoutError as error:
         if not end.expired() and (rollout.limit is None or not rollout.limit.expired()):
             raise

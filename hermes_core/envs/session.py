@@ -20,6 +20,7 @@ from hermes_core.agents.mixture import MixedAgent
 from hermes_core.agents.model import ModelAgent, ModelSettings
 from hermes_core.agents.opening import open_exact_agent
 from hermes_core.agents.parsers.base import Parser
+from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment, Item
 from hermes_core.envs.options import (
     BASELINES,
@@ -408,9 +409,20 @@ async def check_endpoint(agent: Agent) -> None:
 
     Raises:
         ModelError: it can't.
+        PluginError: the check itself is broken.
     """
-    if (check := getattr(agent, "check_endpoint", None)) is not None:
-        await check()
+    if (check := getattr(agent, "check_endpoint", None)) is None:
+        return
+    try:
+        with exits_are_errors():
+            await check()
+    except HermesError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"agent {agent.name!r} failed in check_endpoint(): {describe(error)}",
+            hint="report this to its author; `hermes-rl --traceback …` shows where",
+        ) from error
 
 
 def redactor(runtime: Runtime, *settings: AgentSettings) -> Redact:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hermes_core.agents.base import AgentResult, CallRecord, TurnRecord
 from hermes_core.agents.failures import EndpointDown
+from hermes_core.aio import exits_are_errors
 from hermes_core.envs.command_log import CommandLog
 from hermes_core.envs.plain import Cleaner, Redact, short_fields
 from hermes_core.envs.record import STAGES, Failure, Record, SandboxCommand, ToolCalls
@@ -109,7 +110,8 @@ class Trajectory:
         self.commands.stage = name
         with self.timed(name):
             try:
-                yield
+                with exits_are_errors():
+                    yield
                 self._raise_infra(None)
             except BaseException as error:
                 self._failed_stage = self._failed_stage or name
@@ -132,10 +134,6 @@ class Trajectory:
         """
         try:
             yield
-        except asyncio.CancelledError:
-            if not self._ended:
-                self._fail(FailureKind.CANCELLED, "the rollout was cancelled")
-            raise
         except Exception as error:
             stage = self._failed_stage or "acquire"
             if stage == "acquire" and isinstance(error, (UsageError, PolicyError)):
@@ -147,6 +145,11 @@ class Trajectory:
             self._fail(kind, _message(error))
             if isinstance(error, EndpointDown):
                 raise
+        except BaseException as error:
+            if not self._ended:
+                how = "cancelled" if isinstance(error, asyncio.CancelledError) else f"ended by {type(error).__name__}"
+                self._fail(FailureKind.CANCELLED, f"the rollout was {how}")
+            raise
 
     def _fail(self, kind: FailureKind, message: str) -> None:
         if self._given_up:

@@ -130,6 +130,8 @@ class ScriptedServer:
         self.requests: deque[dict[str, Any]] = deque(maxlen=keep_requests)
         """The latest chat requests, including those that met a fault."""
         self.request_count = 0
+        self.script_error: Exception | None = None
+        """The first error that the script raised. It is raised again when the server is closed."""
         self.base_url = ""
         """The server's URL, ending in `/v1`; set once it listens."""
         self._max_request_bytes = max_request_bytes
@@ -147,7 +149,7 @@ class ScriptedServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening and end every connection."""
+        """Stop listening and end every connection. Raise what the script raised, such as a failed assertion."""
         if self._server is not None:
             await self._accept_no_more(self._server)
             self._server.close()
@@ -157,6 +159,8 @@ class ScriptedServer:
             await asyncio.gather(*connections, return_exceptions=True)
             await self._server.wait_closed()
             self._server = None
+        if kind is None and self.script_error is not None:
+            raise self.script_error
 
     async def _accept_no_more(self, server: asyncio.Server) -> None:
         """Let every connection that was accepted get its task. asyncio forgets those that have none when the server is
@@ -240,6 +244,7 @@ class ScriptedServer:
             return self.script[turn] if turn < len(self.script) else Fault(400, f"the script has no answer {turn + 1}")
         except Exception as error:
             logger.exception("a scripted server's script failed")
+            self.script_error = self.script_error or error
             return Fault(400, f"the script failed: {type(error).__name__}: {error}")
 
     def _completion(self, request: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
@@ -297,6 +302,9 @@ class ToolScript:
 
     The server keeps no state for it: on each request the function is replayed from its start with the results in the
     request. So it serves any number of conversations at once, and must depend only on its arguments and the results.
+
+    Raises:
+        TypeError: when it is asked, if the function is no generator function, or yields or returns something else.
     """
 
     def __init__(self, play: Play) -> None:
@@ -308,6 +316,8 @@ class ToolScript:
         starts = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         prompt = messages[: starts[0]] if starts else messages
         steps = self.play(_text(prompt[-1].get("content")) if prompt else "")
+        if not isinstance(steps, Generator):
+            raise TypeError(f"{self.play!r} returned {steps!r:.80}: a script yields its calls, so write `yield` in it")
         try:
             step = next(steps)
             for start, end in itertools.pairwise([*starts, len(messages)]):
@@ -315,12 +325,17 @@ class ToolScript:
                 step = steps.send((said[0] if said else None) if isinstance(step, Call) else said)
         except StopIteration as end_of_play:
             last = end_of_play.value
+            if not isinstance(last, Reply | str | None):
+                raise TypeError(f"the script returned {last!r:.80}, and not a text or a Reply") from None
             return last if isinstance(last, Reply) else Reply(content=last)
         finally:
             steps.close()
         if isinstance(step, Reply):
             return step
-        return Reply(tool_calls=[step] if isinstance(step, Call) else list(step))
+        calls = [step] if isinstance(step, Call) else step
+        if not isinstance(calls, list | tuple) or not all(isinstance(each, Call) for each in calls):
+            raise TypeError(f"the script yielded {step!r:.80}, and not a Call, a list of them, or a Reply")
+        return Reply(tool_calls=list(calls))
 
 
 def _failed(fault: Fault) -> tuple[Answer, int, bytes]:

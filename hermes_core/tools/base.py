@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from hermes_core.errors import ConfigError, UsageError
 from hermes_core.sandbox.commands import ExecutionResult, Slot, SlotCommands
 from hermes_core.tools.json_schema import check_schema
+from hermes_core.tools.toolsets import ALL
 from hermes_core.validation import words
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -130,6 +131,11 @@ class Tool:
         if self.where not in ("sandbox", "driver"):
             message = f"tool {self.name!r} has where={self.where!r}"
             raise ConfigError(message, hint="use 'sandbox', or 'driver' for a tool without access to the slot")
+        if reserved := [name for name in self.toolsets if name in ALL]:
+            message = (
+                f"tool {self.name!r} joins the toolset {reserved[0]!r}, whose name is reserved: it means every tool"
+            )
+            raise ConfigError(message, hint="choose another name")
         limit = self.timeout_s
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from hermes_core.aio import exits_are_errors
 from hermes_core.errors import (
     CommandError,
     ConfigError,
@@ -157,8 +158,9 @@ async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> E
     else:
         ctx.require_commands()
     try:
-        async with asyncio.timeout(limit):
-            outcome = await tool.handler(ctx, parse_arguments(tool, args))
+        async with asyncio.timeout(limit) as until:
+            with exits_are_errors():
+                outcome = await tool.handler(ctx, parse_arguments(tool, args))
         return _result(outcome)
     except (InfraError, StaleSlotError):
         raise
@@ -168,9 +170,6 @@ async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> E
         return _failed(_message(error), ErrorKind.COMMAND, code=error.code)
     except PolicyError as error:
         return _failed(_message(error), ErrorKind.POLICY)
-    except TimeoutError:
-        logger.warning("tool %s was not done in time in trajectory %s", tool.name, ctx.trajectory_id)
-        return _failed(f"{tool.name} was not done within its time limit", ErrorKind.TIMEOUT, timed_out=True)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -179,6 +178,10 @@ async def _run(tool: Tool, ctx: CallContext, args: Mapping[str, Any] | str) -> E
         logger.exception("tool %s was cancelled from within in trajectory %s", tool.name, ctx.trajectory_id)
         return _failed(f"{tool.name} failed: it was cancelled from within", ErrorKind.COMMAND)
     except Exception as error:
+        if isinstance(error, TimeoutError) and until.expired():  # others are the tool's own
+            logger.warning("tool %s was not done in time in trajectory %s", tool.name, ctx.trajectory_id)
+            said = f"{tool.name} was not done within its time limit of {limit:g} s"
+            return _failed(said, ErrorKind.TIMEOUT, timed_out=True)
         logger.exception("tool %s failed in trajectory %s", tool.name, ctx.trajectory_id)
         return _failed(f"{tool.name} failed: {type(error).__name__}: {error}", ErrorKind.COMMAND)
 
@@ -189,6 +192,8 @@ def _result(outcome: ToolOutcome) -> ExecutionResult:
     if isinstance(outcome, ExecutionResult):
         json.dumps(outcome.to_tool_result())  # fail here if the outcome is not JSON, not far away
         return outcome
+    if not isinstance(outcome, Mapping):
+        raise TypeError(f"its handler returned {outcome!r:.80}, and not a text or a mapping")
     text = json.dumps(outcome, ensure_ascii=False)
     error = outcome.get("error")
     kind = ErrorKind.COMMAND if error else None

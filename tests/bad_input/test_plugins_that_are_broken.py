@@ -241,3 +241,34 @@ def test_a_sink_that_lacks_a_method_is_named(hermes, install, level):
     )
     done = hermes(*ORACLE, *level, "--sink", "half=x")
     assert done.code != 0 and "which is no Sink" in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("async def run(self, task): return task.result", "which is no Agent"),
+        (
+            """
+            async def run(self, task): return task.result
+            async def aclose(self): pass
+            async def check_endpoint(self): {}['url']
+            """,
+            "agent 'half' failed in check_endpoint(): KeyError: 'url'",
+        ),
+    ],
+)
+def test_an_agent_that_is_broken_is_named(hermes, install, level, body, told):
+    install("mine", ENVIRONMENT.replace("CHANGE", ""))
+    source = """
+        class Half:
+            name = "half"
+            def __init__(self, settings): pass
+            BODY
+
+        @hookimpl
+        def hermes_register_agents(registry):
+            registry.add("half", Half)
+        """
+    install("half", textwrap.dedent(source).replace("    BODY", textwrap.indent(textwrap.dedent(body).strip(), "    ")))
+    done = hermes("rollout", "mine", "--agent", "half", *level)
+    assert done.code == 1 and told in done.err and "Traceback" not in done.err

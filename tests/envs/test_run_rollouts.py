@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import random
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -483,7 +484,55 @@ async def test_a_plugins_tool_that_hangs_is_cut_off_and_the_model_goes_on(tmp_pa
             **ISOLATION,
         )
     assert (seen[0]["reward"], seen[0]["stop_reason"]) == (0.0, "finished")
-    assert "hang was not done within its time limit" in seen[0]["messages"][-2]["content"]
+    assert "hang was not done within its time limit of 0.2 s" in seen[0]["messages"][-2]["content"]
+
+
+@pytest.mark.parametrize("how", ["exit", "no result"])
+async def test_an_agent_that_ends_wrongly_fails_its_own_rollout_alone(runtime, tasks, how):
+    class Wrong(Shell):
+        name = "wrong"
+
+        async def run(self, task):
+            if task.messages[-1]["content"] == "Two files":
+                return sys.exit("no key") if how == "exit" else None
+            return await super().run(task)
+
+    async def work(task):
+        await terminal(task, "echo hello > out.txt")
+
+    seen = []
+    await run_rollouts(runtime, "tasks", Wrong(work), env=tasks(TASKS[:2]), on_record=seen.append, **ISOLATION)
+    right, wrong = sorted(seen, key=lambda record: record["item_id"])
+    assert (right["reward"], wrong["reward"], wrong["failure"]["kind"]) == (1.0, None, "model")
+    told = {
+        "exit": "sys.exit('no key') was called",
+        "no result": "agent 'wrong' returned None, and not the task's result",
+    }
+    assert told[how] in wrong["failure"]["message"]
+
+
+@pytest.mark.parametrize("stage", ["setup", "verifier"])
+async def test_a_hook_that_exits_fails_its_rollout_alone(runtime, tmp_path, stage):
+    class Exiting(FreshCheck):
+        @hookimpl
+        async def setup_trajectory_workspace(self, item, rollout):
+            sys.exit(3) if stage == "setup" else None
+
+        @hookimpl
+        async def verify_and_score_trajectory(self, item):
+            sys.exit(3)
+
+    summary = await run_rollouts(runtime, Exiting(), "nop", **ISOLATION)
+    assert summary.failures == {stage: 8}
+
+
+async def test_the_stop_reason_of_an_agent_whose_model_fails_says_so(runtime, tasks):
+    async def work(task):
+        raise ModelError("gone")
+
+    seen = []
+    await run_rollouts(runtime, "tasks", Shell(work), env=tasks(TASKS[:1]), on_record=seen.append, **ISOLATION)
+    assert (seen[0]["failure"]["kind"], seen[0]["stop_reason"]) == ("model", "model_error")
 
 
 async def test_over_its_time_a_rollout_is_verified_with_what_is_there(runtime, tasks):

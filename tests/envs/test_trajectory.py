@@ -185,6 +185,16 @@ def test_the_stage_that_failed_is_the_innermost_not_the_release_that_follows():
     assert trajectory.failure.message == "ValueError: no"
 
 
+def test_an_interruption_leaves_no_record_without_reward_and_failure():
+    trajectory = new()
+    with pytest.raises(KeyboardInterrupt), trajectory.records_failure(), trajectory.stage("agent"):
+        raise KeyboardInterrupt
+    assert (trajectory.failure.kind, trajectory.failure.message) == (
+        FailureKind.CANCELLED,
+        "the rollout was ended by KeyboardInterrupt",
+    )
+
+
 def test_an_infrastructure_failure_that_a_hook_swallowed_wins():
     trajectory = new()
     with trajectory.records_failure(), trajectory.stage("verify"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 
 import httpx
 import pytest
@@ -74,9 +76,10 @@ async def test_a_function_of_the_request_answers(asynchronous):
 
 
 @pytest.mark.parametrize("script", [lambda request: 1 / 0, lambda request: "text"])
-async def test_a_script_that_fails_says_so(script):
-    async with ScriptedServer(script) as server:
-        response = await ask(server)
+async def test_a_script_that_fails_says_so_and_fails_the_block(script):
+    with pytest.raises((ZeroDivisionError, TypeError)):
+        async with ScriptedServer(script) as server:
+            response = await ask(server)
     assert response.status_code == 400
     assert "the script failed" in response.json()["error"]["message"]
 
@@ -248,3 +251,35 @@ async def test_a_tool_script_gets_text_that_is_no_json_as_it_is():
     async with ScriptedServer(ToolScript(play)) as server:
         messages = await converse(server, "t", lambda name, arguments: "plain text")
     assert messages[-1]["content"] == "it said 'plain text'"
+
+
+def yields(value):
+    yield value
+
+
+def returns(value):
+    yield call("f")
+    return value
+
+
+@pytest.mark.parametrize(
+    ("play", "told"),
+    [
+        (lambda prompt: "no yield", "write `yield` in it"),
+        (lambda prompt: yields({"name": "f"}), "yielded {'name': 'f'}, and not a Call"),
+        (lambda prompt: yields([call("f"), "g"]), "and not a Call"),
+        (lambda prompt: returns(7), "returned 7, and not a text or a Reply"),
+    ],
+)
+async def test_a_tool_script_of_the_wrong_kind_says_what_it_must_be(play, told):
+    with pytest.raises(TypeError, match=re.escape(told)):
+        async with ScriptedServer(ToolScript(play)) as server:
+            with contextlib.suppress(AssertionError):  # it answers with 400
+                await converse(server, "t", lambda name, arguments: "text")
+
+
+async def test_an_error_of_the_block_itself_is_not_hidden_by_one_of_the_script():
+    with pytest.raises(KeyError):
+        async with ScriptedServer(lambda request: 1 / 0) as server:
+            await ask(server)
+            raise KeyError("mine")

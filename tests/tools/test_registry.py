@@ -138,7 +138,10 @@ async def test_wrong_arguments_never_reach_the_handler() -> None:
     [
         (CommandError("gone", code="not_found", hint="look elsewhere"), ErrorKind.COMMAND, "gone (look elsewhere)"),
         (PolicyError("not allowed", sandbox_id="secret"), ErrorKind.POLICY, "not allowed"),
-        (TimeoutError(), ErrorKind.TIMEOUT, "time limit"),
+        (TimeoutError("of its own"), ErrorKind.COMMAND, "TimeoutError: of its own"),
+        (SystemExit("no key"), ErrorKind.COMMAND, "sys.exit('no key') was called"),
+        (None, ErrorKind.COMMAND, "returned None, and not a text or a mapping"),
+        ([1, 2], ErrorKind.COMMAND, "returned [1, 2], and not a text or a mapping"),
         (ZeroDivisionError("oops"), ErrorKind.COMMAND, "ZeroDivisionError: oops"),
     ],
 )

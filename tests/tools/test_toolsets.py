@@ -95,6 +95,8 @@ def test_names_are_claimed_once_and_some_are_reserved(registry: ToolRegistry) ->
     for name in ("all", "*"):
         with pytest.raises(ConfigError, match="reserved"):
             registry.add_toolset(name)
+        with pytest.raises(ConfigError, match="reserved"):
+            Tool("mine", ToolParams, nothing, "Does nothing.", "driver", (name,))
 
 
 def test_without_any_choice_all_are_loaded_with_a_warning(
