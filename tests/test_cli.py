@@ -263,6 +263,10 @@ def test_doctor_survives_a_backend_that_breaks(plugin: Any) -> None:
         (["rolout", "tasks"], "unknown command 'rolout' (did you mean 'rollout'?"),
         (["doctor", "locl"], "unknown backend 'locl' (did you mean 'local'?"),
         (["backends", "--jsn"], "error: no such option '--jsn'"),
+        (
+            ["backends", "--traceback"],
+            "error: --traceback comes before the command's name: `hermes-rl --traceback backends …`",
+        ),
         ([], "Commands:"),
     ],
 )

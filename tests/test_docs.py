@@ -9,14 +9,18 @@ import subprocess
 import sys
 import types
 import zipfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hermes_core
+from hermes_core.agents.base import AgentSettings
+from hermes_core.envs.runner import run_rollouts
 from hermes_core.envs.validate import validate
 from hermes_core.runtime import Runtime
+from hermes_core.testing.scripted_server import Call, ScriptedServer, ToolScript, call
 from hermes_core.tools.base import CallContext
 from hermes_core.tools.registry import ToolRegistry
 
@@ -155,6 +159,27 @@ def test_the_guide_to_tools_defines_tools_that_work(
         result = asyncio.run(ToolRegistry().call(names[name], CallContext(), arguments))
         assert result.success and says in result.output
     assert capsys.readouterr().out == "Rome: rain for 1 days\n1.0\n"
+
+
+async def test_the_guide_to_agents_asks_a_model(tmp_path: Path) -> None:
+    (code,) = [block for block in blocks("docs/writing-an-agent.md", "python") if not block.startswith(INCLUDED)]
+    names: dict[str, Any] = {}
+    exec(code, names)
+
+    def solver(prompt: str) -> Generator[Call, Any, str]:
+        yield call("terminal", command="echo hello > out.txt")
+        return "Done."
+
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "prompt": "p", "check": "grep -q hello out.txt"}))
+    seen: list[Any] = []
+    async with Runtime(load_entry_points=False) as runtime, ScriptedServer(ToolScript(solver)) as server:
+        agent = names["AskOnce"](AgentSettings(model="scripted", base_url=server.base_url))
+        await run_rollouts(
+            runtime, "tasks", agent, env={"dataset_name": str(tmp_path / "tasks.jsonl")}, on_record=seen.append
+        )
+        await agent.aclose()
+    assert (seen[0]["reward"], seen[0]["model"], seen[0]["stop_reason"]) == (1.0, "scripted", "finished")
+    assert [called["name"] for called in seen[0]["calls"]] == ["terminal"]
 
 
 async def test_the_guide_to_sinks_sends_records_again(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ class AgentResult:
         the conversation is complete at any moment.
 
         Args:
-            answer: the assistant's message in the OpenAI form.
+            answer: the assistant's message in the OpenAI form; its content may be missing.
             started: when it was asked for, in seconds since the epoch.
             reasoning: the model's reasoning, for `reasoning_per_turn`.
             about: other fields of the `TurnRecord`, such as `model`, `prompt_tokens` and `completion_tokens`.
@@ -291,7 +291,7 @@ class AgentResult:
             **{"message": len(self.messages), "model": self.model, "ended": time.time(), **about}, started=started
         )
         number, first = len(self.turns), len(self.calls)
-        self.messages.append(answer)
+        self.messages.append(answer if "content" in answer else {**answer, "content": ""})
         for call in answer.get("tool_calls") or ():
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             self.calls.append(CallRecord(number, len(self.messages), call["id"], name, arguments, error=_INTERRUPTED))

@@ -137,6 +137,11 @@ class _Misuse(click.ClickException):
 def _reworded(error: click.UsageError) -> click.ClickException:
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return error
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.parent is not None:
+        root = error.ctx.find_root()
+        if any(error.option_name in each.opts for each in root.command.params):
+            written = f"{root.command_path} {error.option_name} {error.ctx.info_name} …"
+            return _Misuse(f"{error.option_name} comes before the command's name: `{written}`")
     said = error.format_message().rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "hermes-rl"
     return _Misuse(f"{said[:1].lower()}{said[1:]} (`{command} --help` lists what it takes)")
