@@ -77,6 +77,7 @@ def pages():
         "reference/hooks.md": HOOKS,
         "reference/record-schema.md": record_schema(),
         **{f"reference/api/{page}.md": api(page) for page in API},
+        "reference/api/testing.md": TESTING,
     }
 
 
@@ -110,6 +111,18 @@ def page_of(name):
         raise LookupError(f"{name} of {module} has no page: name its module in API of docs/site/reference.py")
     return max(fitting)[1]
 
+
+TESTING = """# Models and scripts
+
+What asks a model, for agents of your own, and a server that answers from a script, for tests. Import these names from their modules.
+
+::: hermes_core.agents.model.OpenAIServer
+
+::: hermes_core.testing.scripted_server
+    options:
+      show_root_heading: true
+      filters: ["!^_"]
+"""
 
 HOOKS = """# Hooks
 

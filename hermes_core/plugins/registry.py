@@ -276,7 +276,7 @@ class Registry:
         who = " and ".join(dict.fromkeys(entry.plugin.label for entry in entries))
         return PluginError(
             f"{self.kind} {name!r} is claimed by {who}",
-            hint="uninstall one of them, or leave one out with HERMES_PLUGINS",
+            hint="uninstall one of them, or leave one out (HERMES_PLUGINS; Runtime(load_entry_points=False) for all)",
         )
 
     def _unknown(self, name: str) -> UnknownNameError:
