@@ -114,7 +114,8 @@ def page_of(name):
 
 TESTING = """# Models and scripts
 
-What asks a model, for agents of your own, and a server that answers from a script, for tests. Import these names from their modules.
+What asks a model, for agents of your own, and a server that answers from a script, for tests. Import these names from
+their modules.
 
 ::: hermes_core.agents.model.OpenAIServer
 
