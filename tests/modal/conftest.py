@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hermes_modal_emulator import ModalEmulator
 
+from tests.accounts import skip_if_slots_need_root
+
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,11 +31,9 @@ def namespaces(session_emulator: ModalEmulator) -> bool:
 
 
 @pytest.fixture(scope="session")
-def workable(namespaces: bool) -> None:
-    """Sandboxes that slots can be had in: on this host as it is, they need its /data, which root may make."""
-    data = "/data" if os.path.exists("/data") else "/"
-    if not namespaces and not os.access(data, os.W_OK):
-        pytest.skip("the emulator's sandboxes have no namespaces here, and this user can't write /data; root can")
+def workable(session_emulator: ModalEmulator) -> None:
+    """Sandboxes that slots can be had in."""
+    skip_if_slots_need_root(session_emulator.mode)
 
 
 def _point(monkeypatch: pytest.MonkeyPatch, emulator: ModalEmulator) -> ModalEmulator:

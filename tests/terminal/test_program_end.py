@@ -18,6 +18,7 @@ import pytest
 
 from hermes_core.runtime import Runtime
 from hermes_core.settings import Settings
+from tests.accounts import skip_if_slots_need_root
 
 pytestmark = pytest.mark.entry_points
 
@@ -91,6 +92,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
         emulator = ModalEmulator()
         request.addfinalizer(emulator.close)
+        skip_if_slots_need_root(emulator.mode)
         for name, value in emulator.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("TERMINAL_MODAL_IMAGE", "python:3.11")
