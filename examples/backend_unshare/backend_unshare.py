@@ -11,12 +11,12 @@ from hermes_core.sandbox import contract
 from hermes_core.sandbox.uids import reserve
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-ROOT = """
-mount -t tmpfs -o mode=755 sandbox /mnt; cd /mnt; mkdir -p data proc dev/pts var; mkdir -m 1777 tmp var/tmp dev/shm
+ROOT = """mount -t tmpfs -o mode=755 s /mnt; cd /mnt; mkdir -p data proc dev/pts var; mkdir -m 1777 tmp var/tmp dev/shm
 mount -t proc proc proc; mount -t devpts -o ptmxmode=666 pts dev/pts; for n in $(cd /; ls -d bin etc lib* sbin usr); do
-  if [ -L /$n ]; then cp -P /$n .; else mkdir $n; mount --bind /$n $n; mount -o remount,bind,ro $n; fi
-done; for n in null zero random urandom; do : >dev/$n; mount --bind /dev/$n dev/$n; done; ln -s pts/ptmx dev/ptmx
-for n in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$n; done; echo ready; exec chroot . "$@">/dev/null"""
+  if [ -L /$n ]; then cp -P /$n .; else mkdir $n; mount --bind /$n $n; mount -o remount,bind,ro $n; fi; done
+for n in null zero random urandom; do : >dev/$n; mount --bind /dev/$n dev/$n; done; ln -s pts/ptmx dev/ptmx
+for n in shmmni msgmni sem; do echo 0 0 0 0 >proc/sys/kernel/$n; done  # none is ready before its root is its own:
+exec chroot . sh -c 'echo ready; exec "$@" >/dev/null' sh "$@" """
 START = ["setsid", "--fork", "unshare", "--fork", "--kill-child", "--pid", "--ipc", "--mount", "sh", "-ec", ROOT, "sh"]
 
 

@@ -464,6 +464,8 @@ class Backend(ABC):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Create the sandbox of this spec, or return the existing one with its `creation_id`.
 
+        It returns when the sandbox is ready for `open`: a program that enters too early might run on the host.
+
         Raises:
             ProvisionError: the provider failed; says which step and what to do.
             PolicyError: the spec asks for something that this backend cannot grant.

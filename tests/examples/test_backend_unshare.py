@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hermes_core.runtime import Runtime
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "backend_unshare"
 LIMIT = 100
+TOOLS = ("unshare", "nsenter", "setsid")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,27 @@ def test_the_document_shows_the_very_file() -> None:
     assert f"```python\n{(EXAMPLE / 'backend_unshare.py').read_text()}```" in text
 
 
+async def test_nothing_is_started_before_a_sandboxs_root_is_its_own(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require: Callable[[str, str | None], None]
+) -> None:
+    """A program that entered earlier would run on the host."""
+    require("unshare", None if os.geteuid() == 0 and all(map(shutil.which, TOOLS)) else "it takes root and util-linux")
+    monkeypatch.syspath_prepend(str(installed))
+    unshare = importlib.import_module("backend_unshare")
+    slow = tmp_path / "chroot"
+    slow.write_text(f'#!/bin/sh\nsleep 0.5; exec {shutil.which("chroot")} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setattr(unshare, "PATH", f"{tmp_path}:{unshare.PATH}")
+    plugin = types.SimpleNamespace(hermes_register_backends=unshare.hermes_register_backends)
+    async with (
+        Runtime(plugins=[plugin], load_entry_points=False) as runtime,
+        runtime.tool_backend("unshare", isolation="user") as tools,
+        tools.lease("a") as slot,
+    ):
+        listed = await tools.execute(slot, "bash", {"command": "ls -d /home /root /boot 2>&1; ls -d /data"})
+    assert listed.output.count("No such file") == 3, listed.output
+
+
 @pytest.mark.long
 @pytest.mark.full
 @pytest.mark.parametrize(
@@ -48,8 +74,7 @@ def test_the_document_shows_the_very_file() -> None:
 def test_it_passes_the_kit(
     installed: Path, groups: tuple[str, ...], require: Callable[[str, str | None], None]
 ) -> None:
-    tools = all(map(shutil.which, ("unshare", "nsenter", "setsid")))
-    require("unshare", None if os.geteuid() == 0 and tools else "the example takes root and util-linux")
+    require("unshare", None if os.geteuid() == 0 and all(map(shutil.which, TOOLS)) else "it takes root and util-linux")
     environment = {**os.environ, "PYTHONPATH": str(installed), "HERMES_PLUGINS": "unshare"}
     words = [word for group in groups for word in ("--group", group)]
     command = [sys.executable, "-m", "hermes_core", "conformance", "unshare", "--json", *words]
