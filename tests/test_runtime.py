@@ -86,6 +86,9 @@ class PaperAgent:
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
 
+    async def run(self, task: Any) -> Any:
+        return task.result
+
     async def aclose(self) -> None:
         return
 
@@ -254,6 +257,9 @@ class StubbornAgent:
     def __init__(self, settings: StubbornSettings) -> None:
         self.settings = settings
 
+    async def run(self, task: Any) -> Any:
+        return task.result
+
     async def aclose(self) -> None:
         """Holds nothing."""
 
@@ -291,7 +297,7 @@ async def test_everything_is_closed_last_made_first_even_if_some_fail() -> None:
             if error is not None:
                 raise error
 
-        return lambda settings: SimpleNamespace(name=name, aclose=aclose)
+        return lambda settings: SimpleNamespace(name=name, run=nothing, aclose=aclose)
 
     @hookimpl
     def register(registry: Any) -> None:
@@ -337,8 +343,8 @@ async def test_a_cancelled_close_still_closes_the_rest() -> None:
 
     @hookimpl
     def register(registry: Any) -> None:
-        registry.add("quick", lambda settings: SimpleNamespace(aclose=quick))
-        registry.add("slow", lambda settings: SimpleNamespace(aclose=slow))
+        registry.add("quick", lambda settings: SimpleNamespace(run=nothing, aclose=quick))
+        registry.add("slow", lambda settings: SimpleNamespace(run=nothing, aclose=slow))
 
     runtime = new_runtime(SimpleNamespace(hermes_register_agents=register))
     runtime.agent("quick")

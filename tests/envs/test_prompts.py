@@ -124,7 +124,7 @@ async def test_a_row_says_where_its_tools_start_and_what_is_there(roll_out):
         read = yield call("read_file", path="b/c.txt")
         yield call("write_file", path="made.txt", content="x")
         there = yield call("terminal", command="ls; ls /tmp/nowhere 2>/dev/null")
-        return json.dumps([ran["output"], read["content"], there["output"]])
+        return json.dumps([ran["output"], read.get("content"), there["output"]])
 
     row = {
         "prompt": "cat a.txt; basename $PWD",
