@@ -87,9 +87,11 @@ def tasks(tmp_path: Path) -> str:
 
 
 def obedient(prompt: str) -> Generator[Call, Any, str]:
-    """A model that does what the tasks ask for."""
+    """A model that does what the tasks ask for, and says hello to who asks whether it is there."""
     number = re.search(r"Write (\d+)", prompt)
-    assert number is not None
+    if number is None:
+        assert prompt == "Hello"
+        return prompt
     yield call("terminal", command=f"echo {number[1]} > out.txt")
     return "Done <b>&</b> dusted."
 
