@@ -245,7 +245,7 @@ class Runtime:
         entry = self.agents.entry(name)
         agent: Agent = self._make(entry, filled)
         if not all(callable(getattr(agent, each, None)) for each in ("run", "aclose")):
-            hint = "give it 'async run(task)' and 'async aclose()', which it has if its class is a subclass of Agent"
+            hint = "give it `async run(task)` and `async aclose()`; a subclass of Agent has both"
             raise PluginError(f"agent {name!r} of {entry.plugin.label} made {agent!r}, which is no Agent", hint=hint)
         return self._keep(agent)
 
