@@ -42,6 +42,7 @@ from hermes_core.sandbox.pool import provision
 from hermes_core.sandbox.pool.cost import CostLimitReached, Meter
 from hermes_core.sandbox.pool.leases import Lease, Turns
 from hermes_core.sandbox.pool.pool import LEAVING_BESIDE, Pool
+from hermes_core.sandbox.pool.profile_check import check_profile
 from hermes_core.sandbox.pool.provision import Provisioner
 
 
@@ -1052,3 +1053,14 @@ async def test_a_failed_snapshot_counts_once_however_many_sandboxes_wait_for_it(
     keeping.pools.append(Pool(config, provisioner, Events()))
     await keeping.pools[0].start()
     assert prepare.times == 3 and counts(keeping.pools[0]) == (3, 3, 0)
+
+
+def test_a_level_that_a_profile_leaves_out_is_refused() -> None:
+    class Sometimes(Provider):
+        def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
+            return frozenset({Isolation.USER})
+
+    config = SandboxConfig()
+    check_profile(Sometimes(), Isolation.USER, config, prepares=False)
+    with pytest.raises(PolicyError, match="can't grant isolation 'dedicated' here with profile 'default'"):
+        check_profile(Sometimes(), Isolation.DEDICATED, config, prepares=False)

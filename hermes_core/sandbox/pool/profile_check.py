@@ -35,10 +35,12 @@ def check_profile(backend: Backend, isolation: Isolation, config: SandboxConfig,
         ConfigError: the profile's settings are of another backend, or contradict each other.
     """
     can = backend.capabilities
-    if not any(level >= isolation for level in can.isolation):
-        levels = ", ".join(level.label for level in sorted(can.isolation)) or "none"
+    possible = can.isolation & backend.levels(config)
+    if not any(level >= isolation for level in possible):
+        levels = ", ".join(level.label for level in sorted(possible)) or "none"
+        profile = "" if possible == can.isolation else f" with profile {config.name!r}"
         raise PolicyError(
-            f"backend {backend.name!r} can't grant isolation {isolation.label!r} here",
+            f"backend {backend.name!r} can't grant isolation {isolation.label!r} here{profile}",
             hint=f"it grants: {levels}; `hermes-rl doctor` says what keeps it from more",
         )
     if config.network not in can.network:
