@@ -87,11 +87,9 @@ def tasks(tmp_path: Path) -> str:
 
 
 def obedient(prompt: str) -> Generator[Call, Any, str]:
-    """A model that does what the tasks ask for, and says hello to who asks whether it is there."""
+    """A model that does what the tasks ask for."""
     number = re.search(r"Write (\d+)", prompt)
-    if number is None:
-        assert prompt == "Hello"
-        return prompt
+    assert number is not None
     yield call("terminal", command=f"echo {number[1]} > out.txt")
     return "Done <b>&</b> dusted."
 

@@ -147,10 +147,13 @@ async def test_the_cost_limit_lets_groups_end_that_have_their_slots(
     assert len(lines(tmp_path / "data/groups.jsonl")) == 1
 
 
-async def test_failed_rollouts_are_replaced(make_env: Any, obedient_server: ScriptedServer, tmp_path: Path) -> None:
-    obedient_server.faults.extend([Fault(400)] * 3)  # the first is for the check before the run
-    env = make_env(obedient_server.base_url, total_steps=3)
-    await env.process_manager()
+async def test_failed_rollouts_are_replaced(make_env: Any, obedient_play: Any, tmp_path: Path) -> None:
+    played = ToolScript(obedient_play)
+    # The check before the run is answered: a server that never was any use is given up after three refusals.
+    answers = itertools.chain([played], itertools.repeat(lambda request: Fault(400), 2), itertools.repeat(played))
+    async with ScriptedServer(lambda request: next(answers)(request)) as server:
+        env = make_env(server.base_url, total_steps=3)
+        await env.process_manager()
     assert [group["scores"] for group in lines(tmp_path / "data/groups.jsonl")] == [[1.0, 1.0]] * 3
     assert env.metrics.totals["failures_model"] == 2
 
