@@ -377,8 +377,9 @@ class Sandbox(ABC):
     """Whether its root directory is its own, as a container's is, and no host's. The guest then adds the slots' users
     to its /etc/passwd and /etc/group."""
     slot_root: str | None = None
-    """The directory, as a path inside the sandbox, that the roots of slots at level `private-root` start from. None is
-    the sandbox's own root if `own_system`, else the system directories that the sandbox shows."""
+    """The directory, as a path inside the sandbox, that the roots of slots at level `private-root` start from. Of what
+    is mounted below it, slots see nothing, so it must itself have the programs and /etc. None is the sandbox's own root
+    if `own_system`; otherwise the sandbox can't have slots of that level."""
     image: SandboxImage | None = None
     """The image that it was made from, for the records of rollouts. None is the profile's, with an unknown digest."""
     lifetime_s: float | None = None

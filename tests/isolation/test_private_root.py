@@ -212,7 +212,7 @@ def test_what_is_prepared_is_read_only_and_its_private_part_is_hidden(pair: Any)
 @pytest.mark.full
 def test_a_root_can_start_from_a_directory(root: Any) -> None:
     image = root.account.folder / f"image-{uuid.uuid4().hex}"
-    for name in ("usr/bin", "etc", "app", "root", "tmp"):
+    for name in ("usr/bin", "etc", "app", "root"):
         (image / name).mkdir(parents=True)
     (image / "app" / "of-the-image").write_text("here")
     (image / "app" / "of-the-image").chmod(0o600)  # all of an image is the slot's
@@ -222,9 +222,9 @@ def test_a_root_can_start_from_a_directory(root: Any) -> None:
         _install(Path(shutil.which(program) or f"/bin/{program}"), image / "usr" / "bin" / program, image)
     with root.started("private-root", "a", "b", root=str(image)) as driver:
         assert driver.run("a", "cat /app/of-the-image").out == "here"
-        listed = {path.name for path in image.iterdir()} | {"data", "dev", "proc"}
+        listed = {path.name for path in image.iterdir()} | {"data", "dev", "proc", "tmp"}
         assert set(driver.run("a", "ls /").out.split()) == listed
-        assert driver.run("a", "rm /app/of-the-image && touch /app/new").status == 0
+        assert driver.run("a", "rm /app/of-the-image && touch /app/new /tmp/new").status == 0
         assert driver.run("b", "ls /app").out == "of-the-image\n"
     assert os.listdir(image / "app") == ["of-the-image"]
 
@@ -252,6 +252,15 @@ def _install(program: Path, target: Path, image: Path) -> None:
 def test_a_directory_that_is_no_system_is_refused(root: Any, path: str, level: str, reason: str) -> None:
     with pytest.raises(Exception, match=reason) as refused, root.started(level, "a", root=path):
         pass
+    assert refused.value.kind == "PolicyError"
+
+
+@pytest.mark.full
+def test_a_directory_without_programs_is_refused(root: Any) -> None:
+    image = root.account.folder / f"image-{uuid.uuid4().hex}"
+    (image / "usr").mkdir(parents=True)
+    with pytest.raises(Exception, match="no /bin/sh: below /image") as refused:
+        root.shared("private-root", root=str(image))
     assert refused.value.kind == "PolicyError"
 
 

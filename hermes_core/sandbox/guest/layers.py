@@ -212,6 +212,10 @@ def make_layers(
         namespaces.unshare(mount=True)
         mounts.make_private()
         layers.mount(trial + "/root", trial + "/changes")
+        os.chroot(trial + "/root")
+        if not os.path.exists("/bin/sh"):
+            message = "slots would have no /bin/sh: below %s there is none, and what is mounted there is not shown"
+            raise OSError(0, message % (root or "/"))
 
     failure = in_child(attempt)
     remove_tree(trial)
@@ -245,6 +249,8 @@ class _Maker:
         self._copy_owner(root, upper)
         for path in (*self._places, "/dev", "/proc"):
             self._mount_point(root, upper, path)
+        if not os.path.lexists(os.path.join(root, "tmp")):
+            self._furnish(upper, "/tmp", _SKELETON["/tmp"])
         for source, path, _ in binds:
             self._mount_point(root, upper, path, os.path.isdir(source))
         return Layers(self._ids, [self._layer("/", [upper, self._shown(root)], root)], binds, root == "/")

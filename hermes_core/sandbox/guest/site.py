@@ -126,7 +126,7 @@ class Site:
             with open(self._unreadable, "rb") as file:
                 return [os.fsdecode(path) for path in file.read().split(b"\0") if path]
         except FileNotFoundError:
-            message = "its system is not its own, and nobody has said what of it only some users may read"
+            message = "no root for its slots is known: its backend sets neither Sandbox.slot_root nor own_system"
             raise Refusal("policy", "isolation", message) from None
 
     def open_trash(self) -> None:
