@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from hermes_core.cli.main import main
-from hermes_core.errors import ConfigError, PolicyError, ProvisionError, UnknownNameError
+from hermes_core.errors import ConfigError, PluginError, PolicyError, ProvisionError, UnknownNameError
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.channels.blocking import AsyncioStreamChannel
@@ -23,6 +24,7 @@ from hermes_core.sandbox.contract import (
     Channel,
     Diagnosis,
     Isolation,
+    Network,
     Sandbox,
     SandboxSpec,
     SandboxStatus,
@@ -30,8 +32,21 @@ from hermes_core.sandbox.contract import (
 from hermes_core.sandbox.local.backend import LocalBackend, LocalConfig
 from hermes_core.settings import Settings
 from hermes_core.testing import conformance
-from hermes_core.testing.conformance import Outcome, Report, Result, Rig, all_checks, check, chosen, leaks, run, run_one
-from hermes_core.testing.conformance.report import as_text
+from hermes_core.testing.conformance import (
+    Outcome,
+    Report,
+    Result,
+    Rig,
+    all_checks,
+    check,
+    chosen,
+    leaks,
+    run,
+    run_one,
+    runner,
+)
+from hermes_core.testing.conformance import kit as kit_module
+from hermes_core.testing.conformance.report import as_end, as_row
 from hermes_core.testing.conformance.tamper import TamperedSandbox
 
 # --- backends that are broken in one way each -------------------------------------------------------------------------
@@ -200,6 +215,41 @@ class Blocks(Broken):
         return await super().create(spec)
 
 
+class BlocksOpen(Broken):
+    """Waits for the provider on the event loop when a program is started."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        class Blocking(SpoiltSandbox):
+            async def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Channel:
+                time.sleep(0.3)
+                return await self._inner.open(argv, env=env)
+
+        return Blocking((await super().create(spec))._inner, self)  # type: ignore[attr-defined]
+
+
+class IgnoresNetwork(Broken):
+    """Gives every sandbox the host's network."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        config = spec.config.model_copy(update={"network": Network.OPEN})
+        return await super().create(dataclasses.replace(spec, config=config))
+
+
+class IgnoresTheCut(IgnoresNetwork):
+    """Promises to cut the network later, and does nothing."""
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        return dataclasses.replace(super().capabilities, network=frozenset(Network))
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        class Open(SpoiltSandbox):
+            async def cut_network(self) -> None:
+                return
+
+        return Open((await super().create(spec))._inner, self)  # type: ignore[attr-defined]
+
+
 class TakesEverything(LocalConfig):
     """Refuses no setting."""
 
@@ -301,7 +351,10 @@ async def test_without_a_guest_the_contract_is_checked_and_the_rest_says_why_it_
         (MakesTwo, "one_creation_id_is_one_sandbox"),
         (AlwaysRunning, "terminate_by_id"),
         (LeaksEnvironment, "nothing_of_the_driver_is_added"),
-        pytest.param(Blocks, "creating_does_not_stop_the_loop", marks=pytest.mark.full),
+        pytest.param(Blocks, "no_call_stops_the_loop", marks=pytest.mark.full),
+        pytest.param(BlocksOpen, "no_call_stops_the_loop", marks=pytest.mark.full),
+        (IgnoresNetwork, "no_network_leads_nowhere"),
+        pytest.param(IgnoresTheCut, "a_cut_network_leads_nowhere", marks=pytest.mark.full),
         (IgnoresSettings, "an_image_is_used_or_refused"),
         pytest.param(IgnoresSettings, "memory_is_limited_or_refused", marks=pytest.mark.full),
     ],
@@ -312,6 +365,8 @@ async def test_what_is_broken_is_seen(
     monkeypatch.setattr(leaks, "SETTLE_S", 0.5)
     if "[user]" in seen_by and Isolation.USER not in LocalBackend().capabilities.isolation:
         pytest.skip("this host gives no slot of level user")
+    if seen_by == "no_network_leads_nowhere" and Network.NONE not in LocalBackend().capabilities.network:
+        pytest.skip("this host gives no sandbox a network of its own")
     found = (await outcomes(backend, seen_by))[seen_by]
     assert found.outcome is Outcome.FAILED and found.reason, found
 
@@ -319,7 +374,12 @@ async def test_what_is_broken_is_seen(
 @pytest.mark.full  # the kit on local: test_conformance.py
 async def test_the_same_backend_unbroken_passes() -> None:
     names = ("a_channel_carries_much", "reset_leaves_no_file[user]", "nothing_of_the_driver_is_added")
-    names += ("creating_does_not_stop_the_loop", "an_image_is_used_or_refused", "memory_is_limited_or_refused")
+    names += (
+        "no_network_leads_nowhere",
+        "no_call_stops_the_loop",
+        "an_image_is_used_or_refused",
+        "memory_is_limited_or_refused",
+    )
     for result in (await outcomes(Broken, *names)).values():
         assert result.outcome is not Outcome.FAILED, result
 
@@ -338,8 +398,6 @@ async def test_what_no_check_cleans_up_is_a_failure_and_is_ended() -> None:
 
 @pytest.mark.full
 async def test_a_check_that_hangs_is_cut_off() -> None:
-    import asyncio
-
     async with Runtime() as runtime, Rig(runtime, "local") as rig:
 
         async def hangs(kit: conformance.Kit) -> None:
@@ -347,6 +405,115 @@ async def test_a_check_that_hangs_is_cut_off() -> None:
 
         result = await run_one(rig, conformance.Check("contract", "x", hangs, None, (), Isolation.SHARED, "", 0.2))
         assert (result.outcome, result.reason) == (Outcome.FAILED, "not done within 0.2 s")
+
+
+class Forgetful(FindsNothingWrong):
+    """`create` has no return, as a first draft may have."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        await super().create(spec)
+        return None  # type: ignore[return-value]
+
+
+class Faulty(FindsNothingWrong):
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        raise KeyError("region")
+
+
+class ListsIds(FindsNothingWrong):
+    """`list` gives ids, and no more."""
+
+    async def list(self, owner: str | None = None) -> Any:
+        return [info.sandbox_id for info in await super().list(owner)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        (Forgetful, "`create` returned a NoneType, not a Sandbox"),
+        (Faulty, "KeyError: 'region'"),
+        (ListsIds, "not a list of SandboxInfo"),
+    ],
+)
+async def test_what_a_method_should_not_return_or_raise_fails_the_checks(backend, reason) -> None:
+    seen = await outcomes(backend, "one_creation_id_is_one_sandbox", "exit_status")
+    first = seen["one_creation_id_is_one_sandbox"]
+    assert first.outcome is Outcome.FAILED and reason in first.reason
+    assert seen["exit_status"].outcome is (Outcome.PASSED if backend is ListsIds else Outcome.FAILED)
+
+
+@pytest.mark.full
+async def test_a_backend_whose_first_sandbox_never_comes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs(FindsNothingWrong):
+        async def create(self, spec: SandboxSpec) -> Sandbox:
+            await asyncio.sleep(1000)
+            raise AssertionError
+
+    monkeypatch.setattr(kit_module, "FIRST_S", 0.2)
+    with pytest.raises(PluginError, match=r"made and ended no sandbox within 0.2 s"):
+        await outcomes(Hangs, "terminate_by_id")
+
+
+@pytest.mark.full
+async def test_after_some_checks_that_hang_no_more_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listed(Broken):
+        """It hangs after it was tried."""
+
+        async def list(self, owner: str | None = None) -> Any:
+            if hanging:
+                await asyncio.sleep(1000)
+            return await super().list(owner)
+
+    hanging = False
+    monkeypatch.setattr(runner, "CLEANUP_S", 0.2)
+    async with Runtime(plugins=[Plugin(Listed)]) as runtime, Rig(runtime, "broken") as rig:
+        hanging = True
+        checks = [dataclasses.replace(each, limit_s=0.2) for each in chosen(["contract"])]
+        report = await run(rig, checks)
+        hanging = False
+    assert len(report.checks) == runner.MOST_HUNG and not report.sound
+    assert report.not_run == tuple(each.name for each in checks[runner.MOST_HUNG :])
+    assert f"{len(report.not_run)} checks were not run" in as_end(report)
+
+
+class DeclaresMore(FindsNothingWrong):
+    """Declares a level that its sandboxes can't give."""
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        return dataclasses.replace(super().capabilities, isolation=frozenset({Isolation.SHARED, Isolation.USER}))
+
+    def levels(self, config: Any) -> frozenset[Isolation]:
+        return self.capabilities.isolation
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        sandbox = await super().create(dataclasses.replace(spec, isolation=Isolation.SHARED))
+        sandbox.uid_base = None
+        return sandbox
+
+
+class RefusesMore(DeclaresMore):
+    """Refuses that level itself, as what a host can do is seen only there."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        if spec.isolation > Isolation.SHARED:
+            raise PolicyError("this host has no user ids to give")
+        return await super().create(spec)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("backend", "outcome"), [(DeclaresMore, Outcome.FAILED), (RefusesMore, Outcome.NOT_APPLICABLE)]
+)
+async def test_a_level_that_is_declared_and_can_not_be_had_fails(backend: type[Broken], outcome: Outcome) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user's guest needs no user ids")
+    async with Runtime(plugins=[Plugin(backend)]) as runtime, Rig(runtime, "broken", isolation="shared") as rig:
+        report = await run(rig, chosen(names=["reset_leaves_no_file[user]", "exit_status"]))
+    results = {each.name: each for each in report.checks}
+    assert results["reset_leaves_no_file[user]"].outcome is outcome, results
+    assert "user ids" in results["reset_leaves_no_file[user]"].reason
+    assert results["exit_status"].outcome is Outcome.PASSED
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
@@ -466,21 +633,20 @@ REPORT = Report(
 )
 
 
-def test_the_table_has_every_check_the_figures_and_the_sums() -> None:
-    text = as_text(REPORT)
-    assert "a [bold]reason[/]" in text and "does not declare it" in text and "\x1b" not in text
-    assert "`true` in a slot, p50: 2.1 ms" in text
-    assert text.splitlines()[-1] == "some: 3 checks, 1 passed, 1 failed, 1 not applicable"
+def test_the_rows_and_the_end_have_every_check_the_figures_and_the_sums() -> None:
+    row, end = as_row(REPORT.checks[1], all_checks()), as_end(REPORT)
+    assert row.endswith("1.00 s  a [bold]reason[/] \\x1b[31m") and "does not declare it" in end
+    assert "`true` in a slot, p50: 2.1 ms" in end
+    assert end.splitlines()[-1] == "some: 3 checks, 1 passed, 1 failed, 1 not applicable"
     assert not REPORT.sound
 
 
 def test_failures_name_their_promise_and_checks_with_one_reason_are_folded() -> None:
     failed = Result("terminate_by_id", "contract", Outcome.FAILED, "no", 0.0)
     others = [Result(name, "slots", Outcome.NOT_APPLICABLE, "not declared", 0.0) for name in ("a", "b")]
-    lines = as_text(Report("some", (failed, *others), {})).splitlines()
     promise = next(each.promise for each in all_checks() if each.name == "terminate_by_id")
-    assert any(f"no (promised: {promise})" in line for line in lines)
-    assert "not applicable: not declared: a, b" in lines
+    assert as_row(failed, all_checks()).endswith(f"no (promised: {promise})")
+    assert "not applicable: not declared: a, b" in as_end(Report("some", (failed, *others), {})).splitlines()
 
 
 def test_the_promises_are_listed_without_a_run() -> None:
@@ -491,7 +657,7 @@ def test_the_promises_are_listed_without_a_run() -> None:
 
 def test_the_json_is_what_is_promised() -> None:
     data = json.loads(json.dumps(REPORT.to_dict()))
-    assert set(data) == {"backend", "checks", "figures"}
+    assert set(data) == {"backend", "checks", "figures", "not_run"}
     assert data["checks"][0] == {"name": "good", "group": "files", "outcome": "passed", "reason": "", "seconds": 0.5}
 
 
@@ -505,6 +671,20 @@ def test_the_command(tmp_path: Path) -> None:
     done = command("local", "--config", str(profile), "--check", "exit_status", "--json")
     assert done.exit_code == 0, done.output
     assert [each["outcome"] for each in json.loads(done.stdout)["checks"]] == ["passed"]
+
+
+@pytest.mark.full
+def test_the_command_prints_rows_as_checks_end_and_tracebacks_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(kit: conformance.Kit) -> None:
+        """It works."""
+        raise KeyError("region")
+
+    broken = conformance.Check("contract", "x", fails, None, (), Isolation.SHARED, "", 30)
+    monkeypatch.setattr("hermes_core.testing.conformance.cli.chosen", lambda groups, names: [broken])
+    done = CliRunner().invoke(main, ["--traceback", "conformance", "local", "--json"])
+    assert done.exit_code == 1 and json.loads(done.stdout)["checks"][0]["reason"] == "KeyError: 'region'"
+    assert "contract  x FAILED" in done.stderr and "in fails" in done.stderr
+    assert "Traceback" not in command("local").output
 
 
 @pytest.mark.full

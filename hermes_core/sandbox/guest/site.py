@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 SHARED, USER, NAMESPACE, PRIVATE_ROOT, DEDICATED = range(5)
-_NO_USER_IDS = "its backend has reserved no user ids for the slots"
+_NO_USER_IDS = "its backend has reserved no user ids for the slots (Sandbox.uid_base)"
 _UNREADABLE = "unreadable"
 """The file in the state directory with the paths of a host's system that not every user may read, a NUL after each."""
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh")

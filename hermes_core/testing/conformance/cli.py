@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,13 @@ from typing import Any
 import click
 
 from hermes_core.cli.exits import EXIT_BROKEN
-from hermes_core.cli.support import new_runtime, tell_problems, terminal_width
-from hermes_core.testing.conformance.runner import Report, Result
+from hermes_core.cli.support import new_runtime, tell_problems
+from hermes_core.printing import printable
+from hermes_core.settings import read_yaml
+from hermes_core.testing.conformance.checks import Check, chosen
+from hermes_core.testing.conformance.kit import Rig
+from hermes_core.testing.conformance.report import as_end, as_list, as_row
+from hermes_core.testing.conformance.runner import Outcome, Report, Result, run
 
 
 @click.command()
@@ -35,21 +40,18 @@ from hermes_core.testing.conformance.runner import Report, Result
 def conformance(ctx: click.Context, /, backend: str, as_json: bool, only_list: bool, **given: Any) -> None:
     """Test BACKEND against the backend contract, and measure its speed.
 
-    Exits with 0 if no check failed, 1 if one did, and 2 for wrong use.
+    Prints each check when it ends; with --json these lines go to standard error. Exits with 0 if no check failed, 1 if
+    one did or the backend is broken, 2 for wrong use, and 3 if the backend can't be used here.
     """
     if only_list:
-        from hermes_core.testing.conformance.checks import chosen
-        from hermes_core.testing.conformance.report import as_list
-
         click.echo(as_list(chosen(given["groups"], given["names"])))
         return
-    report = asyncio.run(_report(ctx.obj or 0, backend, **given))
+    tracebacks = bool(ctx.find_root().params.get("traceback"))
+    report = asyncio.run(_report(ctx.obj or 0, backend, to_stderr=as_json, tracebacks=tracebacks, **given))
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        from hermes_core.testing.conformance.report import as_text
-
-        click.echo(as_text(report, terminal_width()))
+        click.echo(as_end(report))
     ctx.exit(0 if report.sound else EXIT_BROKEN)
 
 
@@ -57,23 +59,22 @@ async def _report(
     verbose: int,
     backend: str,
     *,
+    to_stderr: bool,
+    tracebacks: bool,
     config: Path | None,
     isolation: str | None,
     groups: tuple[str, ...],
     names: tuple[str, ...],
 ) -> Report:
-    from hermes_core.settings import read_yaml
-    from hermes_core.testing.conformance.checks import chosen
-    from hermes_core.testing.conformance.kit import Rig
-    from hermes_core.testing.conformance.runner import run
-
     checks = chosen(groups, names)
     profile = {} if config is None else read_yaml(config)
+    rows = _Rows(checks, to_stderr=to_stderr, tracebacks=tracebacks)
     async with new_runtime(verbose) as runtime:
         tell_problems(runtime)
+        rows.say(f"{backend}: making a first sandbox")
         with _quiet() if not verbose else nullcontext():
             async with Rig(runtime, backend, profile, isolation=isolation) as rig:
-                return await run(rig, checks, on_result=_Progress(len(checks)))
+                return await run(rig, checks, on_result=rows)
 
 
 @contextmanager
@@ -88,16 +89,23 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Progress:
-    """Shows progress on one line of a terminal, which is overwritten each time; failures stay visible."""
+class _Rows:
+    """Prints each check when it ends. On a terminal, the last line says what is being done."""
 
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
+    def __init__(self, checks: Sequence[Check], *, to_stderr: bool, tracebacks: bool) -> None:
+        self._checks, self._to_stderr, self._tracebacks = checks, to_stderr, tracebacks
+        self._ended = 0
+
+    def say(self, doing: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{doing}", err=True, nl=False)
 
     def __call__(self, result: Result) -> None:
-        self._done += 1
-        if sys.stderr.isatty():
-            line = f"{self._done}/{self._total} {result.group} {result.name}: {result.outcome}"
-            click.echo(f"\r\x1b[K{line}" + ("\n" if result.outcome == "failed" else ""), err=True, nl=False)
-            if self._done == self._total:
-                click.echo("\r\x1b[K", err=True, nl=False)
+        self.say("")
+        if result.outcome is not Outcome.NOT_APPLICABLE:  # those are told together at the end
+            click.echo(as_row(result, self._checks), err=self._to_stderr)
+        if result.traceback and self._tracebacks:
+            click.echo(printable(result.traceback), err=True)
+        self._ended += 1
+        for check in self._checks[self._ended : self._ended + 1]:
+            self.say(f"{self._ended + 1}/{len(self._checks)} {check.group} {check.name}")

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 import uuid
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TypeVar
 
 from hermes_core.errors import ChannelLost, HermesError, InfraError, SandboxLost
-from hermes_core.sandbox.contract import Sandbox, SandboxSpec, SandboxStatus
+from hermes_core.sandbox.contract import Network, Sandbox, SandboxSpec, SandboxStatus
 from hermes_core.sandbox.pool.profile_check import check_profile
 from hermes_core.testing.conformance.checks import check
 from hermes_core.testing.conformance.expect import expect, raises, same, until, within
 from hermes_core.testing.conformance.kit import Kit, ran
 
-MB = 1_000_000
+T = TypeVar("T")
 
 MEMORY_MB = 128
 """Memory in MiB of the sandbox that tests whether `memory` is a limit."""
 
 MOST_STALL, MOST_STALL_S = 0.3, 0.1
-"""The share of a creation, and the seconds, for which the event loop may be blocked at a time."""
+"""The share of a call, and the seconds, for which the event loop may be blocked at a time."""
 
 
 @check("contract")
@@ -28,7 +32,7 @@ async def one_creation_id_is_one_sandbox(kit: Kit) -> None:
     """`create` with the creation id of an existing sandbox returns that sandbox."""
     creation_id = uuid.uuid4().hex
     async with kit.sandbox(creation_id) as first:
-        again = await kit.backend.create(kit.spec(creation_id))
+        again = await kit.create(kit.spec(creation_id))
         same(again.id, first.id, "the id of the sandbox that a second `create` with one creation id gives")
         same([info.sandbox_id for info in await kit.listed()], [first.id], "what `list` gives after it")
 
@@ -38,7 +42,7 @@ async def one_creation_id_is_one_sandbox_at_once(kit: Kit) -> None:
     """Two calls of `create` with one creation id at the same time make one sandbox."""
     creation_id = uuid.uuid4().hex
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(kit.backend.create(kit.spec(creation_id))) for _ in range(2)]
+        tasks = [group.create_task(kit.create(kit.spec(creation_id))) for _ in range(2)]
     one, other = (task.result() for task in tasks)
     try:
         same(one.id, other.id, "the ids that two `create` with one creation id at the same time gave")
@@ -123,7 +127,8 @@ async def a_program_gets_its_arguments(kit: Kit) -> None:
     words = ["", " ", "a b", "$HOME", "`id`", "'", '"', "\\", "\n", "*", "ü€"]
     async with kit.sandbox() as sandbox:
         got = await ran(await sandbox.open(["sh", "-c", 'printf "%s|" "$V" "$@"', "x", *words], env={"V": "a 'b'\n$c"}))
-        same(got.out.decode(), "".join(f"{word}|" for word in ["a 'b'\n$c", *words]), "the words as it got them")
+        wanted = "".join(f"{word}|" for word in ["a 'b'\n$c", *words])
+        got.prints(wanted.encode(), "the words as `sh` got them")
 
 
 @check("contract")
@@ -131,7 +136,7 @@ async def variables_of_the_spec_are_set(kit: Kit) -> None:
     """`SandboxSpec.environment` is in the environment of every program."""
     async with kit.sandbox() as sandbox:
         got = await ran(await sandbox.open(["sh", "-c", 'echo "$HERMES_KIT"']))
-        same(got.out, b"environment of the spec\n", "the value of the variable")
+        got.prints(b"environment of the spec\n", "the value of the variable")
 
 
 @check("contract")
@@ -153,22 +158,37 @@ async def nothing_of_the_driver_is_added(kit: Kit) -> None:
 
 
 @check("contract")
-async def creating_does_not_stop_the_loop(kit: Kit) -> None:
-    """While a sandbox is made and ended, the driver's event loop keeps running, so other rollouts are not delayed."""
-    shares = []
+async def no_call_stops_the_loop(kit: Kit) -> None:
+    """While the provider works on a call, the driver's event loop keeps running, so other rollouts are not delayed."""
     for _ in range(3):
-        stalls = [0.0]
-        ticking = asyncio.create_task(_tick(stalls))
-        await asyncio.sleep(0.01)  # until it has begun
-        began = time.monotonic()
-        async with kit.sandbox():
-            pass
-        took = time.monotonic() - began
-        ticking.cancel()
-        shares.append(max(stalls) / took)
-        if max(stalls) < MOST_STALL_S or shares[-1] < MOST_STALL:
+        stopped: list[str] = []
+        async with AsyncExitStack() as stack:
+            sandbox = await _unblocked(kit.create(kit.spec()), "create", stopped)
+            stack.push_async_callback(sandbox.terminate)
+            channel = await _unblocked(sandbox.open(["true"]), "open", stopped)
+            await _unblocked(ran(channel), "a channel", stopped)
+            await _unblocked(sandbox.status(), "status", stopped)
+            await _unblocked(kit.backend.list(kit.owner), "list", stopped)
+            await _unblocked(sandbox.terminate(), "terminate", stopped)
+        if not stopped:
             return
-    expect(False, f"the event loop stood still for {min(shares):.0%} of the time that creating and ending takes")
+    expect(False, "the event loop stood still in " + ", ".join(stopped))
+
+
+async def _unblocked(call: Awaitable[T], name: str, stopped: list[str]) -> T:
+    """Return the call's result, and note its name if it kept the event loop from running."""
+    stalls = [0.0]
+    ticking = asyncio.create_task(_tick(stalls))
+    await asyncio.sleep(0.01)  # until it has begun
+    began = time.monotonic()
+    try:
+        return await call
+    finally:
+        took = time.monotonic() - began
+        await asyncio.sleep(0.005)  # a call may block in its very last step
+        ticking.cancel()
+        if max(stalls) >= max(MOST_STALL_S, MOST_STALL * took):
+            stopped.append(f"`{name}` for {max(stalls):.2f} of {took:.2f} s")
 
 
 async def _tick(stalls: list[float]) -> None:
@@ -189,7 +209,7 @@ async def an_image_is_used_or_refused(kit: Kit) -> None:
 async def _create(kit: Kit, spec: SandboxSpec) -> Sandbox:
     """Create a sandbox as a pool does: refuse first what the backend does not support."""
     check_profile(kit.backend, spec.isolation, spec.config, prepares=False)
-    return await kit.backend.create(spec)
+    return await kit.create(spec)
 
 
 async def _is_refused(kit: Kit, spec: SandboxSpec) -> None:
@@ -220,6 +240,74 @@ async def memory_is_limited_or_refused(kit: Kit) -> None:
         pass  # the limit killed the sandbox as well
     finally:
         await sandbox.terminate()
+
+
+@check("contract")
+async def no_network_leads_nowhere(kit: Kit) -> None:
+    """With `network: none`, no program in the sandbox reaches anything outside it."""
+    if Network.NONE not in kit.rig.capabilities.network:
+        raise kit.not_applicable("the backend does not declare network none")
+    async with kit.made(kit.spec(network="none")) as sandbox:
+        await _is_cut_off(kit, sandbox)
+
+
+@check("contract")
+async def a_cut_network_leads_nowhere(kit: Kit) -> None:
+    """With `network: setup`, no program in the sandbox reaches anything outside it once the network is cut."""
+    can = kit.rig.capabilities
+    if Network.SETUP not in can.network:
+        raise kit.not_applicable("the backend does not declare network setup")
+    if can.snapshot:
+        raise kit.not_applicable("it makes snapshots, so core makes another sandbox without network from one")
+    async with kit.made(kit.spec(network="setup")) as sandbox:
+        await sandbox.cut_network()
+        await _is_cut_off(kit, sandbox)
+
+
+async def _is_cut_off(kit: Kit, sandbox: Sandbox) -> None:
+    """Check that the sandbox has no route, or else that it can't reach a server that others can."""
+    header, *lines = (await ran(await sandbox.open(["cat", "/proc/net/route", "/proc/net/ipv6_route"]))).out.split(
+        b"\n"
+    )
+    leads = {line.split()[0 if b"\t" in line else -1] for line in lines if line} - {b"lo"}
+    if header.startswith(b"Iface") and not leads:
+        return
+    async with _servers() as addresses:
+        found = await _reached(sandbox, addresses)
+        expect(not found, f"a program reached {found}, a server of the driver's, over {leads or 'an unknown route'}")
+        if Network.OPEN in kit.rig.capabilities.network:
+            async with kit.made(kit.spec(network="open")) as other:
+                if await _reached(other, addresses):
+                    return
+    raise kit.not_applicable("a route may lead out, and sandboxes that have a network do not reach the driver's host")
+
+
+@asynccontextmanager
+async def _servers() -> AsyncIterator[list[str]]:
+    """Serve on all addresses of the driver's host, and return those that a sandbox might reach it at, with the port."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "0.0.0.0", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        hosts = ["127.0.0.1"]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses the way and our address on it
+            hosts.append(probe.getsockname()[0])
+        yield [f"{host}:{port}" for host in hosts]
+
+
+async def _reached(sandbox: Sandbox, addresses: list[str]) -> str:
+    """Return the first address that a program in the sandbox can connect to; empty if there is none."""
+    script = """import socket, sys
+for address in sys.argv[1:]:
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), 3).close()
+    except OSError:
+        continue
+    print(address)
+    break
+"""
+    return (await ran(await sandbox.open(["python3", "-c", script, *addresses]))).out.decode().strip()
 
 
 @check("contract")
@@ -266,7 +354,7 @@ async def a_channel_is_binary(kit: Kit) -> None:
     data = bytes(range(256)) * 64
     async with kit.sandbox() as sandbox:
         channel = await sandbox.open(["head", "-c", str(len(data))])
-        same((await ran(channel, data)).out, data, "what came back of all bytes")
+        (await ran(channel, data)).prints(data, "what came back of all bytes, through `head`")
 
 
 @check("contract")
@@ -415,7 +503,8 @@ async def attaching(kit: Kit) -> None:
     expect(attach is not None, "it declares `attach` and has no such method")
     async with kit.sandbox() as sandbox:
         again: Sandbox = await attach(sandbox.id)  # type: ignore[misc]
-        same((again.id, (await ran(await again.open(["echo", "x"]))).out), (sandbox.id, b"x\n"), "what was attached to")
+        same(again.id, sandbox.id, "the id of what was attached to")
+        (await ran(await again.open(["sh", "-c", "echo x"]))).prints(b"x\n", "what `sh` prints in it")
         await again.terminate()
         expect(await sandbox.status() is not SandboxStatus.RUNNING, "ended by the second handle, it still runs")
         await raises(SandboxLost, attach(sandbox.id), "attaching to an ended sandbox")  # type: ignore[misc]
@@ -426,7 +515,7 @@ async def a_cancelled_creation_leaves_nothing(kit: Kit) -> None:
     """`create` cancelled at any moment, followed by `terminate_id` of what is listed, leaves nothing."""
     for delay in (0.0, 0.01, 0.05, 0.2):
         spec = kit.spec(ttl_s=1.0)
-        creating = asyncio.ensure_future(kit.backend.create(spec))
+        creating = asyncio.ensure_future(kit.create(spec))
         await asyncio.sleep(delay)
         creating.cancel()
         try:

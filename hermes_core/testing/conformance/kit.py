@@ -6,12 +6,12 @@ import asyncio
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from hermes_core.errors import HermesError, PolicyError, ProvisionError
+from hermes_core.errors import HermesError, PluginError, PolicyError, ProvisionError
 from hermes_core.runtime import Runtime
 from hermes_core.sandbox.commands import Slot, SlotCommands
 from hermes_core.sandbox.contract import (
@@ -25,7 +25,7 @@ from hermes_core.sandbox.contract import (
     SandboxSpec,
     SandboxStatus,
 )
-from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
+from hermes_core.testing.conformance.expect import SHOWN, CheckFailed, NotApplicable, expect, same
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.validation import validated
 
@@ -38,6 +38,9 @@ ACQUIRE_S = 90.0
 PROBE_S = 60.0
 """How long a program that does nothing may take in a new sandbox, in seconds."""
 
+FIRST_S = 600.0
+"""How long the first sandbox may take in seconds, for which an image may have to be fetched."""
+
 RAW_TTL_S = 120.0
 """Seconds that a sandbox without a guest lives, because its watchdog gets no heartbeat."""
 
@@ -49,6 +52,15 @@ class Ran:
     status: int
     out: bytes
     err: str
+
+    def prints(self, wanted: bytes, what: str) -> None:
+        """Check what the program wrote to its standard output.
+
+        Raises:
+            CheckFailed: it was something else; the message names `what` and says how the program ended.
+        """
+        said = f", and it wrote to standard error: {self.err.strip()[-SHOWN:]!r}" if self.err.strip() else ""
+        same(self.out, wanted, f"{what} (exit status {self.status}{said})")
 
 
 async def ran(channel: Channel, stdin: bytes = b"") -> Ran:
@@ -100,7 +112,9 @@ class Rig:
         self.owner = f"kit-{secrets.token_hex(6)}"
         self.figures: dict[str, float] = {}
         self.refused: dict[Isolation, str] = {}
-        """The levels that the backend declares but this profile can't use, with the backend's reason."""
+        """The levels that the backend declares and refuses to this profile, with its reason."""
+        self.broken: dict[Isolation, str] = {}
+        """The levels that it declares and does not refuse, but that its sandboxes can't give, with the reason."""
         self._asked = None if isolation is None else Isolation.parse(isolation)
         self._shared: dict[Isolation, ToolBackend] = {}
         self.profile()
@@ -213,19 +227,45 @@ class Rig:
                 async with (await self.shared(level)).lease():
                     pass
             except PolicyError as error:
-                self.refused[level] = error.message
                 await self.replace(level)
+                by_backend = await self._refuses(level)
+                (self.refused if by_backend else self.broken)[level] = error.message
             except HermesError:  # the checks report it
                 await self.replace(level)
 
+    async def _refuses(self, level: Isolation) -> bool:
+        """Return whether the backend itself refuses to make a sandbox for this level."""
+        try:
+            async with Kit(self, level) as kit, kit.sandbox():
+                return False
+        except PolicyError:
+            return True
+
     async def _has_python(self) -> bool:
-        """Return whether the guest can start. If not, note why, and whether commands can be run at all."""
+        """Return whether the guest can start. If not, note why, and whether commands can be run at all.
+
+        Raises:
+            HermesError: the backend says that it can't make a sandbox.
+            PluginError: it gave no sandbox in time.
+        """
         weakest = min(self.capabilities.isolation, default=Isolation.SHARED)
-        with suppress(CheckFailed):  # what it leaves is a matter for the checks
-            async with Kit(self, weakest) as kit, kit.sandbox() as sandbox:
+        tried = False
+        try:
+            async with asyncio.timeout(FIRST_S), Kit(self, weakest) as kit, kit.sandbox() as sandbox:
                 self.no_guest = await _failure_of(sandbox, "python3", "-c", "")
                 if self.no_guest and await _failure_of(sandbox, "sh", "-c", ":"):
                     self.no_slots = self.no_guest
+                tried = True
+        except TimeoutError as error:
+            raise PluginError(
+                f"backend {self.name!r} made and ended no sandbox within {FIRST_S:g} s",
+                hint="look at what its `create`, `terminate` and `list` wait for",
+            ) from error
+        except Exception as error:  # what comes after the try is a matter for the checks
+            if isinstance(error, HermesError) and not tried:
+                raise
+            if not tried:
+                self.no_guest = self.no_slots = f"no sandbox can be made: {reason_of(error)}"
         return not self.no_guest
 
 
@@ -355,18 +395,38 @@ class Kit:
             labels={"profile": "default"},
         )
 
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Return what the backend creates, which the caller ends.
+
+        Raises:
+            CheckFailed: it is no sandbox.
+        """
+        sandbox = await self.backend.create(spec)
+        expect(isinstance(sandbox, Sandbox), f"`create` returned a {type(sandbox).__name__}, not a Sandbox")
+        return sandbox
+
     @asynccontextmanager
-    async def sandbox(self, creation_id: str | None = None, *, ttl_s: float = RAW_TTL_S) -> AsyncIterator[Sandbox]:
-        """Make a sandbox of the check's own, without a guest, which ends with the block."""
-        sandbox = await self.backend.create(self.spec(creation_id, ttl_s=ttl_s))
+    async def made(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """Make a sandbox, which ends with the block."""
+        sandbox = await self.create(spec)
         try:
             yield sandbox
         finally:
             await sandbox.terminate()
 
+    def sandbox(
+        self, creation_id: str | None = None, *, ttl_s: float = RAW_TTL_S
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """Make a sandbox of the check's own, without a guest, which ends with the block."""
+        return self.made(self.spec(creation_id, ttl_s=ttl_s))
+
     async def listed(self, owner: str | None = None) -> Sequence[SandboxInfo]:
         """Return the check's own sandboxes that the backend lists and that have not ended."""
         found = await self.backend.list(owner or self.owner)
+        expect(
+            isinstance(found, Sequence) and all(isinstance(each, SandboxInfo) for each in found),
+            f"`list` returned {found!r:.{SHOWN}}, not a list of SandboxInfo",
+        )
         return [info for info in found if info.status is SandboxStatus.RUNNING]
 
 

@@ -1,14 +1,15 @@
-"""The report of a run of the kit as a table for people."""
+"""What a run of the kit prints for people: a table with a row for each check, and what they come to."""
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections import Counter
 from collections.abc import Sequence
 
-from hermes_core.testing.conformance.checks import Check, all_checks
-from hermes_core.testing.conformance.runner import Outcome, Report
+import click
+
+from hermes_core.testing.conformance.checks import Check
+from hermes_core.testing.conformance.runner import Outcome, Report, Result
 
 FIGURES = {
     "true_p50_ms": ("`true` in a slot, p50", "ms"),
@@ -20,44 +21,41 @@ FIGURES = {
 """The figures that the checks of group `speed` measure, in words."""
 
 _MARKS = {Outcome.PASSED: "passed", Outcome.FAILED: "FAILED", Outcome.NOT_APPLICABLE: "not applicable"}
-_STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_APPLICABLE: "yellow"}
+_COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "red", Outcome.NOT_APPLICABLE: "yellow"}
 
 
-def as_text(report: Report, terminal_width: int | None = None) -> str:
-    """Return the table, the figures and the totals; in colours if it is for a terminal."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def as_row(result: Result, checks: Sequence[Check]) -> str:
+    """Return the line of one check in the table of all, in colours. A failure's line also has what was promised."""
+    width = max(len(each.name) for each in checks)
+    mark = click.style(f"{_MARKS[result.outcome]:14}", _COLOURS[result.outcome], bold=result.outcome is Outcome.FAILED)
+    row = f"{result.group:9} {result.name:{width}} {mark} {result.seconds:7.2f} s  {_harmless(result.reason)}"
+    if result.outcome is Outcome.FAILED:
+        row += "".join(f" (promised: {each.promise})" for each in checks if each.name == result.name)
+    return row.rstrip()
 
-    table = Table(box=None, pad_edge=False)
-    for heading, justify in (("group", "left"), ("check", "left"), ("outcome", "left"), ("s", "right")):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("reason", overflow="fold")
-    promises = {each.name: each.promise for each in all_checks()}
+
+def as_end(report: Report) -> str:
+    """Return what follows the rows: the checks that are not applicable by reason, the figures, and the sums."""
+    lines = [""]
     inapplicable: dict[str, list[str]] = {}
     for each in report.checks:
         if each.outcome is Outcome.NOT_APPLICABLE:
             inapplicable.setdefault(each.reason, []).append(each.name)
-            continue
-        outcome, reason = Text(_MARKS[each.outcome], _STYLES[each.outcome]), _harmless(each.reason)
-        if each.outcome is Outcome.FAILED and (promise := promises.get(each.name)):
-            reason += f" (promised: {promise})"
-        table.add_row(each.group, Text(each.name), outcome, f"{each.seconds:.2f}", Text(reason))
-    stream = io.StringIO()
-    console = Console(file=stream, width=terminal_width or 240, force_terminal=terminal_width is not None)
-    console.print(table)
-    console.print()
     for reason, names in inapplicable.items():  # many checks share a reason
-        console.print(Text(f"not applicable: {_harmless(reason)}: {', '.join(names)}"))
+        lines.append(f"not applicable: {_harmless(reason)}: {', '.join(names)}")
     if inapplicable:
-        console.print()
+        lines.append("")
     for name, value in report.figures.items():
         words, unit = FIGURES.get(name, (name, ""))
-        console.print(f"{words}: {value:g} {unit}", highlight=False)
+        lines.append(f"{words}: {value:g} {unit}".rstrip())
+    if report.not_run:
+        lines.append(
+            f"{len(report.not_run)} checks were not run, because the last ones that failed did not end in time"
+        )
     count = Counter(each.outcome for each in report.checks)
     sums = ", ".join(f"{count[outcome]} {_MARKS[outcome].lower()}" for outcome in Outcome)
-    console.print(f"{report.backend}: {len(report.checks)} checks, {sums}", highlight=False)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    lines.append(f"{report.backend}: {len(report.checks)} checks, {sums}")
+    return "\n".join(lines)
 
 
 def as_list(checks: Sequence[Check]) -> str:
@@ -69,5 +67,5 @@ def as_list(checks: Sequence[Check]) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Return a sandbox's text without control characters; as `Text` it is not markup either."""
+    """Return a sandbox's text without control characters."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +16,12 @@ from hermes_core.sandbox.contract import Isolation
 from hermes_core.testing.conformance.checks import Check
 from hermes_core.testing.conformance.expect import CheckFailed, NotApplicable
 from hermes_core.testing.conformance.kit import Kit, Rig, reason_of
+
+CLEANUP_S = 60.0
+"""How long a check may take in seconds to end what it made, after its own time."""
+
+MOST_HUNG = 3
+"""After this many checks that did not end in time, no further ones are run."""
 
 
 class Outcome(StrEnum):
@@ -34,6 +42,20 @@ class Result:
     reason: str
     """Why it failed or is not applicable; empty if it passed."""
     seconds: float
+    traceback: str = field(default="", repr=False)
+    """Where it failed; empty if it did not."""
+    hung: bool = False
+    """Whether it did not end in time."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome for programs."""
+        return {
+            "name": self.name,
+            "group": self.group,
+            "outcome": self.outcome.value,
+            "reason": self.reason,
+            "seconds": self.seconds,
+        }
 
 
 @dataclass(frozen=True)
@@ -43,6 +65,8 @@ class Report:
     backend: str
     checks: tuple[Result, ...]
     figures: dict[str, float]
+    not_run: tuple[str, ...] = ()
+    """The names of the checks that were left out, because too many before them did not end in time."""
 
     @property
     def sound(self) -> bool:
@@ -51,38 +75,78 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for programs."""
-        return {"backend": self.backend, "checks": [asdict(each) for each in self.checks], "figures": self.figures}
+        return {
+            "backend": self.backend,
+            "checks": [each.to_dict() for each in self.checks],
+            "figures": self.figures,
+            "not_run": list(self.not_run),
+        }
 
 
 async def run(rig: Rig, checks: Sequence[Check], *, on_result: Callable[[Result], object] = lambda _: None) -> Report:
     """Run the checks on a rig that has been entered."""
-    results = []
+    results: list[Result] = []
+    hung = 0
     for check in checks:
+        if hung == MOST_HUNG:
+            break
         results.append(await run_one(rig, check))
         on_result(results[-1])
-    return Report(rig.name, tuple(results), dict(rig.figures))
+        hung += results[-1].hung
+    not_run = tuple(check.name for check in checks[len(results) :])
+    return Report(rig.name, tuple(results), dict(rig.figures), not_run)
+
+
+class _NotDone(CheckFailed):
+    """A check did not end in time."""
 
 
 async def run_one(rig: Rig, check: Check) -> Result:
     """Run one check on a rig that has been entered. Any error in it becomes its outcome."""
     began = time.monotonic()
     level = rig.level if check.level is None else check.level
-    outcome, reason = Outcome.PASSED, ""
+    outcome, reason, where, hung = Outcome.PASSED, "", "", False
     try:
-        _applies(rig, check, level)
-        if rig.no_slots and check.group != "contract":
-            raise CheckFailed(rig.no_slots)
-        async with asyncio.timeout(check.limit_s) as clock:
-            async with Kit(rig, level) as kit:
-                await check.function(kit)
+        async with _limited(check.limit_s + CLEANUP_S, f"not ended {CLEANUP_S:g} s after its time"):
+            await _try(rig, check, level)
     except NotApplicable as error:
         outcome, reason = Outcome.NOT_APPLICABLE, reason_of(error)
     except Exception as error:
         outcome, reason = Outcome.FAILED, reason_of(error)
-        if isinstance(error, TimeoutError) and clock.expired():
-            reason = f"not done within {check.limit_s:g} s"
+        # The error itself would keep what its frames refer to: channels, say, for the checks that look for leaks.
+        where, hung = "".join(traceback.format_exception(error)), isinstance(error, _NotDone)
+    return Result(check.name, check.group, outcome, reason, round(time.monotonic() - began, 3), where, hung)
+
+
+async def _try(rig: Rig, check: Check, level: Isolation) -> None:
+    """Run the check, and replace the sandboxes that it may have damaged if it fails."""
+    _applies(rig, check, level)
+    if rig.no_slots and check.group != "contract":
+        raise CheckFailed(rig.no_slots)
+    try:
+        async with _limited(check.limit_s, f"not done within {check.limit_s:g} s"), Kit(rig, level) as kit:
+            await check.function(kit)
+    except NotApplicable:
+        raise
+    except Exception:
         await rig.replace(level)
-    return Result(check.name, check.group, outcome, reason, round(time.monotonic() - began, 3))
+        raise
+
+
+@asynccontextmanager
+async def _limited(seconds: float, otherwise: str) -> AsyncIterator[None]:
+    """Limit the time of the block.
+
+    Raises:
+        _NotDone: it took longer; the message is `otherwise`.
+    """
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            yield
+    except TimeoutError as error:
+        if not clock.expired():
+            raise
+        raise _NotDone(otherwise) from error
 
 
 def _applies(rig: Rig, check: Check, level: Isolation) -> None:
@@ -108,6 +172,11 @@ def _granted(rig: Rig, level: Isolation) -> None:
         raise PolicyError(f"backend {rig.name!r} does not declare level {level.label} here, but {declared}")
     if level not in rig.levels:
         raise PolicyError(f"the profile under test can't have level {level.label}")
+    if level in rig.broken:
+        raise CheckFailed(
+            f"level {level.label} is declared and can't be had: {rig.broken[level]}; leave it out of `capabilities` "
+            "or, for this profile, out of `levels`"
+        )
     if level in rig.refused:
         raise PolicyError(f"refused for this profile: {rig.refused[level]}")
     if rig.missing and level not in (Isolation.SHARED, Isolation.DEDICATED):

@@ -228,7 +228,7 @@ async def a_release_without_reset_keeps_files(kit: Kit) -> None:
 @check("slots", needs="a preparation user apart")
 async def preparation_is_read_only(kit: Kit) -> None:
     """Slots can read what was prepared for their sandbox, but not change it; they can't read what is private."""
-    slot, other = await kit.lease("g"), await kit.lease("g")
+    slot = await kit.lease()
     tools = await kit.shared()
     builds = []
 
@@ -252,4 +252,4 @@ async def preparation_is_read_only(kit: Kit) -> None:
         await tools.commands(slot).run(attempt)
     same((await tools.commands(slot).run(f"ls {shared[0]}; cat {shared[0]}/file")).text, "file\nprepared", "afterwards")
     expect(not (await tools.commands(slot).run(f"cat {private}/file")).ok, "a slot reads what is private")
-    await tools.preparation(other).remove(private, recursive=True)
+    await tools.preparation(slot).remove(private, recursive=True)

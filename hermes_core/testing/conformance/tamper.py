@@ -12,6 +12,7 @@ from hermes_core.sandbox.contract import (
     Capabilities,
     Channel,
     Diagnosis,
+    Isolation,
     Sandbox,
     SandboxConfig,
     SandboxInfo,
@@ -71,11 +72,8 @@ class TamperedSandbox(Sandbox):
     """A sandbox whose channels are tampered with."""
 
     def __init__(self, inner: Sandbox, backend: TamperedBackend) -> None:
-        self.id = inner.id
-        self.workspace_base = inner.workspace_base
-        self.state_dir = inner.state_dir
-        self.uid_base = inner.uid_base
-        self.own_system = inner.own_system
+        for name in Sandbox.__annotations__:
+            setattr(self, name, getattr(inner, name))
         self._inner = inner
         self._backend = backend
 
@@ -121,6 +119,10 @@ class TamperedBackend(Backend):
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """As the backend."""
         return self.inner.capabilities
+
+    def levels(self, config: SandboxConfig) -> frozenset[Isolation]:
+        """As the backend."""
+        return self.inner.levels(config)
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """As the backend; the answer may be lost."""
