@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from hermes_core.agents.base import Agent, AgentSettings
 from hermes_core.agents.baselines import CHEAT, CheatAgent
 from hermes_core.agents.parsers.base import Parser
+from hermes_core.aio import exits_are_errors
 from hermes_core.environment import Environment
 from hermes_core.errors import ConfigError, HermesError, PluginError, UnknownNameError, UsageError, describe
 from hermes_core.plugins.manager import PluginManager
@@ -26,6 +27,7 @@ from hermes_core.plugins.telemetry import Telemetry
 from hermes_core.sandbox.contract import Backend, Isolation, SandboxConfig
 from hermes_core.sandbox.pool.checkpoint import Checkpoint
 from hermes_core.sandbox.pool.provision import PrepareSandbox
+from hermes_core.sandbox.promises import check_declarations
 from hermes_core.settings import Settings
 from hermes_core.sink import Sink
 from hermes_core.tool_backend import ToolBackend
@@ -97,15 +99,22 @@ class Runtime:
 
         Raises:
             UnknownNameError: no plugin provides it.
-            PluginError: two plugins claim it, or it cannot be made here.
+            PluginError: two plugins claim it, it cannot be made here, or it declares what no backend can.
         """
         entry = self.backends.entry(name)
         if entry.name not in self._backends:
-            backend = self._make(entry, self.settings)
-            if not isinstance(backend, Backend):
-                raise PluginError(f"backend {name!r} of {entry.plugin.label} made {backend!r}, which is not a Backend")
-            self._backends[entry.name] = self._keep(backend)
+            self._backends[entry.name] = self._keep(self.new_backend(name))
         return self._backends[entry.name]
+
+    def new_backend(self, name: str) -> Backend:
+        """Return a new backend with this name, which the caller closes. Raise as `backend` does."""
+        entry = self.backends.entry(name)
+        backend = self._make(entry, self.settings)
+        what = f"backend {name!r} of {entry.plugin.label}"
+        if not isinstance(backend, Backend):
+            raise PluginError(f"{what} made {backend!r}, which is not a Backend")
+        check_declarations(backend, what)
+        return backend
 
     def config_classes(self) -> dict[str, Callable[[], type[SandboxConfig]]]:
         """Return, for each backend, a function that returns its `config_class`. The function makes the backend, and
@@ -367,7 +376,8 @@ class Runtime:
         self._check_open()
         factory: Callable[..., Any] = entry.load()
         try:
-            return factory(*arguments)
+            with exits_are_errors():
+                return factory(*arguments)
         except HermesError:
             raise
         except Exception as error:

@@ -179,6 +179,59 @@ async def test_a_backend_that_cannot_be_had_is_explained(name: str, error: type[
             runtime.backend(name)
 
 
+class WrongKey(SandboxConfig):
+    unsupported = ("image", "procesors")
+
+
+class OneWord(SandboxConfig):
+    unsupported = "image"  # type: ignore[assignment]
+
+
+def able(isolation: Any = frozenset({Isolation.USER}), **can: Any) -> dict[str, Any]:
+    return {"capabilities": Capabilities(isolation, **can)}
+
+
+def no_capabilities(backend: Any) -> Any:
+    raise KeyError("inside")
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"name": ""}, "has '' as name.*write the name"),
+        ({"config_class": dict}, "has <class 'dict'> as config_class.*make it a subclass of SandboxConfig"),
+        ({"config_class": WrongKey}, "WrongKey.unsupported names 'procesors', which is none of its settings"),
+        ({"config_class": OneWord}, "OneWord.unsupported is 'image'.*write the names of settings"),
+        ({"capabilities": {"attach": True}}, "has a dict as capabilities.*write capabilities = Capabilities"),
+        ({"capabilities": property(no_capabilities)}, "its capabilities can't be read: KeyError: 'inside'"),
+        (able({"user"}), r"isolation of its capabilities is {'user'}.*frozenset\({Isolation.SHARED}\)"),
+        (able([Isolation.USER]), r"isolation of its capabilities is \["),
+        (able(network=frozenset({"open"})), r"network of its capabilities is .*frozenset\({Network.NONE}\)"),
+        (able(attach="yes"), "attach of its capabilities is 'yes'.*write attach=True or leave it out"),
+        (able(attach=True), "declares attach=True and has no method attach .*write what CanAttach"),
+        (able(snapshot=True), "declares snapshot=True and has no method snapshot or restore"),
+        (able(builds=True), "declares builds=True and has no method prepare_image .*leave out builds=True"),
+    ],
+)
+async def test_a_backend_that_declares_something_wrong_is_refused(declared: dict[str, Any], message: str) -> None:
+    wrong = type("Wrong", (PaperBackend,), declared)
+    plugin = SimpleNamespace(
+        __name__="wrong", hermes_register_backends=hookimpl(lambda registry: registry.add("wrong", wrong))
+    )
+    async with new_runtime(plugin) as runtime:
+        with pytest.raises(PluginError, match=f"^backend 'wrong' of plugin 'wrong' .*{message}"):
+            runtime.backend("wrong")
+        assert runtime.backend("paper")
+
+
+async def test_a_backend_may_be_registered_under_another_name() -> None:
+    plugin = SimpleNamespace(
+        __name__="copies", hermes_register_backends=hookimpl(lambda registry: registry.add("copy", PaperBackend))
+    )
+    async with new_runtime(plugin) as runtime:
+        assert isinstance(runtime.backend("copy"), PaperBackend)
+
+
 async def test_profiles_come_from_the_settings_or_the_caller() -> None:
     settings = {"big": {"cpu": 4, "colour": "red"}, "small": {}}
     async with new_runtime(profiles=settings, default_profile="big") as runtime:

@@ -1,0 +1,92 @@
+"""Whether a backend keeps what the contract says about its own declarations: faults of its author."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
+from dataclasses import fields
+from enum import Enum
+
+from hermes_core.errors import HermesError, PluginError, describe
+from hermes_core.sandbox.contract import Backend, Capabilities, Isolation, Network, SandboxConfig
+
+_METHODS = {
+    "attach": ("CanAttach", ("attach",)),
+    "snapshot": ("CanSnapshot", ("snapshot", "restore")),
+    "builds": ("CanBuild", ("prepare_image",)),
+}
+"""For each capability that has methods: the protocol that describes them, and their names."""
+
+
+def check_declarations(backend: Backend, what: str) -> None:
+    """Refuse a backend whose declarations are not of the kind that core reads.
+
+    Its `name` need not be the one that it is registered under, as a class can be registered more than once.
+
+    Args:
+        what: what errors call the backend: `backend 'acme' of plugin 'acme' (hermes-rl-acme 1.0)`.
+
+    Raises:
+        PluginError: says what is wrong, and what to write.
+    """
+    name = getattr(backend, "name", None)
+    if not (isinstance(name, str) and name):
+        raise PluginError(f"{what} has {name!r} as name", hint='write the name that it is registered under: name = "…"')
+    _check_config_class(backend, what)
+    _check_capabilities(backend, _capabilities(backend, what), what)
+
+
+def _check_config_class(backend: Backend, what: str) -> None:
+    kind: object = backend.config_class
+    if not (isinstance(kind, type) and issubclass(kind, SandboxConfig)):
+        raise PluginError(f"{what} has {kind!r} as config_class", hint="make it a subclass of SandboxConfig")
+    unsupported: object = kind.unsupported
+    if not isinstance(unsupported, Collection) or isinstance(unsupported, str):
+        raise PluginError(
+            f"{what}: {kind.__name__}.unsupported is {unsupported!r}",
+            hint='write the names of settings: unsupported = ("image", "cpu")',
+        )
+    unknown = [key for key in unsupported if key not in kind.model_fields]
+    if unknown:
+        raise PluginError(
+            f"{what}: {kind.__name__}.unsupported names {unknown[0]!r}, which is none of its settings",
+            hint="name fields of the class or of SandboxConfig",
+        )
+
+
+def _capabilities(backend: Backend, what: str) -> Capabilities:
+    hint = "write capabilities = Capabilities(isolation=frozenset({Isolation.SHARED})), with the levels that it gives"
+    try:
+        can: object = backend.capabilities
+    except HermesError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what}: its capabilities can't be read: {describe(error)}", hint=hint) from error
+    if not isinstance(can, Capabilities):
+        raise PluginError(f"{what} has a {type(can).__name__} as capabilities: {can!r}", hint=hint)
+    return can
+
+
+def _check_capabilities(backend: Backend, can: Capabilities, what: str) -> None:
+    _check_set(can.isolation, Isolation, f"{what}: isolation of its capabilities")
+    _check_set(can.network, Network, f"{what}: network of its capabilities")
+    for key in (each.name for each in fields(can) if each.name not in ("isolation", "network")):
+        value: object = getattr(can, key)
+        if not isinstance(value, bool):
+            raise PluginError(
+                f"{what}: {key} of its capabilities is {value!r}", hint=f"write {key}=True or leave it out"
+            )
+    for key, (protocol, methods) in _METHODS.items():
+        absent = [each for each in methods if not callable(getattr(backend, each, None))]
+        if getattr(can, key) and absent:
+            raise PluginError(
+                f"{what} declares {key}=True and has no method {' or '.join(absent)}",
+                hint=f"write what {protocol} in hermes_core.sandbox.contract describes, or leave out {key}=True",
+            )
+
+
+def _check_set(declared: object, kind: type[Enum], where: str) -> None:
+    if isinstance(declared, AbstractSet) and all(isinstance(each, kind) for each in declared):
+        return
+    example = f"{kind.__name__}.{next(iter(kind)).name}"
+    raise PluginError(f"{where} is {declared!r}", hint=f"write a set of {kind.__name__}: frozenset({{{example}}})")
