@@ -253,8 +253,69 @@ def test_doctor_survives_a_backend_that_breaks(plugin: Any) -> None:
     )
     done = hermes("doctor", "host", "lazy")
     assert done.returncode == 1
-    assert "host: NOT usable: its check failed: KeyError: 'inside'" in done.stdout
+    assert "host: NOT usable: Host.check() raised KeyError: 'inside'\n    -> a bug in the plugin: " in done.stdout
     assert "no_such_sdk" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in hermes("-vv", "doctor", "host").stderr
+
+
+FINE = HOST.replace("host", "fine").replace("VERDICT", "Diagnosis(True, 'fine')")
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("VERDICT", "True", "Host.check() returned bool, not a Diagnosis"),
+        ("VERDICT", "Diagnosis(True, 'ok', details=5)", "with a field of another type"),
+        ("VERDICT", "__import__('sys').exit(0)", "Host.check() raised RuntimeError: sys.exit(0) was called"),
+        ("VERDICT", "None", "Host.check() returned NoneType, not a Diagnosis"),
+        ("async def check(self): return VERDICT", "def check(self): return None", "Host.check() raised TypeError"),
+        ("settings): pass", "settings): raise KeyError('inside')", "cannot be made: KeyError: 'inside'"),
+        ("settings): pass", "settings): raise SystemExit(0)", "cannot be made: RuntimeError: sys.exit(0) was called"),
+        ("frozenset({Isolation.USER})", "frozenset({'user'})", "isolation of its capabilities is frozenset({'user'})"),
+    ],
+)
+def test_doctor_names_a_bug_of_one_backend_and_checks_the_others(plugin: Any, old: str, new: str, told: str) -> None:
+    assert old in HOST
+    plugin("host", HOST.replace(old, new).replace("VERDICT", "Diagnosis(True, 'ok')"))
+    plugin("fine", FINE)
+    done = hermes("doctor", "host", "fine")
+    assert done.returncode == 1, done.stderr
+    assert re.search(rf"^host: NOT usable: .*{re.escape(told)}", done.stdout, re.M), done.stdout
+    assert "fine: usable: fine\n" in done.stdout
+
+
+LIMITED = """
+    import asyncio, threading
+    from hermes_core.cli import doctor
+    doctor.CHECK_TIMEOUT_S, doctor.END_S = {limit}, 0.5
+"""
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "never",
+    [
+        "await asyncio.to_thread(threading.Event().wait)",
+        "threading.Event().wait()",
+        "await asyncio.Event().wait()",
+        """
+            while True:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    pass
+        """,
+    ],
+)
+def test_doctor_gives_up_a_check_that_never_ends(plugin: Any, never: str) -> None:
+    plugin("host", LIMITED.format(limit=0.5) + HOST.replace("return VERDICT", never))
+    plugin("fine", FINE)
+    done = hermes("doctor", "host", "fine")
+    assert done.returncode == 1, done.stderr
+    assert "host: NOT usable: its check was not done within 0.5 s\n    -> `check` needs time limits" in done.stdout
+    assert "fine: usable: fine\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -291,10 +352,11 @@ def test_a_wrong_setting_is_wrong_use() -> None:
     assert done.stderr.startswith("error: nowhere.yaml, named by HERMES_CONFIG, can't be read")
 
 
-def test_ctrl_c_exits_with_130(plugin: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait", ["await asyncio.sleep(60)", "threading.Event().wait()"])
+def test_ctrl_c_exits_with_130(plugin: Any, tmp_path: Path, wait: str) -> None:
     ready = tmp_path / "ready"
-    waiting = f"open({str(ready)!r}, 'w').close(); import asyncio; await asyncio.sleep(60)"
-    plugin("host", HOST.replace("return VERDICT", waiting))
+    waiting = f"open({str(ready)!r}, 'w').close(); {wait}"
+    plugin("host", LIMITED.format(limit=60) + HOST.replace("return VERDICT", waiting))
     process = subprocess.Popen([*COMMAND, "doctor", "host"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 30
     while not ready.exists() and time.monotonic() < deadline:

@@ -260,14 +260,20 @@ def doctor(ctx: click.Context, backend: tuple[str, ...], as_json: bool) -> None:
     import asyncio
 
     from hermes_core.cli.doctor import Findings, examine
-    from hermes_core.cli.support import new_runtime, terminal_width
+    from hermes_core.cli.support import leave, new_runtime, terminal_width
 
     async def report() -> Findings:
         async with new_runtime(ctx.obj) as runtime:
             return await examine(runtime, backend)
 
-    found = asyncio.run(report())
+    try:
+        found = asyncio.run(report())
+    except KeyboardInterrupt:  # the checks have ended by now, or can't be ended
+        say("interrupted", err=True)
+        leave(EXIT_INTERRUPTED)
     say(found.as_json() if as_json else found.as_text(terminal_width()))
+    if found.hanging:
+        leave(EXIT_BROKEN)
     ctx.exit(0 if found.healthy else EXIT_BROKEN)
 
 

@@ -141,4 +141,11 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
 
 def _leave() -> NoReturn:
     say("left without cleaning up: what is left ends itself when it misses us", err=True)
-    os._exit(EXIT_INTERRUPTED)
+    leave(EXIT_INTERRUPTED)
+
+
+def leave(code: int) -> NoReturn:
+    """End the program now, without waiting for its threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,14 +1,18 @@
-"""Whether a backend keeps what the contract says about its own declarations: faults of its author."""
+"""Whether a backend keeps what the contract says about its own declarations and its `check`: faults of its author."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from enum import Enum
 
+from hermes_core.aio import exits_are_errors
 from hermes_core.errors import HermesError, PluginError, describe
-from hermes_core.sandbox.contract import Backend, Capabilities, Isolation, Network, SandboxConfig
+from hermes_core.sandbox.contract import Backend, Capabilities, Diagnosis, Isolation, Network, SandboxConfig
+
+log = logging.getLogger(__name__)
 
 _METHODS = {
     "attach": ("CanAttach", ("attach",)),
@@ -90,3 +94,45 @@ def _check_set(declared: object, kind: type[Enum], where: str) -> None:
         return
     example = f"{kind.__name__}.{next(iter(kind)).name}"
     raise PluginError(f"{where} is {declared!r}", hint=f"write a set of {kind.__name__}: frozenset({{{example}}})")
+
+
+async def diagnosis_of(backend: Backend) -> Diagnosis:
+    """Return what the backend's `check` says.
+
+    Raises:
+        HermesError: `check` raised it.
+        PluginError: `check` raised something else, or returned no Diagnosis.
+    """
+    method = f"{type(backend).__name__}.check()"
+    try:
+        with exits_are_errors():
+            found: object = await backend.check()
+    except HermesError:
+        raise
+    except Exception as error:
+        log.debug("%s failed", method, exc_info=error)
+        raise PluginError(
+            f"{method} raised {describe(error)}",
+            hint="a bug in the plugin: `hermes-rl -vv doctor` shows where; what users can mend should be a "
+            "Diagnosis(False, …)",
+        ) from error
+    if not isinstance(found, Diagnosis):
+        raise PluginError(
+            f"{method} returned {type(found).__name__}, not a Diagnosis",
+            hint="a bug in the plugin: `check` is to return Diagnosis(usable, summary)",
+        )
+    if not _printable(found):
+        raise PluginError(
+            f"{method} returned {found!r}, with a field of another type",
+            hint="a bug in the plugin: usable is a bool, summary a text, details and advice are tuples of texts",
+        )
+    return found
+
+
+def _printable(found: Diagnosis) -> bool:
+    lists: tuple[object, ...] = (found.details, found.advice)
+    return (
+        isinstance(found.usable, bool)
+        and isinstance(found.summary, str)
+        and all(isinstance(each, tuple | list) and all(isinstance(text, str) for text in each) for each in lists)
+    )

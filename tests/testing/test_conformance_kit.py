@@ -620,6 +620,20 @@ async def test_a_backend_that_can_not_be_used_here_is_told_at_once() -> None:
                 pass
 
 
+class SaysYes(Broken):
+    name = "says-yes"
+
+    async def check(self) -> Diagnosis:
+        return True  # type: ignore[return-value]
+
+
+async def test_a_check_that_returns_no_diagnosis_is_named() -> None:
+    async with Runtime(plugins=[Plugin(SaysYes)]) as runtime:
+        with pytest.raises(PluginError, match=r"SaysYes.check\(\) returned bool, not a Diagnosis"):
+            async with Rig(runtime, "says-yes"):
+                pass
+
+
 # --- the report and the command ---------------------------------------------------------------------------------------
 
 REPORT = Report(

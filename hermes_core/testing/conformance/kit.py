@@ -25,6 +25,7 @@ from hermes_core.sandbox.contract import (
     SandboxSpec,
     SandboxStatus,
 )
+from hermes_core.sandbox.promises import diagnosis_of
 from hermes_core.testing.conformance.expect import SHOWN, CheckFailed, NotApplicable, expect, same
 from hermes_core.tool_backend import ToolBackend
 from hermes_core.validation import validated
@@ -125,8 +126,9 @@ class Rig:
         Raises:
             ProvisionError: it can't be used here.
             PolicyError: it does not declare the level that was asked for.
+            PluginError: its `check` is broken.
         """
-        diagnosis = await self.backend.check()
+        diagnosis = await diagnosis_of(self.backend)
         if not diagnosis.usable:
             raise ProvisionError(
                 f"backend {self.name!r} can't be used here: {diagnosis.summary}",
