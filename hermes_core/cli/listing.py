@@ -13,6 +13,7 @@ from hermes_core.envs.options import BASELINES
 from hermes_core.errors import HermesError
 from hermes_core.plugins.registry import Entry, Registry
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Backend, Network
 from hermes_core.tools.base import Tool
 from hermes_core.tools.registry import ToolRegistry, expand_toolset
 from hermes_core.tools.schema import function_schema, parameters_schema, type_words
@@ -57,12 +58,49 @@ def plugins(runtime: Runtime) -> Tables:
 
 
 def backends(runtime: Runtime, name: str | None = None) -> Tables:
-    """Return the backends; or one, with the settings of its profiles."""
+    """Return the backends; or one, with its capabilities and the settings of its profiles."""
     if name is None:
         return {"backends": _entries(runtime.backends)}
-    entry = runtime.backends.entry(name)
-    made_by = getattr(entry.load(), "config_class", None) or runtime.backend(name).config_class
-    return {"backend": [_row(entry)], "settings": settings_table(made_by, "backend", hidden={"name"})}
+    entry, backend = runtime.backends.entry(name), runtime.backend(name)
+    return {
+        "backend": [_row(entry)],
+        "capabilities": _capabilities(backend),
+        "settings": _backend_settings(backend),
+    }
+
+
+def _capabilities(backend: Backend) -> list[Row]:
+    """Return what the backend declares, and the settings that its profiles can't have."""
+    can, unsupported = backend.capabilities, backend.config_class.unsupported
+    limits_memory = can.memory_limit and "memory" not in unsupported
+    rows: list[tuple[str, Cell, str]] = [
+        ("isolation", [level.label for level in sorted(can.isolation)], "levels; a profile's settings may allow fewer"),
+        ("network", _policies(backend), "network policies"),
+        ("attach", _yes(can.attach), "`hermes-rl reap` and taking over sandboxes"),
+        ("snapshot", _yes(can.snapshot), "sandboxes made from a snapshot of a prepared one"),
+        ("builds", _yes(can.builds), "images built from a Dockerfile"),
+        ("gpu", _yes(can.gpu), "sandboxes with GPUs"),
+        ("memory_limit", _yes(limits_memory), "the setting `memory` is a limit"),
+        ("on_driver_host", _yes(can.on_driver_host), "sandboxes run on this host"),
+        ("not supported", unsupported, "settings that are refused"),
+    ]
+    return [{"name": name, "value": value, "summary": summary} for name, value, summary in rows if value]
+
+
+def _yes(can: bool) -> str:
+    return "yes" if can else "no"
+
+
+def _policies(backend: Backend) -> list[str]:
+    return [policy.value for policy in Network if policy in backend.capabilities.network]
+
+
+def _backend_settings(backend: Backend) -> list[Row]:
+    """Return the settings that a profile can have, with the network policies that the backend declares."""
+    kind = backend.config_class
+    rows = settings_table(kind, "backend", hidden={"name", *kind.unsupported})
+    policies = type_words({"enum": _policies(backend)})
+    return [{**row, "type": policies} if row["key"] == "network" else row for row in rows]
 
 
 def environments(runtime: Runtime, name: str | None = None) -> Tables:

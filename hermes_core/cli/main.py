@@ -190,7 +190,7 @@ _name_argument = click.argument("name", required=False)
 @_json_option
 @click.pass_obj
 def backends(verbose: int, name: str | None, as_json: bool) -> None:
-    """List available backends, or every setting of the backend NAME."""
+    """List available backends, or what the backend NAME can do and every setting of it."""
     _list("backends", verbose, as_json, name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ from hermes_core.environment import EnvironmentConfig
 from hermes_core.plugins.hookspecs import hookimpl
 from hermes_core.plugins.registry import Registrar
 from hermes_core.runtime import Runtime
+from hermes_core.sandbox.contract import Capabilities, Isolation, Network, SandboxConfig
+from hermes_core.sandbox.local.backend import LocalBackend
 
 
 class Kind(StrEnum):
@@ -96,6 +99,40 @@ def test_a_name_lists_its_settings(command: list[str], kind: str, option: str) -
     assert told[kind][0]["name"] == command[1]
     assert option in {row["option"] for row in told["settings"]}
     assert option in run(*command).output
+
+
+class OneImage(SandboxConfig):
+    unsupported = ("image", "cpu")
+
+
+class Fixed(LocalBackend):
+    name = "fixed"
+    config_class = OneImage
+    capabilities = Capabilities(frozenset({Isolation.USER, Isolation.SHARED}), frozenset(Network) - {Network.SETUP})
+
+
+class Fixing:
+    @hookimpl
+    def hermes_register_backends(self, registry: Registrar) -> None:
+        registry.add("fixed", Fixed)
+
+
+def test_a_backend_lists_what_it_declares_and_no_setting_that_it_refuses() -> None:
+    told = listing.backends(Runtime(plugins=[Fixing()], load_entry_points=False), "fixed")
+    settings = {row["key"]: row for row in told["settings"]}
+    assert settings["network"]["type"] == 'one of "none", "open"'
+    assert "memory" in settings and not {"name", "image", "cpu"} & settings.keys()
+    can = {row["name"]: row["value"] for row in told["capabilities"]}
+    assert (can["isolation"], can["network"]) == (["shared", "user"], ["none", "open"])
+    assert (can["attach"], can["gpu"], can["memory_limit"]) == ("no", "no", "yes")
+    shown = listing.as_text(told, terminal_width=None)
+    assert re.search(r"^not supported +image, cpu ", shown, re.M)
+    assert shown.index("not supported") < shown.index("--backend.")
+
+
+def test_a_backend_without_the_setting_memory_does_not_limit_it() -> None:
+    rows = json.loads(run("backends", "local", "--json").output)["capabilities"]
+    assert {row["name"]: row["value"] for row in rows}["memory_limit"] == "no"
 
 
 def test_the_baselines_have_no_settings() -> None:
